@@ -1,0 +1,85 @@
+"""Every exception the project raises on purpose. Only `router/http` knows what HTTP makes of them."""
+
+from __future__ import annotations
+
+
+class TgiTrioError(Exception):
+    """Base of all our errors. Its text is written for the person who reads it."""
+
+
+class CorruptFrame(TgiTrioError):
+    """A peer sent bytes that do not fit the wire table."""
+
+
+class ConfigurationError(TgiTrioError):
+    """Settings that cannot work: the text names the flag to change."""
+
+
+class ModelLoadError(TgiTrioError):
+    """A model folder, its files or its weights cannot be used; the text says which and why."""
+
+
+class ValidationError(TgiTrioError):
+    """A request that cannot be served as asked. The text is TGI's own where TGI has one."""
+
+
+class TemplateError(TgiTrioError):
+    """A chat cannot be rendered. The text is the template's own message where it raised one."""
+
+
+class Overloaded(TgiTrioError):
+    """No permit or no queue space is left; the client may come back."""
+
+    def __init__(self, message: str = "Model is overloaded", retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds, for the Retry-After header
+
+
+class Unavailable(TgiTrioError):
+    """No request can be served now; the text says why. HTTP makes it a 503."""
+
+
+class Draining(Unavailable):
+    """The server is shutting down and admits nothing new."""
+
+
+class ShardCannotStart(TgiTrioError):
+    """A shard ended before it was ready. The text is a whole report for the operator."""
+
+
+class GenerationError(TgiTrioError):
+    """A request failed while the shard was working on it."""
+
+
+class SegmentError(TgiTrioError):
+    """Shared memory for a channel cannot be had; the text says what to do."""
+
+
+class PeerError(TgiTrioError):
+    """The process at the other end of a channel failed or broke the protocol."""
+
+    def __init__(self, peer: str, problem: str) -> None:
+        """`peer` says rank, pid, phase and step as the control page shows them at this moment."""
+        super().__init__(f"{peer}: {problem}")
+        self.peer = peer
+        self.problem = problem
+
+
+class CorruptRing(PeerError):
+    """A length, head or tail written by the peer cannot be true."""
+
+
+class RingFull(PeerError):
+    """The peer did not make room in its ring before the deadline."""
+
+
+class ProtocolMismatch(PeerError):
+    """Both ends read shared memory differently: another version or another layout."""
+
+
+class PeerGone(PeerError):
+    """The peer's process has ended."""
+
+
+class PeerStalled(PeerError):
+    """The peer's process lives, but its heartbeat has stood still for too long."""
