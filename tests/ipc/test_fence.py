@@ -1,0 +1,80 @@
+"""Fences: the litmus that shows what they are for, and the fallback when one does not work."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tgi_trio.ipc import fence, litmus
+from tgi_trio.ipc.doorbell import affordable_spin_us
+from tgi_trio.ipc.fence import choose_ordering, ordering_named, orderings
+
+two_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="reordering needs two cores"
+)
+
+
+@two_cores
+@pytest.mark.parametrize("name", [o.name for o in orderings() if o.full is not None])
+def test_a_fence_keeps_stores_before_loads(name: str) -> None:
+    outcome = litmus.run(ordering_named(name), rounds=50_000, seconds=1.0)
+    assert outcome.rounds > 0
+    assert outcome.reordered == 0
+
+
+@two_cores
+def test_without_a_fence_loads_overtake_stores() -> None:
+    """The control: if this fails, the litmus proves nothing on this machine."""
+    total = 0
+    for _ in range(10):  # seldom more than one attempt; other load can keep the sides apart
+        total += litmus.run(
+            fence.Ordering("none", None, None), rounds=100_000, seconds=2.0
+        ).reordered
+        if total:
+            return
+    pytest.fail("no reordering in ten runs without a fence")
+
+
+def test_a_fence_that_fails_the_self_test_is_not_used() -> None:
+    best = orderings()[0].name
+    assert choose_ordering(lambda ordering: True).name == best
+    assert choose_ordering(lambda ordering: ordering.name != best).name != best
+    last = choose_ordering(lambda ordering: False)
+    assert last.name == orderings()[-1].name
+    assert litmus.holds(fence.Ordering("none", None, None)) is False
+
+
+def test_one_core_shows_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert litmus.run(orderings()[0]) == (0, 0, 0)
+
+
+def test_a_litmus_without_a_partner_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litmus, "_MODULE", "this")
+    monkeypatch.setattr(litmus, "_PATIENCE_S", -1.0)
+    assert not litmus.holds(orderings()[0])
+
+
+def test_arm_uses_libatomic_and_fences_publication_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "_libatomic_fence", lambda: lambda: None)
+    (only,) = orderings("aarch64")
+    assert only.name == "libatomic"
+    assert only.publish is not None
+
+
+def test_arm_without_libatomic_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence, "_libatomic_fence", lambda: None)
+    with pytest.raises(RuntimeError, match="libatomic1"):
+        orderings("aarch64")
+    assert [o.name for o in orderings("x86_64")] == ["lock", "none"]
+
+
+def test_an_unknown_ordering_becomes_the_most_careful_one() -> None:
+    assert ordering_named("membarrier").name == orderings()[-1].name
+
+
+def test_nobody_spins_when_cores_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert affordable_spin_us(50, 1) == 50
+    assert affordable_spin_us(50, 2) == 0

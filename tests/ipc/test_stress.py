@@ -1,0 +1,84 @@
+"""Two real processes: checksums under load, and what a SIGKILL in mid-write leaves behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from tests.ipc.conftest import CHILDREN, ROOT
+from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.fence import ordering_named
+from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
+from tgi_trio.ipc.spawn import ShardProcess
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("ordering", ["lock", "libatomic", "none"])
+@pytest.mark.parametrize("spin_us", [0, 30])
+async def test_no_byte_changes_and_no_wake_up_is_lost(
+    ordering: str,
+    spin_us: int,
+    make_endpoints: Callable[..., Endpoints],
+    spawn_child: Callable[..., ShardProcess],
+) -> None:
+    if ordering_named(ordering).name != ordering:
+        pytest.skip(f"no {ordering} fence on this machine")
+    chance = random.Random(spin_us)
+    with ReplyBell(poll_us=spin_us) as bell:
+        endpoints = make_endpoints(
+            reply_bell=bell.fd,
+            ordering=ordering_named(ordering),
+            spin_us=spin_us,
+            request_bytes=16384,
+            reply_bytes=8192,
+        )
+        with RouterEnd(endpoints, bell) as router, trio.fail_after(60):
+            child = spawn_child("checksum_echo", endpoints)
+            expected: deque[bytes] = deque()
+            for _ in range(4000):
+                body = chance.randbytes(chance.choice((0, 3, 100, 4000)))
+                payload = zlib.crc32(body).to_bytes(4, "little") + body
+                while not router.try_send(payload):
+                    await receive(router, expected)
+                expected.append(payload)
+                if chance.random() < 0.3:  # now and then let both sides run dry and fall asleep
+                    while expected:
+                        await receive(router, expected)
+            while expected:
+                await receive(router, expected)
+            router.check()
+            assert router.try_send(b"")
+            assert await child.reap() == 0
+
+
+async def receive(router: RouterEnd, expected: deque[bytes]) -> None:
+    """Read what is there, or wait for it; every frame must be the next one expected."""
+    while (frame := router.try_receive()) is None:
+        await router.wait()
+    assert frame == expected.popleft()
+    router.release()
+
+
+def test_a_killed_writer_leaves_no_partial_frame() -> None:
+    before = set(os.listdir("/dev/shm"))
+    run = subprocess.run(
+        [sys.executable, str(CHILDREN / "kill_writers.py"), "200"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert run.returncode == 0, run.stderr
+    kills, frames, mid_write = map(int, run.stdout.split())
+    assert kills == 200
+    assert frames > kills
+    assert mid_write > 20, "too few kills hit a write: the test shows too little"
+    assert set(os.listdir("/dev/shm")) == before

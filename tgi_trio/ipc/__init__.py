@@ -1,0 +1,1 @@
+"""Bytes between processes: nameless segments, rings, doorbells, frames."""

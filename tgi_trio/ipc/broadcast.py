@@ -1,0 +1,52 @@
+"""Rank 0 tells its followers what the next step is: one ring per follower, all of them at once.
+
+One ring each, not one ring for all: at command sizes the wake-ups cost more than the copies, and a
+follower that dies stalls only its own ring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tgi_trio.errors import PeerStalled
+from tgi_trio.ipc.channel import LeaderEnd
+
+
+class Broadcast:
+    """The leader's ends to all followers, in rank order."""
+
+    def __init__(self, ends: Sequence[LeaderEnd]) -> None:
+        """Use `ends` from now on; their owner closes them."""
+        self.ends = tuple(ends)
+
+    def send(self, payload: bytes | memoryview) -> None:
+        """Give every follower `payload`; raises RingFull or PeerGone as `LeaderEnd.reserve` does.
+
+        All frames are published before the first bell rings: waking a core takes longer than
+        copying a command, and an awake follower should not wait for its neighbour's bell.
+        """
+        for end in self.ends:
+            end.reserve(len(payload))[:] = payload
+        for end in self.ends:
+            end.commit()
+
+    def gather(self, timeout: float) -> list[bytes]:
+        """Return one reply of every follower, in rank order.
+
+        Raises PeerStalled, which names the follower, when one is missing after `timeout` seconds,
+        PeerGone when the router dies meanwhile.
+        """
+        deadline = time.monotonic() + timeout
+        return [self._reply(end, deadline) for end in self.ends]
+
+    @staticmethod
+    def _reply(end: LeaderEnd, deadline: float) -> bytes:
+        while (frame := end.try_receive()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise PeerStalled(end.describe_peer(), "no reply to the leader in time")
+            end.wait(left)
+        reply = bytes(frame)
+        end.release()
+        return reply

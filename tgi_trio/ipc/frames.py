@@ -1,0 +1,401 @@
+"""The wire: every frame that crosses between router and shard, as one literal table.
+
+A frame is a run of 8-byte words followed by columns::
+
+    word 0        kind
+    word 1..      the frame's words, in table order (unsigned, little-endian)
+    then          one word per count, in table order
+    then          the columns, in table order; each is `counts[column.per]` items of its dtype,
+                  padded with zeros to a multiple of 8 bytes
+
+Nothing else is on the wire: no pickle, no JSON, no lengths that are not counts. Both ends compare
+`VERSION` and `LAYOUT_HASH` in their first frame (HELLO), so a router never talks to a shard that
+reads the table differently. `docs/protocol.md` is generated from this file.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import CorruptFrame
+
+VERSION = 1
+
+WORD = 8
+_PADDING = tuple(b"\0" * n for n in range(WORD))
+
+
+class Kind(enum.IntEnum):
+    """Frame kinds. Commands flow router -> shard, replies shard -> router, HELLO both ways."""
+
+    HELLO = 1
+    INFO = 2
+    INFO_REPLY = 3
+    WARMUP = 4
+    WARMUP_REPLY = 5
+    LIMITS = 6
+    PREFILL = 7
+    EXTEND = 8
+    FILTER = 9
+    CLEAR_CACHE = 10
+    SHUTDOWN = 11
+    STEP = 12
+    FAULT = 13
+
+
+class Finish(enum.IntEnum):
+    """Why the shard ended a sequence (STEP.finish). Stop strings are the router's decision."""
+
+    NONE = 0
+    LENGTH = 1
+    EOS = 2
+
+
+class Flag(enum.IntFlag):
+    """Per-sequence switches of a PREFILL row."""
+
+    SAMPLE = 1  # draw from the distribution; otherwise greedy
+    IGNORE_EOS = 2
+    WATERMARK = 4
+    PROMPT_LOGPROBS = 8  # report a log-probability for every prompt position
+    ABSOLUTE_PENALTIES = 16  # OpenAI's formula: counts of generated tokens; otherwise TGI's
+
+
+class Phase(enum.IntEnum):
+    """What a shard is doing, as its phase word in shared memory says it."""
+
+    STARTING = 0
+    LOADING = 1
+    WARMING = 2
+    IDLE = 3
+    PREFILL = 4
+    DECODE = 5
+    REPLYING = 6
+    STOPPING = 7
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `per` names the count that gives its number of items."""
+
+    name: str
+    dtype: str
+    per: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class FrameSpec:
+    """One row of the wire table."""
+
+    kind: Kind
+    direction: str
+    meaning: str
+    words: tuple[tuple[str, str], ...] = ()  # (name, meaning)
+    counts: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+
+    @cached_property
+    def word_index(self) -> dict[str, int]:
+        """Position of every word and count in the frame, counted in 8-byte words."""
+        names = [name for name, _ in self.words] + list(self.counts)
+        return {name: i for i, name in enumerate(names, start=1)}
+
+    @cached_property
+    def header_bytes(self) -> int:
+        return WORD * (1 + len(self.words) + len(self.counts))
+
+    @cached_property
+    def plan(self) -> tuple[tuple[str, np.dtype[Any], int], ...]:
+        """(column name, dtype, word index of its count) for every column, in wire order."""
+        return tuple((c.name, np.dtype(c.dtype), self.word_index[c.per]) for c in self.columns)
+
+
+_COMMAND = ("command", "sequence number of this command; STEP.acknowledged answers it")
+
+_ROW_PARAMETERS = (
+    Column("sequence", "<u8", "rows", "sequence id, chosen by the router, never reused"),
+    Column("seed", "<u8", "rows", "key of the counter-based random numbers"),
+    Column("token_count", "<u4", "rows", "token ids given: prompt and anything emitted before"),
+    Column("prompt_length", "<u4", "rows", "how many of them are the client's prompt"),
+    Column("cached_length", "<u4", "rows", "leading tokens whose KV is already in the blocks"),
+    Column("block_count", "<u4", "rows", "KV blocks granted here, cached ones included"),
+    Column("max_new_tokens", "<u4", "rows", "tokens still to generate at most"),
+    Column("min_new_tokens", "<u4", "rows", "tokens still to generate before EOS is allowed"),
+    Column("flags", "<u4", "rows", "Flag bits"),
+    Column("top_n", "<u4", "rows", "alternatives to report per generated token"),
+    Column("top_k", "<u4", "rows", "0 = off"),
+    Column("temperature", "<f4", "rows", "1.0 = off"),
+    Column("top_p", "<f4", "rows", "1.0 = off"),
+    Column("typical_p", "<f4", "rows", "1.0 = off"),
+    Column("min_p", "<f4", "rows", "0.0 = off"),
+    Column("repetition_penalty", "<f4", "rows", "1.0 = off"),
+    Column("frequency_penalty", "<f4", "rows", "0.0 = off"),
+    Column("presence_penalty", "<f4", "rows", "0.0 = off"),
+    Column("bias_count", "<u4", "rows", "logit biases of this row"),
+    Column("grammar_length", "<u4", "rows", "bytes of this row's grammar; 0 = none"),
+    Column("adapter", "<u4", "rows", "0 = base model"),
+)
+
+FRAMES: tuple[FrameSpec, ...] = (
+    FrameSpec(
+        Kind.HELLO,
+        "both",
+        "First frame each way; a mismatch ends the connection.",
+        words=(
+            ("version", "VERSION of the sender"),
+            ("layout_hash", "LAYOUT_HASH of the sender"),
+            ("rank", "rank of the shard"),
+            ("world_size", "number of ranks in the group"),
+            ("pid", "process id of the sender"),
+            ("incarnation", "how many times this group has been started"),
+        ),
+    ),
+    FrameSpec(Kind.INFO, "router->shard", "Ask for the static facts.", words=(_COMMAND,)),
+    FrameSpec(
+        Kind.INFO_REPLY,
+        "shard->router",
+        "Static facts of the loaded model.",
+        words=(
+            _COMMAND,
+            ("vocab_size", "rows of the output head"),
+            ("block_size", "tokens per KV block"),
+            ("layers", "layers that hold KV"),
+            ("kv_bytes_per_token", "bytes of K and V per token, all layers, this rank"),
+            ("max_positions", "longest sequence the model accepts; 0 = unbounded"),
+            ("load_ns", "nanoseconds spent loading weights"),
+        ),
+        counts=("eos", "name_chars"),
+        columns=(
+            Column("eos_ids", "<i4", "eos", "token ids that end a sequence"),
+            Column("names", "u1", "name_chars", "UTF-8: dtype, device, backend, newline between"),
+        ),
+    ),
+    FrameSpec(
+        Kind.WARMUP,
+        "router->shard",
+        "Run the largest step the limits allow, then size and allocate the KV cache.",
+        words=(
+            _COMMAND,
+            ("max_prefill_tokens", "token budget of the largest step"),
+            ("max_total_tokens", "longest sequence that may be served; 0 = the model's"),
+            ("max_batch_size", "most sequences in a batch"),
+            ("max_batch_total_tokens", "KV tokens wanted; 0 = as many as memory allows"),
+        ),
+    ),
+    FrameSpec(
+        Kind.WARMUP_REPLY,
+        "shard->router",
+        "What the warm-up found. Block ids are 0 .. blocks-1; block 0 is never handed out.",
+        words=(
+            _COMMAND,
+            ("blocks", "KV blocks allocated, block 0 included"),
+            ("block_size", "tokens per KV block"),
+            ("weight_bytes", "memory held by weights"),
+            ("activation_bytes", "peak of the warm-up step"),
+            ("kv_bytes", "memory held by the KV cache"),
+            ("spare_bytes", "memory left free"),
+            ("warmup_ns", "nanoseconds the warm-up took"),
+        ),
+    ),
+    FrameSpec(
+        Kind.LIMITS,
+        "router->shard",
+        "Standing limits; they hold until the next LIMITS.",
+        words=(
+            _COMMAND,
+            ("token_budget", "tokens a step may compute: decode rows first, then prefill chunks"),
+        ),
+    ),
+    FrameSpec(
+        Kind.PREFILL,
+        "router->shard",
+        "New sequences. They join at the next step, in this order.",
+        words=(_COMMAND,),
+        counts=("rows", "tokens", "blocks", "biases", "grammar_chars"),
+        columns=(
+            *_ROW_PARAMETERS,
+            Column("token_ids", "<i4", "tokens", "rows' ids, concatenated"),
+            Column("block_ids", "<i4", "blocks", "rows' block tables, concatenated"),
+            Column("bias_ids", "<i4", "biases", "rows' biased token ids, concatenated"),
+            Column("bias_values", "<f4", "biases", "rows' biases, concatenated"),
+            Column("grammars", "u1", "grammar_chars", "rows' grammars in UTF-8, concatenated"),
+        ),
+    ),
+    FrameSpec(
+        Kind.EXTEND,
+        "router->shard",
+        "More KV blocks for running sequences. Unknown sequences are skipped: they have ended.",
+        words=(_COMMAND,),
+        counts=("rows", "blocks"),
+        columns=(
+            Column("sequence", "<u8", "rows", "sequence id"),
+            Column("block_count", "<u4", "rows", "blocks granted to it"),
+            Column("block_ids", "<i4", "blocks", "rows' new blocks, concatenated"),
+        ),
+    ),
+    FrameSpec(
+        Kind.FILTER,
+        "router->shard",
+        "Drop sequences. Their blocks are free once a STEP acknowledges this command.",
+        words=(_COMMAND,),
+        counts=("rows",),
+        columns=(Column("sequence", "<u8", "rows", "sequence id; unknown ones are skipped"),),
+    ),
+    FrameSpec(
+        Kind.CLEAR_CACHE, "router->shard", "Drop every sequence and all state.", words=(_COMMAND,)
+    ),
+    FrameSpec(
+        Kind.SHUTDOWN, "router->shard", "Finish the step in hand and exit 0.", words=(_COMMAND,)
+    ),
+    FrameSpec(
+        Kind.STEP,
+        "shard->router",
+        "What one step did. A step without rows only acknowledges commands.",
+        words=(
+            ("step", "number of this step, from 1"),
+            ("acknowledged", "number of the last command applied before this step"),
+            ("gap_ns", "end of the previous step's compute to the start of this one's"),
+            ("forward_ns", "time of the forward pass"),
+            ("sample_ns", "time of choosing tokens"),
+            ("held", "sequences the shard holds after this step"),
+            ("prefill_tokens", "prompt tokens computed in this step"),
+            ("decode_rows", "sequences that decoded in this step"),
+            ("stalled_rows", "sequences that sat out for want of a KV block"),
+        ),
+        counts=("rows", "tokens", "tops", "prompts"),
+        columns=(
+            Column("sequence", "<u8", "rows", "sequence id of every row that moved"),
+            Column("computed", "<u4", "rows", "tokens whose KV is in the blocks now"),
+            Column("token_count", "<u4", "rows", "tokens generated: none, one or several"),
+            Column("prompt_count", "<u4", "rows", "prompt log-probabilities reported"),
+            Column("finish", "<u4", "rows", "Finish; the shard has dropped a finished sequence"),
+            Column("token_ids", "<i4", "tokens", "rows' tokens, concatenated"),
+            Column("logprobs", "<f4", "tokens", "their log-probabilities"),
+            Column("top_count", "<u4", "tokens", "alternatives reported for each token"),
+            Column("top_ids", "<i4", "tops", "alternatives, best first"),
+            Column("top_logprobs", "<f4", "tops", "their log-probabilities"),
+            Column("prompt_logprobs", "<f4", "prompts", "NaN for the first prompt token"),
+        ),
+    ),
+    FrameSpec(
+        Kind.FAULT,
+        "shard->router",
+        "Sequences that failed alone; the shard has dropped them and goes on.",
+        words=(("acknowledged", "number of the last command applied"),),
+        counts=("rows", "chars"),
+        columns=(
+            Column("sequence", "<u8", "rows", "sequence id"),
+            Column("message_length", "<u4", "rows", "bytes of its message"),
+            Column("messages", "u1", "chars", "messages in UTF-8, concatenated"),
+        ),
+    ),
+)
+
+SPECS: Mapping[Kind, FrameSpec] = {spec.kind: spec for spec in FRAMES}
+
+
+def layout_text() -> str:
+    """Return the canonical text of the table: what `LAYOUT_HASH` covers."""
+    lines = [f"version {VERSION}"]
+    for spec in FRAMES:
+        words = " ".join(name for name, _ in spec.words)
+        columns = " ".join(f"{c.name}:{c.dtype}:{c.per}" for c in spec.columns)
+        lines.append(
+            f"{spec.kind:d} {spec.kind.name} [{words}] [{' '.join(spec.counts)}] {columns}"
+        )
+    return "\n".join(lines)
+
+
+LAYOUT_HASH: int = int.from_bytes(hashlib.sha256(layout_text().encode()).digest()[:8], "little")
+
+
+def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the frame as bytes.
+
+    `columns` may leave out columns: they are empty then. Counts are taken from the arrays.
+    Raises ValueError when a name is unknown, a word is missing, or columns of one count differ
+    in length.
+    """
+    spec = SPECS[kind]
+    header = [0] * (spec.header_bytes // WORD)
+    header[0] = kind
+    index = spec.word_index
+    for name, _ in spec.words:
+        header[index[name]] = words[name]
+    parts: list[bytes] = [b""]
+    seen: dict[int, int] = {}
+    for name, dtype, count_at in spec.plan:
+        array = columns.get(name)
+        length = 0 if array is None else len(array)
+        if seen.setdefault(count_at, length) != length:
+            raise ValueError(f"{kind.name}.{name}: {length} items, expected {seen[count_at]}")
+        if array is None or length == 0:
+            continue
+        if array.dtype != dtype:
+            array = array.astype(dtype)
+        data = array.tobytes()
+        parts.append(data)
+        parts.append(_PADDING[-len(data) % WORD])
+    if not columns.keys() <= {c.name for c in spec.columns}:
+        raise ValueError(f"{kind.name} has no column {sorted(columns.keys())}")
+    for count_at, length in seen.items():
+        header[count_at] = length
+    parts[0] = np.array(header, dtype="<u8").tobytes()
+    return b"".join(parts)
+
+
+class Frame:
+    """A decoded frame: words as ints, columns as read-only numpy views into the ring.
+
+    The views alias the ring and are valid until the reader releases the frame; `column(...)` is
+    cheap and lazy. Copy (`.copy()`, `.tolist()`) what must live longer.
+    """
+
+    __slots__ = ("_offsets", "_view", "_words", "kind", "spec")
+
+    def __init__(self, view: memoryview) -> None:
+        """Check `view` (u8, the whole frame) against the table; raises CorruptFrame."""
+        size = len(view)
+        if size < WORD or size % WORD:
+            raise CorruptFrame(f"a frame of {size} bytes is not a whole number of words")
+        words = view.cast("Q")
+        spec = SPECS.get(words[0])  # type: ignore[call-overload]
+        if spec is None:
+            raise CorruptFrame(f"unknown frame kind {words[0]}")
+        if size < spec.header_bytes:
+            raise CorruptFrame(f"{spec.kind.name}: {size} bytes, header is {spec.header_bytes}")
+        offsets: dict[str, tuple[int, int, np.dtype[Any]]] = {}
+        offset = spec.header_bytes
+        for name, dtype, count_at in spec.plan:
+            count = words[count_at]
+            offsets[name] = (offset, count, dtype)
+            offset += -(-count * dtype.itemsize // WORD) * WORD
+        if offset != size:
+            raise CorruptFrame(f"{spec.kind.name}: counts say {offset} bytes, frame has {size}")
+        self.kind = spec.kind
+        self.spec = spec
+        self._view = view
+        self._words = words
+        self._offsets = offsets
+
+    def word(self, name: str) -> int:
+        """Return a word or count by name."""
+        return self._words[self.spec.word_index[name]]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column as a numpy view of the ring."""
+        offset, count, dtype = self._offsets[name]
+        return np.frombuffer(self._view, dtype, count, offset)
+
+    def text(self, name: str) -> str:
+        """Return a u1 column as UTF-8 text; broken bytes are replaced, never raised."""
+        return self.column(name).tobytes().decode("utf-8", "replace")

@@ -1,0 +1,139 @@
+"""Nameless shared memory: created, reserved to the last page, and passed on as a descriptor.
+
+A segment has a name for the microseconds between `shm_open` and `shm_unlink`, so no crash of any
+process can leave one behind, and nobody can attach to it by name. `multiprocessing.shared_memory`
+is not used: its resource tracker unlinks segments that are alive (Python 3.11 and 3.12).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+from types import TracebackType
+
+import posix_ipc
+
+from tgi_trio.errors import SegmentError
+
+_SHM_REFUSALS = frozenset(
+    {errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENODEV}
+)
+_MFD_NOEXEC_SEAL = 0x0008  # Linux 6.3; not in the os module
+_F_ADD_SEALS = 1033  # fcntl.F_ADD_SEALS is missing from some builds
+_F_SEAL_SHRINK, _F_SEAL_GROW = 0x0002, 0x0004
+
+
+class Segment:
+    """A piece of shared memory: `fd` to pass on, `buf` to use. A context manager."""
+
+    def __init__(self, fd: int, size: int, kind: str) -> None:
+        """Map `size` bytes of `fd`, which this object owns from now on."""
+        self.fd = fd
+        self.size = size
+        self.kind = kind  # "shm", "memfd" or "inherited"; for logs and tests
+        # MAP_POPULATE: the first lap of a ring then takes no page faults.
+        self.map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.buf = memoryview(self.map)
+
+    @classmethod
+    def create(cls, size: int, *, label: str) -> Segment:
+        """Create `size` zeroed bytes that no later write can find missing.
+
+        Prefers /dev/shm; where that is too small, full or not writable, takes a sealed memfd.
+        Raises SegmentError, which names `label`, when the kernel gives neither.
+        """
+        try:
+            return cls(_open_shm(size), size, "shm")
+        except OSError as error:
+            if error.errno not in _SHM_REFUSALS:
+                raise
+            shm_problem = error
+        try:
+            return cls(_open_memfd(size), size, "memfd")
+        except OSError as error:
+            raise SegmentError(
+                f"{label}: no shared memory of {size / 2**20:.1f} MiB. /dev/shm says "
+                f"'{os.strerror(shm_problem.errno or 0)}', memfd_create says "
+                f"'{os.strerror(error.errno or 0)}'. Free memory, raise the container's memory "
+                "limit, or give it a larger /dev/shm (docker run --shm-size 1g)."
+            ) from error
+
+    @classmethod
+    def open(cls, fd: int) -> Segment:
+        """Map an inherited descriptor; the segment owns it from now on."""
+        return cls(fd, os.fstat(fd).st_size, "inherited")
+
+    def words(self, offset: int, count: int = 1) -> memoryview:
+        """Return `count` aligned 8-byte words at `offset`.
+
+        Stores through such a view are single machine stores; `struct.pack_into` is not, a reader
+        in another process sees it half done.
+        """
+        if offset % 8:
+            raise ValueError(f"offset {offset} is not aligned to 8 bytes")
+        return self.buf[offset : offset + 8 * count].cast("Q")
+
+    def close(self) -> None:
+        """Close the descriptor and unmap; views that are still alive keep the mapping."""
+        if self.fd < 0:
+            return
+        os.close(self.fd)
+        self.fd = -1
+        try:
+            self.buf.release()
+            self.map.close()
+        except BufferError:
+            # A numpy column or a ring's view still points here. Unmapping now would turn its next
+            # read into SIGSEGV; the last view to go takes the mapping with it.
+            return
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _open_shm(size: int) -> int:
+    name = "/" + secrets.token_hex(16)
+    try:
+        shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size)
+    except posix_ipc.PermissionsError as error:
+        raise OSError(errno.EACCES, "shm_open") from error
+    except posix_ipc.Error as error:  # no /dev/shm at all
+        raise OSError(errno.ENOENT, "shm_open") from error
+    shared.unlink()
+    try:
+        # ftruncate alone promises nothing: on a full /dev/shm the first touch is SIGBUS.
+        os.posix_fallocate(shared.fd, 0, size)
+    except OSError:
+        shared.close_fd()
+        raise
+    return int(shared.fd)
+
+
+def _open_memfd(size: int) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("tgi-trio", flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a kernel before 6.3 does not know the flag
+            raise
+        fd = os.memfd_create("tgi-trio", flags)
+    try:
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)
+        # Nobody who holds the descriptor can shrink it under our feet, which would be SIGBUS too.
+        fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,316 @@
+"""Typed ends of the wire: what a frame means, as dataclasses.
+
+The router builds commands and reads steps; the shard reads commands and builds steps. Both go
+through `frames.encode` and `frames.Frame`, so this file holds no layout of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.frames import Finish, Flag, Frame, Kind, encode
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float32]
+
+_NO_IDS: IntArray = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    """How the next token of one sequence is chosen; defaults are the "off" values."""
+
+    seed: int = 0
+    sample: bool = False  # False: greedy
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    typical_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    absolute_penalties: bool = False  # OpenAI's formula instead of TGI's
+    watermark: bool = False
+    ignore_eos: bool = False
+    top_n: int = 0
+    prompt_logprobs: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str = ""
+    adapter: int = 0
+
+    def flags(self) -> int:
+        """Return the Flag bits of a PREFILL row."""
+        return (
+            Flag.SAMPLE * self.sample
+            | Flag.IGNORE_EOS * self.ignore_eos
+            | Flag.WATERMARK * self.watermark
+            | Flag.PROMPT_LOGPROBS * self.prompt_logprobs
+            | Flag.ABSOLUTE_PENALTIES * self.absolute_penalties
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """One sequence of a PREFILL command."""
+
+    sequence: int
+    token_ids: IntArray  # int32 [token_count]: prompt, then tokens emitted before a replay
+    prompt_length: int
+    cached_length: int
+    block_ids: ListLike[int]
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRow:
+    """More blocks for one running sequence."""
+
+    sequence: int
+    block_ids: ListLike[int]
+
+
+_PLAIN = (
+    "top_n",
+    "top_k",
+    "temperature",
+    "top_p",
+    "typical_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "adapter",
+)
+
+
+def _u4(values: list[int]) -> NDArray[np.uint32]:
+    return np.array(values, dtype=np.uint32)
+
+
+def _i4(values: ListLike[int]) -> IntArray:
+    return np.array(values, dtype=np.int32)
+
+
+def _concatenated(arrays: list[IntArray]) -> IntArray:
+    return np.concatenate(arrays) if arrays else _NO_IDS
+
+
+def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
+    """Return a PREFILL frame for `rows`, in that order."""
+    sampling = [row.sampling for row in rows]
+    biases = [pair for s in sampling for pair in s.logit_bias]
+    grammars = [s.grammar.encode() for s in sampling]
+    columns: dict[str, NDArray[Any]] = {
+        "sequence": np.array([row.sequence for row in rows], dtype=np.uint64),
+        "seed": np.array([s.seed for s in sampling], dtype=np.uint64),
+        "token_count": _u4([len(row.token_ids) for row in rows]),
+        "prompt_length": _u4([row.prompt_length for row in rows]),
+        "cached_length": _u4([row.cached_length for row in rows]),
+        "block_count": _u4([len(row.block_ids) for row in rows]),
+        "max_new_tokens": _u4([row.max_new_tokens for row in rows]),
+        "min_new_tokens": _u4([row.min_new_tokens for row in rows]),
+        "flags": _u4([s.flags() for s in sampling]),
+        "bias_count": _u4([len(s.logit_bias) for s in sampling]),
+        "grammar_length": _u4([len(g) for g in grammars]),
+        "token_ids": _concatenated([row.token_ids for row in rows]),
+        "block_ids": _i4([b for row in rows for b in row.block_ids]),
+        "bias_ids": _i4([token for token, _ in biases]),
+        "bias_values": np.array([value for _, value in biases], dtype=np.float32),
+        "grammars": np.frombuffer(b"".join(grammars), dtype=np.uint8),
+    }
+    for name in _PLAIN:
+        columns[name] = np.array([getattr(s, name) for s in sampling])
+    return encode(Kind.PREFILL, {"command": command}, columns)
+
+
+def decode_prefill(frame: Frame) -> list[PrefillRow]:
+    """Return the rows of a PREFILL frame; nothing in them aliases the ring."""
+    lists = {name: frame.column(name).tolist() for name in _PLAIN}
+    sequences, seeds = frame.column("sequence").tolist(), frame.column("seed").tolist()
+    flags = frame.column("flags").tolist()
+    prompt_lengths = frame.column("prompt_length").tolist()
+    cached_lengths = frame.column("cached_length").tolist()
+    max_new, min_new = (frame.column(f"{m}_new_tokens").tolist() for m in ("max", "min"))
+    ids = _split(frame.column("token_ids").copy(), frame.column("token_count"))
+    blocks = _split(frame.column("block_ids").copy(), frame.column("block_count"))
+    bias_ids = _split(frame.column("bias_ids"), frame.column("bias_count"))
+    bias_values = _split(frame.column("bias_values"), frame.column("bias_count"))
+    grammars = _split(frame.column("grammars"), frame.column("grammar_length"))
+    rows = []
+    for i, sequence in enumerate(sequences):
+        flag = flags[i]
+        sampling = SamplingParameters(
+            seed=seeds[i],
+            sample=bool(flag & Flag.SAMPLE),
+            absolute_penalties=bool(flag & Flag.ABSOLUTE_PENALTIES),
+            watermark=bool(flag & Flag.WATERMARK),
+            ignore_eos=bool(flag & Flag.IGNORE_EOS),
+            prompt_logprobs=bool(flag & Flag.PROMPT_LOGPROBS),
+            logit_bias=tuple(zip(bias_ids[i].tolist(), bias_values[i].tolist(), strict=True)),
+            grammar=grammars[i].tobytes().decode(),
+            **{name: values[i] for name, values in lists.items()},
+        )
+        rows.append(
+            PrefillRow(
+                sequence=sequence,
+                token_ids=ids[i],
+                prompt_length=prompt_lengths[i],
+                cached_length=cached_lengths[i],
+                block_ids=blocks[i].tolist(),
+                max_new_tokens=max_new[i],
+                min_new_tokens=min_new[i],
+                sampling=sampling,
+            )
+        )
+    return rows
+
+
+def encode_extend(command: int, rows: ListLike[ExtendRow]) -> bytes:
+    """Return an EXTEND frame."""
+    columns: dict[str, NDArray[Any]] = {
+        "sequence": np.array([row.sequence for row in rows], dtype=np.uint64),
+        "block_count": _u4([len(row.block_ids) for row in rows]),
+        "block_ids": _i4([b for row in rows for b in row.block_ids]),
+    }
+    return encode(Kind.EXTEND, {"command": command}, columns)
+
+
+def decode_extend(frame: Frame) -> list[ExtendRow]:
+    """Return the rows of an EXTEND frame."""
+    blocks = _split(frame.column("block_ids"), frame.column("block_count"))
+    sequences = frame.column("sequence").tolist()
+    return [ExtendRow(s, b.tolist()) for s, b in zip(sequences, blocks, strict=True)]
+
+
+def encode_filter(command: int, sequences: ListLike[int]) -> bytes:
+    """Return a FILTER frame that drops `sequences`."""
+    return encode(
+        Kind.FILTER, {"command": command}, {"sequence": np.array(sequences, dtype=np.uint64)}
+    )
+
+
+@dataclass(slots=True)
+class StepReport:
+    """What one shard step did; columns as in the STEP frame.
+
+    The router's copy holds plain lists (nothing aliases the ring): at these sizes Python reads
+    list items several times faster than numpy scalars.
+    """
+
+    step: int
+    acknowledged: int
+    gap_ns: int = 0
+    forward_ns: int = 0
+    sample_ns: int = 0
+    held: int = 0
+    prefill_tokens: int = 0
+    decode_rows: int = 0
+    stalled_rows: int = 0
+    sequence: list[int] = field(default_factory=list)  # [rows]
+    computed: list[int] = field(default_factory=list)  # [rows] tokens whose KV is in the blocks
+    token_count: list[int] = field(default_factory=list)  # [rows]
+    prompt_count: list[int] = field(default_factory=list)  # [rows]
+    finish: list[int] = field(default_factory=list)  # [rows] Finish
+    token_ids: list[int] = field(default_factory=list)  # [tokens]
+    logprobs: list[float] = field(default_factory=list)  # [tokens]
+    top_count: list[int] = field(default_factory=list)  # [tokens]
+    top_ids: list[int] = field(default_factory=list)  # [tops]
+    top_logprobs: list[float] = field(default_factory=list)  # [tops]
+    prompt_logprobs: list[float] = field(default_factory=list)  # [prompts]
+
+
+_STEP_WORDS = (
+    "step",
+    "acknowledged",
+    "gap_ns",
+    "forward_ns",
+    "sample_ns",
+    "held",
+    "prefill_tokens",
+    "decode_rows",
+    "stalled_rows",
+)
+_STEP_COLUMNS = (
+    "sequence",
+    "computed",
+    "token_count",
+    "prompt_count",
+    "finish",
+    "token_ids",
+    "logprobs",
+    "top_count",
+    "top_ids",
+    "top_logprobs",
+    "prompt_logprobs",
+)
+
+
+def decode_step(frame: Frame) -> StepReport:
+    """Return a STEP frame as a report that owns its data."""
+    report = StepReport(**{name: frame.word(name) for name in _STEP_WORDS})
+    for name in _STEP_COLUMNS:
+        setattr(report, name, frame.column(name).tolist())
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One sequence that failed alone."""
+
+    sequence: int
+    message: str
+
+
+def encode_faults(acknowledged: int, faults: ListLike[Fault]) -> bytes:
+    """Return a FAULT frame."""
+    texts = [fault.message.encode() for fault in faults]
+    columns: dict[str, NDArray[Any]] = {
+        "sequence": np.array([fault.sequence for fault in faults], dtype=np.uint64),
+        "message_length": _u4([len(text) for text in texts]),
+        "messages": np.frombuffer(b"".join(texts), dtype=np.uint8),
+    }
+    return encode(Kind.FAULT, {"acknowledged": acknowledged}, columns)
+
+
+def decode_faults(frame: Frame) -> list[Fault]:
+    """Return the faults of a FAULT frame."""
+    texts = _split(frame.column("messages"), frame.column("message_length"))
+    sequences = frame.column("sequence").tolist()
+    return [
+        Fault(s, t.tobytes().decode("utf-8", "replace"))
+        for s, t in zip(sequences, texts, strict=True)
+    ]
+
+
+def _split(flat: NDArray[Any], counts: NDArray[Any]) -> list[NDArray[Any]]:
+    """Cut `flat` into consecutive pieces of `counts` items; raises ValueError unless they fit."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    if (int(ends[-1]) if len(ends) else 0) != len(flat):
+        raise ValueError(f"{len(flat)} items cannot be cut into pieces of {counts.tolist()[:8]}...")
+    return np.split(flat, ends[:-1]) if len(ends) else []
+
+
+__all__ = [
+    "ExtendRow",
+    "Fault",
+    "Finish",
+    "PrefillRow",
+    "SamplingParameters",
+    "StepReport",
+    "decode_extend",
+    "decode_faults",
+    "decode_prefill",
+    "decode_step",
+    "encode_extend",
+    "encode_faults",
+    "encode_filter",
+    "encode_prefill",
+]

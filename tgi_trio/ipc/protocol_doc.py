@@ -1,0 +1,165 @@
+"""Generates docs/protocol.md from the frame table: `python -m tgi_trio.ipc.protocol_doc`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from tgi_trio.ipc.frames import (
+    FRAMES,
+    LAYOUT_HASH,
+    VERSION,
+    Finish,
+    Flag,
+    FrameSpec,
+    Kind,
+    Phase,
+)
+
+# (TGI's RPC, what does its work here, remark)
+RPCS: tuple[tuple[str, str, str], ...] = (
+    (
+        "ServiceDiscovery",
+        "none needed",
+        "the router creates each shard's segment and passes its descriptors at the spawn: there "
+        "is nothing to discover. HELLO confirms rank, world size and layout",
+    ),
+    ("Info", "INFO -> INFO_REPLY", "asked once, answered when the weights are loaded"),
+    (
+        "Health",
+        "words `heartbeat`, `phase`, `step` of the control page",
+        "read from shared memory, costs the shard nothing; a step that does not advance while "
+        "there is work is what makes health red. Death: robust mutex and pidfd",
+    ),
+    ("Warmup", "WARMUP -> WARMUP_REPLY", "largest step, then the KV cache is sized and allocated"),
+    (
+        "Prefill",
+        "PREFILL",
+        "no reply of its own: the sequences join the standing batch, and each STEP says how far "
+        "their prefill has come. Later blocks come with EXTEND",
+    ),
+    (
+        "Decode",
+        "none needed",
+        "standing orders: the shard decodes its batch step after step without being asked. Each "
+        "step is reported by one STEP",
+    ),
+    (
+        "FilterBatch",
+        "FILTER",
+        "names who leaves, not who stays; blocks are freed by the first STEP whose `acknowledged` "
+        "reaches it. A sequence that ended by EOS or length is dropped by the shard itself",
+    ),
+    ("ClearCache", "CLEAR_CACHE", "drops every sequence; a new incarnation starts empty anyway"),
+    ("(process signal)", "SHUTDOWN", "the step in hand is finished, then the shard exits 0"),
+    ("(no counterpart)", "LIMITS", "standing token budget of a step, so chunking needs no talk"),
+    ("(whole batch fails)", "FAULT", "sequences that failed alone; the others go on"),
+)
+
+CALL_FLOW = """\
+```
+router                                   shard (rank 0)
+  | spawn, pass descriptors                 |
+  |---------------------------------------->|  attach, take the alive mutex
+  | HELLO ---------------------------------->|
+  |<---------------------------------- HELLO|  versions and layout hashes compared
+  | INFO ----------------------------------->|
+  |                                         |  load weights (phase LOADING)
+  |<----------------------------- INFO_REPLY|
+  | WARMUP --------------------------------->|
+  |                                         |  largest step, KV cache (phase WARMING)
+  |<--------------------------- WARMUP_REPLY|
+  | LIMITS #1, PREFILL #2 (A) -------------->|
+  |                                         |--+ step 1: prefill A
+  |<---------- STEP 1 (ack 2): A 1 token    |<-+
+  | PREFILL #3 (B) ------------------------->|--+ step 2: decode A      (B arrives meanwhile)
+  |<---------- STEP 2 (ack 2): A 1 token    |<-+
+  |                                         |--+ step 3: decode A, prefill B
+  |<---------- STEP 3 (ack 3): A, B         |<-+
+  | FILTER #4 (A: its client has left) ----->|--+ step 4: decode A, B
+  |<---------- STEP 4 (ack 3): A ignored, B |<-+   A's blocks are not free yet
+  |                                         |--+ step 5: decode B
+  |<---------- STEP 5 (ack 4): B            |<-+   now they are
+  | EXTEND #5 (B: more blocks) ------------->|  ...
+  | SHUTDOWN ------------------------------->|  finish the step, exit 0
+```
+Neither side ever waits for the other: commands are drained between steps, steps are reported
+whether or not the router is ready to read. The shard sleeps only when its batch is empty."""
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+
+
+def _frame(spec: FrameSpec) -> list[str]:
+    lines = [f"### {spec.kind.name} ({spec.kind:d}, {spec.direction})", "", spec.meaning, ""]
+    rows: list[tuple[object, ...]] = [
+        (f"word {i}", f"`{name}`", "u64", meaning)
+        for i, (name, meaning) in enumerate(spec.words, start=1)
+    ]
+    rows += [
+        (f"word {i}", f"`{name}`", "u64", "count")
+        for i, name in enumerate(spec.counts, start=len(spec.words) + 1)
+    ]
+    rows += [
+        (f"column, per `{c.per}`", f"`{c.name}`", c.dtype.lstrip("<"), c.meaning)
+        for c in spec.columns
+    ]
+    return [*lines, *_table(("where", "name", "type", "meaning"), rows), ""]
+
+
+def _values(title: str, values: type[Kind] | type[Flag] | type[Phase] | type[Finish]) -> list[str]:
+    listed = ", ".join(f"`{member.name}` = {member.value}" for member in values)
+    return [f"**{title}**: {listed}", ""]
+
+
+def render() -> str:
+    """Return the whole document."""
+    lines = [
+        "# The protocol between router and shard",
+        "",
+        "Generated from `tgi_trio/ipc/frames.py` by `python -m tgi_trio.ipc.protocol_doc --write`;",
+        "a test keeps it up to date. How the bytes travel (rings, doorbells, death) is in",
+        "[ipc.md](ipc.md).",
+        "",
+        f"Version {VERSION}, layout hash `{LAYOUT_HASH:016x}`. Both ends compare the two in HELLO.",
+        "",
+        "## Call flow",
+        "",
+        CALL_FLOW,
+        "",
+        "## What does the work of TGI's RPCs",
+        "",
+        *_table(("TGI (gRPC)", "here", "remark"), RPCS),
+        "",
+        "## Shape of a frame",
+        "",
+        "Word 0 is the kind; then the frame's words, then one word per count, all unsigned 64-bit",
+        "little-endian; then the columns, each `count` items of its type, padded with zeros to a",
+        "multiple of 8 bytes. A frame whose counts do not add up to its size is rejected.",
+        "",
+        "## Frames",
+        "",
+    ]
+    for spec in FRAMES:
+        lines += _frame(spec)
+    lines += ["## Values", ""]
+    lines += _values("PREFILL.flags", Flag) + _values("STEP.finish", Finish)
+    lines += _values("`phase` word", Phase)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Print the document, or write it to docs/protocol.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/protocol.md")
+    if parser.parse_args().write:
+        Path("docs/protocol.md").write_text(render())
+    else:
+        print(render(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""A single-producer single-consumer ring of byte frames in shared memory.
+
+A frame is one word with its length, then the bytes, padded to 8. It never wraps: when it does not
+fit before the end, a SKIP word sends the reader to the start. Head and tail count bytes since the
+beginning and never wrap either (2**64 bytes last for centuries), so `head == tail` is empty and
+`head - tail == capacity` is full. No locks: a process that dies mid-write has not stored the head
+yet, so what it wrote does not exist.
+
+Each side keeps its own counter privately and never reads it back: the peer can write garbage into
+shared memory, but it cannot make this side forget where it is. What the peer does write (the other
+counter, the lengths) is checked before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tgi_trio.errors import CorruptRing
+from tgi_trio.ipc.fence import Fence
+
+WORD = 8
+SKIP = 2**64 - 1
+
+
+def padded(size: int) -> int:
+    """Return the bytes a frame of `size` bytes takes in a ring, length word included."""
+    return WORD + ((size + 7) & -8)
+
+
+@dataclass(frozen=True)
+class RingMemory:
+    """Where a ring lives: views of one segment."""
+
+    head: memoryview  # u64 [1], written by the writer
+    tail: memoryview  # u64 [1], written by the reader
+    data: memoryview  # u8 [capacity]; capacity is a power of two
+
+
+class RingWriter:
+    """The producing side. One per ring, used by one thread."""
+
+    __slots__ = (
+        "_data",
+        "_head",
+        "_lengths",
+        "_next",
+        "_publish",
+        "_shared_head",
+        "_shared_tail",
+        "_tail",
+        "_who",
+        "capacity",
+        "max_payload",
+    )
+
+    def __init__(self, memory: RingMemory, publish: Fence | None, who: Callable[[], str]) -> None:
+        """`publish`: the machine's publish fence, None on TSO. `who` describes the reader."""
+        self._shared_head = memory.head
+        self._shared_tail = memory.tail
+        self._data = memory.data
+        self._lengths = memory.data.cast("Q")
+        self._publish = publish
+        self._who = who
+        self.capacity = len(memory.data)
+        # Half the ring: such a frame fits an empty ring wherever its head stands.
+        self.max_payload = self.capacity // 2 - WORD
+        self._head = self._next = memory.head[0]
+        self._tail = memory.tail[0]  # a lower bound of the reader's tail, renewed when it is short
+        self.check()
+
+    def reserve(self, size: int) -> memoryview | None:
+        """Return `size` writable bytes, 8-byte aligned, or None when there is no room now.
+
+        Nothing is visible to the reader before `commit()`. Reserving again forgets the first
+        reservation. Raises ValueError when `size` can never fit, CorruptRing when the reader's
+        tail is impossible.
+        """
+        offset = self._place(size)
+        return None if offset < 0 else self._data[offset : offset + size]
+
+    def commit(self) -> None:
+        """Make what was reserved visible to the reader; without a reservation, do nothing."""
+        if self._publish is not None:
+            self._publish()
+        self._shared_head[0] = self._head = self._next  # last of all: this is the publication
+
+    def try_write(self, payload: bytes | memoryview) -> bool:
+        """Copy `payload` (u8) in and publish it; False when there is no room now.
+
+        Raises ValueError when it can never fit, CorruptRing when the reader's tail is impossible.
+        """
+        size = len(payload)
+        offset = self._place(size)
+        if offset < 0:
+            return False
+        self._data[offset : offset + size] = payload
+        if self._publish is not None:
+            self._publish()
+        self._shared_head[0] = self._head = self._next
+        return True
+
+    def _place(self, size: int) -> int:
+        """Write the length word of the next frame; return where its bytes go, -1 for no room."""
+        head = self._head
+        capacity = self.capacity
+        offset = head & (capacity - 1)
+        space = WORD + ((size + 7) & -8)
+        end = head + space
+        skipping = offset + space > capacity
+        if skipping:
+            end += capacity - offset
+        if size > self.max_payload or size < 0:
+            raise ValueError(f"a frame of {size} bytes; allowed: 0 to {self.max_payload}")
+        if end - self._tail > capacity:
+            self._refresh_tail()
+            if end - self._tail > capacity:
+                return -1
+        if skipping:
+            self._lengths[offset >> 3] = SKIP
+            offset = 0
+        self._lengths[offset >> 3] = size
+        self._next = end
+        return offset + WORD
+
+    @property
+    def free(self) -> int:
+        """Bytes that are free now, by the reader's current tail."""
+        self._refresh_tail()
+        return self.capacity - (self._head - self._tail)
+
+    def check(self) -> None:
+        """Raise CorruptRing unless both counters can be true."""
+        self._refresh_tail()
+        if self._shared_head[0] != self._head or self._head % WORD:
+            raise CorruptRing(self._who(), f"head is {self._shared_head[0]}, not {self._head}")
+
+    def _refresh_tail(self) -> None:
+        tail = self._shared_tail[0]
+        if self._publish is not None:
+            self._publish()  # the reader is done with the bytes before we write over them
+        if not self._tail <= tail <= self._head or tail % WORD:
+            raise CorruptRing(
+                self._who(),
+                f"tail went from {self._tail} to {tail} with the head at {self._head}",
+            )
+        self._tail = tail
+
+
+class RingReader:
+    """The consuming side. One per ring, used by one thread."""
+
+    __slots__ = (
+        "_capacity",
+        "_data",
+        "_lengths",
+        "_next",
+        "_publish",
+        "_shared_head",
+        "_shared_tail",
+        "_tail",
+        "_who",
+    )
+
+    def __init__(self, memory: RingMemory, publish: Fence | None, who: Callable[[], str]) -> None:
+        """`publish`: the machine's publish fence, None on TSO. `who` describes the writer."""
+        self._shared_head = memory.head
+        self._shared_tail = memory.tail
+        self._data = memory.data.toreadonly()
+        self._lengths = memory.data.cast("Q")
+        self._publish = publish
+        self._who = who
+        self._capacity = len(memory.data)
+        self._tail = self._next = memory.tail[0]
+        self.check()
+
+    def empty(self) -> bool:
+        """Return True when there is nothing to read: one load from shared memory."""
+        return self._shared_head[0] == self._tail
+
+    def try_read(self) -> memoryview | None:
+        """Return the next frame as a read-only view (u8) into the ring, or None when empty.
+
+        The view is valid until `release()`; reading again before that gives the same frame.
+        Raises CorruptRing when the writer's head or length is impossible.
+        """
+        tail = self._tail
+        head = self._shared_head[0]
+        if head == tail:
+            return None
+        if self._publish is not None:
+            self._publish()
+        capacity = self._capacity
+        if head - tail > capacity or head & 7:
+            raise CorruptRing(self._who(), f"head is {head} with the tail at {tail}")
+        offset = tail & (capacity - 1)
+        size = self._lengths[offset >> 3]
+        if size == SKIP:
+            tail += capacity - offset
+            offset = 0
+            # A writer skips only together with a frame; a head that ends here is not ours to trust.
+            size = self._lengths[0] if tail < head else SKIP
+        end = tail + WORD + ((size + 7) & -8)
+        offset += WORD
+        if end > head or offset + size > capacity:  # true also for a head behind the tail
+            raise CorruptRing(
+                self._who(), f"a frame of {size} bytes at {tail} with the head at {head}"
+            )
+        self._next = end
+        return self._data[offset : offset + size]
+
+    def release(self) -> None:
+        """Give the bytes of the frame that was read back to the writer."""
+        if self._publish is not None:
+            self._publish()
+        self._shared_tail[0] = self._tail = self._next
+
+    def check(self) -> None:
+        """Raise CorruptRing unless both counters can be true."""
+        head = self._shared_head[0]
+        if not 0 <= head - self._tail <= self._capacity or head % WORD or self._tail % WORD:
+            raise CorruptRing(self._who(), f"head is {head} with the tail at {self._tail}")
+        if self._shared_tail[0] != self._tail:
+            raise CorruptRing(self._who(), f"tail is {self._shared_tail[0]}, not {self._tail}")

@@ -1,0 +1,93 @@
+"""A mutex that the kernel lets go of the moment its owner dies.
+
+A pidfd becomes readable only after the dead process's memory has been taken apart, which takes
+hundreds of milliseconds for gigabytes of weights. Robust mutexes are released before that, so a
+thread that waits for one knows of the death at once, whatever the size of the victim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import time
+from typing import Any
+
+from tgi_trio.ipc.layout import MUTEX_BYTES
+
+_PROCESS_SHARED = 1  # PTHREAD_PROCESS_SHARED
+_ROBUST = 1  # PTHREAD_MUTEX_ROBUST
+_ATTRIBUTE_BYTES = 64  # room for any libc's pthread_mutexattr_t
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class RobustMutex:
+    """A robust process-shared pthread mutex in a shared mapping.
+
+    The object keeps the mapping alive: unmapping a mutex that a thread waits on, or that is still
+    in a thread's robust list, would be a crash of this process.
+    """
+
+    def __init__(self, mapping: mmap.mmap, offset: int) -> None:
+        """Use the mutex at `offset`; only where `available()`."""
+        self._bytes = (ctypes.c_char * MUTEX_BYTES).from_buffer(mapping, offset)
+        self._address = ctypes.c_void_p(ctypes.addressof(self._bytes))
+        self._libc = _libc()
+
+    def initialise(self) -> None:
+        """Make it a robust, process-shared mutex; once, by the creator of the segment."""
+        attributes = ctypes.create_string_buffer(_ATTRIBUTE_BYTES)
+        libc = self._libc
+        _check("pthread_mutexattr_init", libc.pthread_mutexattr_init(attributes))
+        try:
+            shared = libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
+            _check("pthread_mutexattr_setpshared", shared)
+            _check("robust", libc.pthread_mutexattr_setrobust(attributes, _ROBUST))
+            _check("pthread_mutex_init", libc.pthread_mutex_init(self._address, attributes))
+        finally:
+            libc.pthread_mutexattr_destroy(attributes)
+
+    def hold(self) -> None:
+        """Lock it for the calling thread. Raises OSError when it is not free."""
+        _check("pthread_mutex_trylock", self._libc.pthread_mutex_trylock(self._address))
+
+    def let_go(self) -> None:
+        """Unlock it; by the thread that holds it."""
+        _check("pthread_mutex_unlock", self._libc.pthread_mutex_unlock(self._address))
+
+    def wait_for_owner(self, seconds: float) -> bool:
+        """Block this thread (not the GIL) until the owner died or let go: True; False in time.
+
+        Afterwards the mutex is free and, if the owner died, never lockable again.
+        """
+        at = time.time() + seconds  # CLOCK_REALTIME, as pthread_mutex_timedlock wants it
+        limit = _Timespec(int(at), int(at % 1 * 1e9))
+        code = self._libc.pthread_mutex_timedlock(self._address, ctypes.byref(limit))
+        if code == errno.ETIMEDOUT:
+            return False
+        if code != errno.ENOTRECOVERABLE:
+            if code != errno.EOWNERDEAD:
+                _check("pthread_mutex_timedlock", code)
+            # Left locked, it would sit in this thread's robust list when the mapping goes.
+            self.let_go()
+        return True
+
+
+def available() -> bool:
+    """Return whether this libc has robust mutexes; without them a pidfd has to do."""
+    libc = _libc()
+    return all(
+        hasattr(libc, f"pthread_{name}") for name in ("mutexattr_setrobust", "mutex_timedlock")
+    )
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None)  # CDLL, not PyDLL: the GIL is released while a thread waits
+
+
+def _check(what: str, code: int) -> None:
+    if code:
+        raise OSError(code, what)

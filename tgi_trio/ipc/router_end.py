@@ -1,0 +1,150 @@
+"""The router's end of a channel: trio, one awaited descriptor for all shards, no blocking."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import trio
+
+from tgi_trio.errors import RingFull
+from tgi_trio.ipc.channel import ControlPage, End, Endpoints
+from tgi_trio.ipc.doorbell import AwakeBudget, drain, spin_while
+from tgi_trio.ipc.fence import ordering_named
+
+_STARVE_NS = 1_000_000  # a spinning router gives its other tasks a turn at least this often
+_FULL_POLL_S = 0.001
+
+
+class ReplyBell:
+    """One eventfd for the replies of any number of shards, and the wait on it. A context manager.
+
+    One task at a time may wait; per wake it drains every end.
+    """
+
+    def __init__(self, *, spin_us: int = 0, poll_us: int = 0) -> None:
+        """Choose how long to stay awake before sleeping; both 0 when cores are short.
+
+        `spin_us`: look at the rings in a tight loop; other tasks do not run meanwhile.
+        `poll_us`: look once per turn of the event loop; other tasks do.
+        """
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._spin = AwakeBudget(spin_us)
+        self._poll = AwakeBudget(poll_us)
+        self._ends: list[RouterEnd] = []
+        self._yielded = 0  # perf_counter_ns of the last turn given to other tasks
+
+    def add(self, end: RouterEnd) -> None:
+        """Wake up for this end's replies from now on."""
+        self._ends.append(end)
+
+    def remove(self, end: RouterEnd) -> None:
+        """Stop waking up for this end."""
+        self._ends.remove(end)
+
+    def quiet(self) -> bool:
+        """Return True when no end has a reply to read."""
+        return all(end.empty() for end in self._ends)
+
+    async def wait(self) -> None:
+        """Return when some end may have a reply; a checkpoint, except right after a spin.
+
+        May return early. Sleeps without limit: the caller's scope and `death.wait_for_death`
+        bound it.
+        """
+        quiet = self._ends[0].empty if len(self._ends) == 1 else self.quiet
+        if spin_ns := self._spin.take():
+            found = spin_while(quiet, spin_ns)
+            self._spin.settle(found)
+            if found and time.perf_counter_ns() - self._yielded < _STARVE_NS:
+                return
+        await trio.lowlevel.checkpoint()
+        self._yielded = time.perf_counter_ns()
+        if quiet() and (poll_ns := self._poll.take()):
+            deadline = self._yielded + poll_ns
+            while quiet() and time.perf_counter_ns() < deadline:
+                await trio.lowlevel.checkpoint()
+            self._poll.settle(not quiet())
+        if quiet():
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        ends = list(self._ends)
+        try:
+            for end in ends:
+                end.flag.set()
+            if all(end.empty() for end in ends):
+                await trio.lowlevel.wait_readable(self.fd)
+                drain(self.fd)
+        finally:
+            for end in ends:
+                end.flag.clear()
+
+    def close(self) -> None:
+        """Close the eventfd; a task that waits gets trio.ClosedResourceError."""
+        if self.fd >= 0:
+            if trio.lowlevel.in_trio_run():
+                trio.lowlevel.notify_closing(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+
+    def __enter__(self) -> ReplyBell:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class RouterEnd(End):
+    """The upper end of one shard's channel. A context manager that takes it off its bell."""
+
+    def __init__(self, endpoints: Endpoints, bell: ReplyBell) -> None:
+        """`endpoints` must have been created with `reply_bell=bell.fd`."""
+        page: ControlPage = endpoints.page
+        super().__init__(
+            page,
+            ordering_named(endpoints.spec.ordering),
+            reads="reply",
+            writes="request",
+            bell_fd=endpoints.spec.request_bell,
+            describe_peer=page.describe_shard,
+        )
+        self.bell = bell
+        bell.add(self)
+
+    def reserve(self, size: int) -> memoryview | None:
+        """Return `size` writable bytes, or None when the ring has no room now. Never blocks.
+
+        Raises ValueError when it can never fit, CorruptRing when the shard broke the ring.
+        """
+        return self._reserve(size)
+
+    async def send(self, payload: bytes | memoryview, timeout: float) -> None:
+        """Send `payload`, waiting at most `timeout` seconds for room; raises RingFull after that.
+
+        For the control path; the hot path uses `try_send`.
+        """
+        deadline = trio.current_time() + timeout
+        while not self.try_send(payload):
+            if trio.current_time() >= deadline:
+                raise RingFull(
+                    self.describe_peer(),
+                    f"has made no room for {len(payload)} bytes in {timeout:g} s; "
+                    f"{self.writer.free} of {self.writer.capacity} bytes are free",
+                )
+            await trio.sleep(_FULL_POLL_S)
+        await trio.lowlevel.checkpoint()
+
+    async def wait(self) -> None:
+        """Wait until some end on the bell, this one or another, may have a reply."""
+        await self.bell.wait()
+
+    def close(self) -> None:
+        """Leave the bell. The segment belongs to `Endpoints`."""
+        self.bell.remove(self)
+
+    def __enter__(self) -> RouterEnd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

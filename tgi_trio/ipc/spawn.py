@@ -1,0 +1,81 @@
+"""Starting a shard process so that it cannot outlive the router."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import trio
+
+from tgi_trio.ipc.channel import Endpoints
+
+
+@dataclass(frozen=True)
+class ShardProcess:
+    """A running shard: the process and a pidfd on it."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+    @property
+    def pid(self) -> int:
+        """Process id; never reused before `reap()`."""
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL it; harmless when it has ended."""
+        self.process.kill()
+
+    async def reap(self) -> int:
+        """Wait until the process has ended altogether and return its exit code."""
+        await trio.lowlevel.wait_readable(self.pidfd)
+        return self.process.wait()
+
+    def close(self) -> None:
+        """Kill the process if it still runs, reap it (this blocks) and close everything."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self.pidfd)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> ShardProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def spawn_shard(
+    argv: Sequence[str],
+    endpoints: Endpoints,
+    *,
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    extra_fds: Sequence[int] = (),
+) -> ShardProcess:
+    """Start `argv` with the channel's descriptors; the caller puts `endpoints.spec.text()` in it.
+
+    `stdout` and `stderr` as for `subprocess.Popen` (PIPE to read them). `extra_fds` are passed on
+    too: rank 0 gets its followers' channels that way. Blocks for the fork and exec, a few
+    milliseconds. Raises RuntimeError off the main thread: the child asks the kernel to kill it
+    when the thread that spawned it ends, and pool threads end after some idle seconds.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("spawn_shard must run in the main thread: the child dies with it")
+    process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=None if env is None else dict(env),
+        pass_fds=(*endpoints.spec.fds, *extra_fds),
+        process_group=0,  # Ctrl-C in a terminal is the router's to handle: it drains first
+    )
+    return ShardProcess(process, os.pidfd_open(process.pid))

@@ -1,0 +1,92 @@
+"""The router's eyes on a shard: death through mutex and pidfd, hanging through the heartbeat."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import trio
+
+from tgi_trio.errors import PeerStalled
+from tgi_trio.ipc.channel import ControlPage
+from tgi_trio.ipc.robust import RobustMutex
+
+_HELD_POLL_S = 0.02  # how often to look whether a starting shard holds its mutex yet
+_THREAD_SLICE_S = 1.0  # how soon the waiting thread notices that nobody wants its answer any more
+
+
+async def wait_for_death(pidfd: int, page: ControlPage) -> None:
+    """Return when the process behind `pidfd` has died or closed its end of the channel.
+
+    Its memory may still be being taken apart: reap it only after `pidfd` is readable
+    (`spawn.ShardProcess.reap` does). Cancellable at once.
+    """
+    async with trio.open_nursery() as nursery:
+
+        async def by_pidfd() -> None:
+            await trio.lowlevel.wait_readable(pidfd)
+            nursery.cancel_scope.cancel()
+
+        async def by_mutex() -> None:
+            while not page.alive_held:
+                await trio.sleep(_HELD_POLL_S)
+            await _wait_for_owner(page.alive_mutex())
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(by_pidfd)
+        nursery.start_soon(by_mutex)
+
+
+async def _wait_for_owner(mutex: RobustMutex) -> None:
+    # Not trio.to_thread: its threads are reused and counted against a limit, and cancelling
+    # `abandon_on_cancel` would leave this one waiting for as long as the shard lives.
+    token = trio.lowlevel.current_trio_token()
+    gone = trio.Event()
+    abandoned = threading.Event()
+
+    def wait() -> None:
+        while not abandoned.is_set():
+            if mutex.wait_for_owner(_THREAD_SLICE_S):
+                break
+        try:
+            token.run_sync_soon(gone.set)
+        except trio.RunFinishedError:
+            return  # the router has ended meanwhile
+
+    # A daemon: at exit the interpreter must not wait for the slice to end.
+    threading.Thread(target=wait, name="alive-mutex", daemon=True).start()
+    try:
+        await gone.wait()
+    finally:
+        abandoned.set()
+
+
+class StallDetector:
+    """Decides from heartbeats and a clock that a living shard hangs. Pure; feed it `observe`."""
+
+    def __init__(self, limit_s: float, slow_phases: Mapping[int, float] | None = None) -> None:
+        """`limit_s`: silence allowed, in seconds; `slow_phases`: other limits by phase."""
+        self._limit_s = limit_s
+        self._slow_phases = dict(slow_phases or {})
+        self._heartbeat = -1
+        self._since = 0.0
+
+    def observe(self, now: float, page: ControlPage) -> None:
+        """Look at the shard at time `now` (seconds); raises PeerStalled, which names it."""
+        vitals = page.vitals
+        if vitals.heartbeat != self._heartbeat:
+            self._heartbeat, self._since = vitals.heartbeat, now
+            return
+        limit = self._slow_phases.get(vitals.phase, self._limit_s)
+        if now - self._since > limit:
+            raise PeerStalled(
+                page.describe_shard(),
+                f"no heartbeat for {now - self._since:.1f} s (allowed in this phase: {limit:g} s)",
+            )
+
+
+async def watch_heartbeat(page: ControlPage, detector: StallDetector, every_s: float) -> None:
+    """Look every `every_s` seconds until the heartbeat stands still; raises PeerStalled then."""
+    while True:
+        detector.observe(trio.current_time(), page)
+        await trio.sleep(every_s)
