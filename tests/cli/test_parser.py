@@ -1,0 +1,144 @@
+"""The command line: values, precedence, refusals and help."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tgi_trio import __version__
+from tgi_trio.cli.flags import FLAGS, KINDS, REFUSED, Flag, all_flags
+from tgi_trio.cli.help import default_text, serve_help
+from tgi_trio.cli.parser import UsageError, parse
+from tgi_trio.settings import Options
+
+SAMPLES: dict[str, tuple[str, Any]] = {
+    "switch": ("true", True),
+    "bool": ("false", False),
+    "int": ("1", 1),
+    "tokens": ("7", 7),
+    "bytes": ("9", 9),
+    "us": ("3", 3),
+    "seconds": ("1.5", 1.5),
+    "ratio": ("0.25", 0.25),
+    "text": ("x", "x"),
+    "path": ("/x", Path("/x")),
+    "dtype": ("bfloat16", "bfloat16"),
+    "ip": ("127.0.0.1", "127.0.0.1"),
+}
+every_flag = pytest.mark.parametrize("flag", all_flags(), ids=lambda flag: flag.name)
+
+
+def test_flags_and_options_name_the_same_things() -> None:
+    names = [flag.field for flag in all_flags()]
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(Options))
+    assert not {refused.name for refused in REFUSED} & {flag.name for flag in all_flags()}
+    assert SAMPLES.keys() == KINDS.keys()
+
+
+@every_flag
+def test_every_flag_is_read_from_both_sources(flag: Flag) -> None:
+    text, value = SAMPLES[flag.kind]
+    words = [f"--{flag.name}"] if flag.kind == "switch" else [f"--{flag.name}", text]
+    expected = (value,) if flag.many else value
+    assert getattr(parse(words, {}).options, flag.field) == expected
+    assert getattr(parse([], {flag.env: text}).options, flag.field) == expected
+    assert getattr(parse([], {flag.env: " "}).options, flag.field) == flag.default
+
+
+@every_flag
+def test_every_flag_has_one_line_of_help(flag: Flag) -> None:
+    lines = [line for line in serve_help().splitlines() if f"--{flag.name} " in line]
+    assert len(lines) == 1
+    assert f"[{flag.env}]" in lines[0]
+    assert f"(={default_text(flag)})" in lines[0]
+    assert flag.default is not None or flag.unset
+
+
+def test_help_is_grouped_and_version_is_told() -> None:
+    text = parse(["--help"], {}).text
+    assert [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "] == [
+        group for group, _ in FLAGS
+    ]
+    assert parse(["serve", "-h"], {}).text == text
+    assert "MODEL" in parse(["download-weights", "--help"], {}).text
+    assert parse(["--version"], {}).text == f"tgi-trio {__version__}\n"
+
+
+def test_a_flag_wins_over_the_environment() -> None:
+    environ = {"PORT": "1", "JSON_OUTPUT": "true", "CORS_ALLOW_ORIGIN": "a, b"}
+    options = parse(
+        ["-p", "2", "--cors-allow-origin", "c", "--cors-allow-origin=d"], environ
+    ).options
+    assert (options.port, options.json_output, options.cors_allow_origin) == (2, True, ("c", "d"))
+    assert parse([], environ).options.cors_allow_origin == ("a", "b")
+
+
+def test_hostname_of_a_container_is_not_an_address() -> None:
+    invocation = parse([], {"HOSTNAME": "web-7f9c"})
+    assert invocation.options.hostname == "0.0.0.0"
+    assert len(invocation.warnings) == 1
+    assert "HOSTNAME=web-7f9c" in invocation.warnings[0]
+    assert parse(["--hostname", "::1"], {"HOSTNAME": "web-7f9c"}).warnings == ()
+    assert parse([], {"HOSTNAME": "10.0.0.1"}).options.hostname == "10.0.0.1"
+    with pytest.raises(UsageError, match="`hostname` must be an IP address"):
+        parse(["--hostname", "web-7f9c"], {})
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "message"),
+    [
+        (["--port", "x"], {}, "--port: expected a whole number, got 'x'"),
+        ([], {"PORT": "tcp://1"}, "environment variable PORT: expected a whole number"),
+        (["--port", "٣.5"], {}, "expected a whole number"),
+        (["--port"], {}, "--port.*expected one argument"),
+        (["--port", "1", "--port", "2"], {}, "--port is given 2 times"),
+        (["--port", "99999"], {}, "`port` must be <= 65535"),
+        (["--waiting-served-ratio", "nan"], {}, "--waiting-served-ratio: expected a number"),
+        (["--dtype", "int4"], {}, "--dtype: expected one of float32, bfloat16, float16"),
+        (["--sharded", "maybe"], {}, "--sharded: expected true or false"),
+        ([], {"JSON_OUTPUT": "ja"}, "variable JSON_OUTPUT: expected true or false"),
+        (["--max-inptu-tokens", "3"], {}, "did you mean --max-input-tokens"),
+        (["--zzz"], {}, "--zzz is not a flag of serve: see --help"),
+        (["--max-input-tok", "3"], {}, "not a flag"),  # no abbreviations: they would change meaning
+        (["gpt2"], {}, "unknown command 'gpt2': there are serve and download-weights"),
+        (["serve", "gpt2"], {}, "--model-id"),
+        (["download-weights"], {}, "needs the MODEL"),
+        (
+            ["download-weights", "a/b", "--port", "3"],
+            {},
+            "--port is not a flag of download-weights",
+        ),
+        (["--num-shard", "2"], {}, "one rank only"),
+    ],
+)
+def test_mistakes_are_one_clear_sentence(
+    words: list[str], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse(words, environ)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
+def test_flags_of_other_builds_are_refused(refused: Any) -> None:
+    for words in ([f"--{refused.name}", "7"], [f"--{refused.name}=7"]):
+        with pytest.raises(UsageError, match=f"--{refused.name} cannot be used: ") as caught:
+            parse(words, {})
+        assert refused.why in str(caught.value)
+    variable = refused.name.replace("-", "_").upper()
+    if refused.env:
+        with pytest.raises(UsageError, match=f"variable {variable} cannot be used"):
+            parse([], {variable: "7"})
+    else:
+        parse([], {variable: "7"})
+    for value in refused.same:
+        assert parse([f"--{refused.name}", value], {}).options == Options()
+
+
+def test_download_weights() -> None:
+    invocation = parse(["download-weights", "a/b", "--revision", "r"], {"QUANTIZE": "awq"})
+    assert invocation.command == "download-weights"
+    assert invocation.options == Options(model_id="a/b", revision="r")

@@ -1,0 +1,277 @@
+"""Settings: defaults, the checks with TGI's texts, and what the warm-up changes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.settings import (
+    ModelFacts,
+    Options,
+    as_json,
+    as_rows,
+    read_model_facts,
+    resolve,
+    with_kv,
+)
+
+
+def facts(**changes: Any) -> ModelFacts:
+    return ModelFacts(
+        **{"path": Path("/m"), "model_type": "llama", "max_positions": 2048, **changes}
+    )
+
+
+def test_defaults_are_tgis() -> None:
+    settings = resolve(Options(), facts())
+    shown = as_json(settings)
+    assert {name: shown[name] for name in (
+        "validation_workers", "max_concurrent_requests", "max_best_of", "max_stop_sequences",
+        "max_top_n_tokens", "max_client_batch_size", "payload_limit", "waiting_served_ratio",
+        "max_waiting_tokens", "hostname", "port", "graceful_termination_timeout", "num_shard",
+    )} == {
+        "validation_workers": 2, "max_concurrent_requests": 128, "max_best_of": 2,
+        "max_stop_sequences": 4, "max_top_n_tokens": 5, "max_client_batch_size": 4,
+        "payload_limit": 2_000_000, "waiting_served_ratio": 0.3, "max_waiting_tokens": 20,
+        "hostname": "0.0.0.0", "port": 3000, "graceful_termination_timeout": 90.0, "num_shard": 1,
+    }  # fmt: skip
+    assert settings.max_total_tokens == 2048
+    assert settings.max_input_tokens == 2047
+    assert settings.max_batch_prefill_tokens == 2048  # 4096, capped by the model's positions
+    assert settings.served_model_names == ("tgi-trio/demo",)
+
+
+@pytest.mark.parametrize(
+    ("positions", "tokenizer", "whole", "expected"),
+    [
+        (None, None, None, 4096),
+        (None, 512, None, 512),
+        (131072, None, None, 131072),
+        (131072, 32768, None, 32768),
+        (131072, None, 5000, 5000),
+    ],
+)
+def test_default_of_max_total_tokens(
+    positions: int | None, tokenizer: int | None, whole: int | None, expected: int
+) -> None:
+    settings = resolve(
+        Options(max_batch_total_tokens=whole),
+        facts(max_positions=positions, tokenizer_max_length=tokenizer),
+    )
+    assert (settings.max_total_tokens, settings.max_input_tokens) == (expected, expected - 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "checkpoint", "expected"),
+    [
+        (None, "bfloat16", "bfloat16"),
+        (None, "float16", "float32"),
+        (None, None, "float32"),
+        ("float16", "float32", "float16"),
+    ],
+)
+def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None:
+    assert resolve(Options(dtype=given), facts(dtype=checkpoint)).dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"validation_workers": 0}, "`validation_workers` must be > 0"),
+        ({"max_batch_size": 0}, "`max_batch_size` must be > 0"),
+        ({"port": 65536}, "`port` must be <= 65535. Given: 65536"),
+        ({"spin_us": -1}, "`spin_us` must be >= 0. Given: -1"),
+        ({"hostname": "localhost"}, "`hostname` must be an IP address"),
+        ({"dtype": "int8"}, "`dtype` must be one of float32, bfloat16, float16. Given: int8"),
+        ({"num_shard": 0}, "`num_shard` cannot be < 1"),
+        ({"num_shard": 1, "sharded": True}, "`sharded` is true but `num_shard` <= 1"),
+        ({"num_shard": 2}, "one rank only"),
+        ({"sharded": True}, "one rank only"),
+        (
+            {"max_input_tokens": 100, "max_total_tokens": 100},
+            "`max_input_tokens`(100) must be < `max_total_tokens`(100)",
+        ),
+        (
+            {"max_input_tokens": 10, "max_input_length": 12},
+            "`max_input_tokens` (10) and `max_input_length` (12) are both set: define only "
+            "`max_input_tokens`",
+        ),
+        ({"max_total_tokens": 2049}, "`max_total_tokens` must be <= 2048"),
+        (
+            {"max_total_tokens": 200, "max_batch_total_tokens": 100},
+            "`max_total_tokens` must be <= `max_batch_total_tokens`. Given: 200 and 100",
+        ),
+        (
+            {"max_batch_prefill_tokens": 200, "max_batch_total_tokens": 100},
+            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 200 and 100",
+        ),
+        (
+            {"step_token_budget": 200, "max_batch_prefill_tokens": 100},
+            "`step_token_budget` must be <= `max_batch_prefill_tokens`. Given: 200 and 100",
+        ),
+        (
+            {"max_batch_size": 200, "step_token_budget": 100},
+            "`max_batch_size` must be <= `step_token_budget`. Given: 200 and 100",
+        ),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        resolve(Options(**options), facts())
+
+
+def test_older_name_of_max_input_tokens() -> None:
+    settings = resolve(Options(max_input_length=100), facts())
+    assert settings.max_input_tokens == 100
+    assert ("max_input_tokens", "100", "asked") in list(as_rows(settings))
+
+
+def test_warm_up_shrinks_what_nobody_asked_for() -> None:
+    settings = with_kv(resolve(Options(), facts()), blocks=10, block_size=16)
+    assert settings.max_batch_total_tokens == settings.max_total_tokens == 160
+    assert settings.max_input_tokens == 159
+    assert settings.max_batch_prefill_tokens == settings.step_token_budget == 160
+    assert (settings.kv_blocks, settings.kv_block_size) == (10, 16)
+
+
+def test_warm_up_keeps_to_the_kv_tokens_asked_for() -> None:
+    before = resolve(Options(max_batch_total_tokens=100), facts())
+    assert with_kv(before, blocks=1000, block_size=16).max_batch_total_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_total_tokens": 2000}, "Not enough memory to handle `max_total_tokens=2000`"),
+        (
+            {"max_input_tokens": 1000},
+            "`max_input_tokens` must be < `max_total_tokens`. Given: 1000",
+        ),
+        (
+            {"max_batch_prefill_tokens": 1000},
+            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. Given: 1000 and 160",
+        ),
+    ],
+)
+def test_what_was_asked_for_must_fit_the_kv_cache(options: dict[str, Any], message: str) -> None:
+    before = resolve(Options(**options), facts())
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        with_kv(before, blocks=10, block_size=16)
+    after = with_kv(before, blocks=1000, block_size=16)
+    assert all(getattr(after, name) == value for name, value in options.items())
+
+
+def test_a_cache_that_holds_nothing_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="Not enough memory"):
+        with_kv(resolve(Options(), facts()), blocks=0, block_size=16)
+
+
+maybe = st.none() | st.integers(1, 5000)
+
+
+@hypothesis_settings(max_examples=300, deadline=None)
+@given(
+    options=st.builds(
+        Options,
+        max_concurrent_requests=st.integers(1, 1000),
+        max_input_tokens=maybe,
+        max_total_tokens=maybe,
+        max_batch_prefill_tokens=maybe,
+        max_batch_total_tokens=maybe,
+        max_batch_size=maybe,
+        step_token_budget=maybe,
+    ),
+    positions=maybe,
+    blocks=st.integers(1, 400),
+    block_size=st.sampled_from([1, 16]),
+)
+def test_limits_always_fit_together(
+    options: Options, positions: int | None, blocks: int, block_size: int
+) -> None:
+    try:
+        before = resolve(options, facts(max_positions=positions))
+        after = with_kv(before, blocks, block_size)
+    except ConfigurationError:
+        # Limits that nobody chose never stand in the way, if there is room for two tokens.
+        assert options != Options(max_concurrent_requests=options.max_concurrent_requests) or (
+            (positions or 2) < 2 or blocks * block_size < 2
+        )
+        return
+    for settings in (before, after):
+        assert 0 < settings.max_input_tokens < settings.max_total_tokens
+        assert settings.max_batch_size <= settings.step_token_budget
+        assert settings.step_token_budget <= settings.max_batch_prefill_tokens
+        assert settings.max_batch_size > 0
+        for name in settings.asked & {"max_input_tokens", "max_total_tokens"}:
+            assert getattr(settings, name) == getattr(options, name)
+    assert after.max_total_tokens <= after.max_batch_total_tokens <= blocks * block_size
+    assert after.max_batch_prefill_tokens <= after.max_batch_total_tokens
+
+
+def test_the_api_key_is_never_shown() -> None:
+    settings = resolve(Options(api_key="hunter2"), facts())
+    shown = json.dumps(as_json(settings)) + repr(settings) + str(list(as_rows(settings)))
+    assert "hunter2" not in shown
+    assert as_json(settings)["api_key"] == "(set)"
+
+
+def test_rows_say_where_values_come_from() -> None:
+    rows = {name: (value, origin) for name, value, origin in as_rows(
+        resolve(Options(port=80, served_model_name=("a", "b")), facts())
+    )}  # fmt: skip
+    assert rows["port"] == ("80", "asked")
+    assert rows["hostname"] == ("0.0.0.0", "default")
+    assert rows["max_total_tokens"] == ("2048", "computed")
+    assert rows["served_model_names"] == ("a, b", "asked")
+    assert rows["api_key"] == ("-", "default")
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+
+
+def test_facts_of_a_gpt2_folder(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_positions": 1024, "vocab_size": 9, "torch_dtype": "float32"}
+    write(tmp_path, "config.json", config | {"architectures": ["GPT2LMHeadModel"]})
+    write(tmp_path, "tokenizer_config.json", {"model_max_length": 1000})
+    assert read_model_facts(tmp_path) == ModelFacts(
+        path=tmp_path,
+        model_type="gpt2",
+        architectures=("GPT2LMHeadModel",),
+        max_positions=1024,
+        tokenizer_max_length=1000,
+        vocab_size=9,
+        dtype="float32",
+    )
+
+
+def test_facts_of_a_hub_snapshot_with_a_nested_text_config(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots" / "abc123"
+    text = {"max_position_embeddings": 77, "vocab_size": 5, "dtype": "torch.bfloat16"}
+    write(folder, "config.json", {"model_type": "gemma3", "text_config": text})
+    write(folder, "tokenizer_config.json", {"model_max_length": int(1e30)})
+    found = read_model_facts(folder)
+    assert (found.model_type, found.max_positions, found.vocab_size) == ("gemma3", 77, 5)
+    assert (found.dtype, found.tokenizer_max_length) == ("bfloat16", None)
+    assert found.revision_sha == "abc123"
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "holds no config.json"),
+    ("{", "cannot be read as JSON"),
+    ("[]", "holds no JSON object"),
+])  # fmt: skip
+def test_unreadable_configs(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=message):
+        read_model_facts(tmp_path)

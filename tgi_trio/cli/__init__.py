@@ -1,0 +1,1 @@
+"""The command line: serve (default) and download-weights."""

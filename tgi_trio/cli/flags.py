@@ -1,0 +1,220 @@
+"""Every flag as one row of one table, and every flag of other builds that is refused.
+
+A row's name, with underscores, is the field of `settings.Options` that it sets; the default is
+that field's default. The environment variable has the same name in UPPER_SNAKE. A flag wins over
+its variable; an empty variable counts as not set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.settings import DTYPES, Options
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One row of `FLAGS`."""
+
+    name: str  # kebab-case
+    kind: str  # a key of `KINDS`
+    help: str  # one line
+    unset: str = ""  # what happens when the default is None
+    short: str = ""  # e.g. "-p"
+    many: bool = False  # may be given several times; commas separate in the environment
+
+    @property
+    def field(self) -> str:
+        """Name in `Options`."""
+        return self.name.replace("-", "_")
+
+    @property
+    def env(self) -> str:
+        return self.field.upper()
+
+    @property
+    def default(self) -> Any:
+        return next(f.default for f in fields(Options) if f.name == self.field)
+
+    def parse(self, text: str) -> Any:
+        """Return the value of one occurrence. Raises ValueError with what is allowed."""
+        return KINDS[self.kind][1](text.strip())
+
+
+def _bool(text: str) -> bool:
+    word = text.lower()
+    if word in ("true", "1", "yes", "y", "on", "t"):
+        return True
+    if word in ("false", "0", "no", "n", "off", "f"):
+        return False
+    raise ValueError("expected true or false")
+
+
+def _int(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise ValueError("expected a whole number")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise ValueError("expected a number")
+    return value
+
+
+def _dtype(text: str) -> str:
+    if text not in DTYPES:
+        raise ValueError(f"expected one of {', '.join(DTYPES)}")
+    return text
+
+
+# kind -> (placeholder in --help, parser)
+KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "switch": ("", _bool),  # given or not; true or false in the environment
+    "bool": ("BOOL", _bool),
+    "int": ("N", _int),
+    "tokens": ("TOKENS", _int),
+    "bytes": ("BYTES", _int),
+    "us": ("US", _int),
+    "seconds": ("SECONDS", _float),
+    "ratio": ("RATIO", _float),
+    "text": ("TEXT", str),
+    "path": ("PATH", Path),
+    "dtype": ("DTYPE", _dtype),
+    "ip": ("IP", str),
+}
+
+# (group, rows) in the order of --help
+FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
+    (
+        "Model",
+        (
+            Flag("model-id", "text", "hub repository or local folder", "the embedded model"),
+            Flag("revision", "text", "branch, commit or refs/pr/N of a hub repository", "main"),
+            Flag("dtype", "dtype", f"compute in {', '.join(DTYPES)}", "the checkpoint's"),
+            Flag("trust-remote-code", "switch", "run code that comes with the model"),
+            Flag("huggingface-hub-cache", "path", "folder of downloads", "huggingface_hub's"),
+            Flag("tokenizer-config-path", "path", "another tokenizer_config.json", "the model's"),
+            Flag("chat-template", "text", "path of a Jinja template, or itself", "the model's"),
+            Flag("served-model-name", "text", "name in the API; repeatable", "model-id", many=True),
+            Flag("sharded", "bool", "split the model over several ranks", "false"),
+            Flag("num-shard", "int", "number of ranks", "1"),
+        ),
+    ),
+    (
+        "Limits of a request",
+        (
+            Flag("max-input-tokens", "tokens", "longest prompt", "max-total-tokens - 1"),
+            Flag("max-input-length", "tokens", "older name of max-input-tokens", "not used"),
+            Flag("max-total-tokens", "tokens", "prompt and new tokens", "what model and KV allow"),
+            Flag("max-best-of", "int", "largest best_of"),
+            Flag("max-stop-sequences", "int", "most stop sequences"),
+            Flag("max-top-n-tokens", "int", "largest top_n_tokens"),
+            Flag("max-client-batch-size", "int", "most prompts in one completion call"),
+            Flag("payload-limit", "bytes", "largest request body"),
+        ),
+    ),
+    (
+        "Batching and memory",
+        (
+            Flag("max-concurrent-requests", "int", "requests in the house; more get status 429"),
+            Flag("max-batch-size", "int", "sequences that run at once", "max-concurrent-requests"),
+            Flag("max-batch-prefill-tokens", "tokens", "prompt tokens in hand at once", "4096"),
+            Flag("max-batch-total-tokens", "tokens", "KV tokens", "as many as memory holds"),
+            Flag("step-token-budget", "tokens", "most tokens one step computes", "512"),
+            Flag("max-queued-tokens", "tokens", "prompt tokens that wait", "no limit of its own"),
+            Flag("waiting-served-ratio", "ratio", "waiting / running that lets newcomers in"),
+            Flag("max-waiting-tokens", "int", "steps after which newcomers are let in anyway"),
+            Flag("validation-workers", "int", "threads that tokenize"),
+        ),
+    ),
+    (
+        "HTTP",
+        (
+            Flag("hostname", "ip", "address to listen on"),
+            Flag("port", "int", "port to listen on; 0 takes a free one", short="-p"),
+            Flag("api-key", "text", "key that inference routes ask for", "none"),
+            Flag("cors-allow-origin", "text", "allowed origin; repeatable", many=True),
+        ),
+    ),
+    (
+        "Operations",
+        (
+            Flag("json-output", "switch", "log lines as JSON"),
+            Flag("graceful-termination-timeout", "seconds", "for streams at SIGTERM", short="-g"),
+            Flag("stall-timeout", "seconds", "without a step before a shard counts as hung"),
+            Flag("shard-restart-limit", "int", "failed starts of the shard in a row"),
+            Flag("spin-us", "us", "microseconds to spin before sleeping; costs CPU when idle"),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A flag of another build: using it is an error, unless it asks for what we do anyway."""
+
+    name: str
+    why: str
+    same: tuple[str, ...] = ()  # values that change nothing here, so they are let through
+    short: str = ""
+    env: bool = True  # False: the variable belongs to others too, so it is left alone
+
+
+_NO_GPU = "this build computes on the CPU only"
+_NO_NGROK = "there is no ngrok tunnel: run ngrok beside the server"
+_NO_TRACES = "there is no OTLP export yet: timings are in the logs and at /metrics"
+_NO_ROPE = "rotary scaling is read from the model's config.json: set rope_scaling there"
+_NO_WATERMARK = "watermarks are not in this build"
+_NO_TLS = "there is no TLS: put a reverse proxy in front"
+_ONE_MACHINE = "shards run on this machine and talk over shared memory: there is nothing to set"
+
+REFUSED: Final[tuple[Refused, ...]] = (
+    Refused("quantize", "quantised weights are not in this build: serve an unquantised model"),
+    Refused("speculate", "speculation is not in this build", same=("0",)),
+    Refused("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
+    Refused("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
+    Refused("cuda-graphs", _NO_GPU, same=("0",)),
+    Refused("cuda-memory-fraction", _NO_GPU),
+    Refused("disable-custom-kernels", _NO_GPU, same=("false",)),
+    Refused("rope-scaling", _NO_ROPE),
+    Refused("rope-factor", _NO_ROPE),
+    Refused("watermark-gamma", _NO_WATERMARK),
+    Refused("watermark-delta", _NO_WATERMARK),
+    Refused("weights-cache-override", "give the folder of the weights to --model-id"),
+    Refused("disable-grammar-support", "grammars are not in this build", same=("true",)),
+    Refused("enable-prefill-logprobs", "any request may ask for them with decoder_input_details"),
+    Refused("max-image-fetch-size", "images are not in this build"),
+    Refused("tokenizer-name", "the tokenizer is the model's: use --model-id"),
+    Refused("prometheus-port", "metrics are at /metrics of the main port", env=False),
+    Refused("shard-uds-path", _ONE_MACHINE),
+    Refused("master-shard-uds-path", _ONE_MACHINE),
+    Refused("master-addr", _ONE_MACHINE, env=False),
+    Refused("master-port", _ONE_MACHINE, env=False),
+    Refused("otlp-endpoint", _NO_TRACES),
+    Refused("otlp-service-name", _NO_TRACES),
+    Refused("usage-stats", "nothing is ever sent anywhere", same=("off",)),
+    Refused("ngrok", _NO_NGROK, same=("false",)),
+    Refused("ngrok-authtoken", _NO_NGROK, env=False),
+    Refused("ngrok-edge", _NO_NGROK, env=False),
+    Refused("ssl-certfile", _NO_TLS, env=False),
+    Refused("ssl-keyfile", _NO_TLS, env=False),
+    Refused(
+        "env",
+        "run `python -m pip list` and `python -m torch.utils.collect_env`",
+        env=False,
+        short="-e",
+    ),
+)
+
+
+def all_flags() -> tuple[Flag, ...]:
+    """Return every row of `FLAGS`, without the groups."""
+    return tuple(flag for _, rows in FLAGS for flag in rows)
