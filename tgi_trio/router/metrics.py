@@ -1,0 +1,331 @@
+"""The server's metrics and their Prometheus text form (version 0.0.4).
+
+`METRICS` is the table: names and bucket sets of the first part are TGI's, so that its dashboards
+keep working; the second part is ours. TGI exposes counters under plain names, while the official
+Python client insists on a `_total` suffix, so the exposition is written here.
+
+Every series of the table exists from the start with value zero (TGI shows a metric only after its
+first use, which breaks `rate()`); label values come from the table too, so that no client can make
+the number of series grow. Use a `Metrics` from one thread only: nothing here locks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_METHODS = ("prefill", "decode")
+# fmt: off
+_GAP_BOUNDS = (  # seconds, 1 µs to 1 s
+    1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4,
+    1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0,
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table."""
+
+    name: str
+    kind: str  # counter, gauge, histogram, or summary (sum and count only)
+    help: str
+    buckets: str = ""  # histograms: a key of `bucket_sets`
+    label: str = ""  # at most one label
+    values: tuple[str, ...] = ()  # every value the label may take
+
+
+METRICS: Final[tuple[Metric, ...]] = (
+    # TGI's names, types, labels and buckets.
+    Metric("tgi_request_count", "counter", "Requests that reached a handler"),
+    Metric("tgi_request_success", "counter", "Generations that finished"),
+    Metric(
+        "tgi_request_failure",
+        "counter",
+        "Requests that failed, by cause",
+        label="err",
+        values=("overloaded", "validation", "template", "incomplete", "dropped", "generation"),
+    ),
+    Metric("tgi_request_duration", "histogram", "Handler start to end, seconds", "D"),
+    Metric("tgi_request_validation_duration", "histogram", "Validation time, seconds", "D"),
+    Metric("tgi_request_queue_duration", "histogram", "Time in the queue, seconds", "D"),
+    Metric("tgi_request_inference_duration", "histogram", "First step to last token, seconds", "D"),
+    Metric(
+        "tgi_request_mean_time_per_token_duration",
+        "histogram",
+        "Inference time over generated tokens, seconds",
+        "D",
+    ),
+    Metric("tgi_request_generated_tokens", "histogram", "Generated tokens per request", "T"),
+    Metric("tgi_request_input_length", "histogram", "Prompt tokens per request", "I"),
+    Metric("tgi_request_max_new_tokens", "histogram", "New tokens asked for per request", "T"),
+    Metric("tgi_request_skipped_tokens", "summary", "Speculated tokens accepted per step"),
+    Metric("tgi_queue_size", "gauge", "Requests waiting"),
+    Metric("tgi_batch_next_size", "histogram", "Requests that joined the batch at once", "B"),
+    Metric("tgi_batch_current_size", "gauge", "Sequences in the running batch"),
+    Metric("tgi_batch_current_max_tokens", "gauge", "KV tokens the running batch may use"),
+    Metric("tgi_batch_max_total_tokens", "gauge", "KV tokens the cache can hold"),
+    Metric(
+        "tgi_batch_concat",
+        "counter",
+        "Times that requests joined a running batch",
+        label="reason",
+        values=("backpressure", "wait_exceeded", "chunking"),
+    ),
+    Metric("tgi_batch_inference_count", "counter", "Steps begun", label="method", values=_METHODS),
+    Metric("tgi_batch_inference_success", "counter", "Steps done", label="method", values=_METHODS),
+    Metric(
+        "tgi_batch_inference_failure", "counter", "Steps failed", label="method", values=_METHODS
+    ),
+    Metric(
+        "tgi_batch_inference_duration",
+        "histogram",
+        "Whole step, seconds",
+        "D",
+        label="method",
+        values=_METHODS,
+    ),
+    Metric(
+        "tgi_batch_forward_duration",
+        "histogram",
+        "Forward pass, seconds",
+        "D",
+        label="method",
+        values=_METHODS,
+    ),
+    Metric(
+        "tgi_batch_decode_duration",
+        "histogram",
+        "Choosing the tokens of a step, seconds",
+        "D",
+        label="method",
+        values=_METHODS,
+    ),
+    # Ours.
+    Metric("tgi_request_accepted", "counter", "Requests queued = finished + cancelled + failed"),
+    Metric("tgi_request_finished", "counter", "Accepted requests that ended well"),
+    Metric(
+        "tgi_request_cancelled",
+        "counter",
+        "Accepted requests whose client left, by where they were",
+        label="phase",
+        values=("queue", "prefill", "decode"),
+    ),
+    Metric("tgi_request_failed", "counter", "Accepted requests that ended with an error"),
+    Metric(
+        "tgi_request_time_to_first_token_duration",
+        "histogram",
+        "Request received to first token, seconds",
+        "D",
+    ),
+    Metric(
+        "tgi_request_inter_token_latency_duration",
+        "histogram",
+        "Time between tokens of one stream, seconds",
+        "D",
+    ),
+    Metric("tgi_kv_cache_usage", "gauge", "Part of the KV blocks in use, 0 to 1"),
+    Metric("tgi_kv_blocks_free", "gauge", "KV blocks free"),
+    Metric("tgi_kv_blocks_total", "gauge", "KV blocks in all"),
+    Metric("tgi_prefix_cache_lookup_tokens", "counter", "Prompt tokens looked up in the cache"),
+    Metric("tgi_prefix_cache_hit_tokens", "counter", "Prompt tokens found in the prefix cache"),
+    Metric("tgi_prefix_cache_blocks", "gauge", "KV blocks that only the prefix cache holds"),
+    Metric(
+        "tgi_batch_step_gap_duration",
+        "histogram",
+        "End of one step's compute to the start of the next, seconds",
+        "G",
+    ),
+    Metric("tgi_batch_preemptions", "counter", "Running sequences sent back to the queue"),
+    Metric("tgi_batch_prefill_tokens", "counter", "Prompt tokens computed"),
+    Metric("tgi_batch_decode_rows", "gauge", "Sequences that decoded in the last step"),
+    Metric("tgi_batch_stalled_rows", "counter", "Rows that sat a step out for want of a KV block"),
+    Metric("tgi_shard_restarts", "counter", "Times that the shard group was started again"),
+    Metric("tgi_shard_ready", "gauge", "1 while the shard group serves, else 0"),
+)
+
+
+def bucket_sets(max_input_tokens: int, max_total_tokens: int) -> dict[str, tuple[float, ...]]:
+    """Return the upper bounds of every bucket set; D, I, T and B are TGI's (spec 9.1)."""
+    return {
+        "D": tuple(0.0001 * 1.5**k for k in range(1, 36)),  # 150 µs to 146 s
+        "I": tuple(max_input_tokens / 100 * k for k in range(1, 101)),
+        "T": tuple(max_total_tokens / 100 * k for k in range(1, 101)),
+        "B": tuple(float(2**k) for k in range(11)),
+        "G": _GAP_BOUNDS,
+        "": (),  # summaries
+    }
+
+
+class Histogram:
+    """Observations in buckets; keep a reference to one on a hot path."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds  # ascending, inclusive upper bounds; +Inf is implied
+        self.counts = [0] * (len(bounds) + 1)  # not cumulative; `render` adds them up
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self.counts)
+
+
+Key = str | tuple[object, ...]  # a name, or (name, (label, value))
+
+
+class Metrics:
+    """All series of the table; see the module's docstring for the rules."""
+
+    def __init__(self, max_input_tokens: int = 1024, max_total_tokens: int = 2048) -> None:
+        """The limits shape the buckets of lengths, as in TGI."""
+        buckets = bucket_sets(max_input_tokens, max_total_tokens)
+        self._counters: dict[Key, float] = {}
+        self._gauges: dict[Key, float] = {}
+        self._histograms: dict[Key, Histogram] = {}
+        self._refresh: Callable[[], None] | None = None
+        for metric in METRICS:
+            for key, _ in _series(metric):
+                if metric.kind == "counter":
+                    self._counters[key] = 0
+                elif metric.kind == "gauge":
+                    self._gauges[key] = 0
+                else:
+                    self._histograms[key] = Histogram(buckets[metric.buckets])
+
+    def inc(self, name: str, value: float = 1, **labels: str) -> None:
+        """Add `value` (not negative) to a counter.
+
+        Raises ValueError for a series that is not in `METRICS`.
+        """
+        if value < 0:
+            raise ValueError(f"counter {name} cannot go down by {-value}")
+        try:
+            self._counters[(name, *labels.items()) if labels else name] += value
+        except KeyError:
+            raise _unknown("counter", name, labels) from None
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Count an observation of a histogram or summary; raises ValueError as `inc` does."""
+        try:
+            histogram = self._histograms[(name, *labels.items()) if labels else name]
+        except KeyError:
+            raise _unknown("histogram", name, labels) from None
+        histogram.counts[bisect_left(histogram.bounds, value)] += 1
+        histogram.sum += value
+
+    def gauge(self, name: str, value: float, **labels: str) -> None:
+        """Set a gauge; raises ValueError as `inc` does."""
+        key: Key = (name, *labels.items()) if labels else name
+        if key not in self._gauges:
+            raise _unknown("gauge", name, labels)
+        self._gauges[key] = value
+
+    def histogram(self, name: str, **labels: str) -> Histogram:
+        """Return the histogram itself, for loops that observe many values."""
+        try:
+            return self._histograms[(name, *labels.items()) if labels else name]
+        except KeyError:
+            raise _unknown("histogram", name, labels) from None
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return a counter's or gauge's value, or a histogram's number of observations.
+
+        Without labels, a labelled counter gives the sum over its label's values.
+        """
+        key: Key = (name, *labels.items()) if labels else name
+        if key in self._counters:
+            return self._counters[key]
+        if key in self._gauges:
+            return self._gauges[key]
+        if key in self._histograms:
+            return self._histograms[key].count
+        parts = (
+            [] if labels else [v for k, v in self._counters.items() if k[0] == name and k != name]
+        )
+        if not parts:
+            raise _unknown("metric", name, labels)
+        return sum(parts)
+
+    def before_render(self, refresh: Callable[[], None]) -> None:
+        """Have `refresh` set the gauges whenever somebody looks: cheaper than at every step."""
+        self._refresh = refresh
+
+    def render(self) -> bytes:
+        """Return every series in Prometheus text format, families in the table's order."""
+        if self._refresh is not None:
+            self._refresh()
+        lines: list[str] = []
+        for metric in METRICS:
+            lines.append(f"# HELP {metric.name} {metric.help}")
+            lines.append(f"# TYPE {metric.name} {metric.kind}")
+            for key, labels in _series(metric):
+                if metric.kind == "counter":
+                    lines.append(f"{metric.name}{_braces(labels)} {_number(self._counters[key])}")
+                elif metric.kind == "gauge":
+                    lines.append(f"{metric.name}{_braces(labels)} {_number(self._gauges[key])}")
+                else:
+                    lines.extend(_render_histogram(metric, labels, self._histograms[key]))
+        lines.append("")
+        return "\n".join(lines).encode()
+
+
+def as_markdown() -> str:
+    """Return `METRICS` as a Markdown table, for the docs."""
+    rows = ["| metric | type | labels | buckets | meaning |", "|---|---|---|---|---|"]
+    for metric in METRICS:
+        labels = f"`{metric.label}`: {', '.join(metric.values)}" if metric.label else ""
+        rows.append(
+            f"| `{metric.name}` | {metric.kind} | {labels} | {metric.buckets} | {metric.help} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _series(metric: Metric) -> Iterator[tuple[Key, str]]:
+    """Yield (key, label text) for every series of a family."""
+    if not metric.label:
+        yield metric.name, ""
+    for value in metric.values:
+        yield (metric.name, (metric.label, value)), f'{metric.label}="{value}"'
+
+
+def _render_histogram(metric: Metric, labels: str, histogram: Histogram) -> Iterator[str]:
+    cumulative = 0
+    comma = "," if labels else ""
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
+        cumulative += count
+        yield f'{metric.name}_bucket{{{labels}{comma}le="{_number(bound)}"}} {cumulative}'
+    total = cumulative + histogram.counts[-1]
+    if metric.kind == "histogram":
+        yield f'{metric.name}_bucket{{{labels}{comma}le="+Inf"}} {total}'
+    yield f"{metric.name}_sum{_braces(labels)} {_number(histogram.sum)}"
+    yield f"{metric.name}_count{_braces(labels)} {total}"
+
+
+def _braces(labels: str) -> str:
+    return f"{{{labels}}}" if labels else ""
+
+
+def _number(value: float) -> str:
+    """Whole numbers without a fraction, others with every digit."""
+    value = float(value)
+    return str(int(value)) if value.is_integer() else repr(value)
+
+
+def _unknown(kind: str, name: str, labels: dict[str, str]) -> ValueError:
+    for metric in METRICS:
+        if metric.name == name:
+            allowed = f"{metric.label} in {metric.values}" if metric.label else "no labels"
+            return ValueError(f"{name} is a {metric.kind} with {allowed}, used as {kind} {labels}")
+    return ValueError(f"no metric is named {name!r}; add it to METRICS in router/metrics.py")

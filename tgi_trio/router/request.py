@@ -1,0 +1,79 @@
+"""A generation as the router sees it: what was asked, what comes back."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.messages import SamplingParameters
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended, in TGI's words."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingCriteria:
+    """When a generation ends. EOS and length are the shard's to see, strings the router's."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    keep_stop: bool = True  # TGI keeps the stop text in the output, OpenAI drops it
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One validated generation, ready for the queue."""
+
+    prompt_ids: NDArray[np.int32]  # [prompt_length]
+    sampling: SamplingParameters
+    stopping: StoppingCriteria
+    priority: int = 0  # lower is sooner
+    deadline: float | None = None  # trio clock, seconds
+    cache_salt: str = ""  # sequences share prefixes only within one salt
+    name: str = ""  # the client's request id, for logs
+
+
+@dataclass(slots=True)
+class Token:
+    """One generated token as clients see it."""
+
+    id: int
+    text: str  # incremental text; "" while a character is incomplete or text is held back
+    logprob: float
+    special: bool
+    top: list[Token] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Timings:
+    """Moments of one request on the trio clock, in seconds; None until they happen."""
+
+    received: float
+    queued: float | None = None  # validated, in the queue
+    started: float | None = None  # first sent to the shard
+    first_token: float | None = None
+    last_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a generation ended well."""
+
+    reason: FinishReason
+    text: str  # generated text, special tokens left out
+    generated_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int | None  # None when greedy
+    tail: str = ""  # end of `text` that no token carried: it was held back until the end
+    prompt_logprobs: tuple[float, ...] = ()  # NaN for the first; empty unless asked for
