@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,11 @@ class FrameSpec:
     @cached_property
     def header_bytes(self) -> int:
         return WORD * (1 + len(self.words) + len(self.counts))
+
+    @cached_property
+    def header(self) -> struct.Struct:
+        """Packs kind, words and counts."""
+        return struct.Struct(f"<{self.header_bytes // WORD}Q")
 
     @cached_property
     def plan(self) -> tuple[tuple[str, np.dtype[Any], int], ...]:
@@ -326,31 +332,59 @@ def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[A
     in length.
     """
     spec = SPECS[kind]
-    header = [0] * (spec.header_bytes // WORD)
-    header[0] = kind
-    index = spec.word_index
-    for name, _ in spec.words:
-        header[index[name]] = words[name]
-    parts: list[bytes] = [b""]
-    seen: dict[int, int] = {}
+    values = [words[name] for name, _ in spec.words]
+    first_count = 1 + len(values)
+    counts = [-1] * len(spec.counts)
+    parts = [b""]
+    used = 0
     for name, dtype, count_at in spec.plan:
         array = columns.get(name)
         length = 0 if array is None else len(array)
-        if seen.setdefault(count_at, length) != length:
-            raise ValueError(f"{kind.name}.{name}: {length} items, expected {seen[count_at]}")
-        if array is None or length == 0:
+        expected = counts[count_at - first_count]
+        if length != expected:
+            if expected >= 0:
+                raise ValueError(f"{kind.name}.{name}: {length} items, expected {expected}")
+            counts[count_at - first_count] = length
+        if array is None:
             continue
-        if array.dtype != dtype:
+        used += 1
+        if array.dtype is not dtype and array.dtype != dtype:
             array = array.astype(dtype)
         data = array.tobytes()
         parts.append(data)
-        parts.append(_PADDING[-len(data) % WORD])
-    if not columns.keys() <= {c.name for c in spec.columns}:
+        if len(data) & 7:
+            parts.append(_PADDING[-len(data) & 7])
+    if used != len(columns):
         raise ValueError(f"{kind.name} has no column {sorted(columns.keys())}")
-    for count_at, length in seen.items():
-        header[count_at] = length
-    parts[0] = np.array(header, dtype="<u8").tobytes()
+    parts[0] = spec.header.pack(kind, *values, *counts)
     return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)
+def _row_type(kind: Kind, counts: tuple[int, ...], size: int) -> np.dtype[Any]:
+    """Return the structured dtype of a whole frame; raises CorruptFrame unless it has `size`.
+
+    Cached: the frames of steady decoding have the same counts step after step.
+    """
+    spec = SPECS[kind]
+    first_count = 1 + len(spec.words)
+    offset = spec.header_bytes
+    formats, offsets = [], []
+    for _, dtype, count_at in spec.plan:
+        count = counts[count_at - first_count]
+        formats.append((dtype, count))
+        offsets.append(offset)
+        offset += -(-count * dtype.itemsize // WORD) * WORD
+    if offset != size:
+        raise CorruptFrame(f"{kind.name}: counts say {offset} bytes, frame has {size}")
+    return np.dtype(
+        {
+            "names": [name for name, _, _ in spec.plan],
+            "formats": [(dtype, (count,)) for dtype, count in formats],
+            "offsets": offsets,
+            "itemsize": size,
+        }
+    )
 
 
 class Frame:
@@ -360,7 +394,7 @@ class Frame:
     cheap and lazy. Copy (`.copy()`, `.tolist()`) what must live longer.
     """
 
-    __slots__ = ("_offsets", "_view", "_words", "kind", "spec")
+    __slots__ = ("_columns", "_words", "kind", "spec")
 
     def __init__(self, view: memoryview) -> None:
         """Check `view` (u8, the whole frame) against the table; raises CorruptFrame."""
@@ -373,28 +407,21 @@ class Frame:
             raise CorruptFrame(f"unknown frame kind {words[0]}")
         if size < spec.header_bytes:
             raise CorruptFrame(f"{spec.kind.name}: {size} bytes, header is {spec.header_bytes}")
-        offsets: dict[str, tuple[int, int, np.dtype[Any]]] = {}
-        offset = spec.header_bytes
-        for name, dtype, count_at in spec.plan:
-            count = words[count_at]
-            offsets[name] = (offset, count, dtype)
-            offset += -(-count * dtype.itemsize // WORD) * WORD
-        if offset != size:
-            raise CorruptFrame(f"{spec.kind.name}: counts say {offset} bytes, frame has {size}")
+        counts = tuple(words[1 + len(spec.words) : spec.header_bytes // WORD])
         self.kind = spec.kind
         self.spec = spec
-        self._view = view
         self._words = words
-        self._offsets = offsets
+        self._columns = np.ndarray((), _row_type(spec.kind, counts, size), view)
 
     def word(self, name: str) -> int:
         """Return a word or count by name."""
-        return self._words[self.spec.word_index[name]]
+        value: int = self._words[self.spec.word_index[name]]
+        return value
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column as a numpy view of the ring."""
-        offset, count, dtype = self._offsets[name]
-        return np.frombuffer(self._view, dtype, count, offset)
+        column: NDArray[Any] = self._columns[name]
+        return column
 
     def text(self, name: str) -> str:
         """Return a u1 column as UTF-8 text; broken bytes are replaced, never raised."""

@@ -228,8 +228,6 @@ class StepReport:
 
 
 _STEP_WORDS = (
-    "step",
-    "acknowledged",
     "gap_ns",
     "forward_ns",
     "sample_ns",
@@ -255,7 +253,9 @@ _STEP_COLUMNS = (
 
 def decode_step(frame: Frame) -> StepReport:
     """Return a STEP frame as a report that owns its data."""
-    report = StepReport(**{name: frame.word(name) for name in _STEP_WORDS})
+    report = StepReport(frame.word("step"), frame.word("acknowledged"))
+    for name in _STEP_WORDS:
+        setattr(report, name, frame.word(name))
     for name in _STEP_COLUMNS:
         setattr(report, name, frame.column(name).tolist())
     return report
