@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.router.text.kinds import (
+    BACKENDS,
+    byte_level,
+    save,
+    sentencepiece,
+    served,
+    unhurried,
+    wordpiece,
+)
+from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Tokenizer, TokenizerPool
+
+LONG = "The server keeps a batch. " * 40
+
+plain_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+
+
+def test_ids_are_int32_and_special_tokens_are_added_when_asked_for() -> None:
+    tokenizer = served("sentencepiece")
+    with_bos = tokenizer.encode_ids("batch", add_special_tokens=True)
+    without = tokenizer.encode_ids("batch", add_special_tokens=False)
+    assert with_bos.dtype == np.int32
+    assert with_bos.tolist() == [tokenizer.token_id("<s>"), *without.tolist()]
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@unhurried
+@given(text=plain_text)
+def test_short_and_long_ways_give_the_same_ids(kind: str, text: str) -> None:
+    tokenizer = served(kind)
+    text = text + "x" * (INLINE_CHARACTERS - len(text))  # the longest that is encoded in place
+    assert tokenizer.encode_ids(text).tolist() == tokenizer.encode(text).ids.tolist()
+    text += "y"
+    assert tokenizer.encode_ids(text).tolist() == tokenizer.encode(text).ids.tolist()
+
+
+@given(data=st.data())
+@unhurried
+def test_prompts_are_cut_from_the_left_or_only_counted(data: st.DataObject) -> None:
+    tokenizer = served("sentencepiece")
+    text = data.draw(plain_text)
+    truncate, most = data.draw(st.none() | st.integers(1, 9)), data.draw(st.integers(1, 12))
+    everything = tokenizer.encode_ids(text).tolist()
+    expected = everything[-(truncate or len(everything)) :]
+    ids, length = tokenizer.encode_prompt(text, True, truncate, most)
+    assert length == len(expected)
+    assert ids.dtype == np.int32
+    assert ids.tolist() == (expected if length <= most else [])
+
+
+@unhurried
+@given(text=plain_text)
+def test_byte_offsets_cut_the_same_text_as_character_offsets(text: str) -> None:
+    encoding = served("sentencepiece").encode(text)
+    data = text.encode()
+    assert encoding.byte_offsets()[0] == (0, 0)  # the <s> that was added
+    for (start, end), (first, last) in zip(encoding.offsets, encoding.byte_offsets(), strict=True):
+        assert data[first:last].decode() == text[start:end]
+
+
+def test_special_tokens_are_left_out_on_request() -> None:
+    tokenizer = served("byte_level")
+    ids = tokenizer.encode_ids("a<|user|>b</s>")
+    assert tokenizer.decode(ids) == "ab"
+    assert tokenizer.decode(ids, skip_special=False) == "a<|user|>b</s>"
+    assert {tokenizer.token_id(token) for token in ("<s>", "</s>", "<|user|>")} == set(
+        tokenizer.special_ids
+    )
+
+
+def test_texts_of_single_tokens() -> None:
+    sp, bpe = served("sentencepiece"), served("byte_level")
+    byte = sp.token_id("<0xF0>") or 0
+    assert (sp.token_text(byte), sp.token_bytes(byte)) == ("\ufffd", b"\xf0")
+    lead = bpe.token_id("ð") or 0
+    assert (bpe.token_text(lead), bpe.token_bytes(lead)) == ("\ufffd", b"\xf0")
+    space = bpe.token_id("Ġ") or 0
+    assert (bpe.token_text(space), bpe.token_bytes(space)) == (" ", b" ")
+    assert served("wordpiece").token_bytes(served("wordpiece").token_id("a") or 0) == b"a"
+    assert bpe.token_text(bpe.vocab_size + 1) == ""
+
+
+def test_lone_surrogates_are_the_users_mistake() -> None:
+    for text in ("\ud800", "\ud800" * 500):
+        with pytest.raises(ValidationError, match=r"^tokenizer error "):
+            served("byte_level").encode_ids(text)
+        with pytest.raises(ValidationError, match=r"^tokenizer error "):
+            served("byte_level").encode(text)
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(tmp_path: Path) -> None:
+    backend = byte_level()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=64)
+    tokenizer = Tokenizer.from_folder(save(backend, tmp_path))
+    assert tokenizer.decode(tokenizer.encode_ids(LONG)) == LONG
+
+
+class TestFromFolder:
+    def test_named_tokens_come_as_strings_or_objects(self, tmp_path: Path) -> None:
+        eos = {"content": "</s>", "lstrip": False}
+        folder = save(byte_level(), tmp_path, bos_token="<s>", eos_token=eos, pad_token=None)
+        tokenizer = Tokenizer.from_folder(folder)
+        assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+        assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+    def test_tokens_the_configuration_calls_special_are(self, tmp_path: Path) -> None:
+        """Some folders mark the end-of-turn token only in tokenizer_config.json."""
+        backend = byte_level()
+        backend.add_tokens(["<|end|>", "<|extra|>", "<|late|>"])
+        late = {"content": "<|late|>", "special": True}
+        folder = save(
+            backend,
+            tmp_path,
+            eos_token="<|end|>",
+            additional_special_tokens=["<|extra|>"],
+            added_tokens_decoder={"424": late},
+        )
+        tokenizer = Tokenizer.from_folder(folder)
+        ids = tokenizer.encode_ids("a<|end|><|extra|><|late|>")
+        assert tokenizer.decode(ids) == "a"
+
+    def test_tokens_only_the_configuration_knows_are_added(self, tmp_path: Path) -> None:
+        backend = byte_level()
+        size = backend.get_vocab_size()
+        folder = save(
+            backend,
+            tmp_path,
+            eos_token="<|nowhere|>",  # no id of the model stands for it: not added
+            added_tokens_decoder={str(size): {"content": "<|new|>", "special": True}},
+        )
+        tokenizer = Tokenizer.from_folder(folder)
+        assert tokenizer.encode_ids("<|new|>").tolist() == [size]
+        assert tokenizer.vocab_size == size + 1
+
+    def test_bos_and_eos_by_the_ids_of_the_model(self, tmp_path: Path) -> None:
+        backend = byte_level()
+        folder = save(backend, tmp_path)
+        ids = {name: backend.token_to_id(name) for name in ("<s>", "</s>")}
+        model = {"bos_token_id": ids["<s>"], "eos_token_id": [ids["</s>"], 3]}
+        (folder / "config.json").write_text(json.dumps(model))
+        tokenizer = Tokenizer.from_folder(folder)
+        assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+
+    def test_agrees_with_transformers(self, tmp_path: Path) -> None:
+        transformers = pytest.importorskip("transformers")
+        folder = save(
+            sentencepiece(),
+            tmp_path,
+            tokenizer_class="PreTrainedTokenizerFast",
+            bos_token="<s>",
+            eos_token="</s>",
+            unk_token="<unk>",
+            additional_special_tokens=["<|user|>"],
+        )
+        ours, theirs = (
+            Tokenizer.from_folder(folder),
+            transformers.AutoTokenizer.from_pretrained(folder),
+        )
+        text = "Hello <|user|>, naïve 😀 日本語</s>"
+        ids = ours.encode_ids(text)
+        assert ids.tolist() == theirs(text)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert set(theirs.all_special_ids) <= ours.special_ids
+        assert ours.special_tokens == theirs.special_tokens_map
+
+    def test_a_folder_without_tokenizer_names_the_flags(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelLoadError, match=r"--model-id.*--tokenizer-name"):
+            Tokenizer.from_folder(tmp_path)
+
+    @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+    @pytest.mark.parametrize("content", ["{", "[]"])
+    def test_a_broken_file_is_named(self, tmp_path: Path, name: str, content: str) -> None:
+        save(byte_level(), tmp_path)
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ModelLoadError, match=name):
+            Tokenizer.from_folder(tmp_path)
+
+    def test_an_older_format_is_converted_once_in_another_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, cache = tmp_path / "model", tmp_path / "cache"
+        folder.mkdir()
+        vocabulary = wordpiece().get_vocab()
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *vocabulary]
+        (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(words)))
+        (folder / "config.json").write_text(json.dumps({"model_type": "bert"}))
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "BertTokenizer", "unk_token": "[UNK]"})
+        )
+        tokenizer = Tokenizer.from_folder(folder, cache=cache)
+        ids = tokenizer.encode_ids("the server", add_special_tokens=False)
+        assert tokenizer.decode(ids) == "the server"
+
+        def refuse(*args: Any, **options: Any) -> None:
+            raise AssertionError("converted again")
+
+        monkeypatch.setattr(subprocess, "run", refuse)
+        again = Tokenizer.from_folder(folder, cache=cache)
+        assert (
+            again.encode_ids("the server").tolist() == tokenizer.encode_ids("the server").tolist()
+        )
+
+    def test_a_conversion_that_fails_says_why(self, tmp_path: Path) -> None:
+        folder = tmp_path / "model"
+        folder.mkdir()
+        (folder / "tokenizer.model").write_bytes(b"not a model")
+        with pytest.raises(ModelLoadError, match=r"could not be converted: .+ tokenizer.json"):
+            Tokenizer.from_folder(folder, cache=tmp_path / "cache")
+        assert list((tmp_path / "cache").iterdir()) == []
+
+
+class TestChatTemplateSources:
+    def sources(self, folder: Path) -> dict[str, str]:
+        return Tokenizer.from_folder(folder).chat_templates
+
+    def test_none(self, tmp_path: Path) -> None:
+        assert self.sources(save(byte_level(), tmp_path)) == {}
+
+    def test_a_string_or_a_list_of_names_in_the_configuration(self, tmp_path: Path) -> None:
+        named = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
+        assert self.sources(save(byte_level(), tmp_path / "1", chat_template="x")) == {
+            "default": "x"
+        }
+        assert self.sources(save(byte_level(), tmp_path / "2", chat_template=named)) == {
+            "default": "a",
+            "tool_use": "b",
+        }
+
+    def test_files_come_before_json_and_chat_template_json_first(self, tmp_path: Path) -> None:
+        folder = save(byte_level(), tmp_path, chat_template="config")
+        (folder / "processor_config.json").write_text('{"chat_template": "processor"}')
+        assert self.sources(folder) == {"default": "config"}
+        (folder / "chat_template.json").write_text('{"chat_template": "json"}')
+        assert self.sources(folder) == {"default": "json"}
+        (folder / "chat_template.jinja").write_text("file")
+        assert self.sources(folder) == {"default": "file"}
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+        assert self.sources(folder) == {"default": "file", "tool_use": "tools"}
+
+
+def test_the_router_loads_a_tokenizer_without_transformers_or_torch(tmp_path: Path) -> None:
+    folder = save(byte_level(), tmp_path)
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from tgi_trio.router.text.output import OutputText\n"
+        "from tgi_trio.router.text.tokenizer import Tokenizer\n"
+        "Tokenizer.from_folder(Path(sys.argv[1])).encode_ids('a' * 999)\n"
+        "print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+class _BlockedTokenizer(Tokenizer):
+    """Tokenises when told to; counts how many texts are at it at the same time."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> Any:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.entered.release()
+        self.go.wait()
+        with self._lock:
+            self.running -= 1
+        return np.array([len(text)], dtype=np.int32)
+
+
+@pytest.mark.trio
+async def test_the_pool_gives_what_the_tokenizer_gives() -> None:
+    tokenizer = served("byte_level")
+    pool = TokenizerPool(tokenizer, workers=2)
+    for text in ("short", LONG):
+        assert (await pool.encode_ids(text)).tolist() == tokenizer.encode_ids(text).tolist()
+        assert (await pool.encode(text)).offsets == tokenizer.encode(text).offsets
+        ids, length = await pool.encode_prompt(text, True, 3, 3)
+        assert (ids.tolist(), length) == (tokenizer.encode_ids(text).tolist()[-3:], 3)
+
+
+@pytest.mark.trio
+async def test_every_way_is_a_checkpoint() -> None:
+    pool = TokenizerPool(served("byte_level"), workers=1)
+    for text in ("short", LONG):
+        with trio.testing.assert_checkpoints():
+            await pool.encode_ids(text)
+
+
+@pytest.mark.trio
+async def test_no_more_texts_at_a_time_than_workers() -> None:
+    tokenizer = _BlockedTokenizer()
+    pool = TokenizerPool(tokenizer, workers=2)
+    async with trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(pool.encode_ids, LONG)
+        for _ in range(2):
+            await trio.to_thread.run_sync(tokenizer.entered.acquire)
+        await trio.testing.wait_all_tasks_blocked()
+        tokenizer.go.set()
+    assert tokenizer.most == 2
+
+
+@pytest.mark.trio
+async def test_a_client_that_leaves_is_not_waited_for() -> None:
+    """The thread still holds its place: leaving cannot be used to start more of them."""
+    tokenizer = _BlockedTokenizer()
+    pool = TokenizerPool(tokenizer, workers=1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pool.encode_ids, LONG)
+        await trio.to_thread.run_sync(tokenizer.entered.acquire)
+        nursery.cancel_scope.cancel()
+    # The first thread is still at work here.
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pool.encode_ids, LONG)
+        await trio.testing.wait_all_tasks_blocked()
+        assert tokenizer.running == 1
+        tokenizer.go.set()
+    assert tokenizer.most == 1

@@ -1,0 +1,222 @@
+"""Chat templates, rendered as transformers renders them.
+
+The same sandbox, whitespace rules, filters, functions and preparation of messages, so that a prompt
+made here is the prompt the model was tuned on. TGI's own engine differs in all of these (no
+trim_blocks, sorted and escaped JSON, no keyword arguments).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tgi_trio.errors import ConfigurationError, TemplateError
+
+Message = Mapping[str, Any]
+Clock = Callable[[], datetime]
+
+_CONTINUE = "\ue000continue-here\ue000 "  # marks the end of the message to continue; ends in space
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field, in this order
+
+
+class ChatTemplate:
+    """The chat templates of one model; rendering touches nothing shared, any thread may do it."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        clock: Clock = datetime.now,
+    ) -> None:
+        """Compile `sources` (name -> jinja2). `special_tokens` ("bos_token" ...) are variables.
+
+        Raises ConfigurationError for a template that does not compile.
+        """
+        environment = _environment(clock)
+        self._special_tokens = dict(special_tokens)
+        self._templates: dict[str, jinja2.Template] = {}
+        self._variables: dict[str, set[str]] = {}
+        for name, source in sources.items():
+            try:
+                self._variables[name] = meta.find_undeclared_variables(environment.parse(source))
+                self._templates[name] = environment.from_string(source)
+            except jinja2.TemplateSyntaxError as error:
+                raise ConfigurationError(
+                    f"The chat template '{name}' does not compile: line {error.lineno}: "
+                    f"{error.message}. Give another with --chat-template."
+                ) from error
+
+    @classmethod
+    def from_file(cls, path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Read the file of `--chat-template`; raises ConfigurationError."""
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"--chat-template {path} cannot be read: {error}") from error
+        return cls({"default": source}, special_tokens)
+
+    def uses(self, variable: str, *, tools: bool = False) -> bool:
+        """Return whether the template (the one for tools, if there are any) reads `variable`."""
+        return variable in self._variables.get(self._name(tools), ())
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt for `messages`, which are plain JSON values.
+
+        `continue_final_message` ends the prompt inside the last message; it excludes a generation
+        prompt, which is then left out. Raises TemplateError with the template's own message.
+        """
+        template = self._templates.get(self._name(tools is not None))
+        if template is None:
+            raise TemplateError(self._missing())
+        if not messages:
+            raise TemplateError("messages must not be empty")
+        chat = [_prepared(message) for message in messages]
+        final = _mark_final(chat) if continue_final_message else ""
+        try:
+            text = template.render(
+                {
+                    **self._special_tokens,
+                    **variables,
+                    "messages": chat,
+                    "tools": tools,
+                    "documents": documents,
+                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
+                }
+            )
+        except Exception as error:  # a template is a program of its own: it may fail in any way
+            raise TemplateError(str(error) or type(error).__name__) from error
+        return _cut_final(text, final) if continue_final_message else text
+
+    def _name(self, tools: bool) -> str:
+        return "tool_use" if tools and "tool_use" in self._templates else "default"
+
+    def _missing(self) -> str:
+        if not self._templates:
+            return "template not found"
+        names = ", ".join(sorted(self._templates))
+        return f"template not found: there is no 'default' among {names}"
+
+
+def _prepared(message: Message) -> dict[str, Any]:
+    """Return the message without nulls (templates print them) and with reasoning by every name."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((kept[name] for name in _REASONING if name in kept), None)
+    if reasoning is None:
+        return kept
+    return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}
+
+
+def _mark_final(chat: list[dict[str, Any]]) -> str:
+    """Mark where the content of the last message ends; return that content."""
+    message = chat[-1]
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _CONTINUE
+        return content
+    parts = list(content) if isinstance(content, list) else []
+    for i in reversed(range(len(parts))):
+        if isinstance(text := parts[i].get("text"), str):
+            parts[i] = {**parts[i], "text": text + _CONTINUE}
+            message["content"] = parts
+            return text
+    raise TemplateError("continue_final_message needs text in the content of the final message")
+
+
+def _cut_final(text: str, final: str) -> str:
+    mark = _CONTINUE.strip()
+    position = text.rfind(mark)
+    if position < 0 or final.strip() not in text:
+        raise TemplateError(
+            "continue_final_message is set, but the chat template does not render the final message"
+        )
+    if text.startswith(_CONTINUE, position):
+        return text[:position]
+    return text[:position].rstrip()  # the template trims contents, so it trims this one
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what a trainer learns from; for us it is a block like any other."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _TemplateDict:
+    """Stands for `dict` without being the type, whose attributes lead out of the sandbox."""
+
+    def __call__(self, *args: Any, **items: Any) -> dict[Any, Any]:
+        return dict(*args, **items)
+
+    def fromkeys(self, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
+
+
+class _TemplateNamespace(jinja2.utils.Namespace):
+    """Refuses names that begin with an underscore: they lead out of the sandbox."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:  # `self` may be an attribute's name
+        self, *positional = args
+        attributes = dict(*positional, **attributes)
+        for name in attributes:
+            _refuse_underscore(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: str) -> None:
+    if str(name).startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}: rename it")
+
+
+def _environment(clock: Clock) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
+    environment.globals["dict"] = _TemplateDict()
+    environment.globals["namespace"] = _TemplateNamespace
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON in the order of its keys and without HTML escapes, unlike jinja2's own filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)

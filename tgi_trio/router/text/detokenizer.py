@@ -1,0 +1,117 @@
+"""Token ids to text, one token at a time.
+
+The pieces of a generation, concatenated with what `flush` returns, are the text the tokenizer
+decodes from all its ids behind the prompt. Text is held back only while a character is incomplete.
+
+One case is decided here rather than by the tokenizer: byte-fallback decoders turn a whole run of
+byte tokens into U+FFFD when any byte of it is invalid. Characters already sent cannot be called
+back, so complete characters of such a run stay, and only the invalid bytes become U+FFFD.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from tgi_trio.router.text.pieces import Pieces
+
+CONTEXT_TOKENS = 5  # prompt tokens that set the scene for the first generated one, as in TGI
+_MAX_CHARACTER_BYTES = 4  # of UTF-8
+_MAX_WINDOW = 32  # tokens without a complete character at their end: only invalid bytes get there
+_REPLACEMENT = "\ufffd"
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Detokenizer(Protocol):
+    """Turns one generation into text; special tokens are the caller's to leave out."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that became certain with this token; "" inside a character."""
+        ...
+
+    def flush(self) -> str:
+        """Return what is left of an incomplete character at the end, as U+FFFD."""
+        ...
+
+
+class PieceDetokenizer:
+    """For tokenizers whose tokens have a fixed text or fixed bytes."""
+
+    __slots__ = ("_pending", "_pieces")
+
+    def __init__(self, pieces: Pieces, prompt_ids: Sequence[int]) -> None:
+        """Begin behind `prompt_ids`, which may end within a character when they came as ids."""
+        self._pieces = pieces
+        tail: list[bytes] = []
+        for token_id in reversed(prompt_ids[-CONTEXT_TOKENS:]):
+            piece = pieces[token_id]
+            if isinstance(piece, str):
+                break
+            tail.append(piece)
+        data = b"".join(reversed(tail))
+        self._pending = data[utf_8_decode(data, "replace", False)[1] :]
+
+    def push(self, token_id: int) -> str:
+        piece = self._pieces[token_id]
+        if isinstance(piece, str):
+            if self._pending and piece:
+                return self.flush() + piece
+            return piece
+        data = self._pending + piece
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return text
+
+    def flush(self) -> str:
+        # What is pending is always the valid beginning of one character.
+        pending, self._pending = self._pending, b""
+        if self._pieces.per_byte:
+            return _REPLACEMENT * len(pending)
+        return _REPLACEMENT if pending else ""
+
+
+class WindowDetokenizer:
+    """For any tokenizer: what a short window decodes to, less what was released of it before.
+
+    The window begins with the tokens behind which the last complete text ended, so that a token is
+    decoded behind a neighbour and spacing rules see what they would see in the whole text. It is
+    cut whenever its text ends with a complete character.
+    """
+
+    __slots__ = ("_decode", "_known", "_released", "_window")
+
+    def __init__(self, decode: Decode, prompt_ids: Sequence[int]) -> None:
+        self._decode = decode
+        self._window = list(prompt_ids[-CONTEXT_TOKENS:])
+        self._known = len(self._window)  # tokens that are there for context alone
+        self._released = len(decode(self._window))  # characters of the window's text
+
+    def push(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        complete = len(text.rstrip(_REPLACEMENT))
+        if complete == len(text):
+            return self._cut(text)
+        # An incomplete character shows as one U+FFFD or one per byte; more than that are invalid.
+        complete = max(complete, len(text) - _MAX_CHARACTER_BYTES + 1)
+        if len(self._window) - self._known > _MAX_WINDOW:
+            return self._cut(text)
+        piece = text[self._released : complete]
+        self._released = max(self._released, complete)
+        return piece
+
+    def flush(self) -> str:
+        return self._cut(self._decode(self._window))
+
+    def _cut(self, text: str) -> str:
+        piece = text[self._released :]
+        if piece:
+            del self._window[: self._known]
+            self._known = len(self._window)
+            text = self._decode(self._window)
+            self._released = len(text)
+        elif len(self._window) > self._known:
+            self._window.pop()  # without text it gives the next token no context either
+        return piece

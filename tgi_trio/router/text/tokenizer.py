@@ -1,0 +1,248 @@
+"""The tokenizer of the served model, and the threads that run it.
+
+`Tokenizer` is made once at start and only read afterwards: any number of threads may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple, Unpack
+
+import numpy as np
+import tokenizers
+import trio
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.router.text.detokenizer import (
+    CONTEXT_TOKENS,
+    Detokenizer,
+    PieceDetokenizer,
+    WindowDetokenizer,
+)
+from tgi_trio.router.text.pieces import pieces_for
+from tgi_trio.router.text.tokenizer_files import TokenizerConfig, read_config, tokenizer_json
+
+IntArray = NDArray[np.int32]
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+# Up to here tokenising on the spot is about as fast as handing over to a thread and back (40 us).
+INLINE_CHARACTERS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A tokenised text."""
+
+    ids: IntArray  # int32 [tokens]
+    offsets: list[tuple[int, int]]  # [tokens] characters, start and end; (0, 0): added by us
+    text: str
+
+    def byte_offsets(self) -> list[tuple[int, int]]:
+        """Return `offsets` in bytes of the text's UTF-8, as `/tokenize` reports them."""
+        if self.text.isascii():
+            return self.offsets
+        widths = np.fromiter(map(_utf8_width, self.text), dtype=np.int64, count=len(self.text))
+        position = np.concatenate(([0], np.cumsum(widths))).tolist()
+        return [(position[start], position[end]) for start, end in self.offsets]
+
+
+def _utf8_width(character: str) -> int:
+    code = ord(character)
+    return 1 + (code >= 0x80) + (code >= 0x800) + (code >= 0x10000)
+
+
+class Tokenizer:
+    """A `tokenizers` tokenizer with what the model's folder says about special tokens."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+        """Adds to `backend` the tokens that only the configuration knows, as transformers does."""
+        backend.no_truncation()  # limits are ours to check, and padding is never wanted
+        backend.no_padding()
+        _add_missing(backend, config)
+        self._backend = backend
+        self.chat_templates = config.chat_templates
+        self.special_tokens = config.special_tokens  # "eos_token" and so on -> text
+        self.special_ids = _special_ids(backend, config)
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        decoder = backend.decoder
+        state = decoder.__getstate__() if decoder is not None else None
+        self._pieces = pieces_for(state, backend.id_to_token)
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: Path,
+        *,
+        config_path: Path | None = None,
+        cache: Path | None = None,
+        trust_remote_code: bool = False,
+    ) -> Tokenizer:
+        """Load the tokenizer of a model folder; takes up to seconds, call it before serving.
+
+        `config_path` replaces tokenizer_config.json, `cache` is where a tokenizer without
+        tokenizer.json is converted to. Raises ModelLoadError.
+        """
+        file = tokenizer_json(path, cache, trust_remote_code)
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            raise ModelLoadError(f"{file} cannot be loaded as a tokenizer: {error}") from error
+        return cls(backend, read_config(path, config_path))
+
+    @property
+    def bos_token(self) -> str | None:
+        """Return the text of the beginning-of-sequence token."""
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Return the text of the end-of-sequence token."""
+        return self.special_tokens.get("eos_token")
+
+    def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
+        """Return the token ids of `text`, int32 [tokens]; raises ValidationError."""
+        return np.array(self._encoded(text, add_special_tokens).ids, dtype=np.int32)
+
+    def encode_prompt(
+        self, text: str, add_special_tokens: bool, truncate: int | None, most: int
+    ) -> tuple[IntArray, int]:
+        """Return the last `truncate` ids of `text` (None: all), int32, and how many they are.
+
+        More than `most` are counted, not returned: the list of a text that is refused anyway would
+        hold up every other thread for milliseconds. Raises ValidationError.
+        """
+        found = self._encoded(text, add_special_tokens)
+        length = min(len(found), truncate or len(found))
+        if length > most:
+            return np.empty(0, dtype=np.int32), length
+        return np.array(found.ids[-length:] if length else [], dtype=np.int32), length
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+        try:
+            if len(text) <= INLINE_CHARACTERS:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            # Of the library's calls only those for batches release the GIL; this one alone skips
+            # the offsets.
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        except Exception as error:  # the library raises plain Exception, for lone surrogates too
+            raise ValidationError(f"tokenizer error {error}") from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
+        """Return ids and offsets of `text`; raises ValidationError. Prefer `encode_ids`."""
+        try:
+            found = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        except Exception as error:
+            raise ValidationError(f"tokenizer error {error}") from error
+        return Encoding(np.array(found.ids, dtype=np.int32), found.offsets, text)
+
+    def decode(self, ids: Sequence[int] | IntArray, skip_special: bool = True) -> str:
+        """Return the text of `ids`; ids without a token have none."""
+        listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        if skip_special:
+            listed = [token_id for token_id in listed if token_id not in self.special_ids]
+        return self._backend.decode(listed, skip_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token by itself, U+FFFD for a part of a character.
+
+        Unlike TGI's it keeps a leading space, so that it equals the text the token has in a stream.
+        """
+        if self._pieces is None:
+            return self._backend.decode([token_id], skip_special_tokens=False)
+        piece = self._pieces[token_id]
+        return piece if isinstance(piece, str) else piece.decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes of one token, which may be a part of a character."""
+        piece = self.token_text(token_id) if self._pieces is None else self._pieces[token_id]
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token given as the vocabulary writes it."""
+        return self._backend.token_to_id(token)
+
+    def detokenizer(self, prompt_ids: Sequence[int] | IntArray) -> Detokenizer:
+        """Return what turns the tokens generated behind `prompt_ids` into text, one by one."""
+        context = [int(token_id) for token_id in prompt_ids[-CONTEXT_TOKENS:]]
+        if self._pieces is not None:
+            return PieceDetokenizer(self._pieces, context)
+        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special=False), context)
+
+
+class TokenizerPool:
+    """Tokenises in threads of its own, so that a long text never holds up the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, workers: int) -> None:
+        """`workers`: texts that may be tokenised at the same time (`--validation-workers`)."""
+        self.tokenizer = tokenizer
+        self._limiter = trio.CapacityLimiter(workers)
+
+    async def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
+        """Return `Tokenizer.encode_ids`; a checkpoint. Raises ValidationError."""
+        return await self._run(text, self.tokenizer.encode_ids, add_special_tokens)
+
+    async def encode_prompt(
+        self, text: str, add_special_tokens: bool, truncate: int | None, most: int
+    ) -> tuple[IntArray, int]:
+        """Return `Tokenizer.encode_prompt`; a checkpoint. Raises ValidationError."""
+        encode = self.tokenizer.encode_prompt
+        return await self._run(text, encode, add_special_tokens, truncate, most)
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
+        """Return `Tokenizer.encode`; a checkpoint. Raises ValidationError."""
+        return await self._run(text, self.tokenizer.encode, add_special_tokens)
+
+    async def _run(
+        self,
+        text: str,
+        function: Callable[[str, Unpack[Arguments]], Result],
+        *arguments: *Arguments,
+    ) -> Result:
+        if len(text) <= INLINE_CHARACTERS:
+            await trio.lowlevel.checkpoint()
+            return function(text, *arguments)
+        # A client that has left is not waited for: its thread keeps its place among `workers` until
+        # it is done, and nobody sees the result.
+        return await trio.to_thread.run_sync(
+            function, text, *arguments, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+
+def _add_missing(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> None:
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    # A named token outside the vocabulary would get an id that the model does not have.
+    named = dict.fromkeys(
+        text
+        for text in config.special_tokens.values()
+        if text not in known and backend.token_to_id(text) is not None
+    )
+    specs = [spec for spec in config.added_tokens if spec.content not in known]
+    added = [
+        tokenizers.AddedToken(
+            spec.content,
+            special=spec.special,
+            lstrip=spec.lstrip,
+            rstrip=spec.rstrip,
+            single_word=spec.single_word,
+            normalized=spec.normalized,
+        )
+        for spec in specs
+    ]
+    present = {spec.content for spec in specs}
+    added += [tokenizers.AddedToken(text, special=True) for text in named if text not in present]
+    if added:
+        backend.add_tokens(added)
+
+
+def _special_ids(backend: tokenizers.Tokenizer, config: TokenizerConfig) -> frozenset[int]:
+    """Return the ids marked special in tokenizer.json or named as such in the configuration."""
+    added = backend.get_added_tokens_decoder()
+    named = set(config.special_tokens.values())
+    named |= {spec.content for spec in config.added_tokens if spec.special}
+    return frozenset(
+        token_id for token_id, token in added.items() if token.special or token.content in named
+    )

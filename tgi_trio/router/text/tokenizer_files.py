@@ -1,0 +1,249 @@
+"""What a model folder says about its tokenizer, besides tokenizer.json itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.errors import ModelLoadError
+
+NAMED_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+_CONVERSION_SECONDS = 300.0
+_SLOW_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tekken.json",
+    "*.tiktoken",
+)
+_CONFIG_FILES = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "*.py")
+_CONVERT = """
+import sys
+from transformers import AutoTokenizer
+source, target, trust = sys.argv[1:]
+AutoTokenizer.from_pretrained(source, trust_remote_code=trust == "1").save_pretrained(target)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTokenSpec:
+    """An entry of `added_tokens_decoder`, or a special token known by its text alone."""
+
+    content: str
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """tokenizer_config.json and its companions, read."""
+
+    special_tokens: dict[str, str]  # "bos_token" and so on -> text; only those that are set
+    added_tokens: tuple[AddedTokenSpec, ...]  # in the order of their ids
+    chat_templates: dict[str, str]  # name -> source; "default" is the usual one
+
+
+def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfig:
+    """Read the configuration of the tokenizer in `folder`; files that are missing are skipped.
+
+    `config_path` (`--tokenizer-config-path`) stands in for the folder's tokenizer_config.json.
+    Raises ModelLoadError for a file that is not a JSON object.
+    """
+    config = _read_object(config_path or folder / "tokenizer_config.json")
+    older = _read_object(folder / "special_tokens_map.json")  # transformers before 4.32
+    special = {
+        name: text for name in NAMED_TOKENS if (text := _text_of(config.get(name, older.get(name))))
+    }
+    return TokenizerConfig(
+        special_tokens=_with_ids_from_model_config(special, folder, config),
+        added_tokens=(*_decoder_entries(config), *_extra_special(config, older)),
+        chat_templates=_chat_templates(folder, config),
+    )
+
+
+def tokenizer_json(
+    folder: Path, cache: Path | None = None, trust_remote_code: bool = False
+) -> Path:
+    """Return the folder's tokenizer.json, converting an older format into `cache` when needed.
+
+    The conversion runs `transformers` in a process of its own, once: this process never imports it.
+    Raises ModelLoadError when there is nothing to load or the conversion fails.
+    """
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        return path
+    sources = _matching(folder, _SLOW_FILES)
+    if not sources:
+        raise ModelLoadError(
+            f"{folder} holds no tokenizer: expected tokenizer.json, or files to make it from "
+            f"({', '.join(_SLOW_FILES)}). Check --model-id, or give another folder with "
+            "--tokenizer-name."
+        )
+    cache = cache or _default_cache()
+    target = cache / _digest([*sources, *_matching(folder, _CONFIG_FILES)])
+    path = target / "tokenizer.json"
+    if not path.is_file():
+        _convert(folder, target, trust_remote_code)
+    return path
+
+
+def _convert(folder: Path, target: Path, trust_remote_code: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A folder that is renamed when it is complete: two servers may start at the same time.
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        arguments = [str(folder), f"{work}/made", "01"[trust_remote_code]]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", _CONVERT, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=_CONVERSION_SECONDS,
+                env=os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise _cannot_convert(folder, f"no result within {_CONVERSION_SECONDS:g} s") from error
+        if done.returncode != 0:
+            raise _cannot_convert(folder, (done.stderr.strip().splitlines() or ["no output"])[-1])
+        if not Path(work, "made", "tokenizer.json").is_file():
+            raise _cannot_convert(folder, "transformers has no fast version of this tokenizer")
+        try:
+            os.rename(f"{work}/made", target)
+        except OSError:
+            if not (target / "tokenizer.json").is_file():
+                raise
+
+
+def _cannot_convert(folder: Path, reason: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The tokenizer in {folder} has no tokenizer.json and could not be converted: {reason}. "
+        "Make one where it works, with AutoTokenizer.from_pretrained(...).save_pretrained(...), "
+        "and copy tokenizer.json into the folder."
+    )
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tgi_trio" / "tokenizers"
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} must hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _text_of(token: Any) -> str | None:
+    """Return the text of a token written as a string or as an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _decoder_entries(config: Mapping[str, Any]) -> list[AddedTokenSpec]:
+    entries = config.get("added_tokens_decoder") or {}
+    fields = ("special", "lstrip", "rstrip", "single_word", "normalized")
+    return [
+        AddedTokenSpec(entry["content"], **{name: bool(entry.get(name, False)) for name in fields})
+        for _, entry in sorted(entries.items(), key=lambda item: int(item[0]))
+    ]
+
+
+def _extra_special(*configs: Mapping[str, Any]) -> list[AddedTokenSpec]:
+    """Return the special tokens without a role, under their names before and since version 5."""
+    found: dict[str, AddedTokenSpec] = {}
+    for config in configs:
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            tokens = config.get(key) or []
+            values = tokens.values() if isinstance(tokens, Mapping) else tokens
+            for text in filter(None, map(_text_of, values)):
+                found[text] = AddedTokenSpec(text)
+    return list(found.values())
+
+
+def _with_ids_from_model_config(
+    special: dict[str, str], folder: Path, config: Mapping[str, Any]
+) -> dict[str, str]:
+    """Fill in bos and eos by the ids of config.json where no file names their text (GPT-2)."""
+    missing = [name for name in ("bos_token", "eos_token") if name not in special | dict(config)]
+    if not missing or not (folder / "tokenizer.json").is_file():
+        return special
+    model = _read_object(folder / "config.json")
+    added = {
+        entry["id"]: entry["content"]
+        for entry in _read_object(folder / "tokenizer.json").get("added_tokens") or []
+    }
+    for name in missing:
+        token_id = model.get(f"{name}_id")
+        first = token_id[0] if isinstance(token_id, list) and token_id else token_id
+        if first in added:
+            special[name] = added[first]
+    return special
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates of the first source that has any, as transformers ranks them.
+
+    Files of their own come before JSON; of the JSON files TGI's order holds.
+    """
+    own = folder / "chat_template.jinja"
+    files = {"default": own} if own.is_file() else {}
+    files |= {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    sources = (
+        _read_object(folder / "chat_template.json"),
+        config,
+        _read_object(folder / "processor_config.json"),
+    )
+    return next(filter(None, (_named(source.get("chat_template")) for source in sources)), {})
+
+
+def _named(value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list):
+        return {entry["name"]: entry["template"] for entry in value}
+    return dict(value) if isinstance(value, Mapping) else {}

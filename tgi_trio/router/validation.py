@@ -1,0 +1,324 @@
+"""From a client's parameters to a `Request` the queue can take: checks, defaults, limits.
+
+Checks come in TGI's order and speak TGI's words. What differs on purpose:
+
+- a prompt is tokenised once, and `truncate` keeps its last ids. TGI tokenises again in the shard,
+  where truncating keeps the beginning-of-sequence token, so its two prompts may differ;
+- `max_new_tokens` is what the length check counts and what is generated, exactly. TGI counts
+  `min(max_new_tokens, 1024)` and generates in rounds of that many;
+- empty stop strings count towards the limit and are then ignored; in TGI one ends the generation
+  after its first token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.request import Request, StoppingCriteria
+from tgi_trio.router.text.tokenizer import TokenizerPool
+
+_SEED_BITS = 64
+_SMALLEST, _LARGEST = 1.2e-38, 3.4e38  # normal positive numbers of float32
+# Below this the likeliest token wins anyway, and dividing logits by it would overflow float32.
+_GREEDY_TEMPERATURE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateParameters:
+    """What a client asks of a generation; None stands for "not given"."""
+
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    truncate: int | None = None
+    watermark: bool = False
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    decoder_input_details: bool = False
+    grammar: str | None = None  # as the shard reads it
+    adapter_id: str | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    ignore_eos: bool = False
+    # Set by the API family, not by the client:
+    keep_stop: bool = True  # OpenAI: False
+    absolute_penalties: bool = False  # OpenAI's formula for frequency and presence
+    accept_top_p_one: bool = False  # OpenAI's default, which TGI rejects
+
+    @property
+    def sampling(self) -> bool:
+        """Return whether tokens are drawn at random, as TGI decides it for `best_of`."""
+        warpers = (self.temperature, self.top_k, self.top_p, self.typical_p, self.min_p)
+        return self.do_sample or any(value is not None for value in warpers)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLimits:
+    """What one request may ask for; each field is named after its flag."""
+
+    max_input_tokens: int
+    max_total_tokens: int
+    vocab_size: int  # of the model: ids that may be sent to the shard
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+    grammar_support: bool = True
+    adapters: tuple[str, ...] = ()  # names; the shard numbers them from 1, 0 is the base model
+
+
+class Validator:
+    """Turns prompts and parameters into requests; raises ValidationError in TGI's words."""
+
+    def __init__(
+        self,
+        pool: TokenizerPool,
+        limits: ValidationLimits,
+        source: random.Random | None = None,
+    ) -> None:
+        """`source`: where seeds come from for clients that give none (default: the system's)."""
+        self._pool = pool
+        self._limits = limits
+        self._random = source or random.SystemRandom()
+
+    def check_endpoint(self, parameters: GenerateParameters, *, streaming: bool) -> None:
+        """Check what TGI checks before it takes a permit: `best_of` and streaming."""
+        best_of, most = parameters.best_of, self._limits.max_best_of
+        if streaming:
+            if best_of is not None and best_of != 1:
+                raise ValidationError("`best_of` != 1 is not supported when streaming tokens")
+            if parameters.decoder_input_details:
+                raise ValidationError(
+                    "`decoder_input_details` == true is not supported when streaming tokens"
+                )
+        elif best_of is not None and best_of > 1:
+            if most == 1:
+                raise ValidationError("`best_of` != 1 is not allowed for this endpoint")
+            if best_of > most:
+                raise ValidationError(f"`best_of` must be > 0 and <= {most}. Given: {best_of}")
+
+    def check(self, parameters: GenerateParameters) -> None:
+        """Check everything that needs no prompt; the first problem is raised."""
+        _check_sampling(parameters)
+        self._check_stopping(parameters)
+        self._check_extensions(parameters)
+
+    async def validate(
+        self,
+        prompt: str | Sequence[int] | NDArray[np.int32],
+        parameters: GenerateParameters,
+        *,
+        add_special_tokens: bool = True,
+        priority: int = 0,
+        deadline: float | None = None,
+        cache_salt: str = "",
+        name: str = "",
+    ) -> Request:
+        """Return the request for a prompt given as text or as token ids.
+
+        `add_special_tokens` is for text only: True for plain prompts, False for rendered chats.
+        The other keywords go into the `Request` as they are. Raises ValidationError.
+        """
+        self.check(parameters)
+        if len(prompt) == 0:
+            raise ValidationError("`inputs` cannot be empty")
+        self._check_truncate(parameters.truncate)
+        ids, length = await self._tokenised(prompt, add_special_tokens, parameters.truncate)
+        max_new_tokens = self._max_new_tokens(length, parameters.max_new_tokens)
+        self._check_ids(ids)
+        if parameters.grammar is not None and not self._limits.grammar_support:
+            raise ValidationError("grammar is not supported")
+        return Request(
+            prompt_ids=ids,
+            sampling=self._sampling(parameters),
+            stopping=StoppingCriteria(
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=min(parameters.min_new_tokens, max_new_tokens),
+                stop=tuple(filter(None, parameters.stop)),
+                keep_stop=parameters.keep_stop,
+            ),
+            priority=priority,
+            deadline=deadline,
+            cache_salt=cache_salt,
+            name=name,
+        )
+
+    def _check_stopping(self, p: GenerateParameters) -> None:
+        limits = self._limits
+        if p.max_new_tokens is not None and p.max_new_tokens <= 0:
+            raise ValidationError("`max_new_tokens` must be strictly positive")
+        if len(p.stop) > limits.max_stop_sequences:
+            raise ValidationError(
+                f"`stop` supports up to {limits.max_stop_sequences} stop sequences. "
+                f"Given: {len(p.stop)}"
+            )
+        if p.seed is not None and (p.best_of or 1) > 1:
+            raise ValidationError("`seed` must not be set when `best_of` > 1")
+        top_n = p.top_n_tokens or 0
+        if not 0 <= top_n <= limits.max_top_n_tokens:
+            raise ValidationError(
+                f"`top_n_tokens` must be >= 0 and <= {limits.max_top_n_tokens}. Given: {top_n}"
+            )
+
+    def _check_extensions(self, p: GenerateParameters) -> None:
+        """Check what TGI does not know or leaves to its JSON parser."""
+        limits = self._limits
+        if p.seed is not None and not 0 <= p.seed < 1 << _SEED_BITS:
+            raise ValidationError("`seed` must be >= 0 and < 2^64")
+        if p.min_new_tokens < 0 or p.min_new_tokens > (p.max_new_tokens or limits.max_total_tokens):
+            raise ValidationError("`min_new_tokens` must be >= 0 and <= `max_new_tokens`")
+        for token_id, bias in p.logit_bias.items():
+            if not 0 <= token_id < limits.vocab_size:
+                raise ValidationError(
+                    f"`logit_bias` must name token ids >= 0 and < {limits.vocab_size}. "
+                    f"Given: {token_id}"
+                )
+            if not -100.0 <= bias <= 100.0:
+                raise ValidationError(
+                    f"`logit_bias` must be >= -100.0 and <= 100.0. Given: {bias} for {token_id}"
+                )
+        if p.adapter_id is not None and p.adapter_id not in limits.adapters:
+            served = ", ".join(f"`{name}`" for name in limits.adapters) or "none"
+            raise ValidationError(
+                f"`adapter_id` `{p.adapter_id}` is not served. Adapters served: {served}"
+            )
+
+    def _check_truncate(self, truncate: int | None) -> None:
+        most = self._limits.max_input_tokens
+        if truncate is not None and not 0 < truncate <= most:
+            raise ValidationError(
+                f"`truncate` must be strictly positive and less than {most}. Given: {truncate}"
+            )
+
+    async def _tokenised(
+        self,
+        prompt: str | Sequence[int] | NDArray[np.int32],
+        add_special_tokens: bool,
+        truncate: int | None,
+    ) -> tuple[NDArray[np.int32], int]:
+        """Return the ids of the prompt and how many they are; none if too many to be served."""
+        if isinstance(prompt, str):
+            most = self._limits.max_input_tokens
+            return await self._pool.encode_prompt(prompt, add_special_tokens, truncate, most)
+        try:
+            # A copy: whatever the prompt was cut from must not stay in memory with the request.
+            ids = np.array(prompt[-(truncate or len(prompt)) :], dtype=np.int32)
+        except (OverflowError, ValueError, TypeError) as error:
+            raise ValidationError(
+                f"`inputs` must hold token ids >= 0 and < {self._limits.vocab_size}"
+            ) from error
+        return ids, len(ids)
+
+    def _check_ids(self, ids: NDArray[np.int32]) -> None:
+        if len(ids) == 0:  # text that the tokenizer's normalizer removes, without special tokens
+            raise ValidationError("`inputs` cannot be empty")
+        lowest, highest, size = int(ids.min()), int(ids.max()), self._limits.vocab_size
+        if lowest < 0 or highest >= size:
+            given = lowest if lowest < 0 else highest
+            raise ValidationError(f"`inputs` must hold token ids >= 0 and < {size}. Given: {given}")
+
+    def _max_new_tokens(self, prompt_length: int, asked: int | None) -> int:
+        """Check the lengths; return what was asked for, or all that fits."""
+        total, most = self._limits.max_total_tokens, self._limits.max_input_tokens
+        new = max(total - prompt_length, 0) if asked is None else asked
+        if prompt_length + new > total:
+            raise ValidationError(
+                f"`inputs` tokens + `max_new_tokens` must be <= {total}. "
+                f"Given: {prompt_length} `inputs` tokens and {new} `max_new_tokens`"
+            )
+        if prompt_length > most or new == 0:
+            raise ValidationError(
+                f"`inputs` must have less than {most} tokens. Given: {prompt_length}"
+            )
+        return new
+
+    def _sampling(self, p: GenerateParameters) -> SamplingParameters:
+        temperature = 1.0 if p.temperature is None else p.temperature
+        sample = p.do_sample or _warps(p)
+        adapters = self._limits.adapters
+        return SamplingParameters(
+            seed=self._random.getrandbits(_SEED_BITS) if p.seed is None else p.seed,
+            sample=sample and temperature >= _GREEDY_TEMPERATURE,
+            temperature=max(temperature, _GREEDY_TEMPERATURE),
+            top_k=min(p.top_k or 0, self._limits.vocab_size),
+            top_p=_given(p.top_p, 1.0),
+            typical_p=_given(p.typical_p, 1.0),
+            min_p=_given(p.min_p, 0.0),
+            repetition_penalty=_given(p.repetition_penalty, 1.0),
+            frequency_penalty=_given(p.frequency_penalty, 0.0),
+            presence_penalty=_given(p.presence_penalty, 0.0),
+            absolute_penalties=p.absolute_penalties,
+            watermark=p.watermark,
+            ignore_eos=p.ignore_eos,
+            top_n=p.top_n_tokens or 0,
+            prompt_logprobs=p.decoder_input_details,
+            logit_bias=tuple(p.logit_bias.items()),
+            grammar=p.grammar or "",
+            adapter=0 if p.adapter_id is None else adapters.index(p.adapter_id) + 1,
+        )
+
+
+def spread(request: Request, count: int) -> list[Request]:
+    """Return `count` requests that differ in their seeds alone, for `best_of` and `n`."""
+    seeds = ((request.sampling.seed + i) % (1 << _SEED_BITS) for i in range(count))
+    return [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
+
+
+def _check_sampling(p: GenerateParameters) -> None:
+    if (p.best_of or 1) > 1 and not p.sampling:
+        raise ValidationError("you must use sampling when `best_of` is > 1")
+    if not _positive(p.temperature):
+        raise ValidationError("`temperature` must be strictly positive")
+    if not _positive(p.repetition_penalty):
+        raise ValidationError("`repetition_penalty` must be strictly positive")
+    if not -2.0 <= _given(p.frequency_penalty, 0.0) <= 2.0:
+        raise ValidationError("`frequency_penalty` must be >= -2.0 and <= 2.0")
+    if not -2.0 <= _given(p.presence_penalty, 0.0) <= 2.0:
+        raise ValidationError("`presence_penalty` must be >= -2.0 and <= 2.0")
+    if not (_inside(p.top_p) or (p.accept_top_p_one and p.top_p == 1.0)):
+        raise ValidationError(f"`top_p` must be > 0.0 and <{'=' * p.accept_top_p_one} 1.0")
+    if not _inside(p.typical_p):
+        raise ValidationError("`typical_p` must be > 0.0 and < 1.0")
+    if not 0.0 <= _given(p.min_p, 0.0) <= 1.0:
+        raise ValidationError("`min_p` must be >= 0.0 and <= 1.0")
+    if p.top_k is not None and p.top_k <= 0:
+        raise ValidationError("`top_k` must be strictly positive")
+
+
+def _warps(p: GenerateParameters) -> bool:
+    """Return whether any parameter changes the distribution that tokens are drawn from."""
+    return (
+        _given(p.temperature, 1.0) != 1.0
+        or p.top_k is not None
+        or _given(p.top_p, 1.0) < 1.0
+        or _given(p.typical_p, 1.0) < 1.0
+        or _given(p.min_p, 0.0) > 0.0
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _positive(value: float | None) -> bool:
+    """Return whether a value is absent or a positive number that float32 can hold."""
+    return value is None or _SMALLEST <= value <= _LARGEST
+
+
+def _inside(value: float | None) -> bool:
+    return value is None or 0.0 < value < 1.0
