@@ -1,0 +1,43 @@
+"""Tiny checkpoints, made once per test run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread: for models this small a team of them only spins."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function family, overrides -> folder; equal arguments share a folder."""
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    made: dict[str, Path] = {}
+
+    def make(family: str, **overrides: Any) -> Path:
+        from transformers.utils import logging
+
+        from tgi_trio.testing.checkpoints import make_checkpoint
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        key = repr((family, sorted(overrides.items(), key=repr)))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            made[key] = make_checkpoint(folder, family, **overrides)
+        return made[key]
+
+    return make

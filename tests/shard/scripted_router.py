@@ -1,0 +1,232 @@
+"""A router that does what a test says: the upper end of a real channel, without an event loop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from tgi_trio.ipc.channel import Endpoints, LeaderEnd
+from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.messages import (
+    ExtendRow,
+    Fault,
+    PrefillRow,
+    SamplingParameters,
+    StepReport,
+    decode_faults,
+    decode_step,
+    encode_extend,
+    encode_filter,
+    encode_prefill,
+)
+from tgi_trio.shard.replies import encode_hello
+from tgi_trio.testing.fake_model import FakeSettings
+from tgi_trio.testing.fake_shard import FakeShard
+
+_PATIENCE_S = 20.0
+BLOCK = 4  # tokens per KV block in these tests
+
+
+class ScriptedRouter:
+    """Sends commands, keeps every report, and checks what holds of any run."""
+
+    def __init__(self, end: LeaderEnd) -> None:
+        self.end = end
+        self.command = 0
+        self.reports: list[StepReport] = []
+        self.faults: list[Fault] = []
+
+    # --- commands: each returns its number ---
+
+    def send(self, kind: Kind, **words: int) -> int:
+        self.command += 1
+        self.end.send(encode(kind, {"command": self.command, **words}, {}))
+        return self.command
+
+    def limits(self, token_budget: int) -> int:
+        return self.send(Kind.LIMITS, token_budget=token_budget)
+
+    def prefill(self, *rows: PrefillRow) -> int:
+        self.command += 1
+        self.end.send(encode_prefill(self.command, rows))
+        return self.command
+
+    def extend(self, sequence: int, *blocks: int) -> int:
+        self.command += 1
+        self.end.send(encode_extend(self.command, [ExtendRow(sequence, blocks)]))
+        return self.command
+
+    def filter(self, *sequences: int) -> int:
+        self.command += 1
+        self.end.send(encode_filter(self.command, sequences))
+        return self.command
+
+    def hello(self) -> None:
+        self.end.send(encode_hello(0, 1, os.getpid(), 1))
+
+    def start(self, *, max_prefill_tokens: int = 1000, blocks: int = 256) -> None:
+        """Say HELLO and warm up."""
+        self.hello()
+        assert self.receive().kind is Kind.HELLO
+        self.end.release()
+        self.send(
+            Kind.WARMUP,
+            max_prefill_tokens=max_prefill_tokens,
+            max_total_tokens=0,
+            max_batch_size=64,
+            max_batch_total_tokens=(blocks - 1) * BLOCK,
+        )
+        frame = self.receive()
+        assert frame.kind is Kind.WARMUP_REPLY and frame.word("blocks") == blocks
+        self.end.release()
+
+    # --- replies ---
+
+    def receive(self) -> Frame:
+        """Return the next frame; the caller releases it."""
+        while (view := self.end.try_receive()) is None:
+            if not self.end.wait(_PATIENCE_S):
+                raise TimeoutError("no frame from the shard")
+        return Frame(view)
+
+    def step(self) -> StepReport:
+        """Return the next STEP, taking in the faults before it."""
+        while True:
+            frame = self.receive()
+            assert frame.kind in (Kind.FAULT, Kind.STEP)
+            if frame.kind is Kind.FAULT:
+                self.faults += decode_faults(frame)
+            else:
+                self.reports.append(decode_step(frame))
+            step = frame.kind is Kind.STEP
+            del frame
+            self.end.release()
+            if step:
+                return self.reports[-1]
+
+    def until(self, done: Callable[[StepReport], bool]) -> StepReport:
+        """Take in steps until one is `done`; return it."""
+        while not done(report := self.step()):
+            continue
+        return report
+
+    def acknowledged(self, command: int) -> StepReport:
+        """Take in steps until one acknowledges `command`; return it."""
+        return self.until(lambda report: report.acknowledged >= command)
+
+    def finished(self, *sequences: int) -> None:
+        """Take in steps until all these sequences have ended."""
+        while not all(self.finish(s) or self.fault(s) for s in sequences):
+            self.step()
+
+    # --- what the reports say ---
+
+    def tokens(self, sequence: int) -> list[int]:
+        return [token for row in self.rows(sequence) for token in row.token_ids]
+
+    def finish(self, sequence: int) -> int:
+        return max((row.finish for row in self.rows(sequence)), default=0)
+
+    def fault(self, sequence: int) -> str | None:
+        return next((f.message for f in self.faults if f.sequence == sequence), None)
+
+    def rows(self, sequence: int | None = None) -> list[Row]:
+        return [
+            row
+            for report in self.reports
+            for row in rows_of(report)
+            if sequence in (None, row.sequence)
+        ]
+
+
+class Row:
+    """One row of a STEP."""
+
+    def __init__(self, step: int, sequence: int, computed: int, finish: int) -> None:
+        self.step = step
+        self.sequence = sequence
+        self.computed = computed
+        self.finish = finish
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.prompt_logprobs: list[float] = []
+        self.tops: list[list[tuple[int, float]]] = []
+
+
+def rows_of(report: StepReport) -> list[Row]:
+    """Cut a report's columns into rows, using up every item."""
+    rows = []
+    tokens = iter(zip(report.token_ids, report.logprobs, report.top_count, strict=True))
+    tops = iter(zip(report.top_ids, report.top_logprobs, strict=True))
+    prompts = iter(report.prompt_logprobs)
+    for i, sequence in enumerate(report.sequence):
+        row = Row(report.step, sequence, report.computed[i], report.finish[i])
+        for _ in range(report.token_count[i]):
+            token, logprob, count = next(tokens)
+            row.token_ids.append(token)
+            row.logprobs.append(logprob)
+            row.tops.append([next(tops) for _ in range(count)])
+        row.prompt_logprobs = [next(prompts) for _ in range(report.prompt_count[i])]
+        rows.append(row)
+    assert not list(tokens) and not list(tops) and not list(prompts)
+    return rows
+
+
+def row(
+    sequence: int,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    blocks: Sequence[int] | None = None,
+    cached: int = 0,
+    prompt_length: int | None = None,
+    min_new_tokens: int = 0,
+    **sampling: object,
+) -> PrefillRow:
+    """Make a PREFILL row; without `blocks` it gets enough of its own, 16 per sequence."""
+    if blocks is None:
+        needed = -(-(len(prompt) + max_new_tokens) // BLOCK)
+        assert needed <= 16
+        blocks = range(1 + 16 * sequence, 1 + 16 * sequence + needed)
+    return PrefillRow(
+        sequence=sequence,
+        token_ids=np.array(prompt, np.int32),
+        prompt_length=len(prompt) if prompt_length is None else prompt_length,
+        cached_length=cached,
+        block_ids=list(blocks),
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        sampling=SamplingParameters(**sampling),  # type: ignore[arg-type]
+    )
+
+
+@contextmanager
+def channel(reply_bytes: int = 2**16) -> Iterator[tuple[Endpoints, ScriptedRouter]]:
+    """A channel that does not spin and the scripted router at its upper end."""
+    with Endpoints.create(
+        0, 1, request_bytes=2**16, reply_bytes=reply_bytes, spin_us=0
+    ) as endpoints:
+        own = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
+        end = LeaderEnd.attach(own.text())
+        yield endpoints, ScriptedRouter(end)
+        end.close()
+
+
+@contextmanager
+def fake_shard(
+    *,
+    reply_bytes: int = 2**16,
+    max_prefill_tokens: int = 1000,
+    blocks: int = 256,
+    **settings: object,
+) -> Iterator[tuple[ScriptedRouter, FakeShard]]:
+    """A warmed-up fake shard in a thread; leaving checks that its loop did not fail."""
+    fake = FakeSettings(block_size=BLOCK, **settings)  # type: ignore[arg-type]
+    with channel(reply_bytes) as (endpoints, router), FakeShard(endpoints.spec, fake) as shard:
+        router.start(max_prefill_tokens=max_prefill_tokens, blocks=blocks)
+        yield router, shard
+        assert shard.error is None

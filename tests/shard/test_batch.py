@@ -1,0 +1,396 @@
+"""The running set: what is planned, what a result moves, and that both stay consistent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.shard.scripted_router import BLOCK, row
+from tgi_trio.ipc.messages import ExtendRow, Fault, Finish, StepReport
+from tgi_trio.shard.batch import Batch, slice_plan
+from tgi_trio.shard.step import RowResult, StepPlan, StepResult
+
+EOS = 2
+BUDGET = 10**6
+
+
+def new_batch(blocks: int = 10_000) -> Batch:
+    return Batch(vocab_size=100, block_size=BLOCK, blocks=blocks, eos_ids=[EOS])
+
+
+def answer(plan: StepPlan, token: int = 7) -> StepResult:
+    """One token for every row that wants one."""
+    rows = [RowResult((token,), (-1.0,)) if s else RowResult() for s in plan.samples.tolist()]
+    return StepResult(rows, 0, 0)
+
+
+def step(batch: Batch, token: int = 7, budget: int = BUDGET) -> tuple[StepReport, list[int]]:
+    """Run one step; return its report and the ids of the sequences dropped."""
+    plan = batch.plan(budget)
+    assert plan is not None
+    report = StepReport(1, 1)
+    dropped, faults = batch.advance(plan, answer(plan, token), report)
+    assert not faults
+    batch.check()
+    return report, [sequence.id for sequence in dropped]
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+def test_a_prefill_is_laid_out_flat() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11, 12, 13, 14, 15], 3, blocks=[9, 4]))
+    batch.add(row(2, [21, 22], 3, blocks=[7, 3]))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    assert [sequence.id for sequence in plan.rows] == [1, 2]
+    assert plan.token_ids.tolist() == [11, 12, 13, 14, 15, 21, 22]
+    assert plan.positions.tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert plan.kv_slots.tolist() == [36, 37, 38, 39, 16, 28, 29]
+    assert plan.query_starts.tolist() == [0, 5, 7]
+    assert plan.context_lengths.tolist() == [5, 2]
+    assert plan.block_tables.tolist() == [[9, 4], [7, 3]]
+    assert plan.samples.tolist() == [True, True]
+    types = {name: str(getattr(plan, name).dtype) for name in ("token_ids", "kv_slots", "samples")}
+    assert types == {"token_ids": "int64", "kv_slots": "int64", "samples": "bool"}
+
+
+def test_decode_rows_come_first_and_prefill_fills_the_budget_in_admission_order() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11, 12], 9))
+    step(batch)
+    batch.add(row(2, list(range(20, 30)), 3))
+    batch.add(row(3, list(range(30, 40)), 3))
+    plan = batch.plan(8)
+    assert plan is not None
+    assert [sequence.id for sequence in plan.rows] == [1, 2]
+    assert plan.token_ids.tolist() == [7, 20, 21, 22, 23, 24, 25, 26]
+    assert plan.samples.tolist() == [True, False]
+    assert (batch.counts.decode_rows, batch.counts.prefill_tokens) == (1, 7)
+    batch.advance(plan, answer(plan), StepReport(1, 1))
+    plan = batch.plan(8)
+    assert plan is not None
+    assert plan.token_ids.tolist() == [7, 27, 28, 29, 30, 31, 32, 33]
+    assert plan.samples.tolist() == [True, True, False]
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    batch = new_batch()
+    batch.add(row(1, list(range(10, 20)), 3, cached=8))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    assert plan.token_ids.tolist() == [18, 19]
+    assert plan.context_lengths.tolist() == [10]
+
+
+def test_a_row_without_blocks_sits_out_until_it_is_extended() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11, 12, 13], 9, blocks=[5]))
+    batch.add(row(2, [21], 9, blocks=[6, 7]))
+    assert step(batch)[0].sequence == [1, 2]
+    assert step(batch)[0].sequence == [1, 2]  # writes slot 3 of block 5, the last
+    assert step(batch)[0].sequence == [2]
+    assert batch.counts.stalled_rows == 1
+    batch.extend(ExtendRow(1, [8]))
+    batch.extend(ExtendRow(99, [9]))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    assert [sequence.id for sequence in plan.rows] == [1, 2]
+    assert plan.kv_slots.tolist() == [8 * BLOCK, 6 * BLOCK + 3]
+    assert batch.counts.stalled_rows == 0
+
+
+def test_a_prefill_goes_as_far_as_its_blocks() -> None:
+    batch = new_batch()
+    batch.add(row(1, list(range(10, 20)), 9, blocks=[5, 6]))
+    report, _ = step(batch)
+    assert (report.computed, report.token_count) == ([8], [0])
+    assert batch.plan(BUDGET) is None
+    assert batch.counts.stalled_rows == 1
+
+
+def test_an_empty_batch_has_no_plan_and_a_budget_of_0_still_moves() -> None:
+    batch = new_batch()
+    assert batch.plan(BUDGET) is None
+    batch.add(row(1, [11, 12], 9))
+    plan = batch.plan(0)
+    assert plan is not None and plan.token_ids.tolist() == [11]
+
+
+def test_commands_after_a_plan_do_not_change_it() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11, 12], 9, blocks=[5]))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    before = plan.block_tables.copy()
+    batch.extend(ExtendRow(1, [6]))
+    batch.remove([1])
+    batch.add(row(2, [21], 9, blocks=[8]))
+    assert plan.block_tables.tolist() == before.tolist()
+
+
+def test_a_slice_of_a_plan_is_a_plan() -> None:
+    batch = new_batch()
+    for i in range(1, 5):
+        batch.add(row(i, list(range(10 * i, 11 * i + 1)), 9))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    part = slice_plan(plan, 1, 3)
+    assert [sequence.id for sequence in part.rows] == [2, 3]
+    assert part.query_starts.tolist() == [0, 3, 7]
+    assert part.token_ids.tolist() == [20, 21, 22, 30, 31, 32, 33]
+    assert part.context_lengths.tolist() == [3, 4]
+    assert len(part.block_tables) == len(part.samples) == 2
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def test_length_is_tested_before_eos() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11], 1))
+    batch.add(row(2, [21], 2))
+    report, dropped = step(batch, EOS)
+    assert report.finish == [Finish.LENGTH, Finish.EOS]
+    assert report.token_ids == [EOS, EOS]
+    assert dropped == [1, 2] and len(batch) == 0
+
+
+def test_ignore_eos_and_min_new_tokens() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11], 3, ignore_eos=True))
+    batch.add(row(2, [21], 9, min_new_tokens=2))
+    reports = [step(batch, EOS)[0] for _ in range(3)]
+    assert [report.finish for report in reports] == [[0, 0], [0, 0], [Finish.LENGTH, Finish.EOS]]
+
+
+def test_a_buffer_grows_with_its_sequence() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11], 1000, blocks=range(1, 300)))
+    for _ in range(999):
+        step(batch)
+    assert batch.rows[0].token_ids[: batch.rows[0].length].tolist() == [11] + [7] * 999
+
+
+def test_several_tokens_are_cut_at_the_finishing_one() -> None:
+    batch = new_batch()
+    batch.add(row(1, [11, 12], 9))
+    batch.add(row(2, [21, 22], 9))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    tops = [[(30, -1.0)], [(31, -1.0), (32, -2.0)], [(33, -1.0)]]
+    results = [
+        RowResult((30, EOS, 33), (-1.0, -2.0, -3.0), tops),
+        RowResult((40, 41), (-1.0, -2.0)),
+    ]
+    report = StepReport(1, 1)
+    batch.advance(plan, StepResult(results, 0, 0), report)
+    assert report.token_ids == [30, EOS, 40, 41]
+    assert report.finish == [Finish.EOS, Finish.NONE]
+    assert report.computed == [3, 3]
+    assert (report.top_count, report.top_ids) == ([1, 2, 0, 0], [30, 31, 32])
+    batch.check()
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    assert (plan.token_ids.tolist(), plan.positions.tolist()) == ([41], [3])
+
+
+def test_a_faulty_row_is_dropped_alone() -> None:
+    batch = new_batch()
+    for i in (1, 2, 3):
+        batch.add(row(i, [10 * i], 9))
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    result = answer(plan)
+    result.rows[1] = RowResult(fault="out of luck")
+    report = StepReport(1, 1)
+    dropped, faults = batch.advance(plan, result, report)
+    assert faults == [Fault(2, "out of luck")]
+    assert [sequence.id for sequence in dropped] == [2]
+    assert report.sequence == [1, 3]
+    batch.check()
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_a_runner_that_breaks_the_contract_faults_the_row(chunk: int) -> None:
+    batch = new_batch()
+    batch.add(row(1, [11, 12, 13], 9))
+    plan = batch.plan(chunk)
+    assert plan is not None
+    wrong = RowResult((7,), (-1.0,)) if chunk == 1 else RowResult()
+    _, faults = batch.advance(plan, StepResult([wrong], 0, 0), StepReport(1, 1))
+    assert faults[0].sequence == 1 and "none where one was" in faults[0].message
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (row(1, [11], 3), "held already"),
+        (row(5, [11, 12], 3, cached=2), "2 of 2 tokens cached"),
+        (row(5, [], 3), "0 of 0 tokens cached"),
+        (row(5, [11], 0), "at least 1 token"),
+        (row(5, [11, 100], 3), "from 11 to 100; the model has 0 to 99"),
+        (row(5, [-1], 3), "from -1 to -1"),
+        (row(5, [11], 3, blocks=[0]), r"blocks \[0\]; granted may be 1 to 9999"),
+        (row(5, [11], 3, blocks=[10_000]), r"\[10000\]"),
+        (row(5, [11] * 9, 3, blocks=[1], cached=5), "do not fit 1 blocks"),
+        (row(5, [11], 3, prompt_length=2), "prompt of 2"),
+    ],
+)
+def test_a_row_that_cannot_be_run_is_refused(bad: object, message: str) -> None:
+    batch = new_batch()
+    batch.add(row(1, [11], 3))
+    with pytest.raises(ValueError, match=message):
+        batch.add(bad)  # type: ignore[arg-type]
+    batch.check()
+    assert [sequence.id for sequence in batch.rows] == [1]
+
+
+def test_nothing_is_taken_in_before_there_is_a_cache() -> None:
+    with pytest.raises(ValueError, match="before WARMUP"):
+        Batch(vocab_size=100, block_size=BLOCK, blocks=0, eos_ids=[]).add(row(1, [11], 3))
+
+
+# --- any run -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Expected:
+    """What a sequence should look like, kept the slow way."""
+
+    tokens: list[int]
+    computed: int
+    blocks: list[int]
+    remaining: int
+    slots: set[int] = field(default_factory=set)
+
+
+class AnyRun(RuleBasedStateMachine):
+    """Commands and steps in any order, against a model that knows no arrays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = new_batch()
+        self.model: dict[int, Expected] = {}
+        self.last_id = 0
+        self.last_block = 0
+
+    def blocks(self, count: int) -> list[int]:
+        self.last_block += count
+        return list(range(self.last_block - count + 1, self.last_block + 1))
+
+    @rule(
+        prompt=st.lists(st.integers(3, 99), min_size=1, max_size=14),
+        new=st.integers(1, 6),
+        cached=st.integers(0, 13),
+        spare=st.integers(-3, 3),
+    )
+    def add(self, prompt: list[int], new: int, cached: int, spare: int) -> None:
+        self.last_id += 1
+        cached = min(cached, len(prompt) - 1)
+        count = max(-(-cached // BLOCK), -(-len(prompt) // BLOCK) + spare)
+        blocks = self.blocks(count)
+        self.batch.add(row(self.last_id, prompt, new, blocks=blocks, cached=cached))
+        self.model[self.last_id] = Expected(list(prompt), cached, blocks, new)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def extend(self, data: st.DataObject, count: int) -> None:
+        sequence = data.draw(st.sampled_from([*self.model, 10**6]))
+        blocks = self.blocks(count)
+        self.batch.extend(ExtendRow(sequence, blocks))
+        if sequence in self.model:
+            self.model[sequence].blocks += blocks
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sets(st.sampled_from([*self.model, 10**6])))
+        dropped = self.batch.remove(gone)
+        assert {sequence.id for sequence in dropped} == gone & self.model.keys()
+        for sequence in gone & self.model.keys():
+            del self.model[sequence]
+
+    @rule(budget=st.integers(1, 20), token=st.integers(EOS, 5))
+    def step(self, budget: int, token: int) -> None:
+        plan = self.batch.plan(budget)
+        room = {
+            i: min(len(e.tokens), len(e.blocks) * BLOCK) - e.computed for i, e in self.model.items()
+        }
+        assert self.batch.counts.stalled_rows == sum(r == 0 for r in room.values())
+        if plan is None:
+            assert not any(room.values())
+            return
+        assert len(plan.token_ids) == min(budget, sum(room.values()))
+        assert len(set(plan.kv_slots.tolist())) == len(plan.kv_slots)
+        for i, sequence in enumerate(plan.rows):
+            self.check_row(plan, i, self.model[sequence.id])
+        report = StepReport(1, 1)
+        self.batch.advance(plan, answer(plan, token), report)
+        assert report.sequence == [sequence.id for sequence in plan.rows]
+        for i, sequence in enumerate(plan.rows):
+            expected = self.model[sequence.id]
+            expected.computed = int(plan.context_lengths[i])
+            finish = Finish.NONE
+            if plan.samples[i]:
+                expected.tokens.append(token)
+                expected.remaining -= 1
+                finish = Finish.EOS if token == EOS else Finish.NONE
+                finish = finish if expected.remaining else Finish.LENGTH
+            assert (report.computed[i], report.finish[i]) == (expected.computed, finish)
+            if finish:
+                del self.model[sequence.id]
+
+    def check_row(self, plan: StepPlan, i: int, expected: Expected) -> None:
+        start, stop = plan.query_starts[i : i + 2].tolist()
+        positions = list(range(expected.computed, expected.computed + stop - start))
+        assert positions
+        assert plan.positions[start:stop].tolist() == positions
+        assert plan.token_ids[start:stop].tolist() == [expected.tokens[p] for p in positions]
+        slots = [expected.blocks[p // BLOCK] * BLOCK + p % BLOCK for p in positions]
+        assert plan.kv_slots[start:stop].tolist() == slots
+        assert plan.context_lengths[i] == positions[-1] + 1
+        assert plan.samples[i] == (positions[-1] + 1 == len(expected.tokens))
+        used = -(-int(plan.context_lengths[i]) // BLOCK)
+        assert plan.block_tables[i, :used].tolist() == expected.blocks[:used]
+
+    @invariant()
+    def consistent(self) -> None:
+        self.batch.check()
+        assert [sequence.id for sequence in self.batch.rows] == list(self.model)
+        for sequence in self.batch.rows:
+            expected = self.model[sequence.id]
+            assert sequence.token_ids[: sequence.length].tolist() == expected.tokens
+            assert sequence.remaining == expected.remaining
+
+
+TestAnyRun = AnyRun.TestCase
+TestAnyRun.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(prompts=st.lists(st.integers(1, 30), min_size=1, max_size=8), budget=st.integers(1, 12))
+def test_chunks_of_any_size_compute_every_prompt_once(prompts: list[int], budget: int) -> None:
+    batch = new_batch()
+    for i, length in enumerate(prompts, start=1):
+        batch.add(row(i, [11] * length, 2))
+    steps: list[int] = []
+    while len(batch):
+        plan = batch.plan(budget)
+        assert plan is not None and len(plan.token_ids) <= budget
+        steps.append(len(plan.token_ids))
+        batch.advance(plan, answer(plan), StepReport(1, 1))
+    # Every prompt token, and the first of the two new ones, is computed exactly once.
+    assert sum(steps) == sum(prompts) + len(prompts)
+
+
+def test_check_names_what_is_wrong() -> None:
+    batch = new_batch()
+    sequence = batch.add(row(1, [11, 12], 9))
+    sequence.block_ids.append(77)
+    with pytest.raises(AssertionError, match="sequence 1: wrong granted, table"):
+        batch.check()

@@ -1,0 +1,57 @@
+"""The life of a shard process: attach, say that we live, serve, end with a clear last word."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+
+from tgi_trio.errors import PeerGone, TgiTrioError
+from tgi_trio.ipc.channel import ChannelSpec
+from tgi_trio.ipc.death import start_shard_end
+from tgi_trio.shard import worker
+from tgi_trio.shard.step import Runner
+
+
+def serve(
+    spec_text: str,
+    factory: Callable[[], Runner],
+    *,
+    world_size: int = 1,
+    spin_us: int | None = None,
+) -> int:
+    """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
+
+    0 after SHUTDOWN or when the router has died. 1 with a last paragraph on stderr otherwise: the
+    router shows the last lines of a shard that could not start. Call from the main thread.
+    `spin_us` replaces the channel's own spinning time, in microseconds.
+    """
+    # These are the router's to handle, which drains first. It starts shards in a process group of
+    # their own, but a service manager signals every process of a service.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rank = 0
+    try:
+        spec = ChannelSpec.parse(spec_text)
+        rank = spec.rank
+        if spin_us is not None:
+            spec = replace(spec, spin_us=spin_us)
+        end = start_shard_end(spec.text())
+        worker.run(end, factory, rank=rank, world_size=world_size, incarnation=end.page.incarnation)
+    except PeerGone:
+        return 0  # nobody is left to tell
+    except TgiTrioError as error:
+        _last_word(rank, str(error))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        _last_word(rank, f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _last_word(rank: int, text: str) -> None:
+    paragraph = " ".join(text.split())
+    print(f"shard {rank} cannot go on: {paragraph}", file=sys.stderr, flush=True)

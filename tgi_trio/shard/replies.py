@@ -1,0 +1,146 @@
+"""What the shard answers, as frames that fit the reply ring.
+
+A report or a list of faults too large for one frame becomes several: rows are divided between
+them, and a row with very many prompt log-probabilities is divided too (its first pieces carry
+prompt log-probabilities only). Step number and acknowledgement are the same in all frames of a
+step; times and row counts are in the first one alone, so sums over frames stay right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, encode
+from tgi_trio.ipc.messages import Fault, StepReport, encode_faults
+from tgi_trio.shard.step import ModelInfo, WarmupResult
+
+_STEP = SPECS[Kind.STEP]
+_STEP_WORDS = tuple(name for name, _ in _STEP.words)
+_STEP_DTYPES = {name: dtype for name, dtype, _ in _STEP.plan}
+_ROW_COLUMNS = ("sequence", "computed", "token_count", "prompt_count", "finish")
+_MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
+
+
+def encode_hello(rank: int, world_size: int, pid: int, incarnation: int) -> bytes:
+    """Return this end's HELLO."""
+    words = {
+        "version": VERSION,
+        "layout_hash": LAYOUT_HASH,
+        "rank": rank,
+        "world_size": world_size,
+        "pid": pid,
+        "incarnation": incarnation,
+    }
+    return encode(Kind.HELLO, words, {})
+
+
+def encode_info(command: int, info: ModelInfo) -> bytes:
+    """Return the INFO_REPLY to `command`."""
+    names = f"{info.dtype}\n{info.device}\n{info.backend}".encode()
+    words = {
+        "command": command,
+        "vocab_size": info.vocab_size,
+        "block_size": info.block_size,
+        "layers": info.layers,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
+        "max_positions": info.max_positions,
+        "load_ns": info.load_ns,
+    }
+    columns: dict[str, NDArray[Any]] = {
+        "eos_ids": np.array(info.eos_ids, np.int32),
+        "names": np.frombuffer(names, np.uint8),
+    }
+    return encode(Kind.INFO_REPLY, words, columns)
+
+
+def encode_warmup(command: int, found: WarmupResult) -> bytes:
+    """Return the WARMUP_REPLY to `command`."""
+    words = {name: getattr(found, name) for name in WarmupResult.__dataclass_fields__}
+    return encode(Kind.WARMUP_REPLY, {"command": command, **words}, {})
+
+
+def encode_report(report: StepReport, max_bytes: int) -> Iterator[bytes]:
+    """Yield the STEP frames of a report, each of `max_bytes` at most."""
+    words = {name: getattr(report, name) for name in _STEP_WORDS}
+    columns: dict[str, NDArray[Any]] = {
+        name: np.array(values, dtype)
+        for name, dtype in _STEP_DTYPES.items()
+        if (values := getattr(report, name))
+    }
+    frame = encode(Kind.STEP, words, columns)
+    if len(frame) <= max_bytes:
+        yield frame
+        return
+    for piece in _pieces(_without_long_prompts(columns, max_bytes // 8), max_bytes):
+        yield encode(Kind.STEP, words, piece)
+        words = {name: 0 for name in _STEP_WORDS} | {
+            name: words[name] for name in ("step", "acknowledged", "held")
+        }
+
+
+def encode_fault_frames(acknowledged: int, faults: list[Fault], max_bytes: int) -> Iterator[bytes]:
+    """Yield the FAULT frames of `faults`, each of `max_bytes` at most; long messages are cut."""
+    per_frame = max(1, max_bytes // (5 * _MESSAGE_CHARS))  # UTF-8 is 4 bytes a character at most
+    limit = min(_MESSAGE_CHARS, max_bytes // 5)
+    for start in range(0, len(faults), per_frame):
+        some = faults[start : start + per_frame]
+        yield encode_faults(acknowledged, [Fault(f.sequence, f.message[:limit]) for f in some])
+
+
+def _without_long_prompts(
+    columns: Mapping[str, NDArray[Any]], most: int
+) -> dict[str, NDArray[Any]]:
+    """Return the columns with rows of more than `most` prompt log-probabilities divided."""
+    counts = columns["prompt_count"].astype(np.int64)
+    repeats = np.maximum(1, -(-counts // most))
+    if (repeats == 1).all():
+        return dict(columns)
+    divided = dict(columns)
+    for name in _ROW_COLUMNS:
+        divided[name] = np.repeat(columns[name], repeats)
+    last = np.cumsum(repeats) - 1  # the piece that carries the row's tokens and its end
+    divided["prompt_count"][:] = most
+    divided["prompt_count"][last] = counts - (repeats - 1) * most
+    divided["token_count"][:] = 0
+    divided["token_count"][last] = columns["token_count"]
+    divided["finish"][:] = Finish.NONE
+    divided["finish"][last] = columns["finish"]
+    return divided
+
+
+def _pieces(
+    columns: Mapping[str, NDArray[Any]], max_bytes: int
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Divide rows into consecutive pieces whose frames have `max_bytes` at most."""
+    rows = len(columns["sequence"])
+    empty = np.empty(0, np.int64)
+    tokens = np.concatenate(([0], np.cumsum(columns["token_count"], dtype=np.int64)))
+    prompts = np.concatenate(([0], np.cumsum(columns["prompt_count"], dtype=np.int64)))
+    tops = np.concatenate(([0], np.cumsum(columns.get("top_count", empty), dtype=np.int64)))
+    bounds = {
+        "rows": np.arange(rows + 1),
+        "tokens": tokens,
+        "tops": tops[tokens] if len(tops) > 1 else np.zeros(rows + 1, np.int64),
+        "prompts": prompts,
+    }
+    start = 0
+    while start < rows:
+        stop = rows
+        while True:
+            piece = {
+                column.name: columns[column.name][
+                    bounds[column.per][start] : bounds[column.per][stop]
+                ]
+                for column in _STEP.columns
+                if column.name in columns
+            }
+            size = _STEP.header_bytes + sum(-(-array.nbytes // 8) * 8 for array in piece.values())
+            if size <= max_bytes or stop == start + 1:  # a single row that is too large is refused
+                break  # by the ring, with both sizes in the message
+            stop = start + (stop - start) // 2
+        yield piece
+        start = stop

@@ -1,0 +1,125 @@
+"""The step contract: what one forward step is given and what it answers.
+
+Prefill chunks, decodes and speculated tokens are all the same thing here: a row with some query
+tokens at given positions. Every backend (reference torch, CPU kernels, CUDA) takes a `StepPlan`
+and returns a `StepResult`; the worker loop knows nothing else about it. No torch in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.messages import SamplingParameters
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence as the shard holds it. Created by a PREFILL row, changed by the worker only."""
+
+    id: int
+    token_ids: NDArray[np.int32]  # buffer [capacity]; the first `length` entries are real
+    length: int  # known tokens: prompt + generated
+    prompt_length: int  # leading tokens that are the client's prompt (for penalties)
+    computed: int  # tokens whose K and V are in the blocks
+    block_ids: list[int]  # block table, in order; extended by EXTEND
+    remaining: int  # tokens still to generate at most
+    min_remaining: int  # tokens still to generate before EOS is allowed
+    sampling: SamplingParameters
+    state: dict[str, object] = field(default_factory=dict)  # backend's own (grammar matcher, ...)
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: R rows, T query tokens in all, flat and without padding."""
+
+    rows: list[Sequence]
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T] position of each token in its sequence
+    kv_slots: NDArray[np.int64]  # [T] block_id * block_size + offset: where its K and V go
+    query_starts: NDArray[np.int32]  # [R + 1] rows' first token in the flat list, cumulative
+    context_lengths: NDArray[np.int32]  # [R] KV tokens a row sees, its own query included
+    block_tables: NDArray[np.int32]  # [R, widest], unused entries 0
+    samples: NDArray[np.bool_]  # [R] the row's last token is its last known one: choose the next
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What one row got; rows that only prefilled get an empty one."""
+
+    token_ids: ListLike[int] = ()
+    logprobs: ListLike[float] = ()
+    tops: ListLike[ListLike[tuple[int, float]]] = ()  # per token: (id, logprob), best first
+    prompt_logprobs: ListLike[float] = ()  # for the prompt positions computed in this step
+    fault: str | None = None  # the row failed alone; the others are fine
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Answer to a plan: one RowResult per row, in the plan's order."""
+
+    rows: list[RowResult]
+    forward_ns: int
+    sample_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Static facts of a loaded model (INFO_REPLY)."""
+
+    vocab_size: int
+    block_size: int
+    layers: int
+    kv_bytes_per_token: int
+    max_positions: int  # 0 = unbounded
+    eos_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    backend: str
+    load_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupRequest:
+    """What the KV cache must be sized for (WARMUP)."""
+
+    max_prefill_tokens: int
+    max_total_tokens: int
+    max_batch_size: int
+    max_batch_total_tokens: int  # 0 = as many as memory allows
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupResult:
+    """What the warm-up found (WARMUP_REPLY); bytes, nanoseconds."""
+
+    blocks: int
+    block_size: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    spare_bytes: int
+    warmup_ns: int
+
+
+class Runner(Protocol):
+    """A model that can step. `step` must leave sequences untouched: the worker moves them."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        """Run the largest step, size and allocate the KV cache."""
+        ...
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Compute the plan's tokens, write their K and V, choose next tokens where asked."""
+        ...
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget whatever is held for `sequence`."""
+        ...

@@ -1,0 +1,202 @@
+"""Tiny random checkpoints of many model families, complete with a tokenizer, for tests.
+
+transformers builds and writes them, so that what we load is what `save_pretrained` writes; it is
+imported inside the functions and nowhere on the way to a served model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+VOCAB_SIZE = 512
+BEGIN, END, PAD = "<s>", "</s>", "<pad>"  # ids 0, 1, 2
+_SPECIALS = (BEGIN, END, PAD)
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+_GPT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 512,
+}
+_ABSENT = object()
+# What a family's configuration class wants that differs from _COMMON; _ABSENT takes a name away.
+_FAMILY: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "gemma": {"head_dim": 16},
+    "gemma2": {"head_dim": 16, "sliding_window": 48, "query_pre_attn_scalar": 24},
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 48,
+        "query_pre_attn_scalar": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "phi3": {},
+    "olmo": {"clip_qkv": 2.0},
+    "olmo2": {},
+    "granite": {
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "cohere": {},
+    "stablelm": {"use_qkv_bias": True},
+    "starcoder2": {"sliding_window": 48},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+    },
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "head_dim": 32,
+    },
+    "gpt2": _GPT,
+    "gpt_bigcode": _GPT,
+    "gptj": _GPT | {"rotary_dim": 8},
+    "gpt_neox": {"num_key_value_heads": _ABSENT},
+    "phi": {},
+    "opt": {"num_key_value_heads": _ABSENT, "intermediate_size": _ABSENT, "ffn_dim": 128}
+    | {"word_embed_proj_dim": 64},
+    "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "falcon": {"num_key_value_heads": _ABSENT, "intermediate_size": _ABSENT},
+    "codegen": _GPT | {"rotary_dim": 8},
+    "mamba": {"state_size": 8},
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "recurrent_gemma": {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "lru_width": 64,
+        "attention_window_size": 32,
+    },
+    "mpt": {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_seq_len": 512,
+    },
+}
+_MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text", "recurrent_gemma")  # norms stored less one
+
+
+def make_checkpoint(
+    folder: Path, family: str, *, seed: int = 0, dtype: str = "float32", **overrides: Any
+) -> Path:
+    """Write a seeded random checkpoint of `family` (a model_type of transformers) to `folder`.
+
+    Same arguments, same tensors. Weights are scaled so that greedy output wanders instead of
+    repeating one token. `overrides` change its configuration. Returns `folder`.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    special = _FAMILY.get(family, {})
+    values = ({} if "vocab_size" in special else _COMMON) | special | overrides
+    values = {name: value for name, value in values.items() if value is not _ABSENT}
+    config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _fill(name, parameter, generator, family in _MINUS_ONE_NORMS)
+        if config.tie_word_embeddings:
+            # A full-size tied embedding would answer every token with that token again; Gemma
+            # multiplies its embeddings by the root of their width on top.
+            scale = 0.04 if family in _MINUS_ONE_NORMS else 0.3
+            model.get_input_embeddings().weight.mul_(scale)
+    model = model.to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Write a byte-level BPE tokenizer of VOCAB_SIZE entries: any text survives a round trip."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    letters = "etaoinshrdlucmfw"
+    pairs = [(a, b) for a in letters for b in letters]
+    base = [*_SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    merges = pairs[: VOCAB_SIZE - len(base)]
+    tokens = base + [a + b for a, b in merges]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
+    )
+    tokenizer.add_special_tokens(list(_SPECIALS))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, 0)]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "pad_token": PAD,
+        "chat_template": CHAT_TEMPLATE,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 512,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, minus_one: bool) -> None:
+    """Draw one parameter: matrices keep the size of what passes, norms stay near one."""
+    import torch
+
+    noise = torch.randn(parameter.shape, generator=generator)
+    if parameter.dim() >= 2:
+        embedding = "emb" in name or "wte" in name or "wpe" in name
+        parameter.copy_(noise if embedding else noise * (2.0 / parameter.shape[-1] ** 0.5))
+    elif "norm" in name or "ln_" in name:
+        centre = 0.0 if name.endswith("bias") or minus_one else 1.0
+        centre = 0.2 if "word_embeddings_layernorm.weight" in name else centre
+        parameter.copy_(centre + 0.1 * noise)
+    else:
+        parameter.copy_(0.1 * noise)

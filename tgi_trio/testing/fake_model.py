@@ -1,0 +1,225 @@
+"""A model without weights: what a shard computes when only its manners are under test.
+
+Its next token is a pure function of the last tokens (`next_token`), so a test knows every answer
+beforehand. It keeps a KV cache that holds the tokens themselves, and faults a sequence whose
+blocks do not contain what was written for it: block tables that overlap, blocks freed too early
+and wrong prefix reuse become visible as text. No torch in this file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.step import (
+    ModelInfo,
+    RowResult,
+    Sequence,
+    StepPlan,
+    StepResult,
+    WarmupRequest,
+    WarmupResult,
+)
+
+CRASH_EXIT_CODE = 70
+_LOGPROB = -0.5  # of every chosen token; the alternatives follow in steps of 1
+_PROMPT_LOGPROB = -1.0
+
+
+@dataclass(frozen=True)
+class FakeSettings:
+    """How the fake model behaves; every field is a key of the JSON on its command line."""
+
+    vocab_size: int = 1000
+    first_id: int = 3  # answers are ids from here on; below are special tokens
+    eos_id: int = 2
+    block_size: int = 16
+    blocks: int = 1024  # KV blocks, block 0 included
+    max_positions: int = 0  # 0 = unbounded
+    load_ms: float = 0.0
+    step_ms: float = 0.0  # time of every step
+    token_us: float = 0.0  # and of every query token in it
+    eos_after: int = 0  # a sequence's EOS comes after this many generated tokens; 0 = never
+    replies: tuple[tuple[int, ...], ...] = ()  # whole answers, EOS follows; see `reply_to`
+    verify_kv: bool = True
+    load_error: str = ""  # loading fails with this message
+    crash_at_step: int = 0  # the process ends in this step, counted from 1
+    hang_at_step: int = 0  # this step never ends
+    fail_token: int = -1  # a step with a sequence that has this token raises
+
+    @classmethod
+    def parse(cls, text: str) -> FakeSettings:
+        """Read the JSON object on the command line; raises ConfigurationError."""
+        try:
+            values = json.loads(text)
+            if "replies" in values:
+                values["replies"] = tuple(tuple(reply) for reply in values["replies"])
+            return cls(**values)
+        except (ValueError, TypeError) as error:
+            allowed = ", ".join(cls.__dataclass_fields__)
+            raise ConfigurationError(
+                f"fake shard settings {text!r}: {error}. Expected a JSON object with the keys "
+                f"{allowed}."
+            ) from error
+
+
+def next_token(settings: FakeSettings, token_ids: ListLike[int], prompt_length: int) -> int:
+    """Return the token after `token_ids` (prompt and what was generated so far)."""
+    generated = len(token_ids) - prompt_length
+    if settings.replies:
+        reply = settings.replies[_mix(token_ids[:prompt_length]) % len(settings.replies)]
+        return reply[generated] if generated < len(reply) else settings.eos_id
+    if settings.eos_after and generated >= settings.eos_after:
+        return settings.eos_id
+    span = settings.vocab_size - settings.first_id
+    return settings.first_id + (_mix(token_ids[-4:]) + len(token_ids)) % span
+
+
+def continuation(settings: FakeSettings, prompt_ids: ListLike[int], count: int) -> list[int]:
+    """Return what the model answers to a prompt: `count` tokens, fewer when EOS ends them."""
+    ids = [int(token) for token in prompt_ids]
+    while len(ids) < len(prompt_ids) + count:
+        ids.append(next_token(settings, ids, len(prompt_ids)))
+        if ids[-1] == settings.eos_id:
+            break
+    return ids[len(prompt_ids) :]
+
+
+class FakeCrash(BaseException):
+    """Ends a fake shard that runs in a thread; a process ends for real."""
+
+
+class FakeRunner:
+    """A `Runner` that computes `next_token`."""
+
+    def __init__(self, settings: FakeSettings, *, in_thread: bool = False) -> None:
+        """Load, which takes `load_ms`; raises ModelLoadError when the settings say so."""
+        time.sleep(settings.load_ms / 1000)
+        if settings.load_error:
+            raise ModelLoadError(settings.load_error)
+        self.settings = settings
+        self.released = threading.Event()  # ends a hang
+        self.dropped: list[int] = []  # ids of the last sequences dropped, for tests
+        self._in_thread = in_thread
+        self._steps = 0
+        self._kv: NDArray[np.int64] = np.empty(0, np.int64)
+        self._info = ModelInfo(
+            vocab_size=settings.vocab_size,
+            block_size=settings.block_size,
+            layers=1,
+            kv_bytes_per_token=8,
+            max_positions=settings.max_positions,
+            eos_ids=(settings.eos_id,),
+            dtype="int64",
+            device="cpu",
+            backend="fake",
+            load_ns=int(settings.load_ms * 1e6),
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        """Static facts of the fake model."""
+        return self._info
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        """Allocate the cache: as many blocks as asked for, `settings.blocks` when it is open."""
+        size = self.settings.block_size
+        blocks = self.settings.blocks
+        if request.max_batch_total_tokens:
+            blocks = 1 + -(-request.max_batch_total_tokens // size)
+        self._kv = np.zeros(blocks * size, np.int64)
+        return WarmupResult(
+            blocks=blocks,
+            block_size=size,
+            weight_bytes=0,
+            activation_bytes=0,
+            kv_bytes=self._kv.nbytes,
+            spare_bytes=0,
+            warmup_ns=0,
+        )
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Store the tokens as their own KV, check every context, choose next tokens."""
+        started = time.perf_counter_ns()
+        self._steps += 1
+        self._misbehave(plan)
+        delay = self.settings.step_ms / 1e3 + self.settings.token_us * len(plan.token_ids) / 1e6
+        if delay:
+            time.sleep(delay)
+        self._kv[plan.kv_slots] = _kv_entries(plan.token_ids, plan.positions)
+        rows = [self._row(plan, i) for i in range(len(plan.rows))]
+        return StepResult(rows, forward_ns=time.perf_counter_ns() - started, sample_ns=0)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Remember that the worker let this sequence go."""
+        self.dropped.append(sequence.id)
+        del self.dropped[:-1000]
+
+    def _misbehave(self, plan: StepPlan) -> None:
+        settings = self.settings
+        if self._steps == settings.crash_at_step:
+            if self._in_thread:
+                raise FakeCrash
+            os._exit(CRASH_EXIT_CODE)
+        if self._steps == settings.hang_at_step:
+            self.released.wait()
+            raise FakeCrash
+        if settings.fail_token >= 0:
+            for sequence in plan.rows:
+                if settings.fail_token in sequence.token_ids[: sequence.length]:
+                    raise RuntimeError(f"token {settings.fail_token} cannot be computed")
+
+    def _row(self, plan: StepPlan, i: int) -> RowResult:
+        sequence = plan.rows[i]
+        context = int(plan.context_lengths[i])
+        if self.settings.verify_kv:
+            fault = self._verify(sequence, plan.block_tables[i], context)
+            if fault is not None:
+                return RowResult(fault=fault)
+        result = RowResult()
+        if sequence.sampling.prompt_logprobs:
+            first = context - int(plan.query_starts[i + 1] - plan.query_starts[i])
+            known = max(0, min(context, sequence.prompt_length - 1) - first)
+            start = [float("nan")] if first == 0 else []
+            result.prompt_logprobs = start + [_PROMPT_LOGPROB] * known
+        if plan.samples[i]:
+            ids = sequence.token_ids[: sequence.length].tolist()
+            token = next_token(self.settings, ids, sequence.prompt_length)
+            result.token_ids, result.logprobs = (token,), (_LOGPROB,)
+            count = sequence.sampling.top_n
+            result.tops = (
+                [((token + n) % self.settings.vocab_size, _LOGPROB - n) for n in range(count)],
+            )
+        return result
+
+    def _verify(self, sequence: Sequence, table: NDArray[np.int32], context: int) -> str | None:
+        size = self.settings.block_size
+        positions = np.arange(context)
+        slots = table[positions // size].astype(np.int64) * size + positions % size
+        wanted = _kv_entries(sequence.token_ids[:context], positions)
+        wrong = np.flatnonzero(self._kv[slots] != wanted)
+        if len(wrong) == 0:
+            return None
+        return f"KV of position {wrong[0]} is not this sequence's (block {table[wrong[0] // size]})"
+
+
+def _kv_entries(token_ids: NDArray[np.integer], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What a cache slot holds: position and token, never 0."""
+    return (positions + 1) << 32 | token_ids
+
+
+def _mix(token_ids: ListLike[int]) -> int:
+    """Return a number that depends on every id and its place."""
+    mixed = 17
+    for token in token_ids:
+        mixed = (mixed * 1_000_003 + int(token) + 1) % 2_147_483_647
+        mixed ^= mixed >> 13  # without it, similar prompts of even and odd ids cancel out
+    return mixed
