@@ -1,0 +1,208 @@
+"""What changes a row's scores before temperature: watermark, penalties, biases, masks.
+
+Every processor edits `scores` [R, W] (float32) in place, and only the entries it concerns, so a
+row without it costs nothing. What a row needs is kept in `sequence.state["sampler"]` and brought
+up to date from the sequence's tokens, so a replayed sequence is treated as if it had never moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.shard.step import Sequence
+
+STATE = "sampler"  # key in Sequence.state
+_WATERMARK_PRIME = 15485863  # TGI's; a detector must use the same
+
+Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class GrammarMatcher(Protocol):
+    """Says which tokens may come next under one sequence's grammar."""
+
+    def mask(self, generated: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return bool [vocab_size], True = allowed, after the tokens `generated` so far.
+
+        Called with the same tokens again when a step is repeated, and with one more otherwise.
+        """
+        ...
+
+
+class TokenCounts:
+    """How often each token occurs in `token_ids[start:]`, updated as the sequence grows."""
+
+    def __init__(self, start: int) -> None:
+        self._seen = start  # tokens of the sequence that are counted, or before the first that is
+        self._ids = np.empty(16, np.int64)  # distinct ids; the first len(_place) are real
+        self._counts = np.empty(16, np.int64)
+        self._place: dict[int, int] = {}
+
+    def update(self, sequence: Sequence) -> Counts:
+        """Return the distinct ids and their counts: int64 [U] each, valid until the next call."""
+        if self._seen < sequence.length:
+            new = sequence.token_ids[self._seen : sequence.length]
+            self._seen = sequence.length
+            for token, count in zip(*np.unique(new, return_counts=True), strict=True):
+                self._count(int(token), int(count))
+        used = len(self._place)
+        return self._ids[:used], self._counts[:used]
+
+    def _count(self, token: int, count: int) -> None:
+        used = len(self._place)
+        place = self._place.setdefault(token, used)
+        if place < used:
+            self._counts[place] += count
+            return
+        if used == len(self._ids):
+            self._ids = np.concatenate((self._ids, self._ids))
+            self._counts = np.concatenate((self._counts, self._counts))
+        self._ids[used], self._counts[used] = token, count
+
+
+@dataclass
+class RowState:
+    """What the processors remember of one sequence."""
+
+    all: TokenCounts  # prompt and generated
+    generated: TokenCounts
+    bias: dict[int, float]
+    matcher: GrammarMatcher | None = None
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> RowState:
+        """Return the sequence's state, made at first use."""
+        state = sequence.state.get(STATE)
+        if not isinstance(state, RowState):
+            bias: dict[int, float] = {}
+            for token, value in sequence.sampling.logit_bias:
+                bias[token] = bias.get(token, 0.0) + value
+            state = cls(TokenCounts(0), TokenCounts(sequence.prompt_length), bias)
+            sequence.state[STATE] = state
+        return state
+
+
+class Entries:
+    """Single entries of the score matrix, gathered for several rows at once."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._ids: list[NDArray[np.int64]] = []
+        self._values: list[tuple[NDArray[Any] | float, ...]] = []
+
+    def add(self, row: int, ids: NDArray[np.int64], *values: NDArray[Any] | float) -> None:
+        """Add distinct `ids` of one row; each value is one number or one per id."""
+        self._rows.append(row)
+        self._ids.append(ids)
+        self._values.append(values)
+
+    def edit(self, scores: torch.Tensor, change: Callable[..., torch.Tensor]) -> None:
+        """Replace the entries by `change(entries, *values)`, all float32 [N]."""
+        if not self._rows:
+            return
+        lengths = [len(ids) for ids in self._ids]
+        rows = torch.from_numpy(np.repeat(self._rows, lengths)).to(scores.device)
+        ids = torch.from_numpy(np.concatenate(self._ids)).to(scores.device)
+        columns = []
+        for column in zip(*self._values, strict=True):
+            parts = [np.broadcast_to(v, n) for v, n in zip(column, lengths, strict=True)]
+            flat = np.concatenate(parts).astype(np.float32)
+            columns.append(torch.from_numpy(flat).to(scores.device))
+        scores[rows, ids] = change(scores[rows, ids], *columns)
+
+
+def watermark(
+    scores: torch.Tensor,
+    rows: Iterable[tuple[int, Sequence]],
+    gamma: float,
+    delta: float,
+    size: int,
+) -> None:
+    """Add `delta` to a `gamma` share of the vocabulary, drawn anew after every token."""
+    for row, sequence in rows:
+        generator = torch.Generator()  # the CPU's, so that the list is the same on any device
+        generator.manual_seed(_WATERMARK_PRIME * int(sequence.token_ids[sequence.length - 1]))
+        green = torch.randperm(size, generator=generator)[: int(gamma * size)]
+        scores[row, green.to(scores.device)] += delta
+
+
+def repetition(scores: torch.Tensor, rows: Iterable[tuple[int, Sequence]]) -> None:
+    """Divide (multiply, if negative) the score of every token present, prompt included."""
+    entries = Entries()
+    for row, sequence in rows:
+        ids, _ = RowState.of(sequence).all.update(sequence)
+        entries.add(row, ids, sequence.sampling.repetition_penalty)
+    entries.edit(scores, lambda old, p: torch.where(old < 0, old * p, old / p))
+
+
+def frequency_and_presence(scores: torch.Tensor, rows: Iterable[tuple[int, Sequence]]) -> None:
+    """Subtract the frequency penalty by count and the presence penalty once.
+
+    OpenAI's formula (`absolute_penalties`) counts generated tokens; TGI's takes the share of the
+    token in prompt and generated text together. TGI pads that text to the batch's longest, so its
+    penalty depends on the other requests; here it is the sequence's own length.
+    """
+    entries = Entries()
+    for row, sequence in rows:
+        state, sampling = RowState.of(sequence), sequence.sampling
+        if sampling.absolute_penalties:
+            ids, counts = state.generated.update(sequence)
+            share = counts.astype(np.float64)
+        else:
+            ids, counts = state.all.update(sequence)
+            share = counts / sequence.length
+        if len(ids):
+            penalty = sampling.frequency_penalty * share + sampling.presence_penalty
+            entries.add(row, ids, penalty)
+    entries.edit(scores, torch.sub)
+
+
+def logit_bias(
+    scores: torch.Tensor, rows: Iterable[tuple[int, Sequence]], size: int
+) -> dict[int, str]:
+    """Add each row's biases; return the rows whose biased ids do not exist."""
+    entries, faults = Entries(), {}
+    for row, sequence in rows:
+        bias = RowState.of(sequence).bias
+        ids = np.fromiter(bias, np.int64, len(bias))
+        if ids.min() < 0 or ids.max() >= size:
+            faults[row] = f"logit_bias names token {ids.max()}; the model has 0 to {size - 1}"
+        else:
+            entries.add(row, ids, np.fromiter(bias.values(), np.float32, len(bias)))
+    entries.edit(scores, torch.add)
+    return faults
+
+
+def forbid(scores: torch.Tensor, rows: list[int], ids: NDArray[np.int64]) -> None:
+    """Make the tokens `ids` impossible in `rows`."""
+    at = torch.tensor(rows, device=scores.device)[:, None]
+    scores[at, torch.from_numpy(ids).to(scores.device)] = -torch.inf
+
+
+def grammar(
+    scores: torch.Tensor,
+    rows: Iterable[tuple[int, Sequence]],
+    compiler: Callable[[str], GrammarMatcher] | None,
+    size: int,
+) -> dict[int, str]:
+    """Make what each row's grammar does not allow impossible; return rows that have no matcher."""
+    faults = {}
+    for row, sequence in rows:
+        state = RowState.of(sequence)
+        try:
+            if compiler is None:
+                raise ValueError("this shard has no grammar compiler")
+            if state.matcher is None:
+                state.matcher = compiler(sequence.sampling.grammar)
+            generated = sequence.token_ids[sequence.prompt_length : sequence.length]
+            allowed = torch.from_numpy(state.matcher.mask(generated))
+        except ValueError as error:
+            faults[row] = f"grammar: {error}"
+            continue
+        scores[row, :size].masked_fill_(~allowed.to(scores.device), -torch.inf)
+    return faults
