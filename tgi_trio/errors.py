@@ -1,4 +1,4 @@
-"""Every exception the project raises on purpose. Only `router/http` knows what HTTP makes of them."""
+"""Every exception the project raises on purpose; what HTTP makes of them is `router/http`'s."""
 
 from __future__ import annotations
 

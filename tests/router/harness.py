@@ -1,0 +1,135 @@
+"""An engine on a real channel with a FakeShard thread behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import trio
+
+from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
+from tgi_trio.router import handshake
+from tgi_trio.router.engine import Admission, Engine
+from tgi_trio.router.handshake import WarmupLimits
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.request import Request, StoppingCriteria
+from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.shard_link import ShardLink
+from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.testing.fake_model import FakeSettings
+from tgi_trio.testing.fake_shard import FakeShard
+
+SPECIALS = ["<s>", "<pad>", "</s>"]  # ids 0, 1, 2: what FakeSettings expects below `first_id`
+
+
+def byte_tokenizer(folder: Path) -> Tokenizer:
+    """Return a tokenizer with one token per byte: id = 3 + index in the byte alphabet."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(SPECIALS)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    return Tokenizer.from_folder(folder)
+
+
+def make_request(
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int = 8,
+    stop: tuple[str, ...] = (),
+    keep_stop: bool = True,
+    deadline: float | None = None,
+) -> Request:
+    """Return a greedy request."""
+    return Request(
+        prompt_ids=np.asarray(tokenizer.encode_ids(prompt, False), dtype=np.int32),
+        sampling=SamplingParameters(),
+        stopping=StoppingCriteria(max_new_tokens, stop=stop, keep_stop=keep_stop),
+        deadline=deadline,
+    )
+
+
+def scheduling_limits(blocks: int = 1024, block_size: int = 16) -> SchedulingLimits:
+    """Return limits that are wide enough not to matter."""
+    return SchedulingLimits(
+        blocks=blocks,
+        block_size=block_size,
+        max_batch_size=64,
+        max_batch_prefill_tokens=4096,
+        max_batch_total_tokens=0,
+        max_total_tokens=4096,
+        waiting_served_ratio=0.3,
+        max_waiting_tokens=20,
+        max_queued_requests=128,
+        max_queued_tokens=100_000,
+        token_budget=512,
+        reserve=True,
+        prefix_caching=False,
+    )
+
+
+@dataclass
+class Bench:
+    """What a test holds on to."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    metrics: Metrics
+    shard: FakeShard
+    end: RouterEnd
+
+    def settled(self) -> bool:
+        """Return whether nothing is left anywhere."""
+        scheduler = self.engine.scheduler
+        return (
+            scheduler.free_blocks == scheduler.total_blocks
+            and self.engine.active == 0
+            and scheduler.queue_size == 0
+        )
+
+    async def settle(self) -> None:
+        """Wait until every block is free again."""
+        with trio.fail_after(10):
+            while not self.settled():
+                await trio.sleep(0.001)
+        self.engine.scheduler.check()
+
+    def balance(self) -> tuple[float, float]:
+        """Return (accepted, finished + cancelled + failed)."""
+        value = self.metrics.value
+        ended = value("tgi_request_finished") + value("tgi_request_failed")
+        for phase in ("queue", "prefill", "decode"):
+            ended += value("tgi_request_cancelled", phase=phase)
+        return value("tgi_request_accepted"), ended
+
+
+@asynccontextmanager
+async def engine_on_fake_shard(
+    folder: Path, fake: FakeSettings | None = None, permits: int = 128
+) -> AsyncIterator[Bench]:
+    """Run an engine with a FakeShard thread until the block is left."""
+    tokenizer = byte_tokenizer(folder)
+    fake = fake or FakeSettings(vocab_size=259)
+    metrics = Metrics(max_input_tokens=4096, max_total_tokens=4096)
+    with ReplyBell() as bell, Endpoints.create(0, 1, reply_bell=bell.fd) as endpoints:
+        with FakeShard(endpoints.spec, fake) as shard, RouterEnd(endpoints, bell) as end:
+            await handshake.hello(end, 1)
+            facts = await handshake.info(end)
+            memory = await handshake.warm_up(end, WarmupLimits(512, 4096, 64, 0))
+            limits = scheduling_limits(memory.blocks, facts.block_size)
+            engine = Engine(Admission(permits), limits, tokenizer, metrics)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.serve, ShardLink(end))
+                nursery.start_soon(engine.watch_deadlines)
+                yield Bench(engine, tokenizer, metrics, shard, end)
+                nursery.cancel_scope.cancel()

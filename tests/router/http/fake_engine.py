@@ -1,0 +1,179 @@
+"""An engine without a shard: every generation says what `answer` makes of its prompt.
+
+Tokenizer, validator, text handling, streams and metrics are the real ones; only scheduling and
+computing are missing. A test either lets `run` make steps, or makes them itself with `step`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import tokenizers
+import trio
+
+from tgi_trio.errors import GenerationError, Overloaded
+from tgi_trio.router.http.engine_api import Limits, ModelCard
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
+from tgi_trio.router.stream import TokenStream
+from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.output import OutputText
+from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
+from tgi_trio.router.text.tokenizer_files import TokenizerConfig
+from tgi_trio.router.validation import ValidationLimits, Validator
+
+TEMPLATE = (
+    "{% set newline = '\\n' %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
+    "{{ '' if loop.last else newline }}{% endfor %}"
+    "{{ newline + '<assistant>' if add_generation_prompt }}"
+)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Return a tokenizer with a token per byte; `<s>` (0) is put in front, `</s>` (1) ends."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(["<s>", "</s>", *alphabet])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return Tokenizer(
+        backend,
+        TokenizerConfig({"bos_token": "<s>", "eos_token": "</s>"}, (), {}),
+    )
+
+
+class FakeEngine:
+    """See the module's docstring; satisfies `engine_api.Engine`."""
+
+    def __init__(
+        self,
+        answer: Callable[[str], str] = lambda prompt: "Hello world",
+        limits: Limits | None = None,
+        model: ModelCard | None = None,
+    ) -> None:
+        self.answer = answer
+        self.limits = limits or Limits()
+        self.model = model or ModelCard("test/model", sha="abc", aliases=("nick",))
+        self.tokenizer = byte_tokenizer()
+        self.chat_template: ChatTemplate | None = ChatTemplate({"default": TEMPLATE}, {})
+        self.validator = Validator(
+            TokenizerPool(self.tokenizer, 1),
+            ValidationLimits(
+                max_input_tokens=self.limits.max_input_tokens,
+                max_total_tokens=self.limits.max_total_tokens,
+                vocab_size=self.tokenizer.vocab_size,
+            ),
+        )
+        self.metrics = Metrics()
+        self.healthy = (True, "")
+        self.submitted: list[Request] = []
+        self.permits = 0
+        self.live: dict[int, TokenStream] = {}
+        self.left: list[TokenStream] = []  # aborted before their end
+        self.fail_after: int | None = None  # tokens, after which every generation fails
+        self.tokens_per_step = 1
+        self._ids: dict[int, Iterator[int]] = {}
+        self._work = trio.Event()
+
+    # ---- the Engine protocol -------------------------------------------------------------------
+
+    @contextmanager
+    def permit(self, count: int = 1) -> Iterator[None]:
+        if self.permits + count > self.limits.max_concurrent_requests:
+            raise Overloaded(retry_after=2.0)
+        self.permits += count
+        try:
+            yield
+        finally:
+            self.permits -= count
+
+    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
+        now = trio.current_time()
+        timings = timings or Timings(received=now)
+        timings.queued = timings.started = now
+        self.submitted.append(request)
+        output = OutputText(self.tokenizer, request.prompt_ids, request.stopping)
+        id = len(self.submitted)
+        stream = TokenStream(self, id, request, output, timings)  # type: ignore[arg-type]
+        prompt = self.tokenizer.decode(request.prompt_ids)
+        ids = [*self.tokenizer.encode_ids(self.answer(prompt), False).tolist(), 1]
+        self._ids[id] = iter(ids)
+        self.live[id] = stream
+        self._work.set()
+        return stream
+
+    def health(self) -> tuple[bool, str]:
+        return self.healthy
+
+    def leave(self, stream: TokenStream) -> None:
+        """Called by the stream when its context is left."""
+        if self.live.pop(stream.id, None) is not None:
+            self.left.append(stream)
+            stream.cancel()
+
+    # ---- generation ----------------------------------------------------------------------------
+
+    async def run(self, interval: float = 0.0) -> None:
+        """Make steps while there is work."""
+        while True:
+            await self._work.wait()
+            while self.live:
+                await trio.sleep(interval)
+                self.step()
+            self._work = trio.Event()
+
+    def step(self) -> None:
+        """Give every generation its next tokens."""
+        for stream in list(self.live.values()):
+            tokens = []
+            for _ in range(self.tokens_per_step):
+                tokens.append(self.next_token(stream))
+                end = self._end(stream, stream.generated + len(tokens), tokens[-1].id)
+                if end is not None:
+                    break
+            if end is not None:
+                del self.live[stream.id]
+            stream.deliver(tokens, end)
+
+    def next_token(self, stream: TokenStream) -> Token:
+        """Return what a generation says next."""
+        id = next(self._ids[stream.id])
+        sampling = stream.request.sampling
+        tops = [(id, -0.5), (2, -1.25)][: sampling.top_n]
+        return stream.output.push(id, -0.5, tops)
+
+    def _end(
+        self, stream: TokenStream, generated: int, id: int
+    ) -> Outcome | GenerationError | None:
+        stopping = stream.request.stopping
+        if self.fail_after is not None and generated >= self.fail_after:
+            return GenerationError("the shard gave up")
+        reason = None
+        if stream.output.stopped:
+            reason = FinishReason.STOP_SEQUENCE
+        elif id == 1:
+            reason = FinishReason.EOS_TOKEN
+        elif generated >= stopping.max_new_tokens:
+            reason = FinishReason.LENGTH
+        if reason is None:
+            return None
+        tail = stream.output.finish()
+        request = stream.request
+        logprobs = (math.nan, *(-1.0 for _ in request.prompt_ids[1:]))
+        return Outcome(
+            reason=reason,
+            text=stream.output.generated_text,
+            generated_tokens=generated,
+            prompt_tokens=len(request.prompt_ids),
+            cached_tokens=0,
+            seed=request.sampling.seed if request.sampling.sample else None,
+            tail=tail,
+            prompt_logprobs=logprobs if request.sampling.prompt_logprobs else (),
+        )

@@ -1,0 +1,520 @@
+"""Connections: how they are kept, how they end, and what clients may do to them."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import h2.connection
+import h2.events
+import pytest
+import trio
+
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import Client, served
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.router.http.connection import ConnectionLimits
+from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.server import ServerSettings, listen
+
+pytestmark = pytest.mark.trio
+
+CERTIFICATE = str(Path(__file__).parent / "data" / "localhost.pem")
+STREAM = b'{"inputs":"x","parameters":{"max_new_tokens":2000}}'
+ENDLESS = "ab" * 3000
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens by itself; `served` bounds the wait."""
+    while not condition():
+        await trio.sleep(0.001)
+
+
+async def read_until(stream: trio.abc.Stream, what: bytes) -> bytes:
+    data = b""
+    while what not in data:
+        more = await stream.receive_some(65536)
+        assert more, data
+        data += more
+    return data
+
+
+async def read_all(stream: trio.abc.Stream) -> bytes:
+    data = b""
+    while more := await stream.receive_some(65536):
+        data += more
+    return data
+
+
+# ---- keeping and ending connections ------------------------------------------------------------
+
+
+async def test_a_connection_serves_many_requests(http):
+    async with served(http=http) as server:
+        client = await server.connect()
+        for _ in range(5):
+            assert (await client.post("/generate", {"inputs": "x"})).status == 200
+            answer = await client.post("/generate_stream", {"inputs": "x"})
+            assert len(answer.events()) == 12
+
+
+async def test_connection_close_is_honoured(http):
+    async with served(http=http) as server:
+        for path in ("/generate", "/generate_stream"):
+            stream = await server.raw()
+            await stream.send_all(
+                Client.request("POST", path, b'{"inputs":"x"}', {"connection": "close"})
+            )
+            data = await read_all(stream)  # ends, that is the point
+            assert data.startswith(b"HTTP/1.1 200 ")
+            assert b"Hello world" in data
+
+
+async def test_http_1_0_clients_get_their_end(http):
+    async with served(http=http) as server:
+        for path in ("/generate", "/generate_stream"):
+            stream = await server.raw()
+            body = b'{"inputs":"x"}'
+            await stream.send_all(
+                b"POST %b HTTP/1.0\r\ncontent-type: application/json\r\n" % path.encode()
+                + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            data = await read_all(stream)
+            assert b"Hello world" in data
+            assert b"transfer-encoding" not in data.lower()
+
+
+async def test_idle_connections_are_closed():
+    settings = ServerSettings(keep_alive_timeout=0.05)
+    async with served(settings=settings) as server:
+        silent = await server.raw()
+        half = await server.raw()
+        await half.send_all(b"GET /info HTTP/1.1\r\nhost:")
+        used = await server.connect()
+        assert (await used.get("/info")).status == 200
+        for stream in (silent, half, used.stream):
+            assert await stream.receive_some(10) == b""
+
+
+async def test_a_request_under_way_is_not_idle():
+    settings = ServerSettings(keep_alive_timeout=0.02)
+    async with served(settings=settings, running=False) as server:
+        client = await server.connect()
+        await client.send("POST", "/generate_stream", {"inputs": "x"})
+        await until(lambda: bool(server.engine.live))
+        await trio.sleep(0.1)
+        while server.engine.live:
+            server.engine.step()
+        assert len((await client.answer()).events()) == 12
+
+
+async def test_pipelined_requests_are_answered_in_order(http):
+    async with served(http=http) as server:
+        stream = await server.raw()
+        await stream.send_all(
+            Client.request("POST", "/generate", b'{"inputs":"x"}', {})
+            + Client.request("POST", "/generate_stream", b'{"inputs":"x"}', {})
+            + Client.request("GET", "/info", None, {"connection": "close"})
+        )
+        data = await read_all(stream)
+    positions = [data.index(mark) for mark in (b'{"generated_text"', b"data: ", b'{"model_id"')]
+    assert positions == sorted(positions)
+    assert data.count(b"HTTP/1.1 200 ") == 3
+
+
+async def test_garbage_is_answered_and_harms_nobody(http):
+    async with served(http=http) as server:
+        for garbage in (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
+            b"POST /generate HTTP/1.1\r\nhost: t\r\ncontent-length: -5\r\n\r\n",
+            b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n",
+        ):
+            stream = await server.raw()
+            await stream.send_all(garbage)
+            assert b" 200 " not in await read_all(stream)
+        client = await server.connect()
+        assert (await client.get("/health")).status == 200
+
+
+# ---- clients that leave ------------------------------------------------------------------------
+
+
+def close(stream: trio.SocketStream) -> None:
+    stream.socket.close()
+
+
+def reset(stream: trio.SocketStream) -> None:
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    stream.socket.close()
+
+
+def half_close(stream: trio.SocketStream) -> None:
+    stream.socket.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("leave", [close, reset, half_close])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_leaving_a_stream_aborts_it(http, leave, busy):
+    engine = FakeEngine(lambda prompt: ENDLESS)
+    async with served(engine, http, running=busy) as server:
+        stream = await server.raw()
+        await stream.send_all(Client.request("POST", "/generate_stream", STREAM, {}))
+        await read_until(stream, b"\r\n\r\n")
+        leave(stream)
+        await until(lambda: not engine.live)
+        await until(lambda: engine.permits == 0)
+    assert len(engine.left) == 1
+
+
+async def test_leaving_before_the_answer_aborts_it(http):
+    engine = FakeEngine()
+    async with served(engine, http, running=False) as server:
+        stream = await server.raw()
+        await stream.send_all(Client.request("POST", "/generate", STREAM, {}))
+        await until(lambda: bool(engine.live))
+        close(stream)
+        await until(lambda: len(engine.left) == 1 and engine.permits == 0)
+
+
+async def test_leaving_on_a_used_connection_aborts_it(http):
+    engine = FakeEngine()
+    async with served(engine, http, running=False) as server:
+        client = await server.connect()
+        assert (await client.get("/info")).status == 200
+        await client.send("POST", "/generate_stream", {"inputs": "x"})
+        await until(lambda: bool(engine.live))
+        close(client.stream)
+        await until(lambda: len(engine.left) == 1 and engine.permits == 0)
+
+
+@pytest.mark.parametrize("leave", [close, half_close])
+async def test_leaving_with_a_pipelined_request_behind_aborts_both(http, leave):
+    engine = FakeEngine()
+    async with served(engine, http, running=False) as server:
+        stream = await server.raw()
+        request = Client.request("POST", "/generate_stream", STREAM, {})
+        await stream.send_all(request + request)
+        await read_until(stream, b"\r\n\r\n")
+        leave(stream)
+        await until(lambda: len(engine.left) == 1 and engine.permits == 0)
+    assert len(engine.submitted) == 1
+
+
+async def test_a_pipelined_body_larger_than_the_read_ahead_arrives():
+    async with served(http=HttpSettings(payload_limit=10**6), running=False) as server:
+        stream = await server.raw()
+        text = b"y" * 600_000
+        await stream.send_all(Client.request("POST", "/generate", b'{"inputs":"x"}', {}))
+        await until(lambda: bool(server.engine.live))
+        async with trio.open_nursery() as nursery:
+            second = Client.request(
+                "POST", "/generate", b'{"inputs":"%b"}' % text, {"connection": "close"}
+            )
+            nursery.start_soon(stream.send_all, second)
+            await trio.sleep(0.05)
+            while server.engine.live:
+                server.engine.step()
+            data = await read_all(stream)
+    assert data.count(b"HTTP/1.1 ") == 2
+    assert b"Given: 600001 `inputs` tokens" in data
+
+
+# ---- readers that do not read ------------------------------------------------------------------
+
+
+async def stuck(server) -> trio.SocketStream:
+    """Return a connection that asks for a stream of megabytes and does not read it."""
+    stream = trio.socket.socket()
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    await stream.connect(("127.0.0.1", server.port))
+    connected = trio.SocketStream(stream)
+    await connected.send_all(Client.request("POST", "/generate_stream", BIG, {}))
+    return connected
+
+
+BIG_TOKENS = 60
+BIG = b'{"inputs":"x","parameters":{"max_new_tokens":%d}}' % BIG_TOKENS
+
+
+def big_engine() -> FakeEngine:
+    """Return an engine whose streams are of 6 MB, more than the buffers of a connection hold."""
+    engine = FakeEngine(lambda prompt: "z" * 200)
+
+    def pad(stream):
+        token = FakeEngine.next_token(engine, stream)
+        token.text = "z" * 100_000
+        return token
+
+    engine.next_token = pad  # type: ignore[method-assign]
+    return engine
+
+
+async def test_a_slow_reader_gets_everything_in_order(http):
+    engine = big_engine()
+    settings = HttpSettings(
+        stream_backlog=1 << 24, direct_writes=http.direct_writes, shortcut=http.shortcut
+    )
+    async with served(engine, settings) as server:
+        slow = await stuck(server)
+        await until(lambda: bool(engine.submitted) and not engine.live)
+        fast = await server.connect()
+        expected = (await fast.post("/generate_stream", BIG)).body
+        data = bytearray()
+        while not data.endswith(b"0\r\n\r\n"):
+            data += await slow.receive_some(4096 if len(data) < 100_000 else 1 << 20)
+    assert unchunked(bytes(data)) == expected
+
+
+def unchunked(response: bytes) -> bytes:
+    """Return the body of a response in chunks, checking the framing."""
+    rest = response.partition(b"\r\n\r\n")[2]
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        body += rest[:length]
+        assert rest[length : length + 2] == b"\r\n"
+        rest = rest[length + 2 :]
+        if length == 0:
+            assert rest == b""
+            return body
+
+
+async def test_a_reader_that_falls_too_far_behind_is_dropped_and_slows_nobody(http):
+    settings = HttpSettings(
+        stream_backlog=1_500_000, direct_writes=http.direct_writes, shortcut=http.shortcut
+    )
+    engine = big_engine()
+    async with served(engine, settings, running=False) as server:
+        server.nursery.start_soon(engine.run, 0.002)
+        slow = [await stuck(server) for _ in range(3)]
+        fast = await server.connect()
+        for _ in range(3):
+            assert len((await fast.post("/generate_stream", BIG)).events()) == BIG_TOKENS
+        await until(lambda: engine.permits == 0)
+        assert len(engine.left) == len(slow), "aborted, not finished"
+
+
+async def test_a_reader_that_stops_reading_is_dropped_in_the_end(http):
+    limits = ServerSettings(limits=ConnectionLimits(send_timeout=0.1))
+    engine = big_engine()
+    async with served(engine, http, limits) as server:
+        slow = await stuck(server)
+        await until(lambda: len(engine.submitted) == 1 and engine.permits == 0)
+        await trio.sleep(0.3)
+        with pytest.raises(trio.BrokenResourceError):
+            await read_all(slow)
+
+
+async def test_shutdown_does_not_wait_for_stuck_readers(http):
+    settings = ServerSettings(graceful_timeout=0.1, limits=ConnectionLimits(send_timeout=3600))
+    engine = big_engine()
+    async with served(engine, http, settings) as server:
+        streams = [await stuck(server) for _ in range(4)]
+        await until(lambda: len(engine.submitted) == len(streams))
+        server.shutdown.set()
+        await server.done.wait()
+        assert engine.permits == 0
+
+
+# ---- shutdown ----------------------------------------------------------------------------------
+
+
+async def test_shutdown_lets_streams_finish_and_refuses_connections():
+    async with served(running=False, settings=ServerSettings(graceful_timeout=60)) as server:
+        idle = await server.connect()
+        assert (await idle.get("/info")).status == 200
+        client = await server.connect()
+        await client.send("POST", "/generate_stream", {"inputs": "x"})
+        await until(lambda: bool(server.engine.live))
+        server.shutdown.set()
+        assert await idle.stream.receive_some(10) == b"", "an idle connection is closed at once"
+        with pytest.raises(OSError):
+            await server.raw()
+        while server.engine.live:
+            server.engine.step()
+        assert len((await client.answer()).events()) == 12
+        await server.done.wait()
+
+
+async def test_the_end_of_grace_ends_streams_with_an_event():
+    engine = FakeEngine()
+
+    def fail_all() -> None:
+        engine.fail_after = 0
+        engine.step()
+
+    settings = ServerSettings(graceful_timeout=0.05)
+    async with served(engine, running=False, settings=settings, on_grace_end=fail_all) as server:
+        client = await server.connect()
+        await client.send("POST", "/generate_stream", {"inputs": "x"})
+        await until(lambda: bool(engine.live))
+        server.shutdown.set()
+        answer = await client.answer()
+        assert answer.events()[-1].startswith(b'{"error":"Request failed during generation')
+        await server.done.wait()
+
+
+# ---- listening ---------------------------------------------------------------------------------
+
+
+async def test_unix_sockets_are_served_and_removed(tmp_path):
+    from tgi_trio.router.http.app import Application
+    from tgi_trio.router.http.server import serve
+
+    path = str(tmp_path / "server.sock")
+    for _ in range(2):  # the second time a stale file is in the way
+        engine, shutdown = FakeEngine(), trio.Event()
+        sockets = listen([f"unix:{path}", "127.0.0.1:0"])
+        with pytest.raises(ConfigurationError, match="another server listens"):
+            listen([f"unix:{path}"])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            nursery.start_soon(serve, Application(engine), sockets, ServerSettings(), shutdown)
+            client = Client(await trio.open_unix_socket(path))
+            assert len((await client.post("/generate_stream", {"inputs": "x"})).events()) == 12
+            await client.stream.aclose()
+            shutdown.set()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            nursery.cancel_scope.cancel()
+        assert not Path(path).exists()
+        stale = socket.socket(socket.AF_UNIX)
+        stale.bind(path)
+        stale.close()
+
+
+# ---- TLS and HTTP/2 ----------------------------------------------------------------------------
+
+
+def tls(alpn: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=CERTIFICATE)
+    context.check_hostname = False
+    context.set_alpn_protocols([alpn])
+    return context
+
+
+async def test_tls_serves_streams_and_notices_who_leaves():
+    settings = ServerSettings(certfile=CERTIFICATE, keyfile=CERTIFICATE)
+    async with served(settings=settings) as server:
+        stream = trio.SSLStream(await server.raw(), tls("http/1.1"), https_compatible=True)
+        client = Client(stream)
+        assert len((await client.post("/generate_stream", {"inputs": "x"})).events()) == 12
+        assert (await client.post("/generate", {"inputs": "x"})).status == 200
+        server.engine.answer = lambda prompt: ENDLESS
+        await stream.send_all(Client.request("POST", "/generate_stream", STREAM, {}))
+        await until(lambda: bool(server.engine.live))
+        close(stream.transport_stream)
+        await until(lambda: server.engine.permits == 0)
+
+
+async def test_a_client_that_never_shakes_hands_does_not_hold_shutdown():
+    settings = ServerSettings(certfile=CERTIFICATE, keyfile=CERTIFICATE, graceful_timeout=0.1)
+    async with served(settings=settings) as server:
+        stream = await server.raw()
+        await trio.sleep(0.01)
+        server.shutdown.set()
+        await server.done.wait()
+        assert stream is not None
+
+
+async def test_a_bad_certificate_names_the_flag():
+    with pytest.raises(BaseException) as caught:
+        async with served(settings=ServerSettings(certfile="/nowhere.pem")):
+            pass
+    text = "".join(str(error) for error in _leaves(caught.value))
+    assert "--ssl-certfile" in text
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+    return [error]
+
+
+class Http2:
+    """A minimal HTTP/2 client."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self.connection = h2.connection.H2Connection()
+        self.connection.initiate_connection()
+        self.body: dict[int, bytes] = {}
+        self.ended: set[int] = set()
+
+    async def flush(self) -> None:
+        await self.stream.send_all(self.connection.data_to_send())
+
+    async def post(self, path: str, body: bytes) -> int:
+        id = self.connection.get_next_available_stream_id()
+        self.connection.send_headers(
+            id,
+            [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "t"),
+             ("content-type", "application/json"), ("content-length", str(len(body)))],
+        )  # fmt: skip
+        self.connection.send_data(id, body, end_stream=True)
+        self.body[id] = b""
+        await self.flush()
+        return id
+
+    async def pump(self, done: Callable[[], bool], acknowledge: bool = True) -> None:
+        while not done():
+            data = await self.stream.receive_some(65536)
+            assert data
+            for event in self.connection.receive_data(data):
+                if isinstance(event, h2.events.DataReceived):
+                    self.body[event.stream_id] += event.data
+                    if acknowledge:
+                        self.connection.acknowledge_received_data(
+                            event.flow_controlled_length, event.stream_id
+                        )
+                elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                    self.ended.add(event.stream_id)
+            await self.flush()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_http2_streams_end_and_errors_end_them_too(secure):
+    settings = ServerSettings(certfile=CERTIFICATE, keyfile=CERTIFICATE) if secure else None
+    async with served(settings=settings) as server:
+        stream = await server.raw()
+        if secure:
+            stream = trio.SSLStream(stream, tls("h2"), https_compatible=True)
+        client = Http2(stream)
+        first = await client.post("/generate_stream", b'{"inputs":"x"}')
+        second = await client.post("/generate", b'{"inputs":"x"}')
+        await client.pump(lambda: {first, second} <= client.ended)
+        assert client.body[first].count(b"data: ") == 12
+        assert client.body[second] == b'{"generated_text":"Hello world"}'
+        server.engine.fail_after = 2
+        third = await client.post("/generate_stream", b'{"inputs":"x"}')
+        await client.pump(lambda: third in client.ended)
+        assert b'"error_type":"generation"' in client.body[third]
+
+
+async def test_http2_resets_abort_the_generation():
+    async with served(FakeEngine(), running=False) as server:
+        client = Http2(await server.raw())
+        id = await client.post("/generate_stream", b'{"inputs":"x"}')
+        await until(lambda: bool(server.engine.live))
+        client.connection.reset_stream(id)
+        await client.flush()
+        await until(lambda: server.engine.permits == 0)
+        id = await client.post("/generate", b'{"inputs":"x"}')
+        await until(lambda: bool(server.engine.live))
+        await client.stream.aclose()
+        await until(lambda: server.engine.permits == 0)
+
+
+async def test_http2_readers_that_never_read_are_bounded():
+    engine = FakeEngine(lambda prompt: "z" * 2000)
+    engine.tokens_per_step = 20
+    settings = HttpSettings(stream_backlog=10_000)
+    async with served(engine, settings) as server:
+        client = Http2(await server.raw())
+        id = await client.post("/generate_stream", STREAM)
+        await client.pump(lambda: id in client.ended, acknowledge=False)
+        await until(lambda: engine.permits == 0)
+        assert len(engine.left) == 1, "aborted, not finished"
+        assert len(client.body[id]) <= 65_535

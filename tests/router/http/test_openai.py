@@ -1,0 +1,388 @@
+"""OpenAI's endpoints: TGI's bytes, OpenAI's meanings."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import served
+from tgi_trio.router.http import replies
+from tgi_trio.router.http.engine_api import Limits
+from tgi_trio.router.http.exchange import HttpSettings
+
+pytestmark = pytest.mark.trio
+
+USER = [{"role": "user", "content": "Yo"}]
+
+
+def engine(text: str = "Hi") -> FakeEngine:
+    return FakeEngine(lambda prompt: text)
+
+
+def undated(body: bytes) -> str:
+    return re.sub(r'"created":\d{10}', '"created":0', body.decode())
+
+
+def frames(*events: str) -> str:
+    return "".join(f"data: {event}\n\n" for event in events)
+
+
+NAMES = '"model":"test/model","system_fingerprint":"0.1.0-native"'
+
+
+def chat_chunk(content: str, finish: str = "null", logprobs: str = "null") -> str:
+    return (
+        f'{{"object":"chat.completion.chunk","id":"","created":0,{NAMES},"choices":[{{"index":0,'
+        f'"delta":{{"role":"assistant","content":"{content}"}},"logprobs":{logprobs},'
+        f'"finish_reason":{finish}}}],"usage":null}}'
+    )
+
+
+async def test_chat_body(http):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/chat/completions", {"messages": USER})
+    assert undated(answer.body) == (
+        f'{{"object":"chat.completion","id":"","created":0,{NAMES},"choices":[{{"index":0,'
+        '"message":{"role":"assistant","content":"Hi"},"logprobs":null,"finish_reason":"stop"}],'
+        '"usage":{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23}}'
+    )
+    assert answer.headers["x-compute-characters"] == "20"
+    assert answer.headers["x-generated-tokens"] == "3"
+    prompt = server.engine.tokenizer.decode(server.engine.submitted[0].prompt_ids)
+    assert prompt == "<user>Yo\n<assistant>"
+
+
+async def test_chat_stream_with_usage(http):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        body = {"messages": USER, "stream": True, "stream_options": {"include_usage": True}}
+        answer = await client.post("/v1/chat/completions", body)
+    usage = (
+        f'{{"object":"chat.completion.chunk","id":"","created":0,{NAMES},"choices":[],'
+        '"usage":{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23}}'
+    )
+    assert undated(answer.body) == frames(
+        chat_chunk("H"), chat_chunk("i"), chat_chunk("", '"stop"'), usage, "[DONE]"
+    )
+    assert answer.headers["x-accel-buffering"] == "no"
+
+
+async def test_chat_logprobs_are_the_same_in_stream_and_body(http):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        body = {"messages": USER, "logprobs": True, "top_logprobs": 2, "max_tokens": 1}
+        whole = await client.post("/v1/chat/completions", body)
+        stream = await client.post("/v1/chat/completions", {**body, "stream": True})
+    logprobs = (
+        '{"content":[{"token":"H","logprob":-0.5,"top_logprobs":[{"token":"H","logprob":-0.5},'
+        '{"token":"!","logprob":-1.25}]}]}'
+    )
+    assert f'"logprobs":{logprobs},"finish_reason":"length"' in whole.body.decode()
+    assert undated(stream.body) == frames(chat_chunk("H", '"length"', logprobs), "[DONE]")
+
+
+async def test_stop_text_is_dropped_and_finish_reason_is_openais(http):
+    async with served(engine("one two three"), http) as server:
+        client = await server.connect()
+        body = {"messages": USER, "stop": "two"}
+        whole = (await client.post("/v1/chat/completions", body)).json()
+        stream = await client.post("/v1/chat/completions", {**body, "stream": True})
+        listed = (await client.post("/v1/completions", {"prompt": "x", "stop": [" t"]})).json()
+    assert whole["choices"][0]["message"]["content"] == "one "
+    assert whole["choices"][0]["finish_reason"] == "stop"
+    chunks = [
+        msgspec.json.decode(e, type=replies.ChatCompletionChunk) for e in stream.events()[:-1]
+    ]
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "one "
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert listed["choices"][0]["text"] == "one"
+
+
+async def test_several_choices_share_one_stream(http):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        body = {"messages": USER, "n": 3, "seed": 7, "stream_options": {"include_usage": True}}
+        whole = (await client.post("/v1/chat/completions", body)).json()
+        stream = await client.post("/v1/chat/completions", {**body, "stream": True})
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+    assert whole["usage"] == {"prompt_tokens": 20, "completion_tokens": 9, "total_tokens": 29}
+    *events, done = stream.events()
+    assert done == b"[DONE]"
+    chunks = [msgspec.json.decode(event, type=replies.ChatCompletionChunk) for event in events]
+    usage = chunks.pop().usage
+    assert usage == replies.Usage(20, 9, 29)
+    texts = dict.fromkeys(range(3), "")
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content
+    assert texts == dict.fromkeys(range(3), "Hi")
+    assert [request.sampling.seed for request in server.engine.submitted[:3]] == [7, 8, 9]
+
+
+async def test_parameters_mean_what_openai_says():
+    async with served(engine()) as server:
+        client = await server.connect()
+        body = {
+            "messages": USER,
+            "top_p": 1.0,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.25,
+            "logit_bias": {"5": -100, "6": 3.5},
+            "max_completion_tokens": 4,
+            "min_tokens": 2,
+            "ignore_eos": True,
+            "seed": 3,
+        }
+        assert (await client.post("/v1/chat/completions", body)).status == 200
+        greedy = {"messages": USER, "temperature": 0, "top_p": 0.3}
+        assert (await client.post("/v1/chat/completions", greedy)).status == 200
+    first, second = server.engine.submitted
+    sampling = first.sampling
+    assert sampling.sample
+    assert sampling.absolute_penalties
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.25)
+    assert sampling.repetition_penalty == 1.0
+    assert dict(sampling.logit_bias) == {5: -100, 6: 3.5}
+    assert sampling.ignore_eos
+    assert sampling.seed == 3
+    assert (first.stopping.max_new_tokens, first.stopping.min_new_tokens) == (4, 2)
+    assert not second.sampling.sample
+
+
+@pytest.mark.parametrize("name", ["test/model", "nick", "tgi", "dummy", None])
+async def test_served_names(name):
+    async with served(engine()) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/chat/completions", {"messages": USER, "model": name})
+        text = await client.post("/v1/completions", {"prompt": "x", "model": name})
+    assert answer.json()["model"] == ("nick" if name == "nick" else "test/model")
+    assert text.json()["model"] == "test/model"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failures_before_the_first_byte_have_real_statuses(http, stream):
+    limits = Limits(max_concurrent_requests=2)
+    async with served(FakeEngine(limits=limits), http) as server:
+        client = await server.connect()
+
+        async def ask(**body):
+            return await client.post(
+                "/v1/chat/completions", {"messages": USER, "stream": stream, **body}
+            )
+
+        unknown = await ask(model="gpt-4")
+        invalid = await ask(temperature=-1)
+        overloaded = await ask(n=2)
+        assert overloaded.status == 200
+        server.engine.limits = Limits(max_concurrent_requests=1)
+        overloaded = await client.post("/v1/completions", {"prompt": ["a", "b"], "stream": stream})
+    assert unknown.status == 404
+    assert "`test/model`" in unknown.json()["error"]
+    assert "`nick`" in unknown.json()["error"]
+    assert invalid.status == 422
+    assert invalid.json()["error_type"] == "validation"
+    assert overloaded.status == 429
+    assert overloaded.headers["retry-after"] == "2"
+
+
+async def test_an_error_mid_stream_is_one_event_and_then_done(http):
+    fake = engine("Hello")
+    fake.fail_after = 1
+    async with served(fake, http) as server:
+        client = await server.connect()
+        for path, body in (
+            ("/v1/chat/completions", {"messages": USER}),
+            ("/v1/completions", {"prompt": "x"}),
+        ):
+            answer = await client.post(path, {**body, "stream": True})
+            *_, error, done = answer.events()
+            assert error == (
+                b'{"error":{"message":"Request failed during generation: the shard gave up",'
+                b'"http_status_code":424}}'
+            )
+            assert done == b"[DONE]"
+            assert (await client.post(path, body)).status == 424
+
+
+async def test_a_token_that_cannot_be_written_ends_its_own_stream_only(http, caplog):
+    fake = engine("Hello")
+    next_token = fake.next_token
+
+    def spoilt(stream):
+        token = next_token(stream)
+        if stream.id == 1 and token.text == "l":
+            token.text = "\ud800"  # no JSON can carry it
+        return token
+
+    fake.next_token = spoilt
+    async with served(fake, http) as server:
+        client, other = await server.connect(), await server.connect()
+        body = {"prompt": "x", "stream": True}
+        await client.send("POST", "/v1/completions", body)
+        await other.send("POST", "/v1/completions", body)
+        bad, good = await client.answer(), await other.answer()
+        assert fake.permits == 0
+        assert not fake.live
+    *_, error, done = bad.events()
+    assert b'"http_status_code":500' in error
+    assert done == b"[DONE]"
+    assert len(good.events()) == 7
+    assert "defect" in caplog.text
+
+
+async def test_template_problems_are_422():
+    fake = engine()
+    async with served(fake) as server:
+        client = await server.connect()
+        empty = await client.post("/v1/chat/completions", {"messages": []})
+        fake.chat_template = None
+        missing = await client.post("/v1/chat/completions", {"messages": USER, "stream": True})
+    assert empty.status == missing.status == 422
+    assert empty.json()["error_type"] == "template_error"
+    assert missing.json()["error"] == "Template error: template not found"
+
+
+async def test_a_final_message_of_the_assistant_is_continued():
+    async with served(engine()) as server:
+        client = await server.connect()
+        messages = [*USER, {"role": "assistant", "content": "I say"}]
+        await client.post("/v1/chat/completions", {"messages": messages})
+        body = {"messages": messages, "continue_final_message": False}
+        await client.post("/v1/chat/completions", body)
+    prompts = [server.engine.tokenizer.decode(r.prompt_ids) for r in server.engine.submitted]
+    assert prompts[0] == "<user>Yo\n<assistant>I say"
+    assert prompts[1] == "<user>Yo\n<assistant>I say\n<assistant>"
+
+
+async def test_content_parts_are_joined():
+    async with served(engine()) as server:
+        client = await server.connect()
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        answer = await client.post(
+            "/chat_tokenize", {"messages": [{"role": "u", "content": parts}]}
+        )
+        image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+        refused = await client.post(
+            "/v1/chat/completions", {"messages": [{"role": "u", "content": image}]}
+        )
+    reply = msgspec.json.decode(answer.body, type=replies.ChatTokenizeResponse)
+    assert reply.templated_text == "<u>ab\n<assistant>"
+    assert reply.tokenize_response[0].text == "<"
+    assert refused.status == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "not supported yet"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "not supported yet"),
+    ],
+)
+async def test_what_is_not_there_yet_says_so(body, text):
+    async with served(engine()) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/chat/completions", {"messages": USER, **body})
+        plain = {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"}
+        accepted = await client.post("/v1/chat/completions", {"messages": USER, **plain})
+    assert answer.status == 422
+    assert text in answer.json()["error"]
+    assert accepted.status == 200
+
+
+async def test_completion_body_and_stream(http):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        whole = await client.post("/v1/completions", {"prompt": "Yo"})
+        stream = await client.post("/v1/completions", {"prompt": "Yo", "stream": True})
+    usage = '"usage":{"prompt_tokens":3,"completion_tokens":3,"total_tokens":6}'
+
+    def last(text: str) -> str:
+        return (
+            f'{{"object":"text_completion","id":"","created":0,{NAMES},"choices":[{{"index":0,'
+            f'"text":"{text}","logprobs":null,"finish_reason":"stop"}}],{usage}}}'
+        )
+
+    def event(text: str) -> str:
+        return (
+            '{"object":"text_completion","id":"","created":0,"choices":[{"index":0,'
+            f'"text":"{text}","logprobs":null,"finish_reason":null}}],{NAMES}}}'
+        )
+
+    assert undated(whole.body) == last("Hi")
+    assert undated(stream.body) == frames(event("H"), event("i"), last(""), "[DONE]")
+    assert "x-compute-time" not in whole.headers
+    assert whole.headers["x-prompt-tokens"] == "3"
+
+
+async def test_prompt_lists_echo_and_n(http):
+    async with served(FakeEngine(lambda prompt: prompt.upper()), http) as server:
+        client = await server.connect()
+        body = {"prompt": ["ab", "cd"], "echo": True, "n": 2}
+        whole = (await client.post("/v1/completions", body)).json()
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = await client.post("/v1/completions", {**body, **options})
+        ids = await client.post("/v1/completions", {"prompt": [67, 68]})
+        many = await client.post("/v1/completions", {"prompt": ["a"] * 5})
+    expected = ["abAB", "abAB", "cdCD", "cdCD"]
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    # Each prompt of 3 tokens counts once, each of the 4 answers has 2 and its end.
+    assert whole["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+    *events, usage, done = stream.events()
+    assert done == b"[DONE]"
+    assert msgspec.json.decode(usage)["usage"] == whole["usage"]
+    texts = [""] * 4
+    for event in map(msgspec.json.decode, events):
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == expected
+    assert ids.json()["choices"][0]["text"] == "BC"
+    assert many.status == 422
+    assert many.json() == {
+        "error": "Number of prompts exceeds the maximum allowed batch size of 4",
+        "error_type": "batch size exceeded",
+    }
+
+
+async def test_completion_logprobs_in_stream_and_body():
+    async with served(engine()) as server:
+        client = await server.connect()
+        body = {"prompt": "é!", "logprobs": 2, "echo": True}
+        whole = await client.post("/v1/completions", body)
+        stream = await client.post("/v1/completions", {**body, "stream": True})
+    reply = msgspec.json.decode(whole.body, type=replies.CompletionFinal)
+    logprobs = reply.choices[0].logprobs
+    assert logprobs.tokens == ["H", "i", "</s>"]
+    assert logprobs.text_offset == [2, 3, 4]
+    assert logprobs.top_logprobs[0] == {"H": -0.5, "!": -1.25}
+    pieces = [msgspec.json.decode(e)["choices"][0]["logprobs"] for e in stream.events()[:-1]]
+    for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+        assert [each for piece in pieces for each in piece[name]] == getattr(logprobs, name)
+
+
+async def test_best_of_completions_returns_n():
+    async with served(engine()) as server:
+        client = await server.connect()
+        whole = (await client.post("/v1/completions", {"prompt": "x", "best_of": 3})).json()
+        less = await client.post("/v1/completions", {"prompt": "x", "best_of": 1, "n": 2})
+        stream = await client.post("/v1/completions", {"prompt": "x", "best_of": 2, "stream": True})
+    assert len(whole["choices"]) == 1
+    assert whole["usage"]["completion_tokens"] == 9
+    assert less.status == stream.status == 422
+
+
+async def test_suffix_is_refused():
+    async with served(engine()) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": "x", "suffix": ""})
+    assert answer.status == 422
+    assert answer.json()["error_type"] == "suffix not supported"
+
+
+async def test_docker_label_is_in_the_fingerprint():
+    async with served(engine(), HttpSettings(docker_label="sha-1")) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": "x"})
+    assert answer.json()["system_fingerprint"] == "0.1.0-sha-1"

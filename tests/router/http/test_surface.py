@@ -1,0 +1,345 @@
+"""Around the routes: bodies that cannot be read, keys, CORS, ids, unknown paths, documentation."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import trio
+
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import Client, served
+from tgi_trio.router.http import replies
+from tgi_trio.router.http.app import ROUTES
+from tgi_trio.router.http.exchange import HttpSettings
+
+pytestmark = pytest.mark.trio
+
+SYNTAX = "Failed to parse the request body as JSON: "
+SHAPE = "Failed to deserialize the JSON body into the target type: "
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "start"),
+    [
+        (b"", 400, SYNTAX),
+        (b"{", 400, SYNTAX),
+        (b'{"inputs":"\xff"}', 400, SYNTAX),
+        (b'{"inputs":"\\ud800"}', 400, SYNTAX),
+        (b'{"x":' + b"[" * 100_000, 400, SYNTAX),
+        (b"[1]", 422, SHAPE),
+        (b"{}", 422, SHAPE),
+        (b'{"inputs":null}', 422, SHAPE + "inputs: "),
+        (b'{"inputs":"x","parameters":null}', 422, SHAPE + "parameters: "),
+        (b'{"inputs":"x","parameters":{"stop":null}}', 422, SHAPE + "parameters.stop: "),
+        (b'{"inputs":"x","parameters":{"details":null}}', 422, SHAPE + "parameters.details: "),
+        (b'{"inputs":"x","parameters":{"temperature":"hot"}}', 422, SHAPE + "parameters.temp"),
+        (b'{"inputs":"x","parameters":{"top_k":5.0}}', 422, SHAPE + "parameters.top_k: "),
+        (b'{"inputs":"x","parameters":{"seed":-1}}', 422, SHAPE + "parameters.seed: "),
+        (b'{"inputs":"x","parameters":{"max_new_tokens":4294967296}}', 422, SHAPE + "param"),
+        (b'{"inputs":"x","parameters":{"temperature":1e400}}', 422, SHAPE),
+    ],
+)
+async def test_unreadable_bodies_are_plain_text(http, body, status, start):
+    async with served(http=http) as server:
+        client = await server.connect()
+        answer = await client.post("/generate", body)
+        good = await client.post("/generate", {"inputs": "x"})
+    assert answer.status == status
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.body.decode().startswith(start)
+    assert good.status == 200
+
+
+async def test_nulls_are_fine_where_a_field_is_optional():
+    names = [
+        "best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p",
+        "typical_p", "max_new_tokens", "return_full_text", "truncate", "seed", "top_n_tokens",
+        "grammar", "adapter_id",
+    ]  # fmt: skip
+    async with served() as server:
+        client = await server.connect()
+        parameters = {**dict.fromkeys(names), "unknown": {"any": "thing"}}
+        answer = await client.post("/generate", {"inputs": "x", "parameters": parameters})
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize("name", ["stream", "stream_options", "messages"])
+async def test_nulls_are_refused_where_a_field_has_a_default(name):
+    async with served() as server:
+        client = await server.connect()
+        body = {"messages": [{"role": "user", "content": "x"}], name: None}
+        answer = await client.post("/v1/chat/completions", body)
+    assert answer.status == 422
+    assert answer.body.decode().startswith(f"{SHAPE}{name}: ")
+
+
+async def test_both_names_of_one_field_are_a_duplicate():
+    async with served() as server:
+        client = await server.connect()
+        body = {"messages": [], "max_tokens": 1, "max_completion_tokens": 1}
+        answer = await client.post("/v1/chat/completions", body)
+    assert answer.status == 422
+    assert answer.body.decode() == f"{SHAPE}duplicate field `max_tokens`"
+
+
+async def test_empty_prompt_list_has_tgis_text():
+    async with served() as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": []})
+    assert answer.status == 422
+    assert answer.body.endswith(b"Do not use an empty array for the prompt.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("application/json", 200),
+        ("Application/JSON; charset=utf-8", 200),
+        ("application/vnd.api+json", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+    ],
+)
+async def test_content_types(http, kind, status):
+    async with served(http=http) as server:
+        client = await server.connect()
+        answer = await client.post("/generate", {"inputs": "x"}, content_type=kind)
+    assert answer.status == status
+    if status == 415:
+        assert answer.body == b"Expected request with `Content-Type: application/json`"
+
+
+async def test_large_bodies_are_refused_and_the_connection_ends(http):
+    settings = HttpSettings(payload_limit=1000, shortcut=http.shortcut)
+    async with served(http=settings) as server:
+        for headers in ({}, {"transfer-encoding": "chunked"}):
+            client = await server.connect()
+            body = b'{"inputs":"' + b"x" * 2000 + b'"}'
+            if headers:
+                await client.stream.send_all(
+                    b"POST /generate HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\n"
+                    b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(body), body)
+                )
+                data = b""
+                while more := await client.stream.receive_some(65536):
+                    data += more  # until the server closes, although the body never ended
+                assert data.startswith(b"HTTP/1.1 413 ")
+                assert data.endswith(b"length limit exceeded")
+            else:
+                answer = await client.post("/generate", body)
+                assert answer.status == 413
+                assert answer.body == b"Failed to buffer the request body: length limit exceeded"
+
+
+async def test_the_answer_to_a_large_body_reaches_a_client_that_is_still_sending():
+    async with served(http=HttpSettings(payload_limit=1000)) as server:
+        stream = await server.raw()
+        head = Client.request("POST", "/generate", b"", {"content-length": "30000000"})
+        await stream.send_all(head)
+        received = bytearray()
+
+        async def push():
+            for _ in range(100):
+                try:
+                    await stream.send_all(b"x" * 100_000)
+                except trio.BrokenResourceError:
+                    return
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push)
+            while data := await stream.receive_some(65536):
+                received += data
+            nursery.cancel_scope.cancel()
+    assert received.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(http):
+    settings = HttpSettings(body_timeout=0.05, shortcut=http.shortcut)
+    async with served(http=settings) as server:
+        stream = await server.raw()
+        await stream.send_all(Client.request("POST", "/generate", b"", {"content-length": "9"}))
+        data = b""
+        while more := await stream.receive_some(65536):
+            data += more
+    assert data.startswith(b"HTTP/1.1 408 ")
+
+
+KEYS = HttpSettings(api_keys=("Secret", "other"))
+
+
+async def test_keys_guard_what_tgi_guards():
+    async with served(http=KEYS) as server:
+        client = await server.connect()
+        for method, path in [(route.method, route.path) for route in ROUTES]:
+            body = {"inputs": "x", "prompt": "x", "messages": [{"role": "a", "content": "b"}]}
+            answer = await client.ask(method, path, body if method == "POST" else None)
+            guarded = method == "POST" and path != "/chat_tokenize"
+            assert (answer.status == 401) == guarded, path
+            assert answer.status in (200, 401)
+            if guarded:
+                assert answer.body == b""
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("Bearer Secret", 200), ("bearer SECRET", 200), ("Bearer other", 200), ("Bearer x", 401),
+     ("Secret", 401), ("Basic Secret", 401)],
+)  # fmt: skip
+async def test_any_of_the_keys_opens(value, status):
+    async with served(http=KEYS) as server:
+        client = await server.connect()
+        answer = await client.post("/generate", {"inputs": "x"}, authorization=value)
+    assert answer.status == status
+
+
+async def test_cors_for_everybody(http):
+    async with served(http=http) as server:
+        client = await server.connect()
+        answers = [
+            await client.get("/info", origin="http://a"),
+            await client.post("/generate_stream", {"inputs": "x"}),
+            await client.get("/nowhere"),
+        ]
+        preflight = await client.ask(
+            "OPTIONS", "/generate", origin="http://a", access_control_request_method="POST"
+        )
+    for answer in [*answers, preflight]:
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert answer.headers["vary"] == (
+            "origin, access-control-request-method, access-control-request-headers"
+        )
+    assert (preflight.status, preflight.body) == (200, b"")
+    assert preflight.headers["access-control-allow-methods"] == "GET,POST"
+    assert "content-type" in preflight.headers["access-control-allow-headers"]
+
+
+async def test_cors_for_some():
+    async with served(http=HttpSettings(cors_allow_origin=("http://a", "http://b"))) as server:
+        client = await server.connect()
+        ours = await client.get("/info", origin="http://b")
+        other = await client.get("/info", origin="http://c")
+    assert ours.headers["access-control-allow-origin"] == "http://b"
+    assert "access-control-allow-origin" not in other.headers
+
+
+async def test_request_ids_are_taken_over_or_made():
+    async with served() as server:
+        client = await server.connect()
+        first, second = [await client.get("/info") for _ in range(2)]
+        own = await client.get("/info", x_request_id="abc-1")
+        long = await client.get("/info", x_request_id="x" * 500)
+        odd = await client.get("/info", x_request_id=b"caf\xe9")
+        await client.post("/generate", {"inputs": "x"}, x_request_id="named")
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+    assert own.headers["x-request-id"] == "abc-1"
+    assert long.headers["x-request-id"] == "x" * 128
+    assert odd.headers["x-request-id"].isascii()
+    assert server.engine.submitted[0].name == "named"
+
+
+async def test_unknown_paths_and_methods_have_no_body(http):
+    async with served(http=http) as server:
+        client = await server.connect()
+        for path in ("/nowhere", "/generate/", "/v1"):
+            answer = await client.get(path)
+            assert (answer.status, answer.body) == (404, b""), path
+        answer = await client.get("/generate")
+        assert (answer.status, answer.body) == (405, b"")
+        assert answer.headers["allow"] == "POST"
+        answer = await client.ask("PUT", "/")
+        assert answer.status == 405
+        assert set(answer.headers["allow"].split(",")) == {"GET", "HEAD", "POST"}
+
+
+async def test_head_works_where_get_does(http):
+    async with served(http=http) as server:
+        stream = await server.raw()
+        await stream.send_all(b"HEAD /info HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+        data = b""
+        while more := await stream.receive_some(65536):
+            data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b""
+
+
+async def test_health_tells_why():
+    async with served() as server:
+        client = await server.connect()
+        for path in ("/health", "/ping", "/"):
+            answer = await client.get(path)
+            assert (answer.status, answer.body) == (200, b"")
+        server.engine.healthy = (False, "no step for 40 s")
+        answer = await client.get("/health")
+    assert answer.status == 503
+    assert answer.json() == {
+        "error": "unhealthy: no step for 40 s",
+        "error_type": "healthcheck",
+    }
+
+
+async def test_info_and_models():
+    async with served() as server:
+        client = await server.connect()
+        info = await client.get("/info")
+        models = await client.get("/v1/models")
+    decoded = msgspec.json.decode(info.body, type=replies.Info)
+    assert list(info.json()) == list(decoded.__struct_fields__)
+    assert (decoded.model_id, decoded.router) == ("test/model", "text-generation-router")
+    assert models.json()["data"][0] == {
+        "id": "test/model", "object": "model", "created": 0, "owned_by": "test/model",
+    }  # fmt: skip
+
+
+async def test_tokenize_gives_byte_offsets():
+    async with served() as server:
+        client = await server.connect()
+        answer = await client.post("/tokenize", {"inputs": "né" + "x" * 300})
+    tokens = msgspec.json.decode(answer.body, type=list[replies.SimpleToken])
+    assert (tokens[0].text, tokens[0].start, tokens[0].stop) == ("", 0, 0)
+    assert (tokens[1].text, tokens[1].start, tokens[1].stop) == ("n", 0, 1)
+    assert (tokens[2].text, tokens[2].start, tokens[2].stop) == ("é", 1, 3)
+    assert tokens[-1].stop == 303
+
+
+async def test_a_defect_is_a_500_that_names_the_request(http, caplog):
+    async with served(http=http) as server:
+        client = await server.connect()
+        server.engine.validator = None  # as a bug would
+        answer = await client.post("/generate", {"inputs": "x"}, x_request_id="bad-one")
+        health = await client.get("/health")
+    assert answer.status == 500
+    assert "bad-one" in answer.json()["error"]
+    assert answer.json()["error_type"] == "internal"
+    assert "bad-one" in caplog.text
+    assert health.status == 200
+
+
+async def test_quarts_test_client_reaches_the_routes():
+    from tgi_trio.router.http.app import Application
+
+    engine = FakeEngine()
+    app = Application(engine)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.run)
+        client = app.test_client()
+        whole = await client.post("/generate", json={"inputs": "x"})
+        stream = await client.post("/generate_stream", json={"inputs": "x"})
+        assert await whole.get_json() == {"generated_text": "Hello world"}
+        assert (await stream.get_data()).count(b"data: ") == 12
+        nursery.cancel_scope.cancel()
+
+
+async def test_documentation_is_served_and_whole():
+    async with served() as server:
+        client = await server.connect()
+        answer = await client.get("/api-doc/openapi.json")
+        page = await client.get("/docs")
+    api = answer.json()
+    assert api["openapi"].startswith("3.")
+    for route in ROUTES:
+        if route.path not in ("/ping", "/docs", "/api-doc/openapi.json"):
+            known = api["paths"].get(route.path, {})
+            assert route.method.lower() in known or route.path == "/", route.path
+    assert page.headers["content-type"].startswith("text/html")
+    assert b"https://" not in page.body, "the page loads nothing from elsewhere"

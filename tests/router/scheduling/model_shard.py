@@ -1,0 +1,165 @@
+"""A shard in a few lines: applies commands, computes steps, and trusts nobody.
+
+It keeps to the wire's promises (decode rows first, prefill chunks in admission order within the
+token budget, rows stall at the end of their blocks, unknown sequences are skipped) and checks the
+router's: no block belongs to two sequences it holds, no cached block lacks its KV.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tgi_trio.ipc.frames import Finish
+from tgi_trio.ipc.messages import PrefillRow, StepReport
+from tgi_trio.router.scheduling import Command, Extend, Filter, Limits, Prefill
+
+EOS = 1
+
+
+def next_token(token_ids: list[int], eos_every: int) -> int:
+    """Return the only right token after `token_ids`, as a greedy model would."""
+    digest = hashlib.blake2b(repr(token_ids).encode(), digest_size=4).digest()
+    value = int.from_bytes(digest, "little")
+    return EOS if eos_every and value % eos_every == 0 else 2 + value % 97
+
+
+@dataclass
+class Row:
+    """One sequence as the shard holds it."""
+
+    token_ids: list[int]
+    computed: int
+    blocks: list[int]
+    remaining: int
+    ignore_eos: bool
+    prompt_logprobs: bool
+    prompt_length: int
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass
+class ModelShard:
+    """Deterministic stand-in for a shard; `kv` remembers which token each slot was computed for."""
+
+    block_size: int
+    eos_every: int = 0
+    speculate: int = 0
+    budget: int = 0
+    applied: int = 0
+    steps: int = 0
+    rows: dict[int, Row] = field(default_factory=dict)
+    kv: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def apply(self, commands: Iterable[Command]) -> None:
+        """Take commands in order."""
+        for command in commands:
+            assert command.number == self.applied + 1, "command numbers have a gap"
+            self.applied = command.number
+            match command:
+                case Limits(token_budget=budget):
+                    self.budget = budget
+                case Prefill(rows=rows):
+                    for row in rows:
+                        self._join(row)
+                case Extend(rows=extends):
+                    for extend in extends:
+                        if (held := self.rows.get(extend.sequence)) is not None:
+                            held.blocks += extend.block_ids
+                case Filter(sequences=sequences):
+                    for sequence in sequences:
+                        self.rows.pop(sequence, None)
+
+    def _join(self, row: PrefillRow) -> None:
+        assert row.sequence not in self.rows, f"sequence {row.sequence} is held already"
+        token_ids = row.token_ids.tolist()
+        assert 0 <= row.cached_length < len(token_ids), "at least one token is computed"
+        assert row.max_new_tokens > 0
+        blocks = list(row.block_ids)
+        assert 0 not in blocks, "block 0 is never handed out"
+        assert len(set(blocks)) == len(blocks)
+        self.rows[row.sequence] = Row(
+            token_ids=token_ids,
+            computed=row.cached_length,
+            blocks=blocks,
+            remaining=row.max_new_tokens,
+            ignore_eos=row.sampling.ignore_eos,
+            prompt_logprobs=row.sampling.prompt_logprobs,
+            prompt_length=row.prompt_length,
+        )
+
+    def _compute(self, row: Row, count: int) -> None:
+        """Write the KV of `count` tokens; first look whether what is before them is right."""
+        for position in range(row.computed, row.computed + count):
+            slot = (row.blocks[position // self.block_size], position % self.block_size)
+            self.kv[slot] = tuple(row.token_ids[: position + 1])
+        row.computed += count
+        for position in range(row.computed):
+            slot = (row.blocks[position // self.block_size], position % self.block_size)
+            found = self.kv.get(slot)
+            assert found == tuple(row.token_ids[: position + 1]), (
+                f"position {position}: block {slot[0]} holds the KV of something else"
+            )
+
+    def step(self) -> StepReport:
+        """Run one step over everything held."""
+        self.steps += 1
+        report = StepReport(step=self.steps, acknowledged=self.applied)
+        budget = self.budget
+        ready = [row for row in self.rows.values() if row.computed == row.length - 1]
+        ready_ids = {id(row) for row in ready}
+        budget -= len(ready)
+        for sequence, row in list(self.rows.items()):
+            if id(row) in ready_ids:
+                count = 1
+            else:
+                count = max(0, min(budget, row.length - row.computed))
+                budget -= count
+            count = min(count, len(row.blocks) * self.block_size - row.computed)
+            if count <= 0:
+                report.stalled_rows += 1
+                continue
+            if id(row) in ready_ids:
+                report.decode_rows += 1
+            else:
+                report.prefill_tokens += count
+            self._report(report, sequence, row, count)
+        report.held = len(self.rows)
+        return report
+
+    def _report(self, report: StepReport, sequence: int, row: Row, count: int) -> None:
+        before = row.computed
+        self._compute(row, count)
+        prompts = 0
+        if row.prompt_logprobs:
+            done = min(row.computed, row.prompt_length)
+            prompts = max(0, done - min(before, row.prompt_length))
+            report.prompt_logprobs += [-float(p) for p in range(done - prompts, done)]
+        tokens: list[int] = []
+        finish = Finish.NONE
+        drafts = self.steps % (self.speculate + 1)  # accepted ones; any number may be
+        while row.computed == row.length and not finish and len(tokens) <= drafts:
+            token = next_token(row.token_ids, self.eos_every)
+            tokens.append(token)
+            row.token_ids.append(token)
+            row.remaining -= 1
+            if token == EOS and not row.ignore_eos:
+                finish = Finish.EOS
+            elif row.remaining == 0:
+                finish = Finish.LENGTH
+            elif len(tokens) <= drafts and row.computed < len(row.blocks) * self.block_size:
+                self._compute(row, 1)
+        report.sequence.append(sequence)
+        report.computed.append(row.computed)
+        report.token_count.append(len(tokens))
+        report.prompt_count.append(prompts)
+        report.finish.append(int(finish))
+        report.token_ids += tokens
+        report.logprobs += [-0.5] * len(tokens)
+        report.top_count += [0] * len(tokens)
+        if finish:
+            del self.rows[sequence]

@@ -1,0 +1,51 @@
+"""The table of a sequence's life."""
+
+from __future__ import annotations
+
+import pytest
+
+from tgi_trio.router.scheduling.lifecycle import (
+    HELD,
+    TRANSITIONS,
+    Event,
+    IllegalTransition,
+    State,
+    following,
+    markdown,
+    mermaid,
+)
+
+
+def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
+    for state in State:
+        for event in Event:
+            if (state, event) in TRANSITIONS:
+                assert following(state, event) is TRANSITIONS[state, event]
+            else:
+                with pytest.raises(IllegalTransition, match=f"{state.name} cannot {event.name}"):
+                    following(state, event)
+
+
+def test_finished_is_final_and_reached_from_everywhere() -> None:
+    reaches = {State.FINISHED}
+    while more := {s for (s, _), t in TRANSITIONS.items() if t in reaches} - reaches:
+        reaches |= more
+    assert reaches == set(State)
+    assert not any(state is State.FINISHED for state, _ in TRANSITIONS)
+
+
+def test_leaving_is_legal_wherever_a_client_can_leave() -> None:
+    clients = set(State) - {State.LEAVING, State.FINISHED}
+    assert {state for state, event in TRANSITIONS if event is Event.LEAVE} == clients
+
+
+def test_whatever_the_shard_holds_can_be_lost() -> None:
+    assert {state for state, event in TRANSITIONS if event is Event.LOSE} == HELD
+
+
+def test_drawings_come_from_the_table() -> None:
+    table, diagram = markdown(), mermaid()
+    assert table.count("\n") == len(State) + 2
+    assert "| **LEAVING** |" in table
+    for (state, event), target in TRANSITIONS.items():
+        assert f"    {state.name} --> {target.name}: {event.value}\n" in diagram

@@ -1,0 +1,161 @@
+"""The token budget of a step and the estimate of a wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.router.scheduling.harness import limits, request
+from tgi_trio.errors import Overloaded
+from tgi_trio.ipc.messages import StepReport
+from tgi_trio.router.scheduling import Limits, Prefill, Scheduler
+
+DECODE_NS = 10_000_000
+TOKEN_NS = 100_000  # what a prompt token adds to a step
+
+
+class Clocked:
+    """A scheduler whose steps take a modelled time; runs decode rows and one endless prompt."""
+
+    def __init__(self, **changes: object) -> None:
+        wide = {
+            "blocks": 20_000,
+            "max_queued_tokens": 10**6,
+            "token_budget": 512,
+            "max_batch_prefill_tokens": 1024,
+            "max_batch_size": 8,
+        }
+        self.scheduler = Scheduler(limits(**{**wide, **changes}))
+        self.budget = 0
+        self.steps = 0
+        self.running: dict[int, int] = {}
+        self.prompts: dict[int, list[int]] = {}
+
+    def send(self) -> None:
+        for command in self.scheduler.schedule(0.0):
+            if isinstance(command, Limits):
+                self.budget = command.token_budget
+            elif isinstance(command, Prefill):
+                for row in command.rows:
+                    self.prompts[row.sequence] = [0, len(row.token_ids)]
+
+    def step(self) -> tuple[int, int]:
+        """Run one step; returns (its prompt tokens, its time in ns)."""
+        self.send()
+        self.steps += 1
+        room = self.budget - len(self.running)
+        report = StepReport(self.steps, 10**6, decode_rows=len(self.running))
+        for id in self.running:
+            self.running[id] += 1
+            self._row(report, id, self.running[id], 1)
+        for id, (computed, length) in list(self.prompts.items()):
+            chunk = min(room, length - computed)
+            room -= chunk
+            report.prefill_tokens += chunk
+            self.prompts[id][0] += chunk
+            if chunk:
+                self._row(report, id, computed + chunk, int(computed + chunk == length))
+            if computed + chunk == length:
+                self.running[id] = length
+                del self.prompts[id]
+        report.forward_ns = DECODE_NS + TOKEN_NS * report.prefill_tokens
+        self.scheduler.commit(report, 0.0)
+        self.scheduler.check()
+        return report.prefill_tokens, report.forward_ns
+
+    def _row(self, report: StepReport, id: int, computed: int, count: int) -> None:
+        report.sequence.append(id)
+        report.computed.append(computed)
+        report.token_count.append(count)
+        report.prompt_count.append(0)
+        report.finish.append(0)
+        report.token_ids += [5] * count
+        report.logprobs += [0.0] * count
+        report.top_count += [0] * count
+
+
+def test_a_prompt_alone_gets_full_steps() -> None:
+    clocked = Clocked()
+    clocked.scheduler.add(1, request(2000, 500), 0.0)
+    assert [clocked.step()[0] for _ in range(3)] == [512, 512, 512]
+
+
+def test_a_prompt_alone_gets_full_steps_whatever_was_learned() -> None:
+    clocked = Clocked()
+    clocked.scheduler.add(1, request(10, 5000), 0.0)
+    for _ in range(10):
+        clocked.step()
+    clocked.scheduler.add(2, request(20_000, 10), 0.0)
+    for _ in range(10):
+        tokens, _ = clocked.step()
+    assert tokens < 200
+    clocked.scheduler.abort(1, 0.0)
+    clocked.running.clear()
+    for _ in range(2):
+        tokens, _ = clocked.step()
+    assert tokens == 512
+
+
+def test_a_long_prompt_stretches_the_steps_of_others_twofold_at_most() -> None:
+    clocked = Clocked()
+    clocked.scheduler.add(1, request(10, 5000), 0.0)
+    for _ in range(10):
+        clocked.step()
+    clocked.scheduler.add(2, request(20_000, 10), 0.0)
+    chunks = []
+    while 2 not in clocked.running:
+        chunks.append(clocked.step())
+    times = [ns for _, ns in chunks]
+    assert sum(ns > 2.2 * DECODE_NS for ns in times) <= 1  # the one that taught it
+    assert sorted(tokens for tokens, _ in chunks)[len(chunks) // 2] > 75  # 100 is what fits
+
+
+@pytest.mark.parametrize(("ratio", "patience"), [(0.5, 1000), (1000.0, 3)])
+def test_a_growing_queue_gets_full_steps(ratio: float, patience: int) -> None:
+    clocked = Clocked(waiting_served_ratio=ratio, max_waiting_tokens=patience)
+    for id in range(4):
+        clocked.scheduler.add(id, request(10, 5000), 0.0)
+    for _ in range(10):
+        clocked.step()
+    clocked.scheduler.add(10, request(20_000, 10), 0.0)
+    for _ in range(20):
+        tokens, _ = clocked.step()
+    assert tokens < 200
+    for id in range(11, 14):
+        clocked.scheduler.add(id, request(20, 10), 0.0)
+    for _ in range(5):
+        tokens, _ = clocked.step()
+    assert tokens == 512 - 4
+
+
+def test_nobody_waits_longer_than_max_waiting_tokens_says_when_few_wait() -> None:
+    clocked = Clocked(waiting_served_ratio=1000.0, max_waiting_tokens=10)
+    for id in range(4):
+        clocked.scheduler.add(id, request(10, 5000), 0.0)
+    for _ in range(10):
+        clocked.step()
+    clocked.scheduler.add(10, request(20_000, 10), 0.0)
+    for _ in range(20):
+        clocked.step()
+    clocked.scheduler.add(11, request(20, 10), 0.0)
+    tokens = [clocked.step()[0] for _ in range(12)]
+    assert max(tokens[:8]) < 200 and tokens[-1] == 512 - 4
+
+
+def test_a_deadline_that_the_queue_does_not_allow_is_refused_at_once() -> None:
+    scheduler = Scheduler(limits(max_batch_size=1))
+    with pytest.raises(Overloaded, match="deadline"):
+        scheduler.add(0, request(5, deadline=10.0), 10.0)
+    for id in range(1, 40):
+        scheduler.add(id, request(10, 1), 0.0)
+    for step in range(1, 5):  # one request of 10 tokens a second leaves the queue
+        scheduler.schedule(float(step))
+        id = step
+        scheduler.commit(
+            StepReport(step, 100, sequence=[id], computed=[10], token_count=[1], prompt_count=[0],
+                       finish=[1], token_ids=[5], logprobs=[0.0], top_count=[0]),
+            float(step),
+        )  # fmt: skip
+    with pytest.raises(Overloaded, match="deadline") as caught:
+        scheduler.add(50, request(5, deadline=20.0), 5.0)
+    assert 30.0 < caught.value.retry_after < 40.0
+    scheduler.add(51, request(5, deadline=100.0), 5.0)

@@ -1,0 +1,71 @@
+"""A trace plays back to the same answers, and tells when it does not."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from tests.router.scheduling.harness import World
+from tests.router.scheduling.test_machine import WORLDS, any_request, world
+from tgi_trio.errors import Overloaded
+from tgi_trio.router.scheduling.trace import RecordingScheduler, TraceMismatch, replay
+
+
+def recorded(name: str, lines: list[str], veil: int = 1, steps: int = 400) -> World:
+    rng = random.Random(name)
+    here = world(name)
+    here.scheduler = RecordingScheduler(here.limits, lines.append, veil)
+    for _ in range(steps):
+        choice = rng.random()
+        if choice < 0.4:
+            deadline = here.now + rng.randint(1, 60) if rng.random() < 0.2 else None
+            try:
+                here.submit(any_request(rng, deadline=deadline))
+            except Overloaded:
+                here.turn()
+        elif choice < 0.5 and here.open:
+            here.abort(rng.choice(sorted(here.open)))
+        elif choice < 0.55 and here.open:
+            here.finish(rng.choice(sorted(here.open)))
+        elif choice < 0.57 and here.shard.rows:
+            here.fail(rng.choice(sorted(here.shard.rows)))
+        elif choice < 0.58:
+            here.crash()
+        else:
+            here.turn()
+        here.expire()
+    here.run()
+    return here
+
+
+@pytest.mark.parametrize("veil", [1, 0x2545F491])
+@pytest.mark.parametrize("name", sorted(WORLDS))
+def test_a_trace_replays_to_the_same_state(name: str, veil: int) -> None:
+    lines: list[str] = []
+    original = recorded(name, lines, veil).scheduler
+    again = replay(lines, check_every=7)
+    assert again.counters == original.counters
+    assert again.free_blocks == original.free_blocks
+    assert again.cached_blocks == original.cached_blocks
+
+
+def test_a_veil_hides_the_prompts() -> None:
+    lines: list[str] = []
+    recorded("reserve", lines, veil=0x2545F491, steps=50)
+    prompts = [json.loads(line)["request"]["prompt"] for line in lines if '"add"' in line]
+    assert prompts and not any(token < 100 for prompt in prompts for token in prompt)
+    with pytest.raises(ValueError, match="odd"):
+        RecordingScheduler(world("reserve").limits, print, veil=2)
+
+
+def test_a_different_answer_is_named() -> None:
+    lines: list[str] = []
+    recorded("grow", lines, steps=50)
+    number = next(i for i, line in enumerate(lines) if '"prefill"' in line)
+    record = json.loads(lines[number])
+    record["out"][-1][2][0][3][0] += 1
+    lines[number] = json.dumps(record)
+    with pytest.raises(TraceMismatch, match=f"line {number + 1}: schedule gave"):
+        replay(lines)

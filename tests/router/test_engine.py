@@ -1,0 +1,219 @@
+"""The engine on a real channel: streams, cancellation, faults, replay."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.router.harness import Bench, engine_on_fake_shard, make_request
+from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
+from tgi_trio.router.request import FinishReason, Token
+from tgi_trio.router.stream import End, TokenStream
+from tgi_trio.testing.fake_model import FakeSettings, continuation
+
+
+async def collect(stream: TokenStream) -> list[Token]:
+    return [token async for tokens in stream for token in tokens]
+
+
+def expected(bench: Bench, fake: FakeSettings, prompt: str, count: int) -> list[int]:
+    ids = bench.tokenizer.encode_ids(prompt, False).tolist()
+    return list(continuation(fake, ids, count))
+
+
+@pytest.mark.trio
+async def test_tokens_are_the_models_and_the_end_comes_once(tmp_path: Path) -> None:
+    fake = FakeSettings(vocab_size=259)
+    async with engine_on_fake_shard(tmp_path, fake) as bench:
+        with bench.engine.submit(make_request(bench.tokenizer, "hello", 12)) as stream:
+            tokens = await collect(stream)
+            outcome = stream.outcome
+        assert [t.id for t in tokens] == expected(bench, fake, "hello", 12)
+        assert outcome.reason is FinishReason.LENGTH
+        assert outcome.generated_tokens == 12
+        assert outcome.prompt_tokens == 5
+        assert "".join(t.text for t in tokens if not t.special) + outcome.tail == outcome.text
+        assert stream.end is End.FINISHED
+        timings = stream.timings
+        assert timings.started is not None and timings.first_token is not None
+        assert timings.received <= timings.started <= timings.first_token
+        await bench.settle()
+        assert bench.balance() == (1, 1)
+
+
+@pytest.mark.trio
+async def test_many_streams_join_and_leave(tmp_path: Path) -> None:
+    fake = FakeSettings(vocab_size=259, token_us=5)
+    rng = random.Random(0)
+    async with engine_on_fake_shard(tmp_path, fake) as bench:
+
+        async def client(n: int) -> None:
+            await trio.sleep(rng.random() * 0.05)
+            prompt, count = "x" * rng.randint(1, 70) + str(n), rng.randint(1, 40)
+            leave_after = rng.choice([None, None, 0, 1, 5])
+            got: list[int] = []
+            with bench.engine.submit(make_request(bench.tokenizer, prompt, count)) as stream:
+                async for tokens in stream:
+                    got += [t.id for t in tokens]
+                    if leave_after is not None and len(got) >= leave_after:
+                        break
+            want = expected(bench, fake, prompt, count)
+            assert got == (want if leave_after is None else want[: len(got)])
+
+        async with trio.open_nursery() as nursery:
+            for n in range(64):
+                nursery.start_soon(client, n)
+        await bench.settle()
+        accepted, ended = bench.balance()
+        assert accepted == ended == 64
+        assert bench.metrics.value("tgi_request_failed") == 0
+
+
+@pytest.mark.trio
+async def test_leaving_in_the_queue_or_before_the_first_token_frees_everything(
+    tmp_path: Path,
+) -> None:
+    async with engine_on_fake_shard(tmp_path, FakeSettings(vocab_size=259, step_ms=5)) as bench:
+        for _ in range(20):
+            with bench.engine.submit(make_request(bench.tokenizer, "gone at once", 50)):
+                pass
+        with bench.engine.submit(make_request(bench.tokenizer, "stays", 3)) as stream:
+            assert len(await collect(stream)) == 3
+        await bench.settle()
+        assert bench.balance() == (21, 21)
+
+
+@pytest.mark.trio
+async def test_a_cancelled_task_leaves_without_awaiting(tmp_path: Path) -> None:
+    async with engine_on_fake_shard(tmp_path, FakeSettings(vocab_size=259, step_ms=1)) as bench:
+        with trio.move_on_after(0.02) as scope:
+            with bench.engine.submit(make_request(bench.tokenizer, "long", 4000)) as stream:
+                await collect(stream)
+        assert scope.cancelled_caught
+        assert bench.engine.active == 0  # already, without another turn of the loop
+        await bench.settle()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("keep", [True, False])
+async def test_stop_strings_end_a_stream(tmp_path: Path, keep: bool) -> None:
+    async with engine_on_fake_shard(tmp_path) as probe:
+        alphabet = probe.tokenizer.encode_ids("one two three", False).tolist()
+    fake = FakeSettings(vocab_size=259, replies=(tuple(alphabet),))
+    async with engine_on_fake_shard(tmp_path, fake) as bench:
+        request = make_request(bench.tokenizer, "?", 40, stop=("two",), keep_stop=keep)
+        with bench.engine.submit(request) as stream:
+            tokens = await collect(stream)
+        assert stream.outcome.reason is FinishReason.STOP_SEQUENCE
+        assert stream.outcome.text == ("one two" if keep else "one ")
+        assert "".join(t.text for t in tokens) + stream.outcome.tail == stream.outcome.text
+        await bench.settle()
+
+
+@pytest.mark.trio
+async def test_eos_ends_a_stream_and_is_counted(tmp_path: Path) -> None:
+    fake = FakeSettings(vocab_size=259, eos_after=4)
+    async with engine_on_fake_shard(tmp_path, fake) as bench:
+        with bench.engine.submit(make_request(bench.tokenizer, "hi", 40)) as stream:
+            tokens = await collect(stream)
+        assert stream.outcome.reason is FinishReason.EOS_TOKEN
+        assert tokens[-1].special and tokens[-1].text == "</s>"
+        assert stream.outcome.generated_tokens == len(tokens)
+        assert "</s>" not in stream.outcome.text
+
+
+@pytest.mark.trio
+async def test_one_failing_sequence_costs_nobody_else_anything(tmp_path: Path) -> None:
+    fake = FakeSettings(vocab_size=259, fail_token=3 + 255)
+    async with engine_on_fake_shard(tmp_path, fake) as bench:
+        bad_id = fake.fail_token
+        request = make_request(bench.tokenizer, "bad", 30)
+        request.prompt_ids[1] = bad_id
+        with bench.engine.submit(make_request(bench.tokenizer, "good", 3)) as good:
+            with bench.engine.submit(request) as bad:
+                with pytest.raises(GenerationError):
+                    await collect(bad)
+            assert len(await collect(good)) == 3
+        assert bad.end is End.FAILED and good.end is End.FINISHED
+        await bench.settle()
+        assert bench.balance() == (2, 2)
+
+
+@pytest.mark.trio
+async def test_a_sink_gets_what_an_iterator_would(tmp_path: Path) -> None:
+    async with engine_on_fake_shard(tmp_path) as bench:
+        seen: list[int] = []
+        ended = trio.Event()
+
+        def sink(tokens: list[Token], end: object) -> None:
+            seen.extend(t.id for t in tokens)
+            if end is not None:
+                ended.set()
+
+        with bench.engine.submit(make_request(bench.tokenizer, "sink", 9)) as stream:
+            stream.attach(sink)
+            await ended.wait()
+        assert seen == expected(bench, FakeSettings(vocab_size=259), "sink", 9)
+
+
+@pytest.mark.trio
+async def test_permits_are_bounded_and_given_back(tmp_path: Path) -> None:
+    async with engine_on_fake_shard(tmp_path, permits=2) as bench:
+        engine = bench.engine
+        with engine.permit(), engine.permit():
+            with pytest.raises(Overloaded), engine.permit():
+                pass
+        with engine.permit(2):
+            pass
+        engine.drain()
+        with pytest.raises(Draining), engine.permit():
+            pass
+        await engine.drained()
+
+
+@pytest.mark.trio
+async def test_deadlines_end_a_request(tmp_path: Path) -> None:
+    async with engine_on_fake_shard(tmp_path, FakeSettings(vocab_size=259, step_ms=5)) as bench:
+        deadline = trio.current_time() + 0.05
+        request = make_request(bench.tokenizer, "late", 4000, deadline=deadline)
+        with bench.engine.submit(request) as stream:
+            with pytest.raises(GenerationError, match="deadline"):
+                await collect(stream)
+        await bench.settle()
+        assert bench.balance() == (1, 1)
+
+
+@pytest.mark.trio
+async def test_a_closed_engine_fails_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:
+    async with engine_on_fake_shard(tmp_path, FakeSettings(vocab_size=259, step_ms=5)) as bench:
+        with bench.engine.submit(make_request(bench.tokenizer, "running", 4000)) as stream:
+            bench.engine.close("no shard any more")
+            with pytest.raises(GenerationError, match="no shard any more"):
+                await collect(stream)
+        with pytest.raises(Unavailable, match="no shard any more"), bench.engine.permit():
+            pass
+        await bench.settle()
+
+
+@pytest.mark.trio
+async def test_blocks_of_a_client_that_left_are_free_before_the_step_after_the_next(
+    tmp_path: Path,
+) -> None:
+    """It leaves during step k: step k+1 runs without it, and its blocks are free before k+2."""
+    async with engine_on_fake_shard(tmp_path, FakeSettings(vocab_size=259, step_ms=30)) as bench:
+        scheduler = bench.engine.scheduler
+        with bench.engine.submit(make_request(bench.tokenizer, "stays on", 4000)) as _:
+            with bench.engine.submit(make_request(bench.tokenizer, "leaves", 1000)) as stream:
+                async for _tokens in stream:
+                    break
+                await trio.sleep(0.01)  # in the middle of a step
+                left_in = bench.end.vitals.step
+                held = scheduler.held_blocks
+            with trio.fail_after(5):
+                while scheduler.held_blocks == held:
+                    await trio.sleep(0.001)
+            assert bench.end.vitals.step <= left_in + 1
+        await bench.settle()

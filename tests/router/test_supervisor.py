@@ -1,0 +1,185 @@
+"""The supervisor with real shard processes (the fake model): start, crash, hang, give up, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
+from tgi_trio.errors import GenerationError, ShardCannotStart
+from tgi_trio.router.engine import Admission, Engine
+from tgi_trio.router.handshake import WarmupLimits
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.shard_process import ShardSettings, describe_exit
+from tgi_trio.router.shard_states import (
+    TRANSITIONS,
+    IllegalShardTransition,
+    ShardEvent,
+    ShardState,
+    after,
+)
+from tgi_trio.router.stream import TokenStream
+from tgi_trio.router.supervisor import Supervisor, Watch
+from tgi_trio.testing.fake_model import FakeSettings, continuation
+
+
+@dataclass
+class FakeArgv:
+    """Command lines of fake shards; `plan[n]` overrides the settings of incarnation n (from 0)."""
+
+    base: FakeSettings = field(default_factory=lambda: FakeSettings(vocab_size=259, step_ms=2))
+    plan: list[dict[str, object]] = field(default_factory=list)
+    spawned: int = 0
+
+    def __call__(self, spec: str, settings: str) -> list[str]:
+        override = self.plan[self.spawned] if self.spawned < len(self.plan) else {}
+        self.spawned += 1
+        text = json.dumps(asdict(self.base) | override)
+        return [sys.executable, "-m", "tgi_trio.testing.fake_shard", spec, text]
+
+
+def make_supervisor(argv: FakeArgv, stall: float = 60.0, limit: int = 5) -> Supervisor:
+    metrics = Metrics(max_input_tokens=4096, max_total_tokens=4096)
+    return Supervisor(
+        metrics,
+        ShardSettings(model_path="unused"),
+        WarmupLimits(512, 4096, 64, 0),
+        watch=Watch(stall, limit),
+        argv=argv,
+    )
+
+
+@asynccontextmanager
+async def supervised(
+    folder: Path, argv: FakeArgv, stall: float = 60.0, limit: int = 5
+) -> AsyncIterator[tuple[Engine, Supervisor]]:
+    """Run a supervisor and an engine; leaving the block stops both."""
+    supervisor = make_supervisor(argv, stall, limit)
+    async with trio.open_nursery() as nursery:
+        started = await nursery.start(supervisor.run)
+        limits = scheduling_limits(started.memory.blocks, started.memory.block_size)
+        metrics = Metrics(max_input_tokens=4096, max_total_tokens=4096)
+        engine = Engine(Admission(128), limits, byte_tokenizer(folder), metrics)
+        supervisor.attach(engine)
+        yield engine, supervisor
+        supervisor.stop()
+        await supervisor.ended.wait()
+        assert supervisor.state is ShardState.GONE
+        with pytest.raises(ProcessLookupError):
+            os.kill(supervisor.pid, 0)
+
+
+async def ids_of(stream: TokenStream) -> list[int]:
+    return [token.id async for tokens in stream for token in tokens]
+
+
+@pytest.mark.trio
+async def test_a_killed_shard_is_a_pause_for_32_streams(tmp_path: Path) -> None:
+    argv = FakeArgv()
+    async with supervised(tmp_path, argv) as (engine, supervisor):
+        tokenizer = byte_tokenizer(tmp_path)
+        results: dict[int, list[int]] = {}
+
+        async def client(n: int) -> None:
+            with engine.submit(make_request(tokenizer, f"stream {n}", 60)) as stream:
+                results[n] = await ids_of(stream)
+
+        async with trio.open_nursery() as nursery:
+            for n in range(32):
+                nursery.start_soon(client, n)
+            for _ in range(2):
+                await trio.sleep(0.05)
+                while not supervisor.ready:
+                    await trio.sleep(0.01)
+                os.kill(supervisor.pid, signal.SIGKILL)
+        for n, ids in results.items():
+            prompt = tokenizer.encode_ids(f"stream {n}", False).tolist()
+            assert ids == continuation(argv.base, prompt, 60)
+        assert argv.spawned >= 2
+        engine.scheduler.check()
+        assert engine.scheduler.free_blocks == engine.scheduler.total_blocks
+
+
+@pytest.mark.trio
+async def test_a_shard_that_cannot_load_says_why(tmp_path: Path) -> None:
+    argv = FakeArgv(plan=[{"load_error": "no such tensor: model.embed_tokens.weight"}])
+    with pytest.RaisesGroup(ShardCannotStart) as caught:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(make_supervisor(argv).run)
+    report = str(caught.value.exceptions[0])
+    assert "no such tensor: model.embed_tokens.weight" in report
+    assert "exited with code 1 in phase LOADING" in report
+
+
+@pytest.mark.trio
+async def test_a_crash_loop_ends_in_a_report_and_failed_streams(tmp_path: Path) -> None:
+    argv = FakeArgv(plan=[{"crash_at_step": 3}] * 9)
+    async with supervised(tmp_path, argv, limit=1) as (engine, supervisor):
+        request = make_request(byte_tokenizer(tmp_path), "crash", 500)
+        with engine.submit(request) as stream:
+            with pytest.raises(GenerationError, match="crashed 2 times in a row"):
+                await ids_of(stream)
+        assert not supervisor.ready
+        assert "exited with code 70" in supervisor.why
+        assert "--shard-restart-limit" in supervisor.why
+
+
+@pytest.mark.trio
+async def test_a_hung_shard_turns_health_red_and_is_replaced(tmp_path: Path) -> None:
+    argv = FakeArgv(plan=[{"hang_at_step": 5}])
+    async with supervised(tmp_path, argv, stall=0.3) as (engine, supervisor):
+        tokenizer = byte_tokenizer(tmp_path)
+        with engine.submit(make_request(tokenizer, "hang", 20)) as stream:
+            seen: set[ShardState] = set()
+
+            async def watch() -> None:
+                while True:
+                    seen.add(supervisor.state)
+                    await trio.sleep(0.01)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch)
+                ids = await ids_of(stream)
+                nursery.cancel_scope.cancel()
+        prompt = tokenizer.encode_ids("hang", False).tolist()
+        assert ids == continuation(argv.base, prompt, 20)
+        assert ShardState.STALLED in seen
+        assert argv.spawned == 2
+
+
+@pytest.mark.trio
+async def test_stopping_during_the_start_leaves_nothing(tmp_path: Path) -> None:
+    supervisor = make_supervisor(FakeArgv(FakeSettings(vocab_size=259, load_ms=60_000)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        while supervisor.state is not ShardState.LOADING:
+            await trio.sleep(0.01)
+        supervisor.stop()
+        await supervisor.ended.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(supervisor.pid, 0)
+
+
+def test_exit_codes_in_words() -> None:
+    assert describe_exit(3) == ("exited with code 3", "")
+    what, cause = describe_exit(-signal.SIGKILL)
+    assert what == "was ended by SIGKILL (Killed)"
+    assert "out of memory" in cause
+    assert describe_exit(-signal.SIGSEGV)[0] == "was ended by SIGSEGV (Segmentation fault)"
+
+
+def test_the_table_ends_everywhere_in_gone_and_refuses_the_rest() -> None:
+    for state in ShardState:
+        if state is not ShardState.GONE:
+            assert TRANSITIONS[state, ShardEvent.EXIT] is ShardState.GONE
+    with pytest.raises(IllegalShardTransition, match=r"STEP.*GONE"):
+        after(ShardState.GONE, ShardEvent.STEP)

@@ -1,0 +1,194 @@
+"""Imports run one way. This is the table, and the whole tree is held to it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tgi_trio
+
+PACKAGE = Path(tgi_trio.__file__).parent
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one part of the package may import; a part is a module or package below tgi_trio."""
+
+    ours: frozenset[str]  # parts, the part itself is always allowed
+    banned: frozenset[str] = frozenset()  # never, nor anything inside
+    only: frozenset[str] | None = None  # the only outside packages, besides the standard library
+
+
+def ours(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MODEL = ours("torch transformers numba llvmlite triton")
+SERVER = ours("trio quart quart_trio hypercorn anyio pytest_trio")
+NOTHING = ours("")
+ROUTER_ENDS = ours("ipc.router_end ipc.spawn ipc.watch")  # the parts of ipc that await
+SHARD_ALONE = SERVER | {f"tgi_trio.{name}" for name in ROUTER_ENDS}
+
+# The most specific row of a module counts.
+RULES: dict[str, Rule] = {
+    "errors": Rule(NOTHING, only=NOTHING),
+    "logs": Rule(NOTHING, only=ours("orjson")),
+    "model_facts": Rule(ours("errors"), only=NOTHING),
+    "settings": Rule(ours("errors model_facts"), only=NOTHING),
+    "hub": Rule(ours("errors demo"), only=ours("huggingface_hub tqdm")),
+    "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
+    "router": Rule(ours("errors settings model_facts logs ipc"), banned=MODEL),
+    "router.request": Rule(ours("ipc.messages"), only=ours("numpy")),
+    "router.scheduling": Rule(
+        ours("errors router.request ipc.messages ipc.frames"), only=ours("numpy")
+    ),
+    "shard": Rule(ours("errors settings model_facts logs ipc"), banned=SHARD_ALONE),
+    "launcher": Rule(ours("errors settings model_facts logs hub demo ipc router"), banned=MODEL),
+    "cli": Rule(
+        ours("errors settings model_facts logs hub demo ipc router launcher"), banned=MODEL
+    ),
+    # A made-up shard runs the real worker loop on a made-up model, without torch.
+    "testing": Rule(ours("errors settings ipc router shard"), banned=MODEL),
+    "testing.checkpoints": Rule(ours("errors"), banned=SERVER),  # writes tiny model folders
+    "demo": Rule(ours("errors"), banned=SERVER),
+    "__main__": Rule(ours("cli errors hub logs launcher settings"), banned=MODEL),
+    "__init__": Rule(NOTHING, only=NOTHING),
+    **{
+        name: Rule(ours("errors settings ipc"), only=ours("numpy posix_ipc trio"))
+        for name in ROUTER_ENDS
+    },
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Yield (dotted name below tgi_trio, path) of every module."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[-1] == "__init__" and len(parts) > 1:
+            parts = parts[:-1]
+        yield ".".join(parts), path
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) of everything a module imports, inside functions too."""
+    package = ["tgi_trio", *name.split(".")]
+    if path.name != "__init__.py":
+        package.pop()
+    elif name == "__init__":
+        package = ["tgi_trio"]
+    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:  # what is taken may be a module itself
+                yield node.lineno, f"{origin}.{alias.name}"
+
+
+def within(name: str, parts: frozenset[str]) -> bool:
+    """Whether a dotted name is one of `parts` or lies inside one."""
+    return any(name == part or name.startswith(part + ".") for part in parts)
+
+
+def rule_of(name: str) -> tuple[str, Rule]:
+    words = name.split(".")
+    for length in range(len(words), 0, -1):
+        part = ".".join(words[:length])
+        if part in RULES:
+            return part, RULES[part]
+    raise KeyError(name)
+
+
+def offences(name: str, path: Path) -> Iterator[str]:
+    part, rule = rule_of(name)
+    for line, imported in imports(name, path):
+        top, _, rest = imported.partition(".")
+        if within(imported, rule.banned):
+            yield f"{path}:{line}: {part} must not import {imported}"
+        elif top == "tgi_trio":
+            if rest != "__version__" and not within(rest, rule.ours | {part}):
+                yield f"{path}:{line}: {part} must not import {imported}"
+        elif top in sys.stdlib_module_names:
+            continue
+        elif rule.only is not None and top not in rule.only:
+            yield f"{path}:{line}: {part} must not import {imported}"
+
+
+def test_every_module_has_a_row() -> None:
+    missing = {name.split(".")[0] for name, _ in modules()} - RULES.keys()
+    assert not missing
+
+
+def test_imports_run_one_way() -> None:
+    found = [offence for name, path in modules() for offence in offences(name, path)]
+    assert not found, "\n".join(found)
+
+
+def test_no_row_lets_router_and_shard_meet() -> None:
+    for part, rule in RULES.items():
+        if part != "testing":
+            assert not within("shard", rule.ours), part  # shards are other processes
+        if part not in ("launcher", "cli", "testing", "__main__"):
+            assert not within("router", rule.ours), part
+        assert part == "__main__" or "cli" not in rule.ours, part
+        assert "testing" not in rule.ours, part
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "caught"),
+    [
+        ("router.engine", "def f():\n    import torch.nn", "router must not import torch.nn"),
+        ("router.engine", "from tgi_trio import shard", "must not import tgi_trio.shard"),
+        ("router.engine", "from ..shard import worker", "must not import tgi_trio.shard.worker"),
+        ("router.engine", "from tgi_trio.shard.step import X", "must not import tgi_trio.shard"),
+        ("shard.worker", "import trio", "shard must not import trio"),
+        ("shard.worker", "from tgi_trio.ipc.spawn import X", "must not import tgi_trio.ipc.spawn"),
+        ("router.scheduling.queue", "import trio", "router.scheduling must not import trio"),
+        ("router.scheduling.queue", "from tgi_trio.router import engine", "must not import"),
+        ("settings", "import numpy", "settings must not import numpy"),
+        ("ipc.ring", "from tgi_trio.router import engine", "ipc must not import"),
+        ("ipc.ring", "import trio", "ipc must not import trio"),
+        ("launcher", "import tgi_trio.cli.table", "launcher must not import"),
+    ],
+)
+def test_the_walk_sees_offences(tmp_path: Path, name: str, source: str, caught: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert caught in "\n".join(offences(name, path))
+
+
+def loaded_by(imported: list[str], unwanted: frozenset[str]) -> set[str]:
+    """Return which of `unwanted` a fresh process has loaded after importing modules."""
+    lines = [f"import {name}" for name in imported]
+    lines.append(f"import sys; print(*(sys.modules.keys() & {set(unwanted)!r}))")
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def below(part: str) -> list[str]:
+    return [f"tgi_trio.{name}" for name, _ in modules() if within(name, frozenset({part}))]
+
+
+def test_the_router_process_never_loads_a_model_library() -> None:
+    parts = [*below("router"), *below("ipc"), *below("cli"), *below("launcher"), "tgi_trio.hub"]
+    assert loaded_by(parts, MODEL | {"huggingface_hub"}) == set()
+
+
+def test_the_shard_process_never_loads_the_server() -> None:
+    assert loaded_by(["tgi_trio.shard.worker"], SERVER - {"anyio", "pytest_trio"}) == set()
+
+
+def test_settings_load_nothing_heavy() -> None:
+    heavy = MODEL | SERVER | {"numpy", "huggingface_hub", "tqdm"}
+    assert loaded_by(["tgi_trio.settings", "tgi_trio.hub", *below("cli")[:3]], heavy) == set()

@@ -1,0 +1,74 @@
+"""`python -m tgi_trio`: parse the command line, run the command, say how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from tgi_trio.cli.parser import Invocation, UsageError, parse
+from tgi_trio.errors import TgiTrioError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code."""
+    try:
+        invocation = parse(sys.argv[1:] if argv is None else argv, os.environ)
+    except UsageError as error:
+        print(f"tgi-trio: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if invocation.command == "print":
+        print(invocation.text, end="")
+        return 0
+    try:
+        return _COMMANDS[invocation.command](invocation)
+    except TgiTrioError as error:
+        print(f"tgi-trio: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(invocation: Invocation) -> int:
+    # Imported here: `--help` and mistakes in flags answer at once.
+    import trio
+
+    from tgi_trio.hub import resolve_model
+    from tgi_trio.launcher import Launcher, Timeline, bind
+    from tgi_trio.logs import set_up_logging
+    from tgi_trio.settings import read_model_facts, resolve
+
+    timeline = Timeline()
+    options = invocation.options
+    set_up_logging(json_output=options.json_output, level=os.environ.get("LOG_LEVEL", "INFO"))
+    for warning in invocation.warnings:
+        print(f"tgi-trio: warning: {warning}", file=sys.stderr)
+    with bind(options.hostname, options.port) as listener:
+        path = resolve_model(
+            options.model_id,
+            options.revision,
+            cache_dir=options.huggingface_hub_cache,
+            trust_remote_code=options.trust_remote_code,
+            progress=not options.json_output,
+        )
+        settings = resolve(options, read_model_facts(path))
+        timeline.mark("model found")
+        trio.run(Launcher(settings, listener, timeline).run, strict_exception_groups=True)
+    return 0
+
+
+def _download_weights(invocation: Invocation) -> int:
+    from tgi_trio.cli.download import download_weights
+
+    print(download_weights(invocation.options))
+    return 0
+
+
+_COMMANDS = {"serve": _serve, "download-weights": _download_weights}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

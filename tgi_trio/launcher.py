@@ -1,0 +1,214 @@
+"""The root nursery: shard group, engine, HTTP server and signals, from first flag to exit code.
+
+The shard is spawned before the router's own HTTP modules are imported, so that torch and the web
+stack load side by side.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+import trio
+
+from tgi_trio.errors import ConfigurationError, TgiTrioError
+from tgi_trio.router.handshake import WarmupLimits
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
+from tgi_trio.router.supervisor import Started, Supervisor, Watch
+from tgi_trio.settings import Settings, as_rows, with_kv
+
+log = logging.getLogger("tgi_trio")
+
+FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
+
+
+@dataclass
+class Timeline:
+    """When the phases of the start-up ended, in seconds since `origin` (monotonic clock)."""
+
+    origin: float = field(default_factory=time.monotonic)
+    phases: list[tuple[str, float]] = field(default_factory=list)
+
+    def mark(self, phase: str) -> None:
+        self.phases.append((phase, time.monotonic() - self.origin))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.phases)
+
+
+def bind(hostname: str, port: int) -> socket.socket:
+    """Bind the address, so that a busy port is known before anything is loaded.
+
+    It listens only when the server is ready: until then clients are refused, not kept waiting.
+    Raises ConfigurationError when the address cannot be had.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in hostname else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((hostname, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"cannot listen on {hostname} port {port}: {error.strerror}. "
+            f"Choose another port with --port (PORT) or another address with --hostname"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def scheduling_limits(settings: Settings) -> SchedulingLimits:
+    """Return the scheduler's numbers from settings that the warm-up has finished."""
+    return SchedulingLimits(
+        blocks=settings.kv_blocks + 1,  # block 0, never handed out
+        block_size=settings.kv_block_size,
+        max_batch_size=settings.max_batch_size,
+        max_batch_prefill_tokens=settings.max_batch_prefill_tokens,
+        max_batch_total_tokens=settings.max_batch_total_tokens,
+        max_total_tokens=settings.max_total_tokens,
+        waiting_served_ratio=settings.waiting_served_ratio,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_queued_requests=settings.max_concurrent_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        token_budget=settings.step_token_budget,
+        reserve=True,
+        prefix_caching=False,
+    )
+
+
+def settings_table(settings: Settings) -> str:
+    """Return every resolved setting and where it came from."""
+    rows = "\n".join(f"  {name:<30} {value:<40} {why}" for name, value, why in as_rows(settings))
+    return f"Settings\n{rows}"
+
+
+def memory_table(started: Started) -> str:
+    """Return what the warm-up found."""
+    memory, facts = started.memory, started.facts
+    sizes = {
+        "weights": memory.weight_bytes,
+        "activations": memory.activation_bytes,
+        "KV cache": memory.kv_bytes,
+        "spare": memory.spare_bytes,
+    }
+    rows = [f"  {name:<12} {size / 2**20:>10,.1f} MiB" for name, size in sizes.items()]
+    tokens = (memory.blocks - 1) * memory.block_size
+    rows.append(f"  {memory.blocks - 1} KV blocks of {memory.block_size} = {tokens:,} tokens")
+    rows.append(f"  {facts.dtype} on {facts.device}, backend {facts.backend}")
+    return "\n".join(["Memory", *rows])
+
+
+def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+class Launcher:
+    """One run of the server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        timeline: Timeline,
+        argv: ShardArgv = real_shard,
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._timeline = timeline
+        self._stopping = trio.Event()  # the first signal: drain
+        self._metrics = Metrics(
+            max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
+        )
+        self._supervisor = Supervisor(
+            self._metrics,
+            ShardSettings(model_path=str(settings.model_path), dtype=settings.dtype),
+            WarmupLimits(
+                max_prefill_tokens=settings.step_token_budget,
+                max_total_tokens=settings.max_total_tokens,
+                max_batch_size=settings.max_batch_size,
+                max_batch_total_tokens=settings.max_batch_total_tokens,
+            ),
+            watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
+            spin_us=settings.spin_us,
+            argv=argv,
+        )
+
+    async def run(self) -> None:
+        """Serve until a signal says stop; the second one stops at once.
+
+        Raises ShardCannotStart when no shard comes up.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._obey_signals, nursery.cancel_scope)
+                await self._serve(nursery)
+                nursery.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            # An error of ours is for the operator to read, not the nurseries it came through.
+            if (ours := group.subgroup(TgiTrioError)) is not None:
+                raise _first_leaf(ours) from group
+            raise
+
+    async def _obey_signals(
+        self, everything: trio.CancelScope, task_status: trio.TaskStatus[None]
+    ) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for number in signals:
+                name = signal.Signals(number).name
+                if self._stopping.is_set() or self._supervisor.started is None:
+                    log.warning("%s: stopping at once", name)
+                    everything.cancel()
+                    return
+                log.warning("%s: draining; a second signal stops at once", name)
+                self._stopping.set()
+
+    async def _start_supervisor(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self._supervisor.run)
+
+    async def _serve(self, nursery: trio.Nursery) -> None:
+        supervisor, timeline = self._supervisor, self._timeline
+        async with trio.open_nursery() as start:
+            start.start_soon(self._start_supervisor, nursery)
+            # One turn of the loop: the shard is spawned first, then both sides load at once.
+            await trio.lowlevel.checkpoint()
+            from tgi_trio.router.front import load_front
+
+            front = await load_front(self._settings, self._metrics)
+            timeline.mark("router loaded")
+        if supervisor.started is None:  # told to stop before it was ready
+            return
+        memory = supervisor.started.memory
+        timeline.mark("shard ready")
+        settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
+        print(settings_table(settings), memory_table(supervisor.started), sep="\n", file=sys.stderr)
+        vocab_size = supervisor.started.facts.vocab_size
+        engine = front.open(settings, scheduling_limits(settings), supervisor, vocab_size)
+        supervisor.attach(engine)
+        nursery.start_soon(engine.watch_deadlines)
+        shutdown = trio.Event()
+        await nursery.start(front.serve, self._listener, shutdown)
+        timeline.mark("listening")
+        host, port = self._listener.getsockname()[:2]
+        log.info("start-up: %s", timeline)
+        print(f"Serving {settings.model_id} at http://{host}:{port}", file=sys.stderr, flush=True)
+
+        await self._stopping.wait()
+        engine.drain()
+        with trio.move_on_after(settings.graceful_termination_timeout):
+            await engine.drained()
+        if engine.active:
+            log.warning("%d streams are cut off by --graceful-termination-timeout", engine.active)
+            engine.fail_all("the server is shutting down")
+            with trio.move_on_after(FAREWELL):
+                await engine.drained()
+        shutdown.set()
+        supervisor.stop()
+        await front.closed.wait()
+        await supervisor.ended.wait()

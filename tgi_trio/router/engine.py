@@ -1,0 +1,353 @@
+"""The engine: admission, dispatch and fan-out between clients' streams and the shard.
+
+Everything that changes state here is synchronous: submit, leave, one step's commit. The only
+awaits are for the next reply and, during a wide fan-out, a checkpoint every `FAN_OUT` streams,
+so that cancellation can never find the books half written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
+from tgi_trio.ipc.frames import Finish, Kind
+from tgi_trio.ipc.messages import StepReport, decode_faults, decode_step
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
+from tgi_trio.router.scheduling.scheduler import Progress, Scheduler, SchedulingLimits
+from tgi_trio.router.shard_link import ShardLink
+from tgi_trio.router.stream import End, TokenStream
+from tgi_trio.router.text.output import OutputText
+from tgi_trio.router.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+# Streams served between two checkpoints: 512 socket writes would hold the loop for 3 ms.
+FAN_OUT = 128
+
+# Metric -> counter of the scheduler.
+COUNTERS = {
+    "tgi_batch_preemptions": "preempted",
+    "tgi_prefix_cache_lookup_tokens": "prefill_tokens",
+    "tgi_prefix_cache_hit_tokens": "prefix_hit_tokens",
+}
+
+_REASONS = {Finish.LENGTH: FinishReason.LENGTH, Finish.EOS: FinishReason.EOS_TOKEN}
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How much the engine lets in."""
+
+    max_concurrent_requests: int
+    retry_after: float = 1.0  # seconds, sent with a 429
+
+
+class Engine:
+    """Streams on one side, a scheduler and at most one attached shard link on the other."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        limits: SchedulingLimits,
+        tokenizer: Tokenizer,
+        metrics: Metrics,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self.scheduler = Scheduler(limits)
+        self.last_step_at = clock()  # when the shard last showed progress; the supervisor reads it
+        self._admission = admission
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._clock = clock
+        self._streams: dict[int, TokenStream] = {}
+        self._next_id = 1  # sequence ids are never reused, not even across shard restarts
+        self._permits = 0
+        self._draining = False
+        self._closed = ""  # why nothing can be served any more; set by the supervisor
+        self._link: ShardLink | None = None
+        self._idle = trio.Event()  # set whenever the last permit is returned while draining
+        self._deadline_news = trio.Event()
+        self._counted: Counter[str] = Counter()  # scheduler counters already in the metrics
+        metrics.before_render(self._refresh_metrics)
+
+    # ---- admission -------------------------------------------------------------------------
+
+    @contextmanager
+    def permit(self, count: int = 1) -> Iterator[None]:
+        """Hold `count` of the `max_concurrent_requests` permits, taken without waiting.
+
+        Taken before validation and held for the whole generation (TGI, spec 2.1). Raises
+        Overloaded when they are not free, Unavailable when nothing is served any more.
+        """
+        if self._closed:
+            raise Unavailable(self._closed)
+        if self._draining:
+            raise Draining("the server is shutting down and takes no new requests")
+        if self._permits + count > self._admission.max_concurrent_requests:
+            self._metrics.inc("tgi_request_failure", err="overloaded")
+            raise Overloaded(retry_after=self._admission.retry_after)
+        self._permits += count
+        try:
+            yield
+        finally:
+            self._permits -= count
+            if self._draining and self._permits == 0:
+                self._idle.set()
+
+    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
+        """Queue a validated request and return its stream; never awaits.
+
+        Raises Overloaded when the queue's bounds are reached.
+        """
+        now = self._clock()
+        id = self._next_id
+        self._next_id += 1
+        self.scheduler.add(id, request, now)
+        timings = timings or Timings(received=now)
+        timings.queued = now
+        output = OutputText(self._tokenizer, request.prompt_ids, request.stopping)
+        stream = TokenStream(self, id, request, output, timings)
+        self._streams[id] = stream
+        self._metrics.inc("tgi_request_accepted")
+        self._dispatch()
+        self._deadline_news.set()
+        return stream
+
+    def leave(self, stream: TokenStream) -> None:
+        """The client has left: free what it holds. Idempotent, synchronous, legal at any time."""
+        if self._streams.pop(stream.id, None) is None or stream.end is not None:
+            return
+        sequence = self.scheduler.find(stream.id)
+        phase = "decode" if stream.generated else "queue"
+        if phase == "queue" and sequence is not None and sequence.started is not None:
+            phase = "prefill"
+        self.scheduler.abort(stream.id, self._clock())
+        stream.cancel()
+        self._metrics.inc("tgi_request_cancelled", phase=phase)
+        self._metrics.inc("tgi_request_failure", err="dropped")
+        self._dispatch()
+
+    @property
+    def active(self) -> int:
+        """Streams that have not ended."""
+        return len(self._streams)
+
+    # ---- shutting down ----------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Admit nothing new from now on."""
+        self._draining = True
+        if self._permits == 0:
+            self._idle.set()
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    async def drained(self) -> None:
+        """Wait until every permit has been returned after `drain`."""
+        await self._idle.wait()
+
+    def close(self, why: str) -> None:
+        """Fail everything and refuse what comes: no shard will be started again."""
+        self._closed = why
+        self.fail_all(why)
+
+    def fail_all(self, message: str) -> None:
+        """End every stream with one error."""
+        now = self._clock()
+        for id in list(self._streams):
+            self.scheduler.abort(id, now)
+            self._end(id, [], GenerationError(message))
+        self._dispatch()
+
+    # ---- the shard side -----------------------------------------------------------------------
+
+    async def serve(self, link: ShardLink) -> None:
+        """Drive one incarnation of the shard group until cancelled (it died, or we stop).
+
+        On entry everything unfinished is queued again and replayed from prompt + emitted ids.
+        """
+        self._link = link
+        self.last_step_at = self._clock()
+        try:
+            self._dispatch()
+            while True:
+                await link.wait()
+                await self._turn(link)
+        finally:
+            self._link = None
+            self.scheduler.shard_lost(self._clock())
+
+    async def watch_deadlines(self) -> None:
+        """End requests whose deadline has passed."""
+        while True:
+            self._deadline_news = trio.Event()
+            deadline = self.scheduler.next_deadline
+            with trio.move_on_at(deadline if deadline is not None else float("inf")):
+                await self._deadline_news.wait()
+            for id in self.scheduler.expire(self._clock()):
+                self._end(id, [], GenerationError("the request's deadline has passed"))
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Send what the scheduler wants sent now."""
+        if self._link is None:
+            return
+        now = self._clock()
+        was_idle = self.scheduler.batch_size == 0
+        for command in self.scheduler.schedule(now):
+            self._link.send(command)
+        if was_idle:
+            self.last_step_at = now  # a shard without work owes no step
+
+    async def _turn(self, link: ShardLink) -> None:
+        """Take every reply that is there: commit, dispatch, then deliver to the streams.
+
+        Frames that queued up while the router was busy are delivered as one piece per stream.
+        """
+        link.flush()
+        news: dict[int, list[Progress]] = {}
+        for frame in link.replies():
+            now = self._clock()
+            if frame.kind is Kind.STEP:
+                report = decode_step(frame)
+                self._observe(report, now)
+                for progress in self.scheduler.commit(report, now):
+                    news.setdefault(progress.sequence_id, []).append(progress)
+                    if progress.first:
+                        self._note_start(progress.sequence_id)
+            elif frame.kind is Kind.FAULT:
+                acknowledged = frame.word("acknowledged")
+                faults = decode_faults(frame)
+                self.scheduler.fault(faults, acknowledged, now)
+                for fault in faults:
+                    self._fail(fault.sequence, fault.message)
+        self._dispatch()
+        for served, (id, progress_list) in enumerate(news.items(), start=1):
+            self._deliver(id, progress_list)
+            if served % FAN_OUT == 0:
+                await trio.lowlevel.checkpoint()
+        self._dispatch()  # stop strings may have made room
+
+    def _note_start(self, id: int) -> None:
+        """Keep what the scheduler forgets when a sequence ends."""
+        stream, sequence = self._streams.get(id), self.scheduler.find(id)
+        if stream is not None and sequence is not None:
+            stream.timings.started = sequence.started
+            stream.cached_tokens = sequence.cached
+
+    def _deliver(self, id: int, progress_list: list[Progress]) -> None:
+        stream = self._streams.get(id)
+        if stream is None:  # left during this fan-out
+            return
+        now = self._clock()
+        timings, output = stream.timings, stream.output
+        tokens: list[Token] = []
+        reason: FinishReason | None = None
+        for progress in progress_list:
+            stream.prompt_logprobs += progress.prompt_logprobs
+            for i, token_id in enumerate(progress.token_ids):
+                top = progress.tops[i] if progress.tops else ()
+                tokens.append(output.push(token_id, progress.logprobs[i], top))
+                if output.stopped:
+                    reason = FinishReason.STOP_SEQUENCE
+                    break
+            if progress.finish and (reason is None or progress.finish == Finish.LENGTH):
+                reason = _REASONS[Finish(progress.finish)]
+            if reason is not None:
+                break
+        if tokens:
+            self._observe_tokens(timings, len(tokens), now)
+        if reason is None:
+            if tokens:
+                stream.deliver(tokens, None)
+            return
+        if reason is FinishReason.STOP_SEQUENCE:
+            self.scheduler.finish(id, now)
+        self._end(id, tokens, self._outcome(stream, reason, stream.generated + len(tokens)))
+
+    def _outcome(self, stream: TokenStream, reason: FinishReason, generated: int) -> Outcome:
+        request = stream.request
+        tail = stream.output.finish()
+        return Outcome(
+            reason=reason,
+            text=stream.output.generated_text,
+            generated_tokens=generated,
+            prompt_tokens=len(request.prompt_ids),
+            cached_tokens=stream.cached_tokens,
+            seed=request.sampling.seed if request.sampling.sample else None,
+            tail=tail,
+            prompt_logprobs=tuple(stream.prompt_logprobs),
+        )
+
+    def _fail(self, id: int, message: str) -> None:
+        """The shard gave this sequence up; the others go on."""
+        self._metrics.inc("tgi_request_failure", err="generation")
+        self._end(id, [], GenerationError(message))
+
+    def _end(self, id: int, tokens: list[Token], end: Outcome | BaseException) -> None:
+        """The one terminal event of a stream that did not leave by itself."""
+        stream = self._streams.pop(id, None)
+        if stream is None:
+            return
+        stream.timings.finished = self._clock()
+        stream.deliver(tokens, end)
+        if stream.end is End.FINISHED:
+            self._metrics.inc("tgi_request_finished")
+        else:
+            self._metrics.inc("tgi_request_failed")
+
+    # ---- metrics ----------------------------------------------------------------------------
+
+    def _observe_tokens(self, timings: Timings, count: int, now: float) -> None:
+        if timings.first_token is None:
+            timings.first_token = now
+            self._metrics.observe(
+                "tgi_request_time_to_first_token_duration", now - timings.received
+            )
+        elif timings.last_token is not None:
+            self._metrics.observe(
+                "tgi_request_inter_token_latency_duration", (now - timings.last_token) / count
+            )
+        timings.last_token = now
+
+    def _refresh_metrics(self) -> None:
+        """Bring gauges and the scheduler's counters up to date; called when somebody looks."""
+        scheduler, metrics = self.scheduler, self._metrics
+        total, free = scheduler.total_blocks, scheduler.free_blocks
+        size = scheduler.limits.block_size
+        metrics.gauge("tgi_queue_size", scheduler.queue_size)
+        metrics.gauge("tgi_batch_current_size", scheduler.batch_size)
+        metrics.gauge("tgi_batch_current_max_tokens", scheduler.held_blocks * size)
+        metrics.gauge("tgi_batch_max_total_tokens", total * size)
+        metrics.gauge("tgi_kv_blocks_total", total)
+        metrics.gauge("tgi_kv_blocks_free", free)
+        metrics.gauge("tgi_kv_cache_usage", (total - free) / total)
+        metrics.gauge("tgi_prefix_cache_blocks", scheduler.cached_blocks)
+        for name, counter in COUNTERS.items():
+            metrics.inc(name, scheduler.counters[counter] - self._counted[counter])
+        self._counted = scheduler.counters.copy()
+
+    def _observe(self, report: StepReport, now: float) -> None:
+        self.last_step_at = now
+        metrics = self._metrics
+        if report.gap_ns:
+            metrics.observe("tgi_batch_step_gap_duration", report.gap_ns / 1e9)
+        if not report.sequence:
+            return
+        method = "prefill" if report.prefill_tokens else "decode"
+        metrics.inc("tgi_batch_inference_count", method=method)
+        metrics.inc("tgi_batch_inference_success", method=method)
+        metrics.observe("tgi_batch_forward_duration", report.forward_ns / 1e9, method=method)
+        metrics.observe("tgi_batch_decode_duration", report.sample_ns / 1e9, method=method)
+        metrics.inc("tgi_batch_prefill_tokens", report.prefill_tokens)
+        metrics.inc("tgi_batch_stalled_rows", report.stalled_rows)
+        metrics.gauge("tgi_batch_decode_rows", report.decode_rows)

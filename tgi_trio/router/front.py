@@ -1,0 +1,124 @@
+"""The router's own start: tokenizer, chat template, engine and HTTP application, put together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import trio
+
+from tgi_trio.router.engine import Admission, Engine
+from tgi_trio.router.http.app import Application
+from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.server import ServerSettings, serve
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.service import Service
+from tgi_trio.router.supervisor import Supervisor
+from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
+from tgi_trio.router.validation import ValidationLimits, Validator
+from tgi_trio.settings import Settings
+
+BACKLOG = 4096  # connections that may wait to be accepted
+GRACE = 1.0  # seconds; the launcher has drained already when the server is told to stop
+
+
+class Front:
+    """What serves HTTP, once the shard has said how much it can hold."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, metrics: Metrics
+    ) -> None:
+        self.closed = trio.Event()
+        self._tokenizer = tokenizer
+        self._template = template
+        self._metrics = metrics
+
+    def open(
+        self, settings: Settings, limits: SchedulingLimits, supervisor: Supervisor, vocab_size: int
+    ) -> Engine:
+        """Make the engine and the application in front of it."""
+        engine = Engine(
+            Admission(settings.max_concurrent_requests), limits, self._tokenizer, self._metrics
+        )
+        pool = TokenizerPool(self._tokenizer, settings.validation_workers)
+        validation = ValidationLimits(
+            max_input_tokens=settings.max_input_tokens,
+            max_total_tokens=settings.max_total_tokens,
+            vocab_size=vocab_size,
+            max_best_of=settings.max_best_of,
+            max_stop_sequences=settings.max_stop_sequences,
+            max_top_n_tokens=settings.max_top_n_tokens,
+        )
+        self._service = Service(
+            settings=settings,
+            engine=engine,
+            supervisor=supervisor,
+            tokenizer=self._tokenizer,
+            chat_template=self._template,
+            validator=Validator(pool, validation),
+            metrics=self._metrics,
+        )
+        self._application = Application(self._service, http_settings(settings))
+        return engine
+
+    async def serve(
+        self,
+        listener: socket.socket,
+        shutdown: trio.Event,
+        task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Listen on a bound socket and serve until `shutdown`; reports the addresses."""
+        listener.listen(BACKLOG)
+        try:
+            await serve(
+                self._application,
+                [listener],
+                ServerSettings(graceful_timeout=GRACE),
+                shutdown,
+                task_status=task_status,
+            )
+        finally:
+            self.closed.set()
+
+
+def http_settings(settings: Settings) -> HttpSettings:
+    """Return what flags and environment decide about the HTTP surface."""
+    return HttpSettings(
+        payload_limit=settings.payload_limit,
+        cors_allow_origin=settings.cors_allow_origin,
+        api_keys=(settings.api_key,) if settings.api_key else (),
+        compute_type=os.environ.get("COMPUTE_TYPE", "cpu+optimized"),
+        docker_label=os.environ.get("DOCKER_LABEL"),
+    )
+
+
+def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Return the template of `--chat-template` (a file, or the text itself) or the model's own.
+
+    None when there is neither: chat requests are refused then. Raises ConfigurationError.
+    """
+    given = settings.chat_template
+    if given is None:
+        sources = tokenizer.chat_templates
+        return ChatTemplate(sources, tokenizer.special_tokens) if sources else None
+    if "{" in given:
+        return ChatTemplate({"default": given}, tokenizer.special_tokens)
+    return ChatTemplate.from_file(Path(given), tokenizer.special_tokens)
+
+
+async def load_front(settings: Settings, metrics: Metrics) -> Front:
+    """Load tokenizer and chat template in a thread. Raises ModelLoadError, ConfigurationError."""
+
+    def load() -> tuple[Tokenizer, ChatTemplate | None]:
+        tokenizer = Tokenizer.from_folder(
+            settings.model_path,
+            config_path=settings.tokenizer_config_path,
+            trust_remote_code=settings.trust_remote_code,
+        )
+        return tokenizer, load_chat_template(settings, tokenizer)
+
+    tokenizer, template = await trio.to_thread.run_sync(load)
+    return Front(tokenizer, template, metrics)

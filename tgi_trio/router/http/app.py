@@ -1,0 +1,308 @@
+"""The quart-trio application: routes, and how requests reach them.
+
+Generation routes skip Quart's dispatch, which would cost as much as the rest of a request; the
+same handlers are registered with Quart as well, which serves everything else and answers what no
+route does. `HttpSettings.shortcut` switches the short way off.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, cast
+
+import trio
+from quart import Response, request
+from quart.asgi import ASGIHTTPConnection
+from quart.wrappers.response import ResponseBody
+from quart_trio import QuartTrio
+from quart_trio.asgi import TrioASGIHTTPConnection
+from werkzeug.exceptions import HTTPException
+
+from tgi_trio.router.http.dispatch import (
+    TOO_LARGE,
+    TOO_SLOW,
+    Cors,
+    RequestIds,
+    answer,
+)
+from tgi_trio.router.http.engine_api import Engine
+from tgi_trio.router.http.errors import Header, header_block, internal
+from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
+from tgi_trio.router.http.routes import chat, completions, native, operations
+from tgi_trio.router.http.sse import EventBody
+from tgi_trio.router.http.transport import Transport
+
+ROUTES: tuple[Route, ...] = (
+    *native.ROUTES,
+    *chat.ROUTES,
+    *completions.ROUTES,
+    *operations.ROUTES,
+)
+
+access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
+
+_SCOPE_KEY = "tgi_trio.connection"
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class HttpConnection(TrioASGIHTTPConnection):
+    """One request on its way through the application.
+
+    Holds what the request holds: `resources` is closed synchronously when the client leaves or the
+    request ends, whichever is first.
+    """
+
+    app: Application
+
+    def __init__(self, app: Application, scope: Any) -> None:
+        super().__init__(app, scope)
+        self.resources = ExitStack()
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = app.request_ids.name(self.headers)
+        self.began = trio.current_time()
+
+    async def __call__(self, receive: Receive, send: Send) -> None:
+        """Serve the request."""
+        scope = self.scope
+        with self.resources:
+            if scope["method"] == "OPTIONS":
+                await self._transmit(send, self.app.cors.preflight())
+                return
+            route = self.app.shortcuts.get((scope["method"], scope["path"]))
+            if route is not None:
+                await self._shortcut(route, receive, send)
+                return
+            cast("dict[str, Any]", scope)[_SCOPE_KEY] = self
+            await super().__call__(receive, send)
+
+    def call(self, body: bytes) -> Call:
+        """Return the request as routes see it."""
+        return Call(
+            engine=self.app.engine,
+            settings=self.app.http,
+            headers=self.headers,
+            body=body,
+            request_id=self.request_id,
+            received=self.began,
+            resources=self.resources,
+        )
+
+    # ---- the short way --------------------------------------------------------------------------
+
+    async def _shortcut(self, route: Route, receive: Receive, send: Send) -> None:
+        found: bytes | Reply | None = TOO_SLOW
+        with trio.move_on_after(self.app.http.body_timeout):
+            found = await self._read_body(receive)
+        if found is None:
+            return
+        scope = trio.CancelScope()
+        leave = partial(self._leave, scope)
+        if isinstance(found, bytes) and Transport.behind(send).on_leave(leave):
+            with scope:
+                await self._transmit(send, await answer(route, self.call(found)))
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, receive, nursery.cancel_scope)
+            if isinstance(found, bytes):
+                found = await answer(route, self.call(found))
+            await self._transmit(send, found)
+            nursery.cancel_scope.cancel()
+
+    def _leave(self, request: trio.CancelScope) -> None:
+        """The client has left: free what the request holds, then end it."""
+        # In this order, because the cancellation may have to wait for a send that is shielded.
+        self.resources.close()
+        request.cancel()
+
+    async def _read_body(self, receive: Receive) -> bytes | Reply | None:
+        """Return the body; None when the client left, a reply when it is too large."""
+        limit = self.app.http.payload_limit
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
+            return TOO_LARGE
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > limit:
+                return TOO_LARGE
+            if piece:
+                pieces.append(piece)
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _watch(self, receive: Receive, request: trio.CancelScope) -> None:
+        """End the request when its client has left."""
+        while (await receive())["type"] != "http.disconnect":
+            pass  # the rest of a body that was too large
+        self._leave(request)
+
+    # ---- Quart's way ----------------------------------------------------------------------------
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Any, receive: Receive
+    ) -> None:
+        """Feed the body to Quart's request; end the request when its client has left."""
+        await ASGIHTTPConnection.handle_messages(self, request, receive)
+        self._leave(nursery.cancel_scope)
+
+    async def _send_response(self, send: Send, response: Any) -> None:
+        await self._transmit(send, await _reply_of(response))
+
+    # ---- sending --------------------------------------------------------------------------------
+
+    async def _transmit(self, send: Send, reply: Reply) -> None:
+        try:
+            await self._send_reply(send, reply)
+        finally:
+            if access.isEnabledFor(logging.INFO):
+                self._log(reply)
+
+    def _log(self, reply: Reply) -> None:
+        scope, client = self.scope, self.scope.get("client")
+        access.info(
+            "%s %s %d",
+            scope["method"],
+            scope["path"],
+            reply.status,
+            extra={
+                "request_id": self.request_id,
+                "client": client[0] if client else "local",
+                "seconds": round(trio.current_time() - self.began, 6),
+            },
+        )
+
+    async def _send_reply(self, send: Send, reply: Reply) -> None:
+        transport = Transport.behind(send)
+        body = reply.body
+        framing: list[Header] = []
+        if isinstance(body, bytes):
+            framing.append((b"content-length", b"%d" % len(body)))
+        headers = self._headers(reply)
+        if not transport.cork(header_block(headers)):
+            framing += headers
+        await send({"type": "http.response.start", "status": reply.status, "headers": framing})
+        if isinstance(body, EventBody):
+            await transport.uncork()  # at once, so that proxies see life during a long prefill
+            body_end = await body.run(send, transport)
+            if body.failed:
+                await transport.abort()
+                return
+            transport.cork(b"")
+        else:
+            body_end = body
+        transport.on_leave(None)  # the next request may begin within the next line
+        # After its last message hypercorn reports a disconnect, by which this very task would be
+        # cancelled in the middle of recycling or closing the connection: keep-alive would never
+        # time out, and clients that wait for the end of the connection would wait for ever.
+        with trio.move_on_after(transport.send_timeout, shield=True):
+            await send({"type": "http.response.body", "body": body_end, "more_body": False})
+
+    def _headers(self, reply: Reply) -> list[Header]:
+        headers = list(reply.headers)
+        if reply.content_type:
+            headers.insert(0, (b"content-type", reply.content_type))
+        headers += self.app.cors.headers(self.headers)
+        headers.append((b"x-request-id", self.request_id.encode("latin-1")))
+        return headers
+
+
+class Application(QuartTrio):
+    """All routes of the server in front of one engine."""
+
+    asgi_http_class = HttpConnection  # type: ignore[assignment]
+
+    def __init__(self, engine: Engine, http: HttpSettings | None = None) -> None:
+        super().__init__("tgi_trio", static_folder=None)
+        self.engine = engine
+        self.http = http or HttpSettings()
+        self.cors = Cors(self.http.cors_allow_origin)
+        self.request_ids = RequestIds()
+        self.config["MAX_CONTENT_LENGTH"] = self.http.payload_limit
+        self.config["BODY_TIMEOUT"] = self.http.body_timeout
+        self.config["RESPONSE_TIMEOUT"] = None  # a generation takes as long as it takes
+        self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
+        self.url_map.merge_slashes = False
+        self.shortcuts: dict[tuple[str, str], Route] = {}
+        for route in ROUTES:
+            self._register(route)
+        self.register_error_handler(HTTPException, _http_error)
+        self.register_error_handler(Exception, _defect)
+
+    def _register(self, route: Route) -> None:
+        async def view() -> Response:
+            connection = _connection()
+            body = cast(bytes, await request.get_data(cache=False, as_text=False))
+            return _response(await answer(route, connection.call(body)))
+
+        self.add_url_rule(
+            route.path,
+            endpoint=f"{route.method} {route.path}".replace(".", "_"),
+            view_func=view,
+            methods=[route.method],
+            provide_automatic_options=False,
+        )
+        if route.method == "POST" and self.http.shortcut:
+            self.shortcuts[route.method, route.path] = route
+
+
+def _connection() -> HttpConnection:
+    """Return the connection of the request that Quart is serving."""
+    found: HttpConnection = cast("dict[str, Any]", request.scope)[_SCOPE_KEY]
+    return found
+
+
+class ReplyResponse(Response):
+    """Carries a Reply through Quart to `_send_response`."""
+
+    reply: Reply
+
+
+def _response(reply: Reply) -> Response:
+    response = ReplyResponse(b"", status=reply.status)
+    response.reply = reply
+    return response
+
+
+async def _reply_of(response: Any) -> Reply:
+    """Return the Reply inside a response, or made from one of Quart's own."""
+    if isinstance(response, ReplyResponse):
+        return response.reply
+    body = b""
+    if isinstance(response, Response) and isinstance(response.response, ResponseBody):
+        body = await response.get_data(as_text=False)
+    headers = [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in response.headers.items()
+        if name.lower() not in ("content-length", "content-type")
+    ]
+    content_type = (response.content_type or "").encode("latin-1") if body else b""
+    return Reply(body, response.status_code, content_type, headers)
+
+
+async def _http_error(error: HTTPException) -> Response:
+    """Answer what no route answers: like TGI without a body, or in its words."""
+    if error.code == TOO_LARGE.status:
+        return _response(TOO_LARGE)
+    if error.code == TOO_SLOW.status:
+        return _response(TOO_SLOW)
+    headers: list[Header] = []
+    for name, value in error.get_headers():
+        if name.lower() == "allow":
+            headers.append((b"allow", value.replace(" ", "").encode("latin-1")))
+    return _response(Reply(b"", error.code or 500, b"", headers))
+
+
+async def _defect(error: Exception) -> Response:
+    connection = _connection()
+    problem = internal(connection.request_id)
+    return _response(Reply(problem.body(), problem.status))

@@ -1,0 +1,115 @@
+"""Around every route: the key, the request id, errors made into replies."""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import trio
+
+from tgi_trio.errors import TgiTrioError
+from tgi_trio.router.http.errors import BodyRejected, Header, Problem
+from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.generation import explain
+
+log = logging.getLogger(__name__)
+
+_LONGEST_ID = 128  # characters of a client's request id that are taken over
+
+TOO_LARGE = Reply(
+    b"Failed to buffer the request body: length limit exceeded",
+    status=413,
+    content_type=b"text/plain; charset=utf-8",
+)
+TOO_SLOW = Reply(
+    b"The request body did not arrive in time",
+    status=408,
+    content_type=b"text/plain; charset=utf-8",
+)
+UNAUTHORIZED = Reply(b"", status=401, content_type=b"")
+
+
+async def answer(route: Route, call: Call) -> Reply:
+    """Return the route's reply, or the one that tells of its error. Raises only Cancelled."""
+    if route.protected and not authorized(call.headers, call.settings.api_keys):
+        return UNAUTHORIZED
+    try:
+        return await route.handler(call)
+    except BodyRejected as error:
+        text = str(error).encode("utf-8", "replace")
+        return Reply(text, error.status, b"text/plain; charset=utf-8")
+    except TgiTrioError as error:
+        return reply_for(explain(call, error))
+    except Exception as error:
+        return reply_for(explain(call, error))
+    except BaseExceptionGroup as group:
+        _, others = group.split(trio.Cancelled)
+        if others is None:
+            raise
+        return reply_for(explain(call, others))
+
+
+def reply_for(problem: Problem) -> Reply:
+    """Return the reply that carries a problem in TGI's shape."""
+    return Reply(problem.body(), problem.status, headers=problem.headers())
+
+
+def authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
+    """Return whether a request carries one of the keys, compared as TGI does: without case."""
+    if not keys:
+        return True
+    given = headers.get(b"authorization", b"").lower()
+    expected = [f"Bearer {key}".lower().encode() for key in keys]
+    return any([hmac.compare_digest(given, each) for each in expected])
+
+
+class RequestIds:
+    """Names requests: by the client's `x-request-id`, or by a number unique in this process."""
+
+    def __init__(self) -> None:
+        self._prefix = os.urandom(6).hex()
+        self._numbers: Iterator[int] = itertools.count(1)
+
+    def name(self, headers: Mapping[bytes, bytes]) -> str:
+        """Return the id of a request."""
+        given = headers.get(b"x-request-id")
+        if given:
+            text = given[:_LONGEST_ID].decode("latin-1")
+            if text.isascii() and text.isprintable():
+                return text
+        return f"{self._prefix}-{next(self._numbers):x}"
+
+
+class Cors:
+    """The headers by which browsers let pages of other origins in; TGI's, from tower-http."""
+
+    _VARY = (b"vary", b"origin, access-control-request-method, access-control-request-headers")
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        """`origins`: who may call; nobody named means everybody."""
+        self._any = not origins or "*" in origins
+        self._origins = frozenset(origin.encode("latin-1") for origin in origins)
+
+    def headers(self, request: Mapping[bytes, bytes]) -> list[Header]:
+        """Return what every reply carries."""
+        origin = request.get(b"origin")
+        if self._any:
+            return [self._VARY, (b"access-control-allow-origin", b"*")]
+        if origin is not None and origin in self._origins:
+            return [self._VARY, (b"access-control-allow-origin", origin)]
+        return [self._VARY]
+
+    def preflight(self) -> Reply:
+        """Return the answer to OPTIONS. TGI grants content-type alone, so that no page can send
+        the key it asks for."""
+        return Reply(
+            b"",
+            content_type=b"",
+            headers=[
+                (b"access-control-allow-methods", b"GET,POST"),
+                (b"access-control-allow-headers", b"content-type,authorization,x-request-id"),
+            ],
+        )

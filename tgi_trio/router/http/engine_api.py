@@ -1,0 +1,85 @@
+"""What the HTTP layer needs from the rest of the router.
+
+Routes see nothing else, so they can be tested against an engine of a few lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from tgi_trio.router.request import Outcome, Request, Timings, Token
+
+if TYPE_CHECKING:
+    from tgi_trio.router.metrics import Metrics
+    from tgi_trio.router.text.chat_template import ChatTemplate
+    from tgi_trio.router.text.tokenizer import Tokenizer
+    from tgi_trio.router.validation import Validator
+
+# Called by the engine's fan-out with what one step brought: new tokens, and the end when it came.
+# A sink must neither block nor raise.
+Sink = Callable[[list[Token], Outcome | BaseException | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """The model as `/info` and `/v1/models` name it."""
+
+    id: str
+    sha: str | None = None
+    aliases: tuple[str, ...] = ()  # --served-model-name
+    pipeline_tag: str | None = None  # of the hub; None for local folders
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a request, named as `/info` names them."""
+
+    max_concurrent_requests: int = 128
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_input_tokens: int = 1024
+    max_total_tokens: int = 2048
+    validation_workers: int = 2
+    max_client_batch_size: int = 4
+    max_top_n_tokens: int = 5
+    payload_limit: int = 2_000_000  # bytes
+
+
+class TokenStream(Protocol):
+    """One generation under way; leaving it aborts what has not ended, without awaiting."""
+
+    @property
+    def timings(self) -> Timings: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc: Any) -> None: ...
+    def attach(self, sink: Sink) -> None:
+        """Have `sink` called at each step, at once with what has arrived already."""
+
+
+class Engine(Protocol):
+    """The router behind the routes."""
+
+    @property
+    def model(self) -> ModelCard: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    @property
+    def validator(self) -> Validator: ...
+    @property
+    def metrics(self) -> Metrics: ...
+
+    def permit(self, count: int = 1) -> AbstractContextManager[None]:
+        """Take permits without waiting, to be held for the whole generation; raises Overloaded."""
+
+    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
+        """Queue a request; raises Overloaded."""
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether generation makes progress, and if not why."""

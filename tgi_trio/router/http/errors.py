@@ -1,0 +1,92 @@
+"""What HTTP makes of our exceptions: a status, TGI's `error_type`, and a text for the reader."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from tgi_trio import errors
+
+Header = tuple[bytes, bytes]
+
+
+def header_block(headers: Sequence[Header]) -> bytes:
+    """Return headers as lines of a response's head; raises ValueError for one that breaks out."""
+    block = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers) or b"\0" in block:
+        raise ValueError(f"a header may not contain CR, LF or NUL: {headers}")
+    return block
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One failure as a client sees it, in a body or in an event."""
+
+    status: int
+    error: str
+    error_type: str
+    retry_after: float | None = None  # seconds
+
+    def body(self) -> bytes:
+        """Return TGI's ErrorResponse."""
+        return orjson.dumps({"error": self.error, "error_type": self.error_type})
+
+    def native_event(self) -> bytes:
+        """Return the error event of `/generate_stream`."""
+        return b"data: %b\n\n" % self.body()
+
+    def openai_event(self) -> bytes:
+        """Return the error event of the OpenAI endpoints, with the true status code."""
+        error = {"message": self.error, "http_status_code": self.status}
+        return b"data: %b\n\n" % orjson.dumps({"error": error})
+
+    def headers(self) -> list[Header]:
+        """Return `retry-after` where waiting helps."""
+        if self.retry_after is None:
+            return []
+        return [(b"retry-after", b"%d" % max(1, math.ceil(self.retry_after)))]
+
+
+class Refused(errors.TgiTrioError):
+    """A request that a route turns down before it reaches the validator."""
+
+    def __init__(self, status: int, message: str, error_type: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error_type = error_type
+
+
+class BodyRejected(errors.TgiTrioError):
+    """A body that could not be read as JSON of the right shape; answered in plain text as TGI."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def problem_of(error: BaseException) -> Problem | None:
+    """Return what to tell the client about `error`; None when it is not one of ours."""
+    text = str(error)
+    match error:
+        case Refused():
+            return Problem(error.status, text, error.error_type)
+        case errors.ValidationError():
+            return Problem(422, f"Input validation error: {text}", "validation")
+        case errors.TemplateError():
+            return Problem(422, f"Template error: {text}", "template_error")
+        case errors.Overloaded():
+            return Problem(429, text, "overloaded", error.retry_after)
+        case errors.Unavailable():
+            return Problem(503, text, "unavailable", 1.0)
+        case errors.GenerationError() | errors.PeerError():
+            return Problem(424, f"Request failed during generation: {text}", "generation")
+    return None
+
+
+def internal(request_id: str) -> Problem:
+    """Return what to tell the client about a defect of ours, which the log describes."""
+    text = f"Internal error; the server's log says more under request id {request_id}"
+    return Problem(500, text, "internal")

@@ -1,0 +1,63 @@
+"""One HTTP request and its answer, as a route sees them: no framework, no socket."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from tgi_trio.router.http.engine_api import Engine
+from tgi_trio.router.http.errors import Header
+from tgi_trio.router.http.sse import EventBody
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What flags decide about the HTTP surface."""
+
+    payload_limit: int = 2_000_000  # bytes, --payload-limit
+    cors_allow_origin: tuple[str, ...] = ()  # empty: any
+    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    compute_type: str = "gpu+optimized"  # x-compute-type, env COMPUTE_TYPE
+    docker_label: str | None = None
+    body_timeout: float = 60.0  # seconds a client may take to send its body
+    silence: float = 15.0  # seconds without an event before a keep-alive comment
+    stream_backlog: int = 1 << 20  # bytes one stream may fall behind its generation
+    direct_writes: bool = True  # events straight to the socket; off: always through hypercorn
+    shortcut: bool = True  # generation routes skip Quart's dispatch
+
+
+@dataclass(slots=True)
+class Call:
+    """One request. Whatever it holds lives in `resources`, which closes when it ends or leaves."""
+
+    engine: Engine
+    settings: HttpSettings
+    headers: dict[bytes, bytes]  # names in lower case
+    body: bytes
+    request_id: str
+    received: float  # trio clock, seconds
+    resources: ExitStack
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer: a whole body, or events that come as they are generated."""
+
+    body: bytes | EventBody
+    status: int = 200
+    content_type: bytes = b"application/json"
+    headers: list[Header] = field(default_factory=list)
+
+
+Handler = Callable[[Call], Awaitable[Reply]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path and what answers it."""
+
+    method: str
+    path: str
+    handler: Handler
+    protected: bool = True  # asks for the API key when there is one

@@ -1,0 +1,220 @@
+"""The OpenAPI document, generated from the types of requests and replies, and a page to read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+import orjson
+
+from tgi_trio import __version__
+from tgi_trio.router.http import replies, schema
+
+_TAG = "Text Generation Inference"
+_ERRORS = {
+    400: "The body is not JSON",
+    408: "The body did not arrive in time",
+    413: "The body is larger than --payload-limit",
+    415: "The body is not declared as JSON",
+    401: "The API key is missing or wrong",
+}
+_FAILURES = {
+    404: "No such model",
+    422: "Input validation error",
+    424: "Generation failed",
+    429: "Model is overloaded",
+    500: "Internal error",
+    503: "Not serving",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One documented route."""
+
+    method: str
+    path: str
+    summary: str
+    body: Any = None  # a Struct
+    reply: Any = None  # a type
+    events: Any = None  # the type of its events, where it streams
+    failures: tuple[int, ...] = ()
+    reply_type: str = "application/json"
+
+
+_GENERATION = (404, 422, 424, 429, 500, 503)
+
+OPERATIONS = (
+    Operation(
+        "post",
+        "/",
+        "Generate tokens if `stream == false` or a stream of tokens if `stream == true`",
+        schema.CompatGenerateRequest,
+        list[replies.GenerateResponse],
+        replies.StreamResponse,
+        _GENERATION,
+    ),
+    Operation(
+        "post",
+        "/generate",
+        "Generate tokens",
+        schema.GenerateRequest,
+        replies.GenerateResponse,
+        None,
+        _GENERATION,
+    ),
+    Operation(
+        "post",
+        "/generate_stream",
+        "Generate a stream of tokens using Server-Sent Events",
+        schema.GenerateRequest,
+        None,
+        replies.StreamResponse,
+        _GENERATION,
+    ),
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        schema.ChatRequest,
+        replies.ChatCompletion,
+        replies.ChatCompletionChunk,
+        _GENERATION,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Complete one prompt or several",
+        schema.CompletionRequest,
+        replies.CompletionFinal,
+        replies.Chunk,
+        _GENERATION,
+    ),
+    Operation("get", "/v1/models", "List the served model", reply=replies.ModelsInfo),
+    Operation(
+        "post",
+        "/tokenize",
+        "Tokenize inputs",
+        schema.GenerateRequest,
+        list[replies.SimpleToken],
+        failures=(422, 500),
+    ),
+    Operation(
+        "post",
+        "/chat_tokenize",
+        "Render a conversation and tokenize it",
+        schema.ChatRequest,
+        replies.ChatTokenizeResponse,
+        failures=(422, 500),
+    ),
+    Operation("get", "/info", "Model and limits", reply=replies.Info),
+    Operation("get", "/health", "Health check", failures=(503,)),
+    Operation("get", "/metrics", "Prometheus metrics", reply=str, reply_type="text/plain"),
+)
+
+
+@cache
+def document() -> bytes:
+    """Return the OpenAPI 3.1 document as JSON."""
+    types = [
+        each
+        for operation in OPERATIONS
+        for each in (operation.body, operation.reply, operation.events)
+        if each is not None
+    ]
+    types.append(replies.ErrorResponse)
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template="#/components/schemas/{name}"
+    )
+    by_type = {str(each): found for each, found in zip(types, schemas, strict=True)}
+    paths: dict[str, Any] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, by_type)
+    return orjson.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Text Generation Inference",
+                "description": "tgi-trio: text generation on trio and shared-memory rings",
+                "version": __version__,
+            },
+            "tags": [{"name": _TAG}],
+            "paths": paths,
+            "components": {"schemas": components},
+        }
+    )
+
+
+def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if operation.reply is not None:
+        content[operation.reply_type] = {"schema": schemas[str(operation.reply)]}
+    if operation.events is not None:
+        content["text/event-stream"] = {"schema": schemas[str(operation.events)]}
+    answers: dict[str, Any] = {"200": {"description": operation.summary}}
+    if content:
+        answers["200"]["content"] = content
+    described: dict[str, Any] = {
+        "tags": [_TAG],
+        "summary": operation.summary,
+        "operationId": f"{operation.method}{operation.path.replace('/', '_')}",
+        "responses": answers,
+    }
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schemas[str(operation.body)]}},
+        }
+        for status, text in _ERRORS.items():
+            answers[str(status)] = {"description": text}
+    error = {"application/json": {"schema": schemas[str(replies.ErrorResponse)]}}
+    for status in operation.failures:
+        answers[str(status)] = {"description": _FAILURES[status], "content": error}
+    return described
+
+
+DOCS_PAGE = b"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>tgi-trio API</title>
+<style>
+ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem }
+ summary { cursor: pointer; padding: .4rem 0 }
+ summary b { display: inline-block; width: 4rem; text-transform: uppercase }
+ pre { background: #8881; overflow: auto; padding: .8rem }
+</style>
+<h1>tgi-trio</h1>
+<p>The routes of this server. The same as a document: <a href="api-doc/openapi.json">OpenAPI</a>.
+<main id="routes">Reading the document&hellip;</main>
+<script>
+ const show = (document_, value) => value && value.$ref
+   ? document_.components.schemas[value.$ref.split("/").pop()] : value;
+ const add = (parent, tag, text) => {
+   const node = document.createElement(tag); node.textContent = text;
+   parent.append(node); return node;
+ };
+ fetch("api-doc/openapi.json").then(answer => answer.json()).then(api => {
+   const main = document.getElementById("routes"); main.textContent = "";
+   for (const [path, methods] of Object.entries(api.paths))
+     for (const [method, route] of Object.entries(methods)) {
+       const box = add(main, "details", ""), head = add(box, "summary", "");
+       add(head, "b", method); add(head, "code", path); head.append(" " + route.summary);
+       const parts = {};
+       if (route.requestBody) for (const [type, part] of Object.entries(route.requestBody.content))
+         parts["body, " + type] = part.schema;
+       for (const [status, answer] of Object.entries(route.responses))
+         for (const [type, part] of Object.entries(answer.content || {"": {}}))
+           parts[status + " " + answer.description + " " + type] = part.schema;
+       for (const [name, schema] of Object.entries(parts)) {
+         add(box, "p", name);
+         if (schema) add(box, "pre", JSON.stringify(show(api, schema), null, 1));
+       }
+     }
+   add(main, "h2", "Types");
+   for (const [name, schema] of Object.entries(api.components.schemas)) {
+     const box = add(main, "details", ""); add(box, "summary", name);
+     add(box, "pre", JSON.stringify(schema, null, 1));
+   }
+ });
+</script>
+"""

@@ -1,0 +1,258 @@
+"""The bodies of replies, as types: what the OpenAPI document shows and tests check replies against.
+
+Replies themselves are put together in `render.py` and `events.py`: `T | UnsetType = UNSET` marks a
+field that is left out, `T | None` one that may be null.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+FinishReason = Literal["length", "eos_token", "stop_sequence"]
+OpenAIFinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ErrorResponse(Struct, forbid_unknown_fields=True):
+    """What went wrong."""
+
+    error: str
+    error_type: str
+
+
+class Token(Struct, forbid_unknown_fields=True):
+    """A generated token."""
+
+    id: int
+    text: str
+    logprob: float | None
+    special: bool
+
+
+class PrefillToken(Struct, forbid_unknown_fields=True):
+    """A token of the prompt."""
+
+    id: int
+    text: str
+    logprob: float | None
+
+
+class BestOfSequence(Struct, forbid_unknown_fields=True):
+    """A generation that was not the best."""
+
+    generated_text: str
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    top_tokens: list[list[Token]] | UnsetType = UNSET
+
+
+class Details(Struct, forbid_unknown_fields=True):
+    """How a text came about."""
+
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[PrefillToken]
+    tokens: list[Token]
+    best_of_sequences: list[BestOfSequence] | UnsetType = UNSET
+    top_tokens: list[list[Token]] | UnsetType = UNSET
+
+
+class GenerateResponse(Struct, forbid_unknown_fields=True):
+    """Answer of /generate."""
+
+    generated_text: str
+    details: Details | UnsetType = UNSET
+
+
+class StreamDetails(Struct, forbid_unknown_fields=True):
+    """How a stream ended."""
+
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    input_length: int
+
+
+class StreamResponse(Struct, forbid_unknown_fields=True):
+    """Event of /generate_stream."""
+
+    index: int
+    token: Token
+    generated_text: str | None
+    details: StreamDetails | None
+    top_tokens: list[Token] | UnsetType = UNSET
+
+
+class Usage(Struct, forbid_unknown_fields=True):
+    """Tokens of a call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatCompletionTopLogprob(Struct, forbid_unknown_fields=True):
+    """A token that might have been chosen."""
+
+    token: str
+    logprob: float | None
+
+
+class ChatCompletionLogprob(Struct, forbid_unknown_fields=True):
+    """A chosen token."""
+
+    token: str
+    logprob: float | None
+    top_logprobs: list[ChatCompletionTopLogprob]
+
+
+class ChatCompletionLogprobs(Struct, forbid_unknown_fields=True):
+    """The tokens of an answer."""
+
+    content: list[ChatCompletionLogprob]
+
+
+class OutputMessage(Struct, forbid_unknown_fields=True):
+    """The model's turn."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatCompletionComplete(Struct, forbid_unknown_fields=True):
+    """One answer."""
+
+    index: int
+    message: OutputMessage
+    logprobs: ChatCompletionLogprobs | None
+    finish_reason: OpenAIFinishReason
+
+
+class ChatCompletion(Struct, forbid_unknown_fields=True):
+    """Answer of /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatCompletionComplete]
+    usage: Usage
+
+
+class ChatCompletionChoice(Struct, forbid_unknown_fields=True):
+    """A piece of one answer."""
+
+    index: int
+    delta: OutputMessage
+    logprobs: ChatCompletionLogprobs | None
+    finish_reason: OpenAIFinishReason | None
+
+
+class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
+    """Event of /v1/chat/completions."""
+
+    object: Literal["chat.completion.chunk"]
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatCompletionChoice]
+    usage: Usage | None
+
+
+class CompletionLogprobs(Struct, forbid_unknown_fields=True):
+    """The tokens of a completion."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None]] | None
+    text_offset: list[int]
+
+
+class CompletionComplete(Struct, forbid_unknown_fields=True):
+    """One completion, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: OpenAIFinishReason | None
+
+
+class CompletionFinal(Struct, forbid_unknown_fields=True):
+    """Answer of /v1/completions, and the last event of each of its streams."""
+
+    object: Literal["text_completion"]
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionComplete]
+    usage: Usage
+
+
+class Chunk(Struct, forbid_unknown_fields=True):
+    """Event of /v1/completions."""
+
+    object: Literal["text_completion"]
+    id: str
+    created: int
+    choices: list[CompletionComplete]
+    model: str
+    system_fingerprint: str
+
+
+class SimpleToken(Struct, forbid_unknown_fields=True):
+    """A token of a text; `start` and `stop` are byte offsets."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class ChatTokenizeResponse(Struct, forbid_unknown_fields=True):
+    """Answer of /chat_tokenize."""
+
+    tokenize_response: list[SimpleToken]
+    templated_text: str
+
+
+class ModelInfo(Struct, forbid_unknown_fields=True):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsInfo(Struct, forbid_unknown_fields=True):
+    """Answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelInfo]
+
+
+class Info(Struct, forbid_unknown_fields=True):
+    """Answer of /info."""
+
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str | None
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int
+    validation_workers: int
+    max_client_batch_size: int
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None

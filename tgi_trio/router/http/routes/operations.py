@@ -1,0 +1,115 @@
+"""Routes that generate nothing: health, information, tokens, metrics and documentation."""
+
+from __future__ import annotations
+
+import orjson
+import trio
+
+from tgi_trio import __version__
+from tgi_trio.router.http import schema
+from tgi_trio.router.http.errors import Problem
+from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.openapi import DOCS_PAGE, document
+from tgi_trio.router.http.render import text_json
+from tgi_trio.router.metrics import CONTENT_TYPE
+from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
+
+_TOKENIZE = schema.BodyReader(schema.GenerateRequest)
+
+
+async def health(call: Call) -> Reply:
+    """GET /health, /ping and /: 200 while generation makes progress."""
+    healthy, reason = call.engine.health()
+    if healthy:
+        return Reply(b"", content_type=b"")
+    problem = Problem(503, "unhealthy" if not reason else f"unhealthy: {reason}", "healthcheck")
+    return Reply(problem.body(), status=problem.status)
+
+
+async def info(call: Call) -> Reply:
+    """GET /info."""
+    card, limits = call.engine.model, call.engine.limits
+    return Reply(
+        orjson.dumps(
+            {
+                "model_id": card.id,
+                "model_sha": card.sha,
+                "model_pipeline_tag": card.pipeline_tag,
+                "max_concurrent_requests": limits.max_concurrent_requests,
+                "max_best_of": limits.max_best_of,
+                "max_stop_sequences": limits.max_stop_sequences,
+                "max_input_tokens": limits.max_input_tokens,
+                "max_total_tokens": limits.max_total_tokens,
+                "validation_workers": limits.validation_workers,
+                "max_client_batch_size": limits.max_client_batch_size,
+                "router": "text-generation-router",  # clients recognise TGI by it
+                "version": __version__,
+                "sha": None,
+                "docker_label": call.settings.docker_label,
+            }
+        )
+    )
+
+
+async def models(call: Call) -> Reply:
+    """GET /v1/models."""
+    card = call.engine.model
+    data = [
+        {"id": name, "object": "model", "created": 0, "owned_by": card.id}
+        for name in (card.id, *card.aliases)
+    ]
+    return Reply(orjson.dumps({"object": "list", "data": data}))
+
+
+async def tokenize(call: Call) -> Reply:
+    """POST /tokenize: the tokens of a text, special ones added."""
+    request: schema.GenerateRequest = _TOKENIZE.read(call.headers, call.body)
+    return Reply(simple_tokens_json(await tokenized(call, request.inputs, True)))
+
+
+async def metrics(call: Call) -> Reply:
+    """GET /metrics, for Prometheus."""
+    return Reply(call.engine.metrics.render(), content_type=CONTENT_TYPE.encode())
+
+
+async def openapi(call: Call) -> Reply:
+    """GET /api-doc/openapi.json."""
+    return Reply(document())
+
+
+async def docs(call: Call) -> Reply:
+    """GET /docs: the OpenAPI document as a page that loads nothing from elsewhere."""
+    return Reply(DOCS_PAGE, content_type=b"text/html; charset=utf-8")
+
+
+async def tokenized(call: Call, text: str, add_special_tokens: bool) -> Encoding:
+    """Return the tokens of `text`, made in a thread when it is long; raises ValidationError."""
+    encode = call.engine.tokenizer.encode
+    if len(text) <= INLINE_CHARACTERS:
+        return encode(text, add_special_tokens)
+    return await trio.to_thread.run_sync(encode, text, add_special_tokens, abandon_on_cancel=True)
+
+
+def simple_tokens_json(encoding: Encoding) -> bytes:
+    """Return a list of SimpleTokens, with byte offsets as TGI gives them."""
+    data = encoding.text.encode()
+    pieces = []
+    for id, (start, stop) in zip(encoding.ids.tolist(), encoding.byte_offsets(), strict=True):
+        text = data[start:stop].decode(errors="replace")
+        pieces.append(
+            b'{"id":%d,"text":%b,"start":%d,"stop":%d}' % (id, text_json(text), start, stop)
+        )
+    return b"[%b]" % b",".join(pieces)
+
+
+ROUTES = (
+    Route("GET", "/", health, protected=False),
+    Route("GET", "/health", health, protected=False),
+    Route("GET", "/ping", health, protected=False),
+    Route("GET", "/info", info, protected=False),
+    Route("GET", "/v1/models", models, protected=False),
+    Route("POST", "/tokenize", tokenize),
+    Route("GET", "/metrics", metrics, protected=False),
+    Route("GET", "/api-doc/openapi.json", openapi, protected=False),
+    Route("GET", "/docs", docs, protected=False),
+)

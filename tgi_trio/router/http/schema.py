@@ -1,0 +1,253 @@
+"""The bodies of requests, decoded and checked by msgspec.
+
+Kinds of fields, as in TGI: `T | None = None` may be absent or null; `T = default` may be absent but
+not null; unknown fields are ignored. Integers must be written as integers. Class names are those of
+the OpenAPI document, which is generated from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tgi_trio.router.http.errors import BodyRejected
+
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U64 = Annotated[int, Meta(ge=0)]  # its upper end is checked with the other parameters
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Json = Any
+
+
+class GrammarType(Struct):
+    """Constrained decoding: a JSON schema or a regular expression."""
+
+    type: Literal["json", "json_object", "json_schema", "regex"]
+    value: Json
+
+
+class GenerateParameters(Struct):
+    """How to generate."""
+
+    best_of: U32 | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: I32 | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: U32 | None = None
+    return_full_text: bool | None = None
+    stop: list[str] = []
+    truncate: U32 | None = None
+    watermark: bool = False
+    details: bool = False
+    decoder_input_details: bool = False
+    seed: U64 | None = None
+    top_n_tokens: U32 | None = None
+    grammar: GrammarType | None = None
+    adapter_id: str | None = None
+
+
+class GenerateRequest(Struct):
+    """Body of /generate, /generate_stream and /tokenize."""
+
+    inputs: str
+    # Absent, it stands for `{"do_sample": true}`: TGI's own surprise, see `parameters_of`.
+    parameters: GenerateParameters | UnsetType = UNSET
+
+
+class CompatGenerateRequest(Struct):
+    """Body of POST /."""
+
+    inputs: str
+    parameters: GenerateParameters | UnsetType = UNSET
+    stream: bool = False
+
+
+class Url(Struct):
+    """Where an image is."""
+
+    url: str
+
+
+class MessageChunk(Struct):
+    """A part of a message's content."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: Url | None = None
+
+
+class FunctionDefinition(Struct):
+    """A function a model may call, or called."""
+
+    name: str
+    description: str | None = None
+    parameters: Json = None
+    arguments: Json = None
+
+
+class Tool(Struct):
+    """A tool a model may call."""
+
+    type: str
+    function: FunctionDefinition
+
+
+class ToolCall(Struct):
+    """A call the model made in an earlier turn."""
+
+    id: str
+    type: str
+    function: FunctionDefinition
+
+
+class Message(Struct):
+    """One turn of a conversation."""
+
+    role: str
+    content: str | list[MessageChunk] | None = None
+    tool_calls: list[ToolCall] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+
+
+class StreamOptions(Struct, frozen=True):
+    """Extras of a stream."""
+
+    include_usage: bool = False
+
+
+class FunctionName(Struct):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedToolChoice(Struct):
+    """The tool that must be called."""
+
+    function: FunctionName
+    type: str = "function"
+
+
+class ResponseFormat(Struct):
+    """What the answer must look like, in TGI's shape or OpenAI's."""
+
+    type: Literal["text", "json", "json_object", "json_schema", "regex"]
+    value: Json = None
+    json_schema: Json = None
+
+
+class ChatRequest(Struct):
+    """Body of /v1/chat/completions and /chat_tokenize."""
+
+    messages: list[Message]
+    model: str | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: U32 | None = None
+    max_tokens: U32 | None = None
+    max_completion_tokens: U32 | None = None
+    n: U32 | None = None
+    stop: str | list[str] | None = None
+    stream: bool = False
+    seed: U64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[Tool] | None = None
+    tool_prompt: str | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions = StreamOptions()
+    # Not OpenAI's, but sent by benchmark tools and by clients of other servers.
+    top_k: I32 | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: U32 | None = None
+    ignore_eos: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(Struct):
+    """Body of /v1/completions."""
+
+    prompt: str | list[str | I32 | list[I32]]  # texts, token ids of one, or token ids of several
+    model: str | None = None
+    max_tokens: U32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool = False
+    seed: U64 | None = None
+    suffix: str | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    n: U32 | None = None
+    best_of: U32 | None = None
+    echo: bool | None = None
+    logprobs: U32 | None = None
+    stream_options: StreamOptions | None = None
+    top_k: I32 | None = None
+    min_p: float | None = None
+    min_tokens: U32 | None = None
+    ignore_eos: bool | None = None
+
+
+Body = TypeVar("Body")
+
+
+class BodyReader:
+    """Decodes bodies of one shape; errors are worded as TGI's JSON extractor words them."""
+
+    def __init__(self, shape: type[Body]) -> None:
+        self._decoder = msgspec.json.Decoder(shape)
+
+    def read(self, headers: dict[bytes, bytes], body: bytes) -> Any:
+        """Return the decoded body; raises BodyRejected (415, 400 or 422)."""
+        if not _is_json(headers.get(b"content-type", b"")):
+            raise BodyRejected(415, "Expected request with `Content-Type: application/json`")
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise BodyRejected(422, _shape_error(str(error))) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BodyRejected(400, _SYNTAX + str(error)) from error
+        except RecursionError as error:
+            raise BodyRejected(400, _SYNTAX + "recursion limit exceeded") from error
+
+
+_SYNTAX = "Failed to parse the request body as JSON: "
+_SHAPE = "Failed to deserialize the JSON body into the target type: "
+
+
+def _is_json(content_type: bytes) -> bool:
+    media = content_type.partition(b";")[0].strip().lower()
+    kind, _, subtype = media.partition(b"/")
+    return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
+
+
+def _shape_error(message: str) -> str:
+    """Turn "what - at `$.path`" into "path: what", as the extractor writes it."""
+    what, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    return f"{_SHAPE}{path}: {what}" if path else _SHAPE + what
+
+
+def duplicate_field(name: str) -> BodyRejected:
+    """Return the error for a field that was given under two of its names."""
+    return BodyRejected(422, f"{_SHAPE}duplicate field `{name}`")
+
+
+def invalid(path: str, what: str) -> BodyRejected:
+    """Return the error for a field whose value has the wrong shape."""
+    return BodyRejected(422, f"{_SHAPE}{path}: {what}")

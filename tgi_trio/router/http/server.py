@@ -1,0 +1,233 @@
+"""Sockets, connections and shutdown: our own copy of hypercorn's trio worker, from public parts.
+
+hypercorn's worker cannot be given another connection class, and waits for ever at shutdown for a
+client that does not read. This one accepts on sockets that we bind, so that a port in use is an
+error that names the flag, and every phase of its end has a deadline.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.utils import repr_socket_addr
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.router.http.connection import Connection, ConnectionLimits
+
+log = logging.getLogger(__name__)
+
+# Seconds after the grace period in which streams that were just ended may still be flushed.
+FLUSH = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How we listen and for how long we wait."""
+
+    graceful_timeout: float = 90.0  # seconds from `shutdown` until generations are ended
+    keep_alive_timeout: float = 75.0  # seconds a connection may be idle or take to send a head
+    backlog: int = 4096
+    certfile: str | None = None
+    keyfile: str | None = None
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+
+
+def listen(binds: Sequence[str], backlog: int = 4096) -> list[socket.socket]:
+    """Bind and listen on each of `binds`: `host:port`, `[host]:port` or `unix:path`.
+
+    Raises ConfigurationError, naming the flag, when an address cannot be had.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for bind in binds:
+            sockets.append(
+                _listen_unix(bind[5:]) if bind.startswith("unix:") else _listen_tcp(bind)
+            )
+            sockets[-1].listen(backlog)
+    except BaseException:
+        for opened in sockets:
+            opened.close()
+        raise
+    return sockets
+
+
+def _listen_tcp(bind: str) -> socket.socket:
+    host, _, port = bind.rpartition(":")
+    host = host.strip("[]")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"cannot listen on {bind!r}: --port must be 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigurationError(
+            f"cannot listen on {bind}: {error.strerror}; --hostname must be an address of this "
+            "machine, such as 0.0.0.0 or 127.0.0.1"
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(_why(bind, error)) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _why(bind: str, error: OSError) -> str:
+    advice = {
+        errno.EADDRINUSE: "another program listens there; choose another port with --port",
+        errno.EACCES: "ports below 1024 need privileges; choose a higher one with --port",
+        errno.EADDRNOTAVAIL: "this machine has no such address; see --hostname",
+    }.get(error.errno or 0, os.strerror(error.errno or 0))
+    return f"cannot listen on {bind}: {advice}"
+
+
+def _listen_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"cannot listen on unix:{path}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket file of a server that is no more; raises OSError if one still listens."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, "another server listens there")
+
+
+async def serve(
+    app: Callable[..., Any],
+    sockets: Sequence[socket.socket],
+    settings: ServerSettings,
+    shutdown: trio.Event,
+    *,
+    on_grace_end: Callable[[], None] | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve the ASGI `app` until `shutdown` is set and every response has ended.
+
+    Reports the addresses it listens on through `task_status`. After `graceful_timeout`,
+    `on_grace_end` may end what still runs; connections that do not end then are reset.
+    Raises ConfigurationError when the certificate cannot be used.
+    """
+    config, context = _hypercorn_config(settings), WorkerContext(None)
+    listeners, addresses = _listeners(sockets, settings)
+    paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
+    live: set[Connection] = set()
+
+    async def handle(stream: Any) -> None:
+        connection = Connection(ASGIWrapper(app), config, context, stream, settings.limits)
+        live.add(connection)
+        try:
+            await connection.run()
+        except* Exception as group:  # one connection's trouble never ends the server
+            log.error("a connection failed", exc_info=group)
+        finally:
+            live.discard(connection)
+
+    async with trio.open_nursery() as grace:
+        async with trio.open_nursery() as connections:
+            async with trio.open_nursery() as accepting:
+                accepting.start_soon(
+                    partial(trio.serve_listeners, handle, listeners, handler_nursery=connections)
+                )
+                task_status.started(addresses)
+                await shutdown.wait()
+                accepting.cancel_scope.cancel()
+            for path in paths:
+                os.unlink(path)
+            await context.terminated.set()
+            grace.start_soon(
+                _end_of_grace, settings.graceful_timeout, on_grace_end, live, connections
+            )
+        grace.cancel_scope.cancel()
+
+
+async def _end_of_grace(
+    timeout: float,
+    on_grace_end: Callable[[], None] | None,
+    live: set[Connection],
+    connections: trio.Nursery,
+) -> None:
+    await trio.sleep(timeout)
+    if on_grace_end is not None:
+        on_grace_end()
+        await trio.sleep(FLUSH)
+    log.warning("resetting %d connections that did not end in time", len(live))
+    for connection in list(live):
+        connection.abort()  # wakes a send that is shielded against cancellation
+    connections.cancel_scope.cancel()
+
+
+def _hypercorn_config(settings: ServerSettings) -> Config:
+    config = Config()
+    config.keep_alive_timeout = settings.keep_alive_timeout
+    config.keep_alive_max_requests = 10**9
+    config.include_server_header = False
+    config.accesslog = None  # hypercorn's copies the environment for every request
+    config.errorlog = log
+    config.ssl_handshake_timeout = 10
+    return config
+
+
+def _listeners(
+    sockets: Sequence[socket.socket], settings: ServerSettings
+) -> tuple[list[trio.abc.Listener[Any]], list[str]]:
+    context = _ssl_context(settings)
+    scheme = "https" if context is not None else "http"
+    listeners: list[trio.abc.Listener[Any]] = []
+    addresses = []
+    for sock in sockets:
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        address = repr_socket_addr(sock.family, sock.getsockname())
+        if context is not None and sock.family != socket.AF_UNIX:
+            listeners.append(trio.SSLListener(listener, context, https_compatible=True))
+        else:
+            listeners.append(listener)
+        addresses.append(address if sock.family == socket.AF_UNIX else f"{scheme}://{address}")
+    return listeners, addresses
+
+
+def _ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
+    if settings.certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        context.load_cert_chain(settings.certfile, settings.keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"cannot use the certificate {settings.certfile} with key {settings.keyfile}: {error}; "
+            "see --ssl-certfile and --ssl-keyfile"
+        ) from error
+    return context

@@ -1,0 +1,186 @@
+"""Server-sent events, pushed: the engine's step writes them straight to the client's socket.
+
+A task wake, a lock and a trip through the HTTP machinery per event cost ten times what the kernel
+asks for the write itself. So the body of a stream is written from two sides, never both at once:
+
+* `write` is called synchronously, inside the engine's fan-out. While the socket takes everything,
+  that is all there is to it (`_socket` is set).
+* As soon as the socket takes less, events gather in a byte-bounded backlog and the response's own
+  task, `run`, sends them in one piece when the client reads again; then direct writing resumes.
+
+TLS, HTTP/2, HTTP/1.0 and test clients have no socket to write to: their `run` sends everything
+through `send`, gathering what comes meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from tgi_trio.router.http.transport import Transport
+
+KEEP_ALIVE = b":\n\n"
+DONE = b"data: [DONE]\n\n"
+
+# The last events of a stream ride with the end of the response when they are no more than this.
+_TAIL = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Bounds of one stream."""
+
+    backlog: int  # bytes gathered for a slow reader before its request is aborted
+    silence: float  # seconds without an event before a keep-alive comment
+    direct: bool = True
+
+
+class EventBody:
+    """The body of one event stream, fed by `producers` generations and then closed."""
+
+    def __init__(self, limits: StreamLimits, producers: int = 1) -> None:
+        self.failed = False  # the client reads too slowly or is gone: nothing more is sent
+        self._limits = limits
+        self._producers = producers
+        self._socket: trio.socket.SocketType | None = None  # set while direct writing is on
+        self._rest = memoryview(b"")  # end of a chunk of which the socket took a part
+        self._backlog: list[bytes] = []
+        self._size = 0  # bytes in the backlog
+        self._news = trio.Event()
+        self._now = trio.current_time  # of the clock itself once `run` runs: it saves a detour
+        self._last_sent = 0.0
+        self._transport = Transport()  # set by `run`
+        self._sending = trio.CancelScope()  # around a send through the server
+
+    def write(self, events: bytes) -> None:
+        """Send `events`, now if the socket takes them. Never blocks, never raises."""
+        socket = self._socket
+        if socket is None:
+            self._gather(events)
+            return
+        self._last_sent = self._now()
+        chunk = b"%x\r\n%b\r\n" % (len(events), events)
+        try:
+            # fileno() at every write: once the socket is closed it says -1, while a remembered
+            # number may by then belong to another client's connection.
+            sent = os.write(socket.fileno(), chunk)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._fail()
+            return
+        if sent != len(chunk):
+            self._socket = None
+            self._rest = memoryview(chunk)[sent:]
+            self._news.set()
+
+    def finish(self, events: bytes, last: Callable[[], bytes] = bytes) -> None:
+        """Send `events` as one producer's last; after all producers' comes what `last` returns."""
+        self._producers -= 1
+        if self._producers > 0:
+            self.write(events)
+            return
+        self._socket = None  # they leave in one write together with the end of the response
+        self._gather(events + last())
+
+    @property
+    def open(self) -> bool:
+        """Whether a producer is still at work."""
+        return self._producers > 0
+
+    async def run(self, send: Callable[[Any], Any], transport: Transport) -> bytes:
+        """Serve the body until it ends; returns the bytes that should go with the final message.
+
+        The headers have left already. `failed` says whether the connection is worth keeping.
+        """
+        self._transport = transport
+        self._now = trio.lowlevel.current_clock().current_time
+        socket = transport.direct_socket() if self._limits.direct else None
+        self._last_sent = trio.current_time()
+        while not self.failed:
+            if socket is not None:
+                await self._drain(socket, transport.send_timeout)
+            else:
+                with trio.CancelScope() as self._sending:
+                    await self._relay(send)
+            if self.failed:
+                break
+            if not self.open:
+                return self._take()
+            self._socket = socket
+            await self._quiet()
+        self._socket = None
+        return b""
+
+    async def _quiet(self) -> None:
+        """Wait until there is something for the task to do; comment on every long silence."""
+        self._news = trio.Event()
+        while not self._news.is_set():
+            with trio.move_on_at(self._last_sent + self._limits.silence):
+                await self._news.wait()
+                return
+            if trio.current_time() - self._last_sent >= self._limits.silence:
+                self._last_sent = trio.current_time()
+                self.write(KEEP_ALIVE)
+
+    async def _drain(self, socket: trio.socket.SocketType, timeout: float) -> None:
+        """Write what has gathered, waiting for the client as long as it makes progress."""
+        while not self.failed:
+            if not self._rest:
+                if not self._backlog or (not self.open and self._size <= _TAIL):
+                    return
+                data = self._take()
+                self._rest = memoryview(b"%x\r\n%b\r\n" % (len(data), data))
+            try:
+                self._rest = self._rest[os.write(socket.fileno(), self._rest) :]
+                self._last_sent = trio.current_time()
+            except BlockingIOError:
+                await self._writable(socket, timeout)
+            except OSError:
+                self._fail()
+
+    async def _writable(self, socket: trio.socket.SocketType, timeout: float) -> None:
+        with trio.move_on_after(timeout) as scope:
+            try:
+                await trio.lowlevel.wait_writable(socket)
+            except (OSError, trio.ClosedResourceError):
+                self._fail()
+        if scope.cancelled_caught:
+            self._fail()
+
+    async def _relay(self, send: Callable[[Any], Any]) -> None:
+        """Send what has gathered through the server; it bounds how long that may take."""
+        while self._backlog and not self.failed and (self.open or self._size > _TAIL):
+            data = self._take()
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._last_sent = trio.current_time()
+            if not await self._transport.flushed():
+                self._fail()
+
+    def _take(self) -> bytes:
+        data = b"".join(self._backlog)
+        self._backlog.clear()
+        self._size = 0
+        return data
+
+    def _gather(self, events: bytes) -> None:
+        if self.failed:
+            return
+        self._backlog.append(events)
+        self._size += len(events)
+        if self._size > self._limits.backlog:
+            self._fail()
+        self._news.set()
+
+    def _fail(self) -> None:
+        self.failed = True
+        self._socket = None
+        self._backlog.clear()
+        self._size = 0
+        self._news.set()
+        self._sending.cancel()
+        self._transport.cut()

@@ -1,0 +1,18 @@
+"""Scheduling: pure state machines. No trio, no torch, no clock, no input or output."""
+
+from __future__ import annotations
+
+from tgi_trio.router.scheduling.commands import Command, Extend, Filter, Limits, Prefill, Progress
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.scheduler import Scheduler
+
+__all__ = [
+    "Command",
+    "Extend",
+    "Filter",
+    "Limits",
+    "Prefill",
+    "Progress",
+    "Scheduler",
+    "SchedulingLimits",
+]

@@ -1,0 +1,61 @@
+"""More blocks for those who run; who gives way when there are none.
+
+A sequence asks for blocks `ask_tokens` before it needs them. The oldest is served first.
+What cannot be served from free blocks or evicted prefixes is taken from the youngest member: it
+is pushed out, its blocks come back with the acknowledgement, and it is computed again later from
+its prompt and the tokens it has. Nobody gives way to someone younger: who finds no one younger
+sits steps out, keeping what is computed, until an older one ends. The oldest always advances, so
+everyone ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tgi_trio.ipc.messages import ExtendRow
+from tgi_trio.router.scheduling.batch import Batch
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.memory import KvMemory
+from tgi_trio.router.scheduling.sequence import Sequence
+
+
+def seniority(sequence: Sequence) -> tuple[int, int]:
+    """Return what the youngest has most of."""
+    return (sequence.priority, sequence.order)
+
+
+def extend(batch: Batch, memory: KvMemory, limits: SchedulingLimits) -> list[ExtendRow]:
+    """Grant blocks to members that near the end of theirs, oldest first."""
+    rows = []
+    for sequence in sorted(batch.starving.values(), key=seniority):
+        tokens = min(sequence.need, sequence.computed + limits.grant_tokens)
+        granted = memory.extend(sequence, tokens)
+        if not granted:
+            break
+        rows.append(ExtendRow(sequence.id, granted))
+        batch.watch(sequence)
+    return rows
+
+
+def victims(
+    batch: Batch, memory: KvMemory, limits: SchedulingLimits, dropped: Iterable[Sequence]
+) -> list[Sequence]:
+    """Return the members to push out so that all older ones that starve can go on.
+
+    `dropped` are sequences whose blocks are on their way back.
+    """
+    needy = sorted(batch.starving.values(), key=seniority)
+    coming = memory.available + sum(memory.coming(sequence) for sequence in dropped)
+    members = sorted(batch.members.values(), key=seniority)
+    chosen: list[Sequence] = []
+    for sequence in needy:
+        tokens = min(sequence.need, sequence.computed + limits.ask_tokens + 1)
+        short = memory.blocks_for(tokens) - len(sequence.blocks)
+        while coming < short and seniority(members[-1]) > seniority(sequence):
+            victim = members.pop()
+            chosen.append(victim)
+            coming += memory.coming(victim)
+        if coming < short:
+            break
+        coming -= max(0, short)
+    return chosen

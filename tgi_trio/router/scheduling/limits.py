@@ -1,0 +1,47 @@
+"""The numbers the scheduler works within."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SchedulingLimits:
+    """Everything the scheduler is told at start; settings and the warm-up reply fill it in."""
+
+    blocks: int  # KV blocks of the shard, block 0 included (it is never handed out)
+    block_size: int  # tokens per KV block
+    max_batch_size: int | None  # most sequences computed together; None: as many as fit
+    max_batch_prefill_tokens: int  # no more is admitted while so many prompt tokens are to compute
+    max_batch_total_tokens: int  # most KV tokens in use; 0: as many as the blocks hold
+    max_total_tokens: int  # longest sequence, prompt and generated tokens
+    waiting_served_ratio: float  # queued per running sequence at which prompts get full steps
+    max_waiting_tokens: int  # steps a request may wait in the queue before prompts get full steps
+    max_queued_requests: int
+    max_queued_tokens: int  # prompt tokens of all queued requests
+    token_budget: int  # tokens a step may compute at most
+    reserve: bool  # True: blocks for prompt and max_new_tokens at once; False: grow by EXTEND
+    prefix_caching: bool
+    speculate: int = 0  # tokens the shard may draft per step; they need KV room too
+    skip_limit: int = 16  # how many later requests may pass one that does not fit yet
+    ask_ahead: int = 16  # tokens of room left at which a sequence is granted more blocks
+    grant_ahead: int = 64  # tokens of room it is granted then
+    stretch: float = 2.0  # how much longer prompts may make a step for those who generate
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that may be handed out."""
+        usable = self.blocks - 1
+        if self.max_batch_total_tokens > 0:
+            usable = min(usable, -(-self.max_batch_total_tokens // self.block_size))
+        return usable
+
+    @property
+    def ask_tokens(self) -> int:
+        """`ask_ahead`, and drafts for the two steps a grant may take to arrive."""
+        return self.ask_ahead + 2 * self.speculate
+
+    @property
+    def grant_tokens(self) -> int:
+        """`grant_ahead`, and clearly more than `ask_tokens`."""
+        return max(self.grant_ahead, 2 * self.ask_tokens)

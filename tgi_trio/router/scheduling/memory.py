@@ -1,0 +1,216 @@
+"""KV memory: which blocks a sequence has, which of them it shares, and what becomes of them.
+
+Every block has exactly one owner: the free list, one sequence, or the prefix cache. A sequence's
+block table starts with `shared` blocks of the cache, kept in place by its pin; the rest is its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from tgi_trio.router.scheduling.blocks import BlockAllocator
+from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
+from tgi_trio.router.scheduling.sequence import Sequence
+
+
+class Room(enum.Enum):
+    """Answer to a wish for admission."""
+
+    GRANTED = "granted"
+    SHORT = "short"  # too few blocks can be had
+    SOON = "soon"  # another sequence is computing what this one starts with: wait and share
+
+
+class KvMemory:
+    """Grants blocks to sequences, shares computed ones, and takes them back."""
+
+    def __init__(self, blocks: int, block_size: int, caching: bool) -> None:
+        self.block_size = block_size
+        self._caching = caching
+        self._allocator = BlockAllocator(blocks)
+        self._cache = PrefixCache(block_size)
+        self.evicted = 0  # blocks, ever
+
+    @property
+    def total(self) -> int:
+        return self._allocator.total
+
+    @property
+    def free(self) -> int:
+        return self._allocator.free
+
+    @property
+    def cached(self) -> int:
+        """Blocks that hold a prefix and can be had by evicting it."""
+        return self._cache.evictable
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be granted now."""
+        return self._allocator.free + self._cache.evictable
+
+    @property
+    def held(self) -> int:
+        """Blocks in use by sequences."""
+        return self.total - self.available
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return how many blocks hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+    # -- granting ------------------------------------------------------------------------------
+
+    def admit(self, sequence: Sequence, tokens: int, headroom: int = 0) -> Room:
+        """Give a waiting sequence a block table for `tokens` tokens, the cached ones shared.
+
+        Unless it is GRANTED nothing changes. `headroom` blocks stay available.
+        """
+        wanted = self.blocks_for(tokens)
+        if not self._caching or sequence.wants_prompt_logprobs:
+            if wanted > self.available - headroom:
+                return Room.SHORT
+            sequence.blocks = self._take(wanted)
+            sequence.computed = sequence.cached_at_start = 0
+            return Room.GRANTED
+        key = sequence.key = sequence.key or sequence.token_bytes()
+        most = (sequence.length - 1) // self.block_size  # at least one token is computed
+        match = self._cache.match(sequence.namespace, key, most)
+        if match.claimed:
+            return Room.SOON
+        shared = len(match.blocks)
+        if wanted - shared > self.available - match.evictable - headroom:
+            return Room.SHORT
+        sequence.node = self._cache.pin(sequence.namespace, match)
+        sequence.blocks = match.blocks + self._take(wanted - shared)
+        sequence.shared = shared
+        sequence.computed = sequence.cached_at_start = shared * self.block_size
+        self._claim(sequence)
+        return Room.GRANTED
+
+    def extend(self, sequence: Sequence, tokens: int) -> list[int]:
+        """Grant blocks towards `tokens` tokens in all, as many as can be had; returns them."""
+        wanted = self.blocks_for(tokens) - len(sequence.blocks)
+        granted = self._take(max(0, min(wanted, self.available)))
+        sequence.blocks += granted
+        return granted
+
+    def _take(self, count: int) -> list[int]:
+        short = count - self._allocator.free
+        if short > 0:
+            evicted = self._cache.evict(short)
+            self.evicted += len(evicted)
+            self._allocator.give(evicted)
+        return self._allocator.take(count)
+
+    def coming(self, sequence: Sequence) -> int:
+        """Return how many blocks become available when `sequence` lets go of its own."""
+        blocks = len(sequence.blocks) - sequence.shared
+        node = sequence.node
+        while node is not None and node.pins == 1:
+            blocks += len(node.blocks)
+            node = node.parent
+        return blocks
+
+    # -- sharing -------------------------------------------------------------------------------
+
+    def publish(self, sequence: Sequence) -> None:
+        """Let others use the blocks of a prompt that have been computed so far."""
+        node, key = sequence.node, sequence.key
+        if node is None or key is None:
+            return
+        full = min(sequence.computed, sequence.target) // self.block_size
+        if full <= sequence.shared:
+            return
+        self._unclaim(sequence)
+        tokens = key[sequence.shared * self._block_bytes : full * self._block_bytes]
+        if self._cache.continues(node, tokens):
+            # Somebody published the same first. The shard reads our copy, so the table stays as
+            # it is; `release` sorts the copies out.
+            return
+        own = sequence.blocks[sequence.shared : full]
+        sequence.node, _ = self._cache.insert(node, tokens, own)
+        sequence.shared = full
+        self._claim(sequence)
+
+    def settle(self, sequence: Sequence) -> None:
+        """The prompt is computed: there is nothing more to publish until the end."""
+        self._unclaim(sequence)
+        sequence.key = None
+
+    def release(self, sequence: Sequence, sound: bool = True) -> None:
+        """Take every block of `sequence` back: no step touches them any more.
+
+        What it computed goes to the cache, prompt and generated tokens alike, unless it failed
+        (`sound` is False): then its numbers are not to be trusted.
+        """
+        self._unclaim(sequence)
+        own = sequence.blocks[sequence.shared :]
+        node = sequence.node
+        if node is not None:
+            grown = sequence.shared * self.block_size > sequence.cached_at_start
+            full = min(sequence.computed, sequence.length) // self.block_size - sequence.shared
+            if sound and full > 0:
+                tokens = sequence.token_bytes()[sequence.shared * self._block_bytes :]
+                node, spare = self._cache.insert(node, tokens, own[:full])
+                own = spare + own[full:]
+            self._cache.unpin(node)
+            if not sound and grown:
+                self._allocator.give(self._cache.discard(node))
+        self._allocator.give(own)
+        self.forget(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Clear what `sequence` says about its blocks; they are accounted for already."""
+        sequence.blocks, sequence.shared = [], 0
+        sequence.node = sequence.key = sequence.claim = None
+
+    def clear(self) -> None:
+        """Forget all blocks and prefixes: the shard that held them is gone."""
+        self._allocator.clear()
+        self._cache.clear()
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.block_size * TOKEN_BYTES
+
+    def _claim(self, sequence: Sequence) -> None:
+        """Announce the block that `sequence` computes next, so that others wait to share it."""
+        if sequence.node is None or sequence.key is None:
+            return
+        if sequence.shared >= sequence.length // self.block_size:
+            return  # the rest of the prompt does not fill a block
+        start = sequence.shared * self._block_bytes
+        sequence.claim = sequence.key[start : start + self._block_bytes]
+        self._cache.claim(sequence.node, sequence.claim)
+
+    def _unclaim(self, sequence: Sequence) -> None:
+        if sequence.claim is not None and sequence.node is not None:
+            self._cache.unclaim(sequence.node, sequence.claim)
+        sequence.claim = None
+
+    # -- invariants ----------------------------------------------------------------------------
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless every block has one owner and every pin a sequence."""
+        sequences = list(sequences)
+        self._cache.check(s.node for s in sequences if s.node is not None)
+        owned: list[int] = [block for node in self._cache.nodes() for block in node.blocks]
+        claims = 0
+        for sequence in sequences:
+            owned += sequence.blocks[sequence.shared :]
+            path: list[int] = []
+            node = sequence.node
+            while node is not None:
+                path[:0] = node.blocks
+                node = node.parent
+            if path != sequence.blocks[: sequence.shared]:
+                raise AssertionError(f"{sequence} shares blocks that are not the cache's")
+            if sequence.shared * self.block_size > max(sequence.computed, 0):
+                raise AssertionError(f"{sequence} has published what is not computed")
+            claims += sequence.claim is not None
+        if len(set(owned)) != len(owned):
+            raise AssertionError("a block has two owners")
+        self._allocator.check(set(owned))
+        if claims != sum(sum(node.claims.values()) for node in self._cache.nodes()):
+            raise AssertionError("a claim is left without its sequence")

@@ -1,0 +1,289 @@
+"""Computed KV blocks that may be used again: a radix tree over token ids, in whole blocks.
+
+A node is a run of blocks with the tokens they were computed for; a path from a root spells a
+prefix. Children are found by the tokens of their first block, not by a hash of them, so two
+prefixes can never be taken for one another. One root per namespace (adapter, cache salt).
+
+A sequence that uses a prefix pins its last node, and with it the path to the root. What nobody
+pins may be evicted: least recently used first, and always leaves before what they build on.
+A cached block is never written again: a match leaves at least one token of the prompt, and the
+block it falls into, to be computed in a block of the sequence's own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+TOKEN_BYTES = 4  # keys are the bytes of int32 token ids
+
+Namespace: TypeAlias = tuple[int, str]  # (adapter, cache salt)
+
+
+class Node:
+    """A run of cached blocks. `pins` counts the sequences that use it or something below it."""
+
+    __slots__ = ("blocks", "children", "claims", "key", "namespace", "parent", "pins")
+
+    def __init__(self, namespace: Namespace, parent: Node | None) -> None:
+        self.namespace = namespace
+        self.parent = parent
+        self.key = b""  # tokens of `blocks`
+        self.blocks: list[int] = []
+        self.children: dict[bytes, Node] = {}  # by the tokens of their first block
+        self.claims: dict[bytes, int] = {}  # next block's tokens: sequences computing it now
+        self.pins = 0
+
+    def __repr__(self) -> str:
+        return f"<Node blocks={self.blocks} pins={self.pins} children={len(self.children)}>"
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of a key."""
+
+    node: Node | None  # deepest node on it; None: the namespace has no root yet
+    used: int  # blocks of `node` that match
+    blocks: list[int]  # all matching blocks, from the start of the key
+    evictable: int  # how many of them nobody pins
+    claimed: bool  # the next block is being computed by a sequence right now
+
+
+class PrefixCache:
+    """The tree, its pins and its order of eviction."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._block_bytes = block_size * TOKEN_BYTES
+        self._roots: dict[Namespace, Node] = {}
+        # Nodes nobody pins, least recently used first. A child always comes before its parent:
+        # unpinning walks upwards, and whatever pins a child pins its parent too.
+        self._unpinned: OrderedDict[Node, None] = OrderedDict()
+        self.evictable = 0  # blocks of unpinned nodes
+        self.pinned = 0  # blocks of pinned nodes
+
+    def match(self, namespace: Namespace, key: bytes, most: int) -> Match:
+        """Return the longest cached prefix of `key`, of at most `most` blocks; changes nothing."""
+        node = self._roots.get(namespace)
+        blocks: list[int] = []
+        used = evictable = 0
+        claimed = False
+        size = self._block_bytes
+        while node is not None:
+            at = len(blocks)
+            following = key[at * size : (at + 1) * size] if at < most else b""
+            child = node.children.get(following)
+            if child is None:
+                claimed = following in node.claims
+                break
+            node, used = child, self._common(child, key, at, most)
+            blocks += child.blocks if used == len(child.blocks) else child.blocks[:used]
+            if not child.pins:
+                evictable += used
+            if used < len(child.blocks):
+                break
+        return Match(node, used, blocks, evictable, claimed)
+
+    def _common(self, node: Node, key: bytes, at: int, most: int) -> int:
+        """Return how many blocks of `node` equal the key from block `at`; the first one does."""
+        size = self._block_bytes
+        limit = min(len(node.blocks), most - at)
+        start = at * size
+        if limit == len(node.blocks) and key.startswith(node.key, start):
+            return limit
+        low, high = 1, limit  # `low` blocks are known to be equal
+        while low < high:
+            middle = (low + high + 1) // 2
+            if key.startswith(node.key[low * size : middle * size], start + low * size):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def pin(self, namespace: Namespace, match: Match) -> Node:
+        """Pin what matched and return its last node; the sequence gives it back with `unpin`."""
+        node = match.node
+        if node is None:
+            node = self._roots[namespace] = Node(namespace, None)
+        elif match.used < len(node.blocks):
+            node = self._split(node, match.used)
+        self._pin_path(node, None)
+        return node
+
+    def unpin(self, node: Node) -> None:
+        """Give a pin back."""
+        here: Node | None = node
+        while here is not None:
+            here.pins -= 1
+            if not here.pins:
+                if here.parent is None:
+                    self._drop_root_if_bare(here)
+                else:
+                    self._unpinned[here] = None
+                    self.evictable += len(here.blocks)
+                    self.pinned -= len(here.blocks)
+            here = here.parent
+
+    def _pin_path(self, node: Node, above: Node | None) -> None:
+        """Pin `node` and what it stands on, up to but without `above`."""
+        here: Node | None = node
+        while here is not above and here is not None:
+            if not here.pins and here.parent is not None:
+                del self._unpinned[here]
+                self.evictable -= len(here.blocks)
+                self.pinned += len(here.blocks)
+            here.pins += 1
+            here = here.parent
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut `node` after `at` blocks; return the new upper part. The caller pins it at once."""
+        size = self._block_bytes
+        parent = node.parent
+        if parent is None:
+            raise ValueError("a root holds no blocks to split")
+        upper = Node(node.namespace, parent)
+        upper.key, upper.blocks, upper.pins = node.key[: at * size], node.blocks[:at], node.pins
+        parent.children[upper.key[:size]] = upper
+        node.key, node.blocks, node.parent = node.key[at * size :], node.blocks[at:], upper
+        upper.children[node.key[:size]] = node
+        if not upper.pins:
+            self._unpinned[upper] = None
+        return upper
+
+    def insert(self, node: Node, tokens: bytes, blocks: list[int]) -> tuple[Node, list[int]]:
+        """Publish `blocks`, computed for `tokens`, below `node`, which the caller has pinned.
+
+        Returns the node that ends the run, pinned in place of `node`, and those of `blocks` that
+        are not needed because the same tokens were published before: they stay the caller's.
+        """
+        size = self._block_bytes
+        top, at = node, 0
+        spare: list[int] = []
+        while at < len(blocks):
+            child = node.children.get(tokens[at * size : (at + 1) * size])
+            if child is None:
+                break
+            used = self._common(child, tokens, at, len(blocks))
+            spare += blocks[at : at + used]
+            at += used
+            node = child if used == len(child.blocks) else self._split(child, used)
+        if at < len(blocks):
+            tail, tail_blocks = tokens[at * size : len(blocks) * size], blocks[at:]
+            if node is top and node.pins == 1 and node.parent is not None and not node.children:
+                # Our own leaf grows: one node per prompt, however many chunks it came in.
+                node.key += tail
+                node.blocks += tail_blocks
+                self.pinned += len(tail_blocks)
+            else:
+                leaf = Node(node.namespace, node)
+                leaf.key, leaf.blocks = tail, tail_blocks
+                node.children[tail[:size]] = leaf
+                self._unpinned[leaf] = None
+                self.evictable += len(tail_blocks)
+                node = leaf
+        self._pin_path(node, top)
+        return node, spare
+
+    def continues(self, node: Node, tokens: bytes) -> bool:
+        """Whether a block with the first of `tokens` is published right below `node`."""
+        return tokens[: self._block_bytes] in node.children
+
+    def claim(self, node: Node, following: bytes) -> None:
+        """Say that the block `following` (its tokens) after `node` is being computed."""
+        node.claims[following] = node.claims.get(following, 0) + 1
+
+    def unclaim(self, node: Node, following: bytes) -> None:
+        """Take a claim back."""
+        node.claims[following] -= 1
+        if not node.claims[following]:
+            del node.claims[following]
+
+    def evict(self, count: int) -> list[int]:
+        """Remove up to `count` blocks that nobody pins and return them."""
+        evicted: list[int] = []
+        while len(evicted) < count and self._unpinned:
+            node = next(iter(self._unpinned))
+            short = count - len(evicted)
+            if short < len(node.blocks):
+                keep = len(node.blocks) - short
+                evicted += node.blocks[keep:]
+                del node.blocks[keep:]
+                node.key = node.key[: keep * self._block_bytes]
+            else:
+                evicted += node.blocks
+                self._remove(node)
+        self.evictable -= len(evicted)
+        return evicted
+
+    def discard(self, node: Node) -> list[int]:
+        """Remove `node` if nobody uses it or builds on it; return its blocks."""
+        if node not in self._unpinned or node.children:
+            return []
+        self._remove(node)
+        self.evictable -= len(node.blocks)
+        return node.blocks
+
+    def _remove(self, node: Node) -> None:
+        """Take an unpinned leaf out of the tree."""
+        parent = node.parent
+        if node.children or parent is None:
+            raise AssertionError(f"{node} would leave its children behind")
+        del self._unpinned[node]
+        del parent.children[node.key[: self._block_bytes]]
+        if parent.parent is None:
+            self._drop_root_if_bare(parent)
+
+    def _drop_root_if_bare(self, root: Node) -> None:
+        # Salts come from clients: a namespace without blocks must not stay.
+        if not root.pins and not root.children:
+            del self._roots[root.namespace]
+
+    def clear(self) -> None:
+        """Forget everything, pins included."""
+        self.__init__(self.block_size)  # type: ignore[misc]
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node, roots included."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            yield node
+
+    def check(self, pinned: Iterable[Node]) -> None:
+        """Raise AssertionError when tree, pins, counts or eviction order are wrong.
+
+        `pinned` has a node for every pin that was not given back.
+        """
+        pins: dict[Node, int] = {}
+        for leaf in pinned:
+            here: Node | None = leaf
+            while here is not None:
+                pins[here] = pins.get(here, 0) + 1
+                here = here.parent
+        place = {node: i for i, node in enumerate(self._unpinned)}
+        evictable = held = 0
+        found = set()
+        for node in self.nodes():
+            found.add(node)
+            if node.pins != pins.get(node, 0):
+                raise AssertionError(f"{node} should have {pins.get(node, 0)} pins")
+            if (node in place) != (not node.pins and node.parent is not None):
+                raise AssertionError(f"{node} is wrongly in or out of the eviction order")
+            if len(node.key) != len(node.blocks) * self._block_bytes:
+                raise AssertionError(f"{node} has {len(node.key)} bytes of key")
+            if node.parent is not None and not node.blocks:
+                raise AssertionError(f"{node} is empty")
+            if node.pins:
+                held += len(node.blocks)
+            else:
+                evictable += len(node.blocks)
+            for first, child in node.children.items():
+                if child.parent is not node or child.key[: self._block_bytes] != first:
+                    raise AssertionError(f"{child} hangs in the wrong place")
+                if not node.pins and node in place and place[child] > place[node]:
+                    raise AssertionError(f"{node} would be evicted before its child")
+        if not found >= pins.keys() or not found >= place.keys():
+            raise AssertionError("a node in use is not in the tree")
+        if (held, evictable) != (self.pinned, self.evictable):
+            raise AssertionError(f"{held} + {evictable} blocks are not {self.pinned} + ...")

@@ -1,0 +1,406 @@
+"""Continuous batching: who is computed when, and with which blocks.
+
+The scheduler is told what happened (`add`, `abort`, `commit`, ...) and asked what to send
+(`schedule`). It reads no clock and does no input or output.
+
+The rule that makes cancellation exact: a sequence that is dropped keeps its blocks until a step
+acknowledges the FILTER that names it. Before that, a step may still write into them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+
+from tgi_trio.errors import Overloaded, ValidationError
+from tgi_trio.ipc.frames import Finish
+from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
+from tgi_trio.router.request import Request
+from tgi_trio.router.scheduling import growth
+from tgi_trio.router.scheduling.admission import admit
+from tgi_trio.router.scheduling.batch import Batch
+from tgi_trio.router.scheduling.commands import (
+    Command,
+    Extend,
+    Filter,
+    Limits,
+    Prefill,
+    Progress,
+)
+from tgi_trio.router.scheduling.departures import Departures
+from tgi_trio.router.scheduling.lifecycle import HELD, Event, State
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.memory import KvMemory
+from tgi_trio.router.scheduling.pace import DrainRate, Pace
+from tgi_trio.router.scheduling.queue import WaitingQueue
+from tgi_trio.router.scheduling.rows import prompt_logprobs_per_row, tops_per_token
+from tgi_trio.router.scheduling.sequence import Sequence
+
+__all__ = [
+    "Command",
+    "Extend",
+    "Filter",
+    "Limits",
+    "Prefill",
+    "Progress",
+    "Scheduler",
+    "SchedulingLimits",
+]
+
+_new_tuple = tuple.__new__
+_FINISHES = tuple(Finish(value) for value in range(len(Finish)))
+
+
+class Scheduler:
+    """Owns every sequence from its arrival to its end, the queue, and the KV blocks."""
+
+    def __init__(self, limits: SchedulingLimits) -> None:
+        self.limits = limits
+        self._memory = KvMemory(limits.usable_blocks, limits.block_size, limits.prefix_caching)
+        self._queue = WaitingQueue()
+        self._batch = Batch(limits, self._memory)
+        self._pace = Pace(limits)
+        self._drain = DrainRate()
+        self._sequences: dict[int, Sequence] = {}  # all that have not finished
+        self._ended: dict[int, Sequence] = {}  # finished since the last commit, for questions
+        self._departures = Departures()
+        self._deadlines: list[tuple[float, int]] = []  # heap; entries of ended ones go lazily
+        self._arrivals = 0
+        self._admissions = 0
+        self._number = 0  # of the last command
+        self._budget_sent: int | None = None
+        self.counters: Counter[str] = Counter()
+
+    # -- what happened -------------------------------------------------------------------------
+
+    def add(self, sequence_id: int, request: Request, now: float) -> None:
+        """Put a validated request into the queue.
+
+        Raises Overloaded when the queue is full or the deadline cannot be met, ValidationError
+        when the request can never fit (validation against the same limits lets none such
+        through), ValueError when the id is in use.
+        """
+        limits = self.limits
+        if sequence_id in self._sequences:
+            raise ValueError(f"sequence {sequence_id} is known already")
+        sequence = Sequence(sequence_id, request, self._arrivals, now, limits.speculate)
+        if self._memory.blocks_for(sequence.need) > self._memory.total:
+            raise ValidationError(
+                f"{sequence.need} KV tokens are needed, the cache holds "
+                f"{self._memory.total * limits.block_size}: "
+                "raise `--max-batch-total-tokens` or shorten the request"
+            )
+        tokens = self._queue.tokens + sequence.length
+        full = len(self._queue) >= limits.max_queued_requests
+        if full or (len(self._queue) and tokens > limits.max_queued_tokens):
+            self.counters["overloaded"] += 1
+            raise Overloaded(retry_after=self._drain.retry_after(self._queue.tokens))
+        if sequence.deadline is not None:
+            wait = self._drain.seconds_for(self._queue.tokens)
+            if now + wait >= sequence.deadline:
+                self.counters["refused_deadline"] += 1
+                raise Overloaded(
+                    "The request's deadline cannot be met: "
+                    f"{len(self._queue)} requests are waiting, for about {wait:.1f} s",
+                    retry_after=self._drain.retry_after(self._queue.tokens),
+                )
+            heappush(self._deadlines, (sequence.deadline, sequence_id))
+        self._arrivals += 1
+        self._sequences[sequence_id] = sequence
+        self._queue.add(sequence)
+        self.counters["added"] += 1
+
+    def abort(self, sequence_id: int, now: float) -> bool:
+        """End a sequence whose client has left, whatever it is doing; False if there is none.
+
+        Idempotent. Queued: gone at once. On the shard: it is named in the next FILTER, and its
+        blocks are free once that is acknowledged.
+        """
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None or sequence.state is State.LEAVING:
+            return False
+        self._abort(sequence)
+        return True
+
+    def _abort(self, sequence: Sequence) -> None:
+        self.counters[f"aborted_{sequence.state.value}"] += 1
+        self._leave(sequence)
+
+    def finish(self, sequence_id: int, now: float) -> None:
+        """End a sequence that is complete (a stop string was hit); as abort, counted as success."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None or sequence.state is State.LEAVING:
+            return
+        self.counters["finished"] += 1
+        self._leave(sequence)
+
+    def expire(self, now: float) -> list[int]:
+        """Abort and return the sequences whose deadline has passed."""
+        expired = []
+        while (deadline := self.next_deadline) is not None and deadline <= now:
+            _, sequence_id = heappop(self._deadlines)
+            self.counters["expired"] += 1
+            self._abort(self._sequences[sequence_id])
+            expired.append(sequence_id)
+        return expired
+
+    def commit(self, step: StepReport, now: float) -> list[Progress]:
+        """Take in what a step did: progress of every row whose client still listens."""
+        self._ended.clear()
+        self._acknowledge(step.acknowledged)
+        self._pace.observe(step, len(self._queue))
+        tops = tops_per_token(step) if step.top_ids else None
+        prompts = prompt_logprobs_per_row(step) if step.prompt_logprobs else None
+        find, starving = self._sequences.get, self._batch.starving
+        ids, logprobs = step.token_ids, step.logprobs
+        out: list[Progress] = []
+        end = row = 0
+        for sequence_id, computed, count, finish in zip(
+            step.sequence, step.computed, step.token_count, step.finish, strict=True
+        ):
+            start, end, row = end, end + count, row + 1
+            sequence = find(sequence_id)
+            if sequence is None:
+                continue
+            if sequence.state is not State.RUNNING:
+                if not self._takes_part(sequence, finish):
+                    continue
+                if sequence.state is State.PREFILLING:
+                    self._batch.prefill(sequence, computed, bool(count))
+            sequence.computed = computed
+            if computed >= sequence.extend_at:
+                starving[sequence_id] = sequence
+            new_prompts = sequence.new_prompt_logprobs(prompts[row - 1]) if prompts else ()
+            if not count and not new_prompts:
+                continue
+            if count == 1:  # nearly always, and faster than slicing
+                tokens, token_logprobs = [ids[start]], [logprobs[start]]
+            else:
+                tokens, token_logprobs = ids[start:end], logprobs[start:end]
+            first = count > 0 and not sequence.emitted
+            top = tops[start:end] if tops else ()
+            done = _FINISHES[finish]
+            # A NamedTuple's own constructor takes twice as long.
+            values = (sequence_id, tokens, token_logprobs, top, done, new_prompts, first)
+            out.append(_new_tuple(Progress, values))
+            sequence.emitted += tokens
+            if finish:
+                self.counters["finished"] += 1
+                self._end(sequence, Event.END)
+        return out
+
+    def _takes_part(self, sequence: Sequence, finish: int) -> bool:
+        """Whether a row of a sequence that is not RUNNING is to be taken in."""
+        if sequence.state is State.LEAVING:
+            if finish:  # it ended by itself before its FILTER came
+                self._end(sequence, Event.END)
+            return False
+        # No step can know a WAITING one: a row of a confused shard.
+        return sequence.state is not State.WAITING
+
+    def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
+        """Drop sequences that failed alone; returns those whose client is to be told."""
+        self._acknowledge(acknowledged)
+        failed = []
+        for fault in faults:
+            sequence = self._sequences.get(fault.sequence)
+            if sequence is None or sequence.state not in HELD:
+                continue
+            if sequence.state is not State.LEAVING:
+                failed.append(sequence.id)
+                self.counters["failed"] += 1
+            self._end(sequence, Event.FAIL, sound=False)
+        return failed
+
+    def shard_lost(self, now: float) -> None:
+        """Forget all blocks and queue what was on the shard again, with the tokens it has."""
+        self._memory.clear()
+        self._batch.clear()
+        self._departures.clear()
+        self._pace = Pace(self.limits)
+        self._number = 0
+        self._budget_sent = None
+        for sequence in list(self._sequences.values()):
+            if sequence.state is State.WAITING:
+                continue
+            self._memory.forget(sequence)
+            sequence.advance(Event.LOSE)
+            if sequence.state is State.FINISHED:
+                self._forget(sequence)
+            else:
+                self._requeue(sequence)
+                self.counters["replayed"] += 1
+
+    # -- what to send --------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> list[Command]:
+        """Return the commands to send now, in order; empty when nothing changes."""
+        extended = self._grow() if self._batch.starving else []
+        commands: list[Command] = []
+        if self._departures.owe_filter:
+            number = self._next_number()
+            commands.append(Filter(number, self._departures.name(number)))
+        if extended:
+            commands.append(Extend(self._next_number(), extended))
+        admitted = self._admit(now) if self._queue else []
+        budget = self._pace.budget(self._batch, self._queue)
+        if budget != self._budget_sent:
+            self._budget_sent = budget
+            commands.append(Limits(self._next_number(), budget))
+        if admitted:
+            rows = [sequence.prefill_row() for sequence in admitted]
+            commands.append(Prefill(self._next_number(), rows))
+        return commands
+
+    def _grow(self) -> list[ExtendRow]:
+        rows = growth.extend(self._batch, self._memory, self.limits)
+        if self._batch.starving:
+            dropped = self._departures.members
+            for victim in growth.victims(self._batch, self._memory, self.limits, dropped):
+                self.counters["preempted"] += 1
+                self._drop(victim, Event.PREEMPT)
+        return rows
+
+    def _admit(self, now: float) -> list[Sequence]:
+        admitted = admit(self._queue, self._batch, self._memory, self.limits)
+        counters = self.counters
+        for sequence in admitted:
+            counters["admitted"] += 1
+            counters["prefill_tokens"] += sequence.length
+            counters["prefix_hit_tokens"] += sequence.computed
+            if sequence.started is None:
+                self._admissions += 1
+                sequence.order = self._admissions
+                sequence.started = now
+                sequence.cached = sequence.computed
+        if admitted:
+            tokens = sum(sequence.length for sequence in admitted)
+            self._drain.note(tokens, bool(self._queue), now)
+        return admitted
+
+    # -- the life of a sequence ----------------------------------------------------------------
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Its client wants no more of it."""
+        if sequence.state is State.WAITING:
+            self._queue.remove(sequence)
+            sequence.advance(Event.LEAVE)
+            self._forget(sequence)
+        elif sequence.state is State.PREEMPTED:
+            sequence.advance(Event.LEAVE)  # its FILTER is on the way already
+        else:
+            self._drop(sequence, Event.LEAVE)
+
+    def _drop(self, sequence: Sequence, event: Event) -> None:
+        """Have the shard drop a member of the batch; its blocks come back when it has."""
+        self._batch.leave(sequence)
+        sequence.advance(event)
+        self._departures.add(sequence)
+
+    def _end(self, sequence: Sequence, event: Event, sound: bool = True) -> None:
+        """The shard has dropped `sequence` by itself: its blocks are free at once."""
+        if not self._departures.discard(sequence):
+            self._batch.leave(sequence)
+        sequence.advance(event)
+        self._memory.release(sequence, sound)
+        self._forget(sequence)
+
+    def _acknowledge(self, number: int) -> None:
+        """Commands up to `number` are applied: what they dropped is touched no more."""
+        for sequence in self._departures.acknowledged(number):
+            self._memory.release(sequence)
+            sequence.advance(Event.ACKNOWLEDGE)
+            if sequence.state is State.FINISHED:
+                self._forget(sequence)
+            else:
+                self._requeue(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        sequence.computed = 0
+        self._queue.add(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.id]
+        self._ended[sequence.id] = sequence
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def find(self, sequence_id: int) -> Sequence | None:
+        """Return a sequence that lives or has ended since the last commit."""
+        return self._sequences.get(sequence_id) or self._ended.get(sequence_id)
+
+    def cached_tokens(self, sequence_id: int) -> int:
+        """Return how many prompt tokens came from the prefix cache."""
+        sequence = self.find(sequence_id)
+        return sequence.cached if sequence else 0
+
+    def emitted(self, sequence_id: int) -> list[int]:
+        """Return the token ids generated so far."""
+        sequence = self.find(sequence_id)
+        return list(sequence.emitted) if sequence else []
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do next."""
+        heap = self._deadlines
+        while heap:
+            sequence = self._sequences.get(heap[0][1])
+            if sequence is not None and sequence.state is not State.LEAVING:
+                return heap[0][0]
+            heappop(heap)
+        return None
+
+    @property
+    def queue_size(self) -> int:
+        return len(self._queue)
+
+    @property
+    def queued_tokens(self) -> int:
+        return self._queue.tokens
+
+    @property
+    def batch_size(self) -> int:
+        return len(self._batch)
+
+    @property
+    def total_blocks(self) -> int:
+        return self._memory.total
+
+    @property
+    def free_blocks(self) -> int:
+        return self._memory.free
+
+    @property
+    def cached_blocks(self) -> int:
+        return self._memory.cached
+
+    @property
+    def held_blocks(self) -> int:
+        return self._memory.held
+
+    def check(self) -> None:
+        """Raise AssertionError when any invariant is broken. For tests and idle moments."""
+        self._queue.check()
+        self._batch.check()
+        self._memory.check(self._sequences.values())
+        memory = self._memory
+        if memory.free + memory.cached + memory.held != memory.total:
+            raise AssertionError("free, cached and held blocks are not the whole")
+        self._departures.check()
+        waiting = {sequence.id for sequence in self._queue}
+        for sequence in self._sequences.values():
+            state, id = sequence.state, sequence.id
+            if bool(sequence.blocks) != (state in HELD):
+                raise AssertionError(f"{sequence} has the blocks of another state")
+            if (id in waiting) != (state is State.WAITING):
+                raise AssertionError(f"{sequence} is wrongly in or out of the queue")
+            if (id in self._batch.members) != (state in (State.PREFILLING, State.RUNNING)):
+                raise AssertionError(f"{sequence} is wrongly in or out of the batch")
+            if (id in self._departures) != (state in (State.LEAVING, State.PREEMPTED)):
+                raise AssertionError(f"{sequence} is wrongly among the departures or not")
+            if state is State.FINISHED:
+                raise AssertionError(f"{sequence} is not forgotten")

@@ -1,0 +1,145 @@
+"""One decoding stream as the scheduler sees it."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import replace
+
+import numpy as np
+
+from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters
+from tgi_trio.router.request import Request
+from tgi_trio.router.scheduling.lifecycle import Event, State, following
+from tgi_trio.router.scheduling.prefix_cache import Namespace, Node
+
+NEVER = 1 << 62  # a token count no sequence reaches
+
+
+class Sequence:
+    """A request in the queue or on the shard. Only the scheduler and its parts change it."""
+
+    __slots__ = (
+        "arrival",
+        "blocks",
+        "cached",
+        "cached_at_start",
+        "claim",
+        "computed",
+        "deadline",
+        "emitted",
+        "extend_at",
+        "id",
+        "key",
+        "need",
+        "node",
+        "order",
+        "priority",
+        "prompt_length",
+        "prompt_logprobs_delivered",
+        "prompt_logprobs_reported",
+        "queued",
+        "request",
+        "shared",
+        "short_at",
+        "skipped",
+        "started",
+        "state",
+        "target",
+    )
+
+    def __init__(self, id: int, request: Request, arrival: int, now: float, speculate: int) -> None:
+        self.id = id
+        self.request = request
+        self.state = State.WAITING
+        self.priority = request.priority
+        self.arrival = arrival  # number in order of arrival
+        self.order = 0  # number in order of first admission, from 1; kept over preemptions
+        self.deadline = request.deadline
+        self.prompt_length = len(request.prompt_ids)
+        # The last token's K and V are never computed: nothing attends to them.
+        self.need = self.prompt_length + request.stopping.max_new_tokens - 1 + speculate
+        self.emitted: list[int] = []  # generated token ids
+        self.queued = now
+        self.started: float | None = None  # first sent to the shard
+        self.cached = 0  # prompt tokens found in the prefix cache at the first admission
+        # Set by admission and growth.
+        self.skipped = 0  # how often a later request was admitted before this one
+        self.short_at = -1  # available blocks when it last did not fit; more are worth a try
+        self.extend_at = NEVER  # `computed` at which more blocks are asked for
+        # Set while the shard knows it.
+        self.computed = 0  # tokens whose KV is in the blocks
+        self.target = 0  # tokens to compute before the next one is sampled
+        self.prompt_logprobs_reported = 0  # by the shard since it was last admitted
+        self.prompt_logprobs_delivered = 0  # to the client
+        # Set by KvMemory.
+        self.blocks: list[int] = []  # block table
+        self.shared = 0  # leading blocks that belong to the prefix cache
+        self.node: Node | None = None  # its pin: the cache's node that ends the shared blocks
+        self.key: bytes | None = None  # its tokens, while the prompt is being computed
+        self.claim: bytes | None = None  # tokens of the block it computes next, as announced
+        self.cached_at_start = 0  # tokens found in the prefix cache at this admission
+
+    @property
+    def length(self) -> int:
+        """Known tokens: prompt and generated."""
+        return self.prompt_length + len(self.emitted)
+
+    @property
+    def namespace(self) -> Namespace:
+        """Within which sequences prefixes are shared."""
+        return (self.request.sampling.adapter, self.request.cache_salt)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt has to be computed for its log-probabilities, cached or not."""
+        wanted = self.request.sampling.prompt_logprobs
+        return wanted and self.prompt_logprobs_delivered < self.prompt_length
+
+    def token_ids(self) -> IntArray:
+        """Return all known tokens, int32 [length]."""
+        if not self.emitted:
+            return self.request.prompt_ids
+        return np.concatenate([self.request.prompt_ids, np.array(self.emitted, dtype=np.int32)])
+
+    def token_bytes(self) -> bytes:
+        """Return all known tokens as the bytes of int32: what the prefix cache compares."""
+        prompt = np.ascontiguousarray(self.request.prompt_ids, dtype=np.int32).tobytes()
+        return prompt + array("i", self.emitted).tobytes() if self.emitted else prompt
+
+    def prefill_row(self) -> PrefillRow:
+        """Return what the shard must know to compute this sequence from its `computed` on."""
+        stopping, emitted = self.request.stopping, len(self.emitted)
+        return PrefillRow(
+            sequence=self.id,
+            token_ids=self.token_ids(),
+            prompt_length=self.prompt_length,
+            cached_length=self.computed,
+            block_ids=list(self.blocks),
+            max_new_tokens=stopping.max_new_tokens - emitted,
+            min_new_tokens=max(0, stopping.min_new_tokens - emitted),
+            sampling=self._sampling(),
+        )
+
+    def _sampling(self) -> SamplingParameters:
+        sampling = self.request.sampling
+        if sampling.prompt_logprobs and not self.wants_prompt_logprobs:
+            return replace(sampling, prompt_logprobs=False)  # the client has them from before
+        return sampling
+
+    def new_prompt_logprobs(self, reported: list[float]) -> list[float]:
+        """Return what of `reported` the client does not have yet: a replay reports all again."""
+        known = self.prompt_logprobs_delivered - self.prompt_logprobs_reported
+        self.prompt_logprobs_reported += len(reported)
+        new = reported[max(0, known) :]
+        self.prompt_logprobs_delivered += len(new)
+        return new
+
+    def advance(self, event: Event) -> None:
+        """Follow the table; raises IllegalTransition."""
+        self.state = following(self.state, event)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Sequence {self.id} {self.state.name} prompt={self.prompt_length} "
+            f"emitted={len(self.emitted)} computed={self.computed} blocks={len(self.blocks)}>"
+        )

@@ -1,0 +1,208 @@
+"""Record what a scheduler is told and what it answers; play it again as a test.
+
+A trace is JSON lines: the limits, then one line per call with its arguments and what came out.
+Replaying feeds the calls to a fresh scheduler, compares every answer and checks the invariants
+after every call, so a trace from production is a regression test as it stands.
+
+Prompts are in it as token ids. `veil` (an odd number) replaces every id by a product modulo 2^31:
+equal ids stay equal and different ones different, which is all that scheduling sees.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.errors import Overloaded
+from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
+from tgi_trio.router.request import Request, StoppingCriteria
+from tgi_trio.router.scheduling.commands import Command, Extend, Filter, Limits, Prefill, Progress
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.scheduler import Scheduler
+
+_STEP_FIELDS = tuple(field.name for field in fields(StepReport))
+_ID_SPACE = 1 << 31
+
+
+class TraceMismatch(Exception):
+    """A replayed scheduler answered differently."""
+
+
+class RecordingScheduler(Scheduler):
+    """A scheduler that writes every call that changes it as one line of JSON."""
+
+    def __init__(
+        self, limits: SchedulingLimits, write: Callable[[str], object], veil: int = 1
+    ) -> None:
+        """`write` takes a line with its newline. Raises ValueError for an even `veil`."""
+        if veil % 2 == 0:
+            raise ValueError(f"veil must be odd to keep different tokens different, not {veil}")
+        super().__init__(limits)
+        self._write = write
+        self._veil = veil
+        self._line({"limits": asdict(limits)})
+
+    def _line(self, record: dict[str, Any]) -> None:
+        self._write(json.dumps(record, separators=(",", ":")) + "\n")
+
+    def _veiled(self, ids: Iterable[int]) -> list[int]:
+        return [id * self._veil % _ID_SPACE for id in ids]
+
+    def add(self, sequence_id: int, request: Request, now: float) -> None:
+        record = {"do": "add", "id": sequence_id, "now": now, "request": self._request(request)}
+        try:
+            super().add(sequence_id, request, now)
+        except Overloaded as error:
+            self._line(record | {"out": type(error).__name__})
+            raise
+        self._line(record | {"out": None})
+
+    def _request(self, request: Request) -> dict[str, Any]:
+        return {
+            "prompt": self._veiled(request.prompt_ids.tolist()),
+            "max_new": request.stopping.max_new_tokens,
+            "min_new": request.stopping.min_new_tokens,
+            "priority": request.priority,
+            "deadline": request.deadline,
+            "salt": request.cache_salt,
+            "adapter": request.sampling.adapter,
+            "prompt_logprobs": request.sampling.prompt_logprobs,
+        }
+
+    def abort(self, sequence_id: int, now: float) -> bool:
+        out = super().abort(sequence_id, now)
+        self._line({"do": "abort", "id": sequence_id, "now": now, "out": out})
+        return out
+
+    def finish(self, sequence_id: int, now: float) -> None:
+        super().finish(sequence_id, now)
+        self._line({"do": "finish", "id": sequence_id, "now": now, "out": None})
+
+    def expire(self, now: float) -> list[int]:
+        out = super().expire(now)
+        if out:
+            self._line({"do": "expire", "now": now, "out": out})
+        return out
+
+    def commit(self, step: StepReport, now: float) -> list[Progress]:
+        out = super().commit(step, now)
+        report = {name: value for name in _STEP_FIELDS if (value := getattr(step, name))}
+        for name in ("logprobs", "top_count", "top_ids", "top_logprobs"):
+            report.pop(name, None)  # passed through; no decision depends on them
+        if "prompt_logprobs" in report:
+            report["prompt_logprobs"] = [0.0] * len(step.prompt_logprobs)
+        if "token_ids" in report:
+            report["token_ids"] = self._veiled(step.token_ids)
+        brief = [[p.sequence_id, len(p.token_ids), int(p.finish)] for p in out]
+        self._line({"do": "commit", "now": now, "step": report, "out": brief})
+        return out
+
+    def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
+        out = super().fault(faults, acknowledged, now)
+        ids = [fault.sequence for fault in faults]
+        self._line(
+            {"do": "fault", "ids": ids, "acknowledged": acknowledged, "now": now, "out": out}
+        )
+        return out
+
+    def shard_lost(self, now: float) -> None:
+        super().shard_lost(now)
+        self._line({"do": "shard_lost", "now": now, "out": None})
+
+    def schedule(self, now: float) -> list[Command]:
+        out = super().schedule(now)
+        self._line({"do": "schedule", "now": now, "out": [brief(command) for command in out]})
+        return out
+
+
+def brief(command: Command) -> list[Any]:
+    """Return what a trace keeps of a command: everything that was decided."""
+    match command:
+        case Limits(number, budget):
+            return ["limits", number, budget]
+        case Filter(number, sequences):
+            return ["filter", number, sequences]
+        case Extend(number, extends):
+            return ["extend", number, [[row.sequence, list(row.block_ids)] for row in extends]]
+        case Prefill(number, rows):
+            cut = [
+                [row.sequence, len(row.token_ids), row.cached_length, list(row.block_ids)]
+                for row in rows
+            ]
+            return ["prefill", number, cut]
+
+
+def replay(lines: Iterable[str], check_every: int = 1) -> Scheduler:
+    """Play a trace and return the scheduler as it is at the end.
+
+    Raises TraceMismatch at the first answer that differs, AssertionError at the first invariant
+    that is broken (looked at after every `check_every` calls).
+    """
+    records = (json.loads(line) for line in lines if line.strip())
+    scheduler = Scheduler(SchedulingLimits(**next(records)["limits"]))
+    for number, record in enumerate(records, start=2):
+        out = _play(scheduler, record)
+        if out != record["out"]:
+            raise TraceMismatch(f"line {number}: {record['do']} gave {out}, not {record['out']}")
+        if number % check_every == 0:
+            scheduler.check()
+    scheduler.check()
+    return scheduler
+
+
+def _play(scheduler: Scheduler, record: dict[str, Any]) -> Any:
+    now = record["now"]
+    match record["do"]:
+        case "add":
+            try:
+                scheduler.add(record["id"], _request(record["request"]), now)
+            except Overloaded as error:
+                return type(error).__name__
+            return None
+        case "abort":
+            return scheduler.abort(record["id"], now)
+        case "finish":
+            return scheduler.finish(record["id"], now)
+        case "expire":
+            return scheduler.expire(now)
+        case "commit":
+            progress = scheduler.commit(_step(record["step"]), now)
+            return [[p.sequence_id, len(p.token_ids), int(p.finish)] for p in progress]
+        case "fault":
+            faults = [Fault(id, "") for id in record["ids"]]
+            return scheduler.fault(faults, record["acknowledged"], now)
+        case "shard_lost":
+            return scheduler.shard_lost(now)
+        case "schedule":
+            return [brief(command) for command in scheduler.schedule(now)]
+        case unknown:
+            raise TraceMismatch(f"a trace cannot do {unknown!r}")
+
+
+def _request(record: dict[str, Any]) -> Request:
+    sampling = SamplingParameters(
+        adapter=record["adapter"], prompt_logprobs=record["prompt_logprobs"]
+    )
+    return Request(
+        prompt_ids=np.array(record["prompt"], dtype=np.int32),
+        sampling=sampling,
+        stopping=StoppingCriteria(record["max_new"], record["min_new"]),
+        priority=record["priority"],
+        deadline=record["deadline"],
+        cache_salt=record["salt"],
+    )
+
+
+def _step(record: dict[str, Any]) -> StepReport:
+    step = StepReport(**({"step": 0, "acknowledged": 0} | record))
+    rows = len(step.sequence)
+    for name in ("computed", "token_count", "prompt_count", "finish"):
+        if not getattr(step, name):
+            setattr(step, name, [0] * rows)
+    step.logprobs = [0.0] * len(step.token_ids)
+    step.top_count = [0] * len(step.token_ids)
+    return step

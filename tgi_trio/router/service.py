@@ -1,0 +1,59 @@
+"""The router as HTTP sees it: the engine together with everything a route needs beside it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import fields
+
+from tgi_trio.router.engine import Engine
+from tgi_trio.router.http.engine_api import Limits, ModelCard
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.request import Request, Timings
+from tgi_trio.router.stream import TokenStream
+from tgi_trio.router.supervisor import Supervisor
+from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.router.validation import Validator
+from tgi_trio.settings import Settings
+
+
+class Service:
+    """Implements `router.http.engine_api.Engine`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        supervisor: Supervisor,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        validator: Validator,
+        metrics: Metrics,
+    ) -> None:
+        self.model = ModelCard(settings.model_id, settings.model_sha, settings.served_model_names)
+        self.limits = Limits(**{f.name: getattr(settings, f.name) for f in fields(Limits)})
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.validator = validator
+        self.metrics = metrics
+        self._engine = engine
+        self._supervisor = supervisor
+
+    def permit(self, count: int = 1) -> AbstractContextManager[None]:
+        """Take `count` permits without waiting; raises Overloaded or Unavailable."""
+        return self._engine.permit(count)
+
+    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
+        """Queue a validated request; raises Overloaded."""
+        return self._engine.submit(request, timings)
+
+    def health(self) -> tuple[bool, str]:
+        """Return whether requests are being served, and why not.
+
+        True means: a shard is loaded, steps advance when there is work, and we do not drain.
+        """
+        if self._engine.draining:
+            return False, "shutting down"
+        if not self._supervisor.ready:
+            return False, f"shard {self._supervisor.state.value}: {self._supervisor.why}"
+        return True, "ready"

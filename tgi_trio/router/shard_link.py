@@ -1,0 +1,68 @@
+"""Commands to and replies from one incarnation of a shard group, as typed messages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
+from tgi_trio.router.scheduling.scheduler import Command, Extend, Filter, Limits, Prefill
+
+
+class Endpoint(Protocol):
+    """The part of ipc's router end that a link uses."""
+
+    def try_send(self, payload: bytes) -> bool: ...
+    def try_receive(self) -> memoryview | None: ...
+    def release(self) -> None: ...
+    async def wait(self) -> None: ...
+
+
+def encode_command(command: Command) -> bytes:
+    """Return the frame of a scheduler command."""
+    match command:
+        case Prefill():
+            return encode_prefill(command.number, command.rows)
+        case Extend():
+            return encode_extend(command.number, command.rows)
+        case Filter():
+            return encode_filter(command.number, command.sequences)
+        case Limits():
+            words = {"command": command.number, "token_budget": command.token_budget}
+            return encode(Kind.LIMITS, words, {})
+
+
+class ShardLink:
+    """Order-preserving, never blocking: what the ring has no room for waits here.
+
+    The backlog is bounded by what the scheduler may have admitted but not yet seen computed
+    (`max_batch_prefill_tokens`), so it needs no bound of its own.
+    """
+
+    def __init__(self, end: Endpoint) -> None:
+        self._end = end
+        self._backlog: deque[bytes] = deque()
+
+    def send(self, command: Command) -> None:
+        """Send now, or as soon as the ring has room."""
+        self._backlog.append(encode_command(command))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, in order, as far as the ring has room."""
+        while self._backlog and self._end.try_send(self._backlog[0]):
+            self._backlog.popleft()
+
+    def replies(self) -> Iterator[Frame]:
+        """Yield every reply that is there; each is valid until the next is asked for."""
+        while (view := self._end.try_receive()) is not None:
+            try:
+                yield Frame(view)
+            finally:
+                self._end.release()
+
+    async def wait(self) -> None:
+        """Sleep until there may be replies. Every reply also means that the ring has room."""
+        await self._end.wait()

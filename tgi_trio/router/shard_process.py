@@ -1,0 +1,150 @@
+"""One incarnation of a shard: its process, its channel, its last words."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
+from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
+
+log = logging.getLogger("tgi_trio.shard")
+
+LAST_LINES = 50  # kept for the report of a shard that dies
+MAX_LINE = 4096  # bytes; longer lines of output are cut
+
+# Signals that have a usual cause worth naming. Others are named only.
+LIKELY_CAUSES: Mapping[int, str] = {
+    signal.SIGKILL: "killed from outside; without an operator that is usually the kernel running "
+    "out of memory: use a smaller model or --dtype bfloat16, or lower --max-batch-total-tokens",
+    signal.SIGSEGV: "a fault in native code (torch or one of its libraries)",
+    signal.SIGBUS: "memory behind a mapping vanished: a full disk or a truncated weights file",
+    signal.SIGILL: "an instruction this processor does not have: the installed torch does not fit",
+    signal.SIGABRT: "native code gave up; its message is in the output above",
+}
+
+ShardArgv = Callable[[str, str], list[str]]  # (channel spec, settings as JSON) -> command line
+
+
+def real_shard(spec: str, settings: str) -> list[str]:
+    """Return the command line of a shard that serves a model."""
+    return [sys.executable, "-m", "tgi_trio.shard", spec, settings]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """What a shard process is told on its command line."""
+
+    model_path: str
+    dtype: str | None = None
+    device: str = "cpu"
+    rank: int = 0
+    world_size: int = 1
+    threads: int = 0  # 0 = one per core
+
+    def as_json(self) -> str:
+        return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
+
+
+class ShardInstance:
+    """A running shard and the router's end of its channel."""
+
+    def __init__(self, process: ShardProcess, end: RouterEnd, rank: int) -> None:
+        self.process = process
+        self.end = end
+        self.rank = rank
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._rest = b""
+
+    @classmethod
+    @contextmanager
+    def spawn(
+        cls, argv: ShardArgv, settings: ShardSettings, incarnation: int, spin_us: int
+    ) -> Iterator[ShardInstance]:
+        """Start the process; leaving the block kills what is left of it. Main thread only."""
+        with (
+            ReplyBell() as bell,
+            Endpoints.create(
+                settings.rank, incarnation, reply_bell=bell.fd, spin_us=spin_us
+            ) as endpoints,
+            spawn_shard(
+                argv(endpoints.spec.text(), settings.as_json()),
+                endpoints,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            ) as process,
+            RouterEnd(endpoints, bell) as end,
+        ):
+            endpoints.release_child_ends()
+            stdout = process.process.stdout
+            if stdout is not None:
+                os.set_blocking(stdout.fileno(), False)
+            yield cls(process, end, settings.rank)
+
+    async def pump_output(self) -> None:
+        """Log the shard's output line by line and keep the last lines, until it closes."""
+        while True:
+            await trio.lowlevel.wait_readable(self._stdout_fd)
+            if not self._read_output():
+                return
+
+    def drain_output(self) -> None:
+        """Take what is still in the pipe of a shard that has died."""
+        while self._read_output():
+            pass
+
+    @property
+    def _stdout_fd(self) -> int:
+        stdout = self.process.process.stdout
+        if stdout is None:
+            raise RuntimeError("the shard was spawned without a pipe for its output")
+        return stdout.fileno()
+
+    def _read_output(self) -> bool:
+        """Read once; False at the end or when nothing is there."""
+        try:
+            data = os.read(self._stdout_fd, 65536)
+        except BlockingIOError:
+            return False
+        *lines, rest = (self._rest + data).split(b"\n")
+        if not data and rest:
+            lines, rest = [rest], b""
+        self._rest = rest[-MAX_LINE:]
+        for line in lines:
+            text = line[:MAX_LINE].decode("utf-8", "replace")
+            self.last_lines.append(text)
+            log.info("shard %d | %s", self.rank, text)
+        return bool(data)
+
+    def report(self, exit_code: int, phase: str) -> str:
+        """Return what an operator needs to know about its death, as one block of text."""
+        lines = [f"    {line}" for line in self.last_lines] or ["    (it printed nothing)"]
+        what, cause = describe_exit(exit_code)
+        return "\n".join(
+            [
+                f"shard rank {self.rank} (pid {self.process.pid}) {what} in phase {phase}.",
+                *([f"Likely cause: {cause}."] if cause else []),
+                f"Its last {len(self.last_lines)} lines of output:",
+                *lines,
+            ]
+        )
+
+
+def describe_exit(code: int) -> tuple[str, str]:
+    """Return (what happened, likely cause or "") for a Popen return code."""
+    if code >= 0:
+        return f"exited with code {code}", ""
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    words = signal.strsignal(-code) or "unknown signal"
+    return f"was ended by {name} ({words})", LIKELY_CAUSES.get(-code, "")

@@ -1,0 +1,121 @@
+"""One client's stream of tokens: what `Engine.submit` hands out.
+
+A stream is a *synchronous* context manager: leaving it aborts an unfinished generation without
+awaiting, so a cancelled handler cannot be interrupted half-way through its own clean-up. It ends
+in exactly one terminal state (see `END`), and the engine counts that once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import trio
+
+from tgi_trio.errors import GenerationError
+from tgi_trio.router.request import Outcome, Request, Timings, Token
+
+if TYPE_CHECKING:
+    from tgi_trio.router.engine import Engine
+    from tgi_trio.router.text.output import OutputText
+
+Sink = Callable[[list[Token], Outcome | BaseException | None], None]
+
+
+class End(enum.Enum):
+    """The terminal states of an accepted request: accepted = finished + cancelled + failed."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class TokenStream:
+    """Tokens of one request. Iterate it, or `attach` a sink that the engine calls at each step."""
+
+    def __init__(
+        self, engine: Engine, id: int, request: Request, output: OutputText, timings: Timings
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.output = output  # text state; only the engine pushes into it
+        self.timings = timings
+        self.end: End | None = None
+        self.prompt_logprobs: list[float] = []  # set by the engine as the prefill reports them
+        self.generated = 0  # tokens delivered so far
+        self.cached_tokens = 0  # prompt tokens from the prefix cache; set by the engine
+        self._engine = engine
+        self._outcome: Outcome | None = None
+        self._failure: BaseException | None = None
+        self._pending: list[Token] = []  # bounded by max_new_tokens
+        self._news = trio.Event()
+        self._sink: Sink | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._sink = None
+        self._engine.leave(self)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended; raises what the iteration raised, or GenerationError while unfinished."""
+        if self._failure is not None:
+            raise self._failure
+        if self._outcome is None:
+            raise GenerationError("the generation has not ended yet")
+        return self._outcome
+
+    def attach(self, sink: Sink) -> None:
+        """Deliver to `sink(tokens, end)` from the engine's fan-out, instead of by iteration.
+
+        What has arrived already is delivered at once. The sink must not block and must not raise.
+        """
+        self._sink = sink
+        if self._pending or self.end is not None:
+            tokens, self._pending = self._pending, []
+            sink(tokens, self._outcome or self._failure)
+
+    async def __aiter__(self) -> AsyncIterator[list[Token]]:
+        """Yield lists of tokens: everything that arrived since the last one.
+
+        Raises GenerationError when the generation failed.
+        """
+        while True:
+            while not self._pending and self.end is None:
+                self._news = trio.Event()
+                await self._news.wait()
+            tokens, self._pending = self._pending, []
+            if tokens:
+                yield tokens
+                continue
+            if self._failure is not None:
+                raise self._failure
+            return
+
+    def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
+        """Hand over tokens and perhaps the end. Called by the engine only."""
+        self.generated += len(tokens)
+        if isinstance(end, BaseException):
+            self.end, self._failure = End.FAILED, end
+        elif end is not None:
+            self.end, self._outcome = End.FINISHED, end
+        if self._sink is not None:
+            self._sink(tokens, end)
+            return
+        self._pending += tokens
+        self._news.set()
+
+    def cancel(self) -> None:
+        """Mark the stream as left by its client. Called by the engine only."""
+        self.end = End.CANCELLED
+        self._failure = GenerationError("the client has left")
+        self._news.set()

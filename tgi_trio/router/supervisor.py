@@ -1,0 +1,238 @@
+"""The keeper of the shard group: starts it, watches it, starts it again.
+
+A crash is a pause, not an outage: the engine queues every unfinished sequence again when a link
+ends, and replays it into the next incarnation. Streams go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import trio
+
+from tgi_trio.errors import PeerError, ShardCannotStart
+from tgi_trio.ipc.frames import Kind, Phase, encode
+from tgi_trio.ipc.watch import wait_for_death
+from tgi_trio.router import handshake
+from tgi_trio.router.engine import Engine
+from tgi_trio.router.handshake import KVMemory, ShardFacts, WarmupLimits
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.shard_link import ShardLink
+from tgi_trio.router.shard_process import ShardArgv, ShardInstance, ShardSettings, real_shard
+from tgi_trio.router.shard_states import ShardEvent, ShardState, after
+
+log = logging.getLogger(__name__)
+
+STOP_TIMEOUT = 5.0  # seconds a shard gets to finish its step and exit when told to
+STABLE_AFTER = 60.0  # seconds of life after which earlier crashes are forgotten
+BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the n-th restart in a row
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """How patient the supervisor is; seconds."""
+
+    stall_timeout: float = 60.0  # without a step while there is work: not ready any more
+    restart_limit: int = 5  # crashes in a row before it gives up
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What the first incarnation reported."""
+
+    facts: ShardFacts
+    memory: KVMemory
+
+
+class Supervisor:
+    """Runs incarnations of the shard group one after the other until told to stop."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        settings: ShardSettings,
+        warmup: WarmupLimits,
+        *,
+        watch: Watch,
+        spin_us: int = 0,
+        argv: ShardArgv = real_shard,
+        on_loaded: Callable[[ShardFacts], None] | None = None,
+    ) -> None:
+        self.state = ShardState.GONE
+        self.why = "no shard has been started yet"
+        self.started: Started | None = None
+        self.pid = 0
+        self.ended = trio.Event()  # `run` has returned: no shard process is left
+        self._engine: Engine | None = None
+        self._attached = trio.Event()
+        self._metrics = metrics
+        self._settings = settings
+        self._warmup = warmup
+        self._watch = watch
+        self._spin_us = spin_us
+        self._argv = argv
+        self._on_loaded = on_loaded
+        self._stop = trio.Event()
+        self._trouble = ""  # what the supervisor itself found wrong with this incarnation
+        self._ready_at: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.state is ShardState.READY and self._engine is not None
+
+    def attach(self, engine: Engine) -> None:
+        """Give the engine, made once the first incarnation has told the size of the KV cache."""
+        self._engine = engine
+        self._attached.set()
+
+    def stop(self) -> None:
+        """Let the shard finish its step and exit; `run` returns then."""
+        self._stop.set()
+
+    async def run(self, task_status: trio.TaskStatus[Started] = trio.TASK_STATUS_IGNORED) -> None:
+        """Supervise until `stop`. `task_status` gets the facts when the group is first ready.
+
+        Raises ShardCannotStart when the first incarnation ends before it was ever ready.
+        """
+        try:
+            await self._run(task_status)
+        finally:
+            self.ended.set()
+
+    async def _run(self, task_status: trio.TaskStatus[Started]) -> None:
+        incarnation, crashes = 0, 0
+        while True:
+            incarnation += 1
+            self._move(ShardEvent.RESPAWN, f"incarnation {incarnation} is starting")
+            report = await self._incarnation(incarnation, task_status)
+            lived = self._ready_at is not None
+            self._move(ShardEvent.EXIT, report)
+            self._metrics.gauge("tgi_shard_ready", 0)
+            if self._stop.is_set():
+                return
+            if self.started is None:
+                raise ShardCannotStart(report)
+            long_lived = lived and trio.current_time() - (self._ready_at or 0.0) > STABLE_AFTER
+            crashes = 1 if long_lived else crashes + 1
+            log.error("%s", report)
+            if crashes > self._watch.restart_limit:
+                self.why = (
+                    f"the shard crashed {crashes} times in a row and is not started again "
+                    f"(--shard-restart-limit {self._watch.restart_limit}). The last time: {report}"
+                )
+                log.error("%s", self.why)
+                if self._engine is not None:
+                    self._engine.close(self.why)
+                await self._stop.wait()
+                return
+            self._metrics.inc("tgi_shard_restarts")
+            with trio.move_on_after(BACK_OFF[min(crashes - 1, len(BACK_OFF) - 1)]):
+                await self._stop.wait()
+                return
+
+    def _move(self, event: ShardEvent, why: str) -> None:
+        self.state, self.why = after(self.state, event), why
+        log.info("shard group: %s", self.state.value)
+
+    async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
+        """Run one incarnation to its end and return the report of it."""
+        self._trouble, self._ready_at = "", None
+        with ShardInstance.spawn(self._argv, self._settings, number, self._spin_us) as shard:
+            self.pid = shard.process.pid
+            async with trio.open_nursery() as nursery:
+                scope = nursery.cancel_scope
+
+                async def until_death() -> None:
+                    await wait_for_death(shard.process.pidfd, shard.end.page)
+                    scope.cancel()
+
+                async def life() -> None:
+                    try:
+                        await self._live(shard, number, task_status)
+                    except PeerError as error:
+                        self._trouble = str(error)
+                    scope.cancel()
+
+                async def until_stopped() -> None:
+                    await self._stop.wait()
+                    if self.state in (ShardState.SPAWNED, ShardState.LOADING, ShardState.WARMING):
+                        scope.cancel()  # nobody waits for this start any more
+
+                nursery.start_soon(until_stopped)
+                nursery.start_soon(shard.pump_output)
+                nursery.start_soon(until_death)
+                nursery.start_soon(self._watch_steps, scope)
+                nursery.start_soon(life)
+            phase = Phase(min(shard.end.vitals.phase, Phase.STOPPING)).name
+            with trio.CancelScope(shield=True):  # a killed process is reaped in milliseconds
+                if self._trouble or not self._stop.is_set():
+                    with trio.move_on_after(0.2):  # let a crash finish by itself: its exit code
+                        await trio.lowlevel.wait_readable(shard.process.pidfd)
+                shard.process.kill()
+                code = await shard.process.reap()
+            shard.drain_output()
+            report = shard.report(code, phase)
+            return f"{self._trouble}\n{report}" if self._trouble else report
+
+    async def _live(
+        self, shard: ShardInstance, number: int, task_status: trio.TaskStatus[Started]
+    ) -> None:
+        """From HELLO to the stop signal; cancelled when the shard dies."""
+        end = shard.end
+        await handshake.hello(end, number)
+        self._move(ShardEvent.HELLO, "loading weights")
+        facts = await handshake.info(end)
+        if self._on_loaded is not None:
+            self._on_loaded(facts)
+        self._move(ShardEvent.LOADED, "warming up")
+        memory = await handshake.warm_up(end, self._warmup)
+        self._move(ShardEvent.WARMED, "")
+        self._ready_at = trio.current_time()
+        self._metrics.gauge("tgi_shard_ready", 1)
+        if self.started is None:
+            self.started = Started(facts, memory)
+            # The block count must not change under a replay: fix what the first one found.
+            self._warmup = replace(
+                self._warmup, max_batch_total_tokens=(memory.blocks - 1) * memory.block_size
+            )
+            task_status.started(self.started)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve, ShardLink(end))
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+        self._move(ShardEvent.DRAIN, "shutting down")
+        end.try_send(encode(Kind.SHUTDOWN, {"command": 0}, {}))
+        await trio.sleep(STOP_TIMEOUT)  # its death ends this wait
+        self._trouble = f"did not exit within {STOP_TIMEOUT:g} s of being told to; killed"
+
+    async def _serve(self, link: ShardLink) -> None:
+        await self._attached.wait()
+        if self._engine is not None:
+            await self._engine.serve(link)
+
+    async def _watch_steps(self, scope: trio.CancelScope) -> None:
+        """Turn READY into STALLED and back; kill a group that stays stalled as long again."""
+        limit = self._watch.stall_timeout
+        while True:
+            await trio.sleep(limit / 10)
+            engine = self._engine
+            if engine is None or self.state not in (ShardState.READY, ShardState.STALLED):
+                continue
+            batch_size = engine.scheduler.batch_size
+            silent = trio.current_time() - engine.last_step_at if batch_size else 0.0
+            if self.state is ShardState.READY and silent > limit:
+                self._move(
+                    ShardEvent.NO_STEP,
+                    f"no step for {silent:.0f} s with {batch_size} sequences in the batch "
+                    f"(--stall-timeout {limit:g})",
+                )
+                self._metrics.gauge("tgi_shard_ready", 0)
+            elif self.state is ShardState.STALLED and silent <= limit:
+                self._move(ShardEvent.STEP, "")
+                self._metrics.gauge("tgi_shard_ready", 1)
+            elif self.state is ShardState.STALLED and silent > 2 * limit:
+                self._trouble = f"{self.why}; killed and started again"
+                scope.cancel()
+                return
