@@ -1,0 +1,170 @@
+"""A load generator on one core: epoll, no parsing beyond what is counted."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_RECEIVE = 1 << 18
+
+
+@dataclass
+class Load:
+    """What a client saw in its measured time."""
+
+    seconds: float = 0.0
+    events: int = 0
+    requests: int = 0
+    ages: list[float] = field(default_factory=list)  # seconds from step to client
+    times: list[float] = field(
+        default_factory=list
+    )  # seconds from request to the end of its answer
+    errors: int = 0
+
+
+class _Connection:
+    __slots__ = ("body", "buffer", "length", "received", "sent_at", "sock")
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port))
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock.setblocking(False)
+        self.reset()
+
+    def reset(self) -> None:
+        self.body = False  # the head has been read
+        self.buffer = b""
+        self.length = -1  # of the body; -1: chunked
+        self.received = 0
+        self.sent_at = 0.0
+
+
+def request(path: str, tokens: int) -> bytes:
+    """Return a request for `tokens` tokens."""
+    body = (
+        b'{"inputs":"What is the capital of France? Please answer in one word.","parameters":'
+        b'{"max_new_tokens":%d,"temperature":0.7,"top_p":0.95,"seed":42}}' % tokens
+    )
+    return (
+        b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+    )
+
+
+def run(
+    port: int,
+    connections: int,
+    path: str,
+    tokens: int,
+    warm: float,
+    seconds: float,
+    started: Callable[[], None] = lambda: None,
+    ages: bool = False,
+) -> Load:
+    """Keep `connections` requests under way; measure for `seconds` after `warm` seconds.
+
+    `started` is called when measuring begins.
+    """
+    head = request(path, tokens)
+    poll = select.epoll()
+    by_number: dict[int, _Connection] = {}
+    load = Load()
+    try:
+        for _ in range(connections):
+            connection = _Connection(port)
+            by_number[connection.sock.fileno()] = connection
+            poll.register(connection.sock, select.EPOLLIN)
+            connection.sent_at = time.perf_counter()
+            connection.sock.send(head)
+        begin = time.perf_counter() + warm
+        end, measuring, since = begin + seconds, False, begin
+        while (now := time.perf_counter()) < end:
+            if not measuring and now >= begin:
+                measuring, since = True, now
+                load = Load()
+                started()
+            for number, _ in poll.poll(0.02):
+                _receive(by_number[number], head, load, ages and measuring)
+        load.seconds = time.perf_counter() - since
+    finally:
+        poll.close()
+        for connection in by_number.values():
+            connection.sock.close()
+    return load
+
+
+def _receive(connection: _Connection, head: bytes, load: Load, ages: bool) -> None:
+    try:
+        data = connection.sock.recv(_RECEIVE)
+    except BlockingIOError:
+        return
+    if not data:
+        raise RuntimeError("the server closed a connection")
+    if not connection.body:
+        connection.buffer += data
+        found = connection.buffer.find(b"\r\n\r\n")
+        if found < 0:
+            return
+        first, data = connection.buffer[:found].lower(), connection.buffer[found + 4 :]
+        connection.body = True
+        if not first.startswith(b"http/1.1 200"):
+            load.errors += 1
+        _, mark, rest = first.partition(b"content-length: ")
+        connection.length = int(rest.split(b"\r\n", 1)[0]) if mark else -1
+        if not data:
+            return
+    connection.received += len(data)
+    if connection.length < 0:
+        load.events += data.count(b"}\n\n")
+        if ages:
+            start = data.find(b'"text":"')
+            if start >= 0:
+                stamp = data[start + 8 : data.find(b'"', start + 8)]
+                load.ages.append(time.perf_counter() - float(stamp))
+        done = data.endswith(b"0\r\n\r\n")
+    else:
+        done = connection.received >= connection.length
+    if done:
+        now = time.perf_counter()
+        load.requests += 1
+        load.times.append(now - connection.sent_at)
+        connection.reset()
+        connection.sent_at = now
+        connection.sock.send(head)
+
+
+def stuck(port: int, count: int, tokens: int) -> list[socket.socket]:
+    """Open `count` HTTP/1.1 streams that are never read."""
+    sockets = []
+    for _ in range(count):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", port))
+        sock.send(request("/generate_stream", tokens))
+        sockets.append(sock)
+    return sockets
+
+
+def stuck_h2(port: int, count: int, tokens: int) -> list[socket.socket]:
+    """Open `count` HTTP/2 connections with one stream each that is never read."""
+    import h2.connection
+
+    body = request("/generate_stream", tokens).partition(b"\r\n\r\n")[2]
+    sockets = []
+    for _ in range(count):
+        sock = socket.create_connection(("127.0.0.1", port))
+        connection = h2.connection.H2Connection()
+        connection.initiate_connection()
+        connection.send_headers(
+            1,
+            [(":method", "POST"), (":path", "/generate_stream"), (":scheme", "http"),
+             (":authority", "bench"), ("content-type", "application/json"),
+             ("content-length", str(len(body)))],
+        )  # fmt: skip
+        connection.send_data(1, body, end_stream=True)
+        sock.sendall(connection.data_to_send())
+        sockets.append(sock)
+    return sockets

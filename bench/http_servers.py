@@ -1,0 +1,336 @@
+"""The servers that `bench.http` compares, each a process of its own.
+
+    python -m bench.http_servers {ours,ours-plain,stock,fastapi} PORT {lockstep,paced}
+
+All of them generate in the same way: an engine inside the process gives every live stream one
+token per step. In lockstep the next step begins when every stream has sent its token; paced, steps
+are 10 ms apart. Only what turns tokens into bytes on sockets differs.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+
+STEP = 0.01  # seconds, when paced
+WORDS = (" the", " of", " and", " token", " a", " stream", "ing", ' "quoted"', "\n", " server")
+
+
+def token_text(step: int, paced: bool) -> str:
+    """Return the token of a step; paced it is the time, so that clients can see its age."""
+    return f"{time.perf_counter():.6f}" if paced else WORDS[step % len(WORDS)]
+
+
+def event(index: int, step: int, text: str) -> bytes:
+    """Return one event, as a straightforward server makes it."""
+    token = {"id": step % 32000, "text": text, "logprob": -0.25, "special": False}
+    data = {"index": index, "token": token, "generated_text": None, "details": None}
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def max_new_tokens(body: bytes) -> int:
+    """Return how many tokens a request asks for."""
+    return int(orjson.loads(body)["parameters"]["max_new_tokens"])
+
+
+# ---- ours --------------------------------------------------------------------------------------
+
+
+def ours(port: int, paced: bool, direct: bool) -> None:
+    """Serve the project's application on an engine of a few lines."""
+    import trio
+
+    from tgi_trio.router.http.app import Application
+    from tgi_trio.router.http.exchange import HttpSettings
+    from tgi_trio.router.http.server import ServerSettings, listen, serve
+
+    async def main() -> None:
+        engine = BenchEngine(paced)
+        app = Application(engine, HttpSettings(direct_writes=direct))
+        settings = ServerSettings(graceful_timeout=2.0)
+        shutdown = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run)
+            nursery.start_soon(_on_sigterm, shutdown)
+            gc.freeze()
+            await serve(app, listen([f"127.0.0.1:{port}"]), settings, shutdown)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def _on_sigterm(shutdown: Any) -> None:
+    import signal
+
+    import trio
+
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            shutdown.set()
+
+
+class BenchEngine:
+    """Implements `router.http.engine_api.Engine` with made-up tokens."""
+
+    def __init__(self, paced: bool) -> None:
+        import tokenizers
+        import trio
+
+        from tgi_trio.router.http.engine_api import Limits, ModelCard
+        from tgi_trio.router.metrics import Metrics
+        from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
+        from tgi_trio.router.text.tokenizer_files import TokenizerConfig
+        from tgi_trio.router.validation import ValidationLimits, Validator
+
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        backend = tokenizers.Tokenizer(
+            tokenizers.models.BPE({token: i for i, token in enumerate(alphabet)}, [])
+        )
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = tokenizers.decoders.ByteLevel()
+        most = 2**40
+        self.model = ModelCard("bench")
+        self.limits = Limits(max_concurrent_requests=4096)
+        self.tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
+        self.chat_template = None
+        self.validator = Validator(
+            TokenizerPool(self.tokenizer, 1), ValidationLimits(most, most, 256)
+        )
+        self.metrics = Metrics()
+        self._paced = paced
+        self._live: dict[int, Any] = {}
+        self._next_id = 0
+        self._work = trio.Event()
+
+    @contextmanager
+    def permit(self, count: int = 1) -> Iterator[None]:
+        """Admit everything."""
+        yield
+
+    def submit(self, request: Any, timings: Any = None) -> Any:
+        """Return a stream."""
+        from tgi_trio.router.stream import TokenStream
+
+        self._next_id += 1
+        timings.queued = timings.started = timings.received
+        stream = TokenStream(self, self._next_id, request, None, timings)  # type: ignore[arg-type]
+        self._live[stream.id] = stream
+        self._work.set()
+        return stream
+
+    def leave(self, stream: Any) -> None:
+        """Forget a stream."""
+        self._live.pop(stream.id, None)
+
+    def health(self) -> tuple[bool, str]:
+        """Always well."""
+        return True, ""
+
+    async def run(self) -> None:
+        """Make steps while there is work."""
+        import trio
+
+        step, due = 0, trio.current_time()
+        while True:
+            if not self._live:
+                self._work = trio.Event()
+                await self._work.wait()
+                due = trio.current_time()
+            if self._paced:
+                due = max(due + STEP, trio.current_time())
+                await trio.sleep_until(due)
+            else:
+                await trio.lowlevel.checkpoint()
+            step += 1
+            for served, stream in enumerate(list(self._live.values()), start=1):
+                self._deliver(stream, step)
+                if served % 128 == 0:
+                    await trio.lowlevel.checkpoint()
+
+    def _deliver(self, stream: Any, step: int) -> None:
+        from tgi_trio.router.request import FinishReason, Outcome, Token
+
+        if stream.id not in self._live:
+            return
+        token = Token(step % 32000, token_text(step, self._paced), -0.25, False)
+        if stream.generated + 1 < stream.request.stopping.max_new_tokens:
+            stream.deliver([token], None)
+            return
+        del self._live[stream.id]
+        count = stream.generated + 1
+        stream.deliver([token], Outcome(FinishReason.LENGTH, " Paris", count, 1, 0, None))
+
+
+# ---- quart-trio and hypercorn as they come -----------------------------------------------------
+
+
+def stock(port: int, paced: bool) -> None:
+    """Serve with an async generator per stream on unmodified quart-trio and hypercorn."""
+    import trio
+    from hypercorn.config import Config
+    from hypercorn.trio import serve
+    from quart import Response, request
+    from quart_trio import QuartTrio
+
+    app = QuartTrio("stock")
+    streams: dict[int, list[Any]] = {}  # id -> [texts, event]
+
+    async def engine() -> None:
+        step, due = 0, trio.current_time()
+        while True:
+            if paced or not streams:
+                due = max(due + STEP, trio.current_time())
+                await trio.sleep_until(due)
+            else:
+                await trio.lowlevel.checkpoint()
+                if any(texts for texts, _ in streams.values()):
+                    continue  # lockstep: somebody has not sent yet
+            step += 1
+            for entry in list(streams.values()):
+                entry[0].append((step, token_text(step, paced)))
+                entry[1].set()
+
+    async def events(count: int) -> AsyncIterator[bytes]:
+        entry: list[Any] = [[], trio.Event()]
+        streams[id(entry)] = entry
+        sent = 0
+        try:
+            while sent < count:
+                await entry[1].wait()
+                entry[1] = trio.Event()
+                ready, entry[0] = entry[0][: count - sent], []
+                chunk = [event(sent + i + 1, step, text) for i, (step, text) in enumerate(ready)]
+                sent += len(ready)
+                yield b"".join(chunk)
+        finally:
+            del streams[id(entry)]
+
+    @app.post("/generate_stream")
+    async def generate_stream() -> Response:
+        count = max_new_tokens(await request.get_data())
+        response = Response(events(count), content_type="text/event-stream")
+        response.timeout = None
+        return response
+
+    @app.post("/generate")
+    async def generate() -> Response:
+        count = max_new_tokens(await request.get_data())
+        async for _ in events(count):
+            pass
+        return Response(b'{"generated_text":" Paris"}', content_type="application/json")
+
+    config = Config()
+    config.bind = [f"127.0.0.1:{port}"]
+    config.backlog, config.keep_alive_max_requests = 4096, 10**9
+    config.accesslog = config.errorlog = None
+    config.keep_alive_timeout = 75
+    config.graceful_timeout = 2
+
+    async def main() -> None:
+        shutdown = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine)
+            nursery.start_soon(_on_sigterm, shutdown)
+            await serve(app, config, shutdown_trigger=shutdown.wait, mode="asgi")
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+# ---- FastAPI and uvicorn -----------------------------------------------------------------------
+
+
+def fastapi(port: int, paced: bool) -> None:
+    """Serve with FastAPI, pydantic, uvicorn, uvloop and httptools, as most peers do."""
+    import asyncio
+
+    import uvicorn
+    from fastapi import FastAPI
+    from fastapi.responses import StreamingResponse
+    from pydantic import BaseModel
+
+    class Parameters(BaseModel):
+        max_new_tokens: int = 20
+        temperature: float | None = None
+        top_p: float | None = None
+        seed: int | None = None
+
+    class Body(BaseModel):
+        inputs: str
+        parameters: Parameters
+
+    app = FastAPI()
+    streams: dict[int, list[Any]] = {}
+    tasks: list[asyncio.Task[None]] = []
+
+    async def engine() -> None:
+        loop, step = asyncio.get_running_loop(), 0
+        due = loop.time()
+        while True:
+            if paced or not streams:
+                due = max(due + STEP, loop.time())
+                await asyncio.sleep(due - loop.time())
+            else:
+                await asyncio.sleep(0)
+                if any(texts for texts, _ in streams.values()):
+                    continue
+            step += 1
+            for entry in list(streams.values()):
+                entry[0].append((step, token_text(step, paced)))
+                entry[1].set()
+
+    async def events(count: int) -> AsyncIterator[bytes]:
+        entry: list[Any] = [[], asyncio.Event()]
+        streams[id(entry)] = entry
+        sent = 0
+        try:
+            while sent < count:
+                await entry[1].wait()
+                entry[1].clear()
+                ready, entry[0] = entry[0][: count - sent], []
+                chunk = [event(sent + i + 1, step, text) for i, (step, text) in enumerate(ready)]
+                sent += len(ready)
+                yield b"".join(chunk)
+        finally:
+            del streams[id(entry)]
+
+    @app.on_event("startup")
+    async def start() -> None:
+        tasks.append(asyncio.create_task(engine()))
+
+    async def generate_stream(body: Body) -> StreamingResponse:
+        count = body.parameters.max_new_tokens
+        return StreamingResponse(events(count), media_type="text/event-stream")
+
+    async def generate(body: Body) -> dict[str, str]:
+        async for _ in events(body.parameters.max_new_tokens):
+            pass
+        return {"generated_text": " Paris"}
+
+    # Annotations are strings here, and FastAPI cannot see local names through them.
+    generate_stream.__annotations__.update(body=Body)
+    generate.__annotations__.update(body=Body)
+    app.post("/generate_stream", response_model=None)(generate_stream)
+    app.post("/generate", response_model=None)(generate)
+    uvicorn.run(
+        app, host="127.0.0.1", port=port, loop="uvloop", http="httptools", access_log=False,
+        log_level="warning", backlog=4096, timeout_keep_alive=75, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+
+
+KINDS: dict[str, Callable[[int, bool], None]] = {
+    "ours": lambda port, paced: ours(port, paced, direct=True),
+    "ours-plain": lambda port, paced: ours(port, paced, direct=False),
+    "stock": stock,
+    "fastapi": fastapi,
+}
+
+
+if __name__ == "__main__":
+    KINDS[sys.argv[1]](int(sys.argv[2]), sys.argv[3] == "paced")

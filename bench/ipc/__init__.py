@@ -1,0 +1,1 @@
+"""Dispatch between two processes of one machine: our channel beside what else Python offers."""

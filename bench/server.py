@@ -1,0 +1,63 @@
+"""Start a server for a benchmark and stop it again."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    host: str
+    port: int
+    ready_s: float  # command to /health answering 200
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_healthy(port: int, process: subprocess.Popen[bytes], timeout: float = 120.0) -> None:
+    """Poll /health until it says 200; raises RuntimeError when the server ends or time is up."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server exited with {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.01)
+    raise RuntimeError(f"the server was not ready within {timeout:g} s")
+
+
+@contextmanager
+def running(flags: Sequence[str] = (), *, quiet: bool = True) -> Iterator[Server]:
+    """Serve with `flags` on a free port; SIGTERM on leaving."""
+    port = free_port()
+    argv = [sys.executable, "-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", str(port)]
+    start = time.monotonic()
+    output = subprocess.DEVNULL if quiet else None
+    process = subprocess.Popen([*argv, *flags], stdout=output, stderr=output)
+    try:
+        wait_healthy(port, process)
+        yield Server("127.0.0.1", port, time.monotonic() - start)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,92 @@
+"""From the command to the first token, in seconds, over several starts.
+
+    python -m bench.startup --runs 5 --json bench/out/startup.json
+
+Floors beside it, in the same run: an interpreter that only imports torch, and `transformers`
+generating one token from the same folder (AutoModel + AutoTokenizer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import asdict
+
+from tqdm import tqdm
+
+from bench import stats
+from bench.server import running
+from bench.stats import Summary
+
+TRANSFORMERS = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+inputs = tokenizer("Hello", return_tensors="pt")
+model.generate(**inputs, max_new_tokens=1, do_sample=False)
+"""
+
+
+def first_token(flags: list[str]) -> tuple[float, float]:
+    """Start a server; return (seconds to ready, seconds to the first token)."""
+    start = time.monotonic()
+    with running(flags) as server:
+        body = json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 1}}).encode()
+        request = urllib.request.Request(
+            f"http://{server.host}:{server.port}/generate",
+            body,
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            response.read()
+        return server.ready_s, time.monotonic() - start
+
+
+def timed(argv: list[str]) -> float:
+    """Return the seconds a command takes."""
+    start = time.monotonic()
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.monotonic() - start
+
+
+def main() -> None:
+    """Parse flags, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--model-id", help="served model; the embedded one by default")
+    stats.add_output_flags(parser)
+    args = parser.parse_args()
+    from tgi_trio.hub import resolve_model
+
+    folder = str(resolve_model(args.model_id, None))
+    flags = ["--model-id", args.model_id] if args.model_id else []
+    rows: dict[str, list[float]] = {
+        "server ready": [],
+        "server first token": [],
+        "import torch": [],
+        "transformers, one token": [],
+    }
+    for _ in tqdm(range(args.runs), desc="starts"):
+        ready, token = first_token(flags)
+        rows["server ready"].append(ready)
+        rows["server first token"].append(token)
+        rows["import torch"].append(timed([sys.executable, "-c", "import torch"]))
+        rows["transformers, one token"].append(timed([sys.executable, "-c", TRANSFORMERS, folder]))
+    summaries = {name: Summary.of(values) for name, values in rows.items()}
+    print(
+        stats.table(
+            ("what", "n", "median s", "min s", "max s"),
+            [(name, s.n, s.p50, min(rows[name]), max(rows[name])) for name, s in summaries.items()],
+        )
+    )
+    results = {name: asdict(summary) for name, summary in summaries.items()}
+    stats.write_json(args.json, "startup", {"results": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Step gap: end of one step's compute to the start of the next, measured by the shard.
+
+    python -m bench.step_gap --streams 1 64 512 --step-ms 1 --json bench/out/step_gap.json
+
+The shard runs the real worker loop on a model that only takes time. Two rows per number of streams
+in one run: the floor, where the other end of the ring does nothing but read, and the whole router
+writing server-sent events to as many real connections, held by a third process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import trio
+from tqdm import tqdm
+
+from bench import stats
+from bench.stats import Summary
+from tgi_trio.demo import model_path
+from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.messages import PrefillRow, encode_prefill
+from tgi_trio.launcher import bind
+from tgi_trio.router import handshake
+from tgi_trio.router.front import Front
+from tgi_trio.router.handshake import WarmupLimits
+from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.shard_link import ShardLink
+from tgi_trio.router.shard_process import ShardInstance, ShardSettings
+from tgi_trio.router.supervisor import Supervisor, Watch
+from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.settings import Options, read_model_facts, resolve, with_kv
+
+TOKENS_PER_STREAM = 40_000  # KV room: no stream ends during the measurement
+SECONDS_TO_SETTLE = 1.0
+
+
+class GapMetrics(Metrics):
+    """Keeps every step gap beside counting it."""
+
+    gaps: list[float]
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        if name == "tgi_batch_step_gap_duration":
+            self.gaps.append(value)
+        super().observe(name, value, **labels)
+
+
+def busy_argv(step_ms: float, spec: str, settings: str) -> list[str]:
+    """Return the command line of a shard that computes `step_ms` a step, on the last core."""
+    options = {"step_ms": step_ms, "cpu": (os.cpu_count() or 1) - 1}
+    return [sys.executable, "-m", "bench.busy_shard", spec, json.dumps(options)]
+
+
+def warmup(streams: int) -> WarmupLimits:
+    return WarmupLimits(1024, TOKENS_PER_STREAM, streams, streams * TOKENS_PER_STREAM)
+
+
+async def floor(streams: int, step_ms: float, seconds: float) -> tuple[list[float], float]:
+    """Return gaps in seconds and events per second with a reader that only reads."""
+    argv = functools.partial(busy_argv, step_ms)
+    with ShardInstance.spawn(argv, ShardSettings(model_path=""), 1, 0) as shard:
+        end = shard.end
+        await handshake.hello(end, 1)
+        await handshake.info(end)
+        memory = await handshake.warm_up(end, warmup(streams))
+        need = TOKENS_PER_STREAM // memory.block_size
+        for i in range(streams):
+            blocks = range(1 + i * need, 1 + (i + 1) * need)
+            row = PrefillRow(i + 1, np.array([1], np.int32), 1, 0, blocks, TOKENS_PER_STREAM - 2)
+            await end.send(encode_prefill(i + 1, [row]), 10)
+        gaps: list[float] = []
+        link, events = ShardLink(end), 0
+        start = trio.current_time()
+        while (now := trio.current_time()) < start + SECONDS_TO_SETTLE + seconds:
+            await link.wait()
+            for frame in link.replies():
+                if frame.kind is Kind.STEP and now > start + SECONDS_TO_SETTLE:
+                    gaps.append(frame.word("gap_ns") / 1e9)
+                    events += frame.word("tokens")
+    return gaps, events / seconds
+
+
+async def router(streams: int, step_ms: float, seconds: float) -> tuple[list[float], float]:
+    """Return gaps in seconds and events per second with the router serving `streams` clients."""
+    metrics = GapMetrics()
+    metrics.gaps = []
+    options = Options(
+        hostname="127.0.0.1", port=0, max_concurrent_requests=streams, max_batch_size=streams
+    )
+    settings = resolve(options, read_model_facts(model_path()))
+    supervisor = Supervisor(
+        metrics,
+        ShardSettings(model_path=""),
+        warmup(streams),
+        watch=Watch(),
+        argv=functools.partial(busy_argv, step_ms),
+    )
+    front = Front(Tokenizer.from_folder(model_path()), None, metrics)
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        started = await nursery.start(supervisor.run)
+        memory = started.memory
+        settings = with_kv(settings, memory.blocks - 1, memory.block_size)
+        limits = SchedulingLimits(
+            blocks=memory.blocks,
+            block_size=memory.block_size,
+            max_batch_size=streams,
+            max_batch_prefill_tokens=1024,
+            max_batch_total_tokens=0,
+            max_total_tokens=TOKENS_PER_STREAM,
+            waiting_served_ratio=0.3,
+            max_waiting_tokens=20,
+            max_queued_requests=streams,
+            max_queued_tokens=streams * TOKENS_PER_STREAM,
+            token_budget=1024,
+            reserve=True,
+            prefix_caching=False,
+        )
+        settings = stretch(settings)
+        engine = front.open(settings, limits, supervisor, started.facts.vocab_size)
+        supervisor.attach(engine)
+        with bind("127.0.0.1", 0) as listener:
+            await nursery.start(front.serve, listener, shutdown)
+            argv = [sys.executable, "-m", "bench.sink", str(listener.getsockname()[1])]
+            sink = subprocess.Popen([*argv, str(streams), "0"], stdout=subprocess.PIPE)
+            try:
+                while engine.scheduler.batch_size < streams:
+                    await trio.sleep(0.05)
+                await trio.sleep(SECONDS_TO_SETTLE)
+                metrics.gaps.clear()
+                before = metrics.value("tgi_batch_inference_count")
+                await trio.sleep(seconds)
+                gaps = list(metrics.gaps)
+                steps = metrics.value("tgi_batch_inference_count") - before
+            finally:
+                sink.kill()
+                sink.communicate()
+            shutdown.set()
+            supervisor.stop()
+            await front.closed.wait()
+            await supervisor.ended.wait()
+    return gaps, steps * streams / seconds
+
+
+def stretch(settings: Any) -> Any:
+    """Let requests be as long as the measurement needs."""
+    from dataclasses import replace
+
+    return replace(settings, max_total_tokens=2_000_000, max_input_tokens=1000)
+
+
+def main() -> None:
+    """Parse flags, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 512])
+    parser.add_argument("--step-ms", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    stats.add_output_flags(parser)
+    args: argparse.Namespace = parser.parse_args()
+    os.sched_setaffinity(0, {0})
+    results = []
+    runs = [(n, name) for n in args.streams for name in ("floor", "router")]
+    for streams, name in tqdm(runs, desc="runs"):
+        run = floor if name == "floor" else router
+        gaps, events = trio.run(run, streams, args.step_ms, args.seconds)
+        summary = asdict(Summary.of([gap * 1e6 for gap in gaps]))
+        results.append(
+            {"streams": streams, "what": name, "events_per_s": events, "gap_us": summary}
+        )
+    header = ("streams", "other end", "steps", "gap p50 us", "p90", "p99", "p99.9", "events/s")
+    rows = [
+        (
+            r["streams"],
+            r["what"],
+            r["gap_us"]["n"],
+            *(r["gap_us"][p] for p in ("p50", "p90", "p99", "p99_9")),
+            r["events_per_s"],
+        )
+        for r in results
+    ]
+    print(stats.table(header, rows))
+    stats.write_json(args.json, "step_gap", {"step_ms": args.step_ms, "results": results})
+
+
+if __name__ == "__main__":
+    main()

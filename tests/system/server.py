@@ -1,0 +1,155 @@
+"""A server process under test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+READY_TIMEOUT = 90.0  # seconds; generous, because the machine may be busy
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """`python -m tgi_trio` on a port of its own, its output kept in a file."""
+
+    def __init__(self, flags: Sequence[str], port: int, output: Path) -> None:
+        argv = [sys.executable, "-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", str(port)]
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._output = output
+        with output.open("wb") as sink:
+            self.process = subprocess.Popen(
+                [*argv, *flags], stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    def wait_ready(self) -> None:
+        """Wait until /health is green; the output is shown when that does not happen."""
+        deadline = time.monotonic() + READY_TIMEOUT
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"exited with {self.process.returncode}:\n{self.output}")
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"not ready in {READY_TIMEOUT:g} s:\n{self.output}")
+
+    def shards(self) -> list[int]:
+        """Return the process ids of its shards."""
+        return [pid for pid in children(self.process.pid) if "tgi_trio.shard" in command(pid)]
+
+    def metric(self, name: str) -> float:
+        """Return the value of one series of /metrics."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        for line in text.splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.split()[-1])
+        raise AssertionError(f"no metric {name}")
+
+    def books(self) -> tuple[float, float]:
+        """Return (accepted, finished + cancelled + failed)."""
+        ended = self.metric("tgi_request_finished") + self.metric("tgi_request_failed")
+        for phase in ("queue", "prefill", "decode"):
+            ended += self.metric(f'tgi_request_cancelled{{phase="{phase}"}}')
+        return self.metric("tgi_request_accepted"), ended
+
+    def wait_idle(self, timeout: float = 15.0) -> None:
+        """Wait until every block is free and every accepted request has ended."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            free, total = self.metric("tgi_kv_blocks_free"), self.metric("tgi_kv_blocks_total")
+            cached = self.metric("tgi_prefix_cache_blocks")
+            accepted, ended = self.books()
+            if free + cached == total and accepted == ended:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{free} free + {cached} cached of {total}; {accepted} vs {ended}")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 30.0) -> int:
+        return self.process.wait(timeout)
+
+
+def children(pid: int) -> list[int]:
+    """Return the direct children of a process."""
+    tasks = Path(f"/proc/{pid}/task")
+    found: list[int] = []
+    for task in tasks.iterdir() if tasks.exists() else ():
+        try:
+            found += [int(child) for child in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return found
+
+
+def command(pid: int) -> str:
+    """Return the command line of a process, "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs (a zombie does not)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_gone(pids: Sequence[int], timeout: float = 5.0) -> list[int]:
+    """Return those of `pids` that still run after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def shared_memory() -> set[str]:
+    """Return the names in /dev/shm."""
+    return set(os.listdir("/dev/shm"))
+
+
+@contextmanager
+def serving(*flags: str, ready: bool = True) -> Iterator[ServerProcess]:
+    """Run a server for the length of the block; whatever is left of it is killed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess(flags, free_port(), Path(folder) / "output")
+        try:
+            if ready:
+                server.wait_ready()
+            yield server
+        finally:
+            if server.process.poll() is None:
+                server.signal(signal.SIGTERM)
+                try:
+                    server.wait(20)
+                except subprocess.TimeoutExpired:
+                    server.process.kill()
+                    server.wait()

@@ -1,0 +1,117 @@
+"""SIGTERM, kill -9, and what is left afterwards: nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import httpx
+import pytest
+import trio
+
+from tests.system.client import TIMEOUT, generate, stream
+from tests.system.server import alive, serving, shared_memory, wait_gone
+
+pytestmark = pytest.mark.system
+
+PROMPTS = [f"Chapter {n}. Once upon a time" for n in range(32)]
+
+
+@pytest.mark.trio
+async def test_sigterm_lets_streams_finish_and_exits_0() -> None:
+    with serving() as server:
+        tokens: list[int] = []
+        async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+            async for event in stream(session, server.url, PROMPTS[0], max_new_tokens=200):
+                assert "error" not in event
+                tokens.append(event["token"]["id"])
+                if len(tokens) == 3:
+                    server.signal(signal.SIGTERM)
+                    await trio.sleep(0.05)
+                    refused = await session.post(
+                        f"{server.url}/generate", json={"inputs": "too late"}
+                    )
+                    assert refused.status_code == 503
+                    health = await session.get(f"{server.url}/health")
+                    assert health.status_code == 503
+                final = event
+        assert final["generated_text"] is not None
+        assert server.wait() == 0
+
+
+@pytest.mark.trio
+async def test_streams_that_outlast_the_drain_end_with_one_error() -> None:
+    with serving("--graceful-termination-timeout", "0.3") as server:
+        errors = []
+        async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+            seen = 0
+            async for event in stream(session, server.url, PROMPTS[0], max_new_tokens=1000):
+                seen += 1
+                if seen == 3:
+                    server.signal(signal.SIGTERM)
+                if "error" in event:
+                    errors.append(event)
+        if event.get("generated_text") is None:  # else it was quicker than the drain
+            assert len(errors) == 1
+        assert server.wait() == 0
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    with serving() as server:
+        with httpx.stream(
+            "POST",
+            f"{server.url}/generate_stream",
+            json={"inputs": PROMPTS[0], "parameters": {"max_new_tokens": 1000}},
+            timeout=TIMEOUT,
+        ) as reply:
+            next(reply.iter_lines())
+            server.signal(signal.SIGTERM)
+            time.sleep(0.1)
+            server.signal(signal.SIGTERM)
+            assert server.wait(5) == 0
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.3, 1.0, None])
+def test_kill_9_of_the_server_leaves_nothing(moment: float | None) -> None:
+    before = shared_memory()
+    with serving(ready=moment is None) as server:
+        if moment is not None:
+            time.sleep(moment)
+        shards = server.shards()
+        server.signal(signal.SIGKILL)
+        server.wait()
+        assert wait_gone(shards) == []
+    assert shared_memory() == before
+
+
+@pytest.mark.trio
+async def test_kill_9_of_the_shard_under_32_streams_is_a_pause() -> None:
+    before = shared_memory()
+    with serving() as server:
+        alone = [generate(server.url, p, max_new_tokens=120)["generated_text"] for p in PROMPTS[:4]]
+        (shard,) = server.shards()
+        texts: dict[int, str] = {}
+        ids: dict[int, list[int]] = {}
+
+        async def client(session: httpx.AsyncClient, n: int) -> None:
+            async for event in stream(session, server.url, PROMPTS[n], max_new_tokens=120):
+                assert "error" not in event, event
+                ids.setdefault(n, []).append(event["index"])
+                texts[n] = event["generated_text"] or ""
+
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as session:
+            async with trio.open_nursery() as nursery:
+                for n in range(32):
+                    nursery.start_soon(client, session, n)
+                while sum(map(len, ids.values())) < 100:
+                    await trio.sleep(0.01)
+                os.kill(shard, signal.SIGKILL)
+        assert [texts[n] for n in range(4)] == alone
+        for indexes in ids.values():  # no token is lost or doubled
+            assert indexes == list(range(1, len(indexes) + 1))
+        assert server.shards() != [shard] and not alive(shard)
+        assert server.metric("tgi_shard_restarts") == 1
+        server.wait_idle()
+    assert shared_memory() == before

@@ -1,0 +1,95 @@
+"""The tokens are the model's tokens: the whole server against `transformers`, in float32."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from tests.system.client import TIMEOUT, generate, stream
+from tests.system.server import ServerProcess, serving
+from tgi_trio.testing.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.system
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+NEW_TOKENS = 24
+
+
+def prompts() -> list[str]:
+    """Return 16 prompts of mixed lengths."""
+    rng = random.Random(7)
+    words = "ring shard queue token block step client stream prefill decode".split()
+    return [" ".join(rng.choices(words, k=1 + n * n // 3)) for n in range(16)]
+
+
+def reference(folder: Path, ids: list[list[int]]) -> list[list[int]]:
+    """Return transformers' greedy continuation of each prompt, one at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    answers = []
+    for prompt in ids:
+        with torch.inference_mode():
+            out = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+            )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+def tokenize(server: ServerProcess, text: str) -> list[int]:
+    reply = httpx.post(f"{server.url}/tokenize", json={"inputs": text}, timeout=TIMEOUT)
+    return [token["id"] for token in reply.json()]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_greedy_tokens_equal_transformers(tmp_path: Path, family: str) -> None:
+    make_checkpoint(tmp_path, family)
+    texts = prompts()
+    with serving("--model-id", str(tmp_path), "--dtype", "float32") as server:
+        expected = reference(tmp_path, [tokenize(server, text) for text in texts])
+
+        alone = []
+        for text in texts[:4]:
+            body = generate(server.url, text, max_new_tokens=NEW_TOKENS, details=True)
+            alone.append([token["id"] for token in body["details"]["tokens"]])
+        assert alone == expected[:4]
+
+        together: dict[int, list[int]] = {}
+
+        async def client(session: httpx.AsyncClient, n: int, delay: float) -> None:
+            await trio.sleep(delay)
+            ids: list[int] = []
+            async for event in stream(session, server.url, texts[n], max_new_tokens=NEW_TOKENS):
+                ids.append(event["token"]["id"])
+            together[n] = ids
+
+        async def passer_by(session: httpx.AsyncClient, n: int) -> None:
+            events = stream(session, server.url, texts[n] + " and more", max_new_tokens=40)
+            async for event in events:
+                if event["index"] > n:
+                    break
+            await events.aclose()
+
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as session:
+            async with trio.open_nursery() as nursery:  # all at once
+                for n in range(16):
+                    nursery.start_soon(client, session, n, 0.0)
+            assert [together[n] for n in range(16)] == expected
+            together.clear()
+            async with trio.open_nursery() as nursery:  # while others join and leave
+                for n in range(16):
+                    nursery.start_soon(client, session, n, n * 0.01)
+                    nursery.start_soon(passer_by, session, n)
+            assert [together[n] for n in range(16)] == expected
+        server.wait_idle()

@@ -1,0 +1,90 @@
+"""The embedded model through the whole server."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+import trio
+
+from tests.system.client import TIMEOUT, chat_events, generate, stream
+from tests.system.server import ServerProcess
+
+pytestmark = pytest.mark.system
+
+QUESTIONS = {
+    "What is continuous batching?": "batch",
+    "What is a KV block?": "block",
+    "Which port does the server use?": "3000",
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_the_embedded_model_answers_and_stops_by_itself(demo: ServerProcess, question: str) -> None:
+    chunks = list(chat_events(demo.url, question, temperature=0, max_tokens=200))
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
+    assert QUESTIONS[question] in text
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.trio
+async def test_64_concurrent_streams_get_the_right_text_each(demo: ServerProcess) -> None:
+    prompts = [
+        f"Question {n}: what does the {word} do?"
+        for n, word in enumerate(
+            ["router", "shard", "queue", "ring", "token", "block", "client", "server"] * 8
+        )
+    ]
+    alone = [generate(demo.url, p, max_new_tokens=24)["generated_text"] for p in prompts[:8]]
+    texts: dict[int, str] = {}
+
+    async def client(session: httpx.AsyncClient, n: int) -> None:
+        await trio.sleep(n % 7 * 0.01)  # some join while others decode
+        pieces = []
+        async for event in stream(session, demo.url, prompts[n], max_new_tokens=24):
+            if not event["token"]["special"]:
+                pieces.append(event["token"]["text"])
+            texts[n] = event["generated_text"] or ""
+        assert "".join(pieces) == texts[n]
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as session:
+        async with trio.open_nursery() as nursery:
+            for n in range(64):
+                nursery.start_soon(client, session, n)
+    assert [texts[n] for n in range(8)] == alone
+    assert len(texts) == 64 and all(texts.values())
+    demo.wait_idle()
+
+
+@pytest.mark.trio
+async def test_a_client_that_leaves_frees_its_blocks(demo: ServerProcess) -> None:
+    before = demo.metric('tgi_request_cancelled{phase="decode"}')
+    async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+        for _ in range(5):
+            events = stream(session, demo.url, "Tell me a long story", max_new_tokens=900)
+            async for _ in events:
+                break
+            await events.aclose()
+    demo.wait_idle()
+    assert demo.metric('tgi_request_cancelled{phase="decode"}') == before + 5
+
+
+def test_metrics_say_what_happened(demo: ServerProcess) -> None:
+    generate(demo.url, "Hello", max_new_tokens=8)
+    demo.wait_idle()
+    accepted, ended = demo.books()
+    assert accepted == ended > 0
+    assert demo.metric("tgi_batch_step_gap_duration_count") > 0
+    assert demo.metric("tgi_shard_ready") == 1
+
+
+def test_info_models_tokenize(demo: ServerProcess) -> None:
+    info = httpx.get(f"{demo.url}/info").json()
+    assert info["model_id"] == "tgi-trio/demo"
+    assert info["max_total_tokens"] > info["max_input_tokens"] > 0
+    models = httpx.get(f"{demo.url}/v1/models").json()
+    assert models["data"][0]["id"] == "tgi-trio/demo"
+    text = "Grüße aus dem Ring"
+    tokens = httpx.post(f"{demo.url}/tokenize", json={"inputs": text}).json()
+    joined = "".join(t["text"] for t in tokens)
+    assert joined == text
