@@ -62,7 +62,7 @@ def bind(hostname: str, port: int) -> socket.socket:
     return listener
 
 
-def scheduling_limits(settings: Settings) -> SchedulingLimits:
+def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLimits:
     """Return the scheduler's numbers from settings that the warm-up has finished."""
     return SchedulingLimits(
         blocks=settings.kv_blocks + 1,  # block 0, never handed out
@@ -76,8 +76,8 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
         max_queued_requests=settings.max_concurrent_requests,
         max_queued_tokens=settings.max_queued_tokens,
         token_budget=settings.step_token_budget,
-        reserve=True,
-        prefix_caching=False,
+        reserve=False,
+        prefix_caching=prefix_caching,
     )
 
 
@@ -188,8 +188,9 @@ class Launcher:
         timeline.mark("shard ready")
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
         print(settings_table(settings), memory_table(supervisor.started), sep="\n", file=sys.stderr)
-        vocab_size = supervisor.started.facts.vocab_size
-        engine = front.open(settings, scheduling_limits(settings), supervisor, vocab_size)
+        facts = supervisor.started.facts
+        limits = scheduling_limits(settings, facts.prefix_reuse)
+        engine = front.open(settings, limits, supervisor, facts.vocab_size)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()

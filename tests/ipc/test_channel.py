@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from trio.testing import MockClock
 
 from tests.ipc.conftest import attach_here
 from tgi_trio.errors import CorruptRing, PeerGone, ProtocolMismatch, RingFull
+from tgi_trio.ipc import endpoints as endpoints_module
 from tgi_trio.ipc import layout
 from tgi_trio.ipc.channel import ChannelSpec, Endpoints, LeaderEnd, ShardEnd
 from tgi_trio.ipc.fence import Ordering
@@ -212,6 +214,30 @@ async def test_one_bell_wakes_for_every_shard(make_endpoints: Callable[..., Endp
 
 
 @pytest.mark.trio
+async def test_a_shard_that_joins_while_the_router_sleeps_is_heard(
+    make_endpoints: Callable[..., Endpoints],
+) -> None:
+    with ReplyBell() as bell, trio.fail_after(10):
+        first = RouterEnd(make_endpoints(reply_bell=bell.fd), bell)
+        heard = trio.Event()
+
+        async def listen() -> None:
+            while bell.quiet():
+                await bell.wait()
+            heard.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            await trio.testing.wait_all_tasks_blocked()
+            endpoints = make_endpoints(rank=1, reply_bell=bell.fd)
+            second = RouterEnd(endpoints, bell)
+            attach_here(endpoints).send(b"here")
+            await heard.wait()
+        first.close()
+        second.close()
+
+
+@pytest.mark.trio
 async def test_wait_is_cancellable_and_leaves_the_flag_awake(pair: Pair) -> None:
     router, shard = pair
     with trio.move_on_after(0.001):
@@ -349,3 +375,23 @@ async def test_a_reader_that_dies_leaves_a_full_ring_and_a_named_death(
             with pytest.raises(RingFull, match=rf"rank 3 \(pid {child.pid}, .* step 3\)"):
                 await router.send(bytes(500), 0.01)
             router.check()
+
+
+def test_running_out_of_descriptors_leaves_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints_module, "_new_bell", no_descriptor)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="open files"):
+        Endpoints.create(0, 1)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def no_descriptor() -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_closing_endpoints_closes_every_descriptor() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with Endpoints.create(0, 1) as endpoints:
+        endpoints.release_child_ends()
+    del endpoints  # a mapping has a descriptor of its own, and lives as long as its views
+    assert set(os.listdir("/proc/self/fd")) == before

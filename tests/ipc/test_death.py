@@ -17,8 +17,8 @@ from tests.ipc.conftest import CHILDREN, ROOT, attach_here
 from tgi_trio.errors import PeerStalled
 from tgi_trio.ipc import watch
 from tgi_trio.ipc.channel import ControlPage, Endpoints
-from tgi_trio.ipc.death import guard_death_pipe
 from tgi_trio.ipc.frames import Phase
+from tgi_trio.ipc.parent import guard_death_pipe
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 from tgi_trio.ipc.watch import StallDetector, wait_for_death, watch_heartbeat
 
@@ -136,7 +136,7 @@ def test_the_death_pipe_is_a_second_line() -> None:
 
 
 def test_a_shard_without_its_router_does_not_start() -> None:
-    code = f"from tgi_trio.ipc.death import die_with_parent; die_with_parent({os.getpid()} + 1)"
+    code = f"from tgi_trio.ipc.parent import die_with_parent; die_with_parent({os.getpid()} + 1)"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
     )
@@ -144,7 +144,7 @@ def test_a_shard_without_its_router_does_not_start() -> None:
 
 
 def test_die_with_parent_accepts_the_real_parent() -> None:
-    code = f"from tgi_trio.ipc.death import die_with_parent; die_with_parent({os.getpid()})"
+    code = f"from tgi_trio.ipc.parent import die_with_parent; die_with_parent({os.getpid()})"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
@@ -209,3 +209,18 @@ async def test_a_beating_shard_does_not_count_as_stalled(
     with pytest.raises(PeerStalled, match="allowed in this phase: 100 s"):
         await watch_heartbeat(endpoints.page, detector, 1.0)
     assert 100 < trio.current_time() - start < 104
+
+
+def test_the_mutex_tells_the_living_from_the_dead(
+    make_endpoints: MakeEndpoints, spawn_child: SpawnChild
+) -> None:
+    endpoints = make_endpoints()
+    child = spawn_child("hold", endpoints, 1)
+    until_ready(child)
+    mutex = endpoints.page.alive_mutex()
+    assert not mutex.wait_for_owner(0.01)
+    child.kill()
+    assert mutex.wait_for_owner(20)
+    assert mutex.wait_for_owner(0.01), "the waiter must not be left holding it"
+    with pytest.raises(OSError, match="trylock"):
+        mutex.hold()

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_trio.ipc.doorbell import STATES, AwakeBudget, Bell, SleepFlag, spin_while
+from tgi_trio.ipc.doorbell import (
+    STATES,
+    AwakeBudget,
+    Bell,
+    BlockingWaiter,
+    SleepFlag,
+    spin_while,
+)
 from tgi_trio.ipc.fence import Ordering
 from tgi_trio.ipc.layout import ALWAYS, ASLEEP, AWAKE
 
@@ -100,3 +108,18 @@ def test_a_spin_ends_with_the_frame_or_with_the_time() -> None:
     looks = iter([True, True, False])
     assert spin_while(lambda: next(looks), 10**12)
     assert not spin_while(lambda: True, 1000)
+
+
+def test_a_dead_peers_last_frame_is_read_before_its_death_counts() -> None:
+    """The frame and the death arrive together, after the second look."""
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    read, write = os.pipe()
+    os.close(write)
+    looks = iter([True, True, False, False, True, True, True])
+    flag = SleepFlag(word(ALWAYS), Ordering("test", lambda: None, None))
+    waiter = BlockingWaiter(bell, read, flag, lambda: next(looks), 0)
+    assert waiter.wait(None)
+    with pytest.raises(ConnectionResetError):
+        waiter.wait(None)
+    os.close(read)
+    os.close(bell)

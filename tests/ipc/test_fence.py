@@ -47,7 +47,7 @@ def test_a_fence_that_fails_the_self_test_is_not_used() -> None:
 
 def test_one_core_shows_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    assert litmus.run(orderings()[0]) == (0, 0, 0)
+    assert litmus.run(orderings()[0], rounds=10, seconds=1.0) == (0, 0, 0)
 
 
 def test_a_litmus_without_a_partner_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:

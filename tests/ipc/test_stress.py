@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import trio
@@ -82,3 +84,27 @@ def test_a_killed_writer_leaves_no_partial_frame() -> None:
     assert frames > kills
     assert mid_write > 20, "too few kills hit a write: the test shows too little"
     assert set(os.listdir("/dev/shm")) == before
+
+
+def system_calls(messages: int, report: Path) -> Counter[str]:
+    """Return the system calls of an exchange of `messages` round trips, by name."""
+    command = ["strace", "-f", "-qq", "-c", "-o", str(report), sys.executable]
+    subprocess.run(
+        [*command, str(CHILDREN / "hot_loop.py"), str(messages)],
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    rows = [line.split() for line in report.read_text().splitlines()[2:-2]]
+    return Counter({row[-1]: int(row[3]) for row in rows if len(row) >= 5})
+
+
+@pytest.mark.skipif(
+    shutil.which("strace") is None or len(os.sched_getaffinity(0)) < 2,
+    reason="needs strace and two cores",
+)
+def test_a_hot_message_makes_no_system_call(tmp_path: Path) -> None:
+    """Two runs that differ by 20,000 messages make the same system calls, give or take start-up."""
+    few, many = (system_calls(count, tmp_path / str(count)) for count in (1_000, 21_000))
+    per_message = {name: (many[name] - few[name]) / 20_000 for name in many | few}
+    assert max(per_message.values()) < 0.005, per_message
+    assert many["eventfd2"] == few["eventfd2"] > 0, "strace saw nothing at all"

@@ -128,8 +128,9 @@ class BlockingEnd(End):
 
     def send(self, payload: bytes | memoryview) -> None:
         """Copy and publish `payload`; waits and raises as `reserve()` does."""
-        self.reserve(len(payload))[:] = payload
-        self.commit()
+        if not self.try_send(payload):
+            self._reserve_slowly(len(payload))[:] = payload
+            self.commit()
 
     def _reserve_slowly(self, size: int) -> memoryview:
         deadline = time.monotonic() + self.spec.full_timeout_ms / 1000

@@ -42,7 +42,6 @@ def picture() -> str:
 
 def frame_picture() -> str:
     """Draw frames in a ring, the skip at its end included."""
-    with_skip = ring.padded(5) + ring.padded(0)
     return _code(
         [
             "tail (reader)                      head (writer, stored last)",
@@ -53,8 +52,8 @@ def frame_picture() -> str:
             "                      the next frame does not fit before the end: it starts at 0",
             "",
             f"length, SKIP: one {ring.WORD}-byte word; SKIP = {ring.SKIP:#x}",
-            f"a frame of 5 bytes takes {ring.padded(5)}, an empty one {ring.padded(0)}"
-            f" (together {with_skip}); the largest is half the ring less {ring.WORD}",
+            f"a frame of 5 bytes takes {ring.padded(5)}, an empty one {ring.padded(0)};"
+            f" the largest is half the ring less {ring.WORD}",
             "head and tail count bytes since the start: head == tail is empty, never wraps",
         ]
     )

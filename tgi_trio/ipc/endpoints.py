@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tgi_trio.ipc import layout
 from tgi_trio.ipc.control import ControlPage
-from tgi_trio.ipc.fence import Ordering, choose_ordering
+from tgi_trio.ipc.fence import Ordering
+from tgi_trio.ipc.litmus import proven_ordering
 from tgi_trio.ipc.memory import Segment
 
 DEFAULT_RING_BYTES = 2 * 2**20
@@ -76,23 +78,33 @@ class Endpoints:
     ) -> Endpoints:
         """Create segment, eventfds and death pipe; `reply_bell` shares an existing eventfd.
 
-        Sizes in bytes, powers of two. Raises SegmentError when memory is not to be had.
+        Sizes in bytes, powers of two. `ordering` None: what the litmus has proven on this machine.
+        Raises SegmentError when memory is not to be had.
         """
         layout.check_ring_bytes("request_bytes", request_bytes)
         layout.check_ring_bytes("reply_bytes", reply_bytes)
+        ordering = ordering or proven_ordering()
         size = layout.CONTROL_BYTES + request_bytes + reply_bytes
-        segment = Segment.create(size, label=f"channel of rank {rank}")
-        page = ControlPage.format(segment, rank, incarnation, request_bytes, reply_bytes)
-        death_read, death_write = os.pipe2(os.O_CLOEXEC)
-        own_bell = _new_bell() if reply_bell < 0 else -1
+        with (
+            ExitStack() as undo
+        ):  # until everything is there: running out of descriptors is possible
+            segment = undo.enter_context(Segment.create(size, label=f"channel of rank {rank}"))
+            page = ControlPage.format(segment, rank, incarnation, request_bytes, reply_bytes)
+            death_read, death_write = os.pipe2(os.O_CLOEXEC)
+            for end in (death_read, death_write):
+                undo.callback(os.close, end)
+            request_bell = _new_bell()
+            undo.callback(os.close, request_bell)
+            own_bell = _new_bell() if reply_bell < 0 else -1
+            undo.pop_all()
         spec = ChannelSpec(
             segment=segment.fd,
-            request_bell=_new_bell(),
+            request_bell=request_bell,
             reply_bell=own_bell if reply_bell < 0 else reply_bell,
             death=death_read,
             rank=rank,
             router_pid=os.getpid(),
-            ordering=(ordering or choose_ordering()).name,
+            ordering=ordering.name,
             spin_us=spin_us,
             full_timeout_ms=round(full_timeout * 1000),
         )

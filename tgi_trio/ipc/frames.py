@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 1
+VERSION = 2
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -177,6 +177,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("layers", "layers that hold KV"),
             ("kv_bytes_per_token", "bytes of K and V per token, all layers, this rank"),
             ("max_positions", "longest sequence the model accepts; 0 = unbounded"),
+            ("prefix_reuse", "1: blocks computed for one sequence serve another, same tokens"),
             ("load_ns", "nanoseconds spent loading weights"),
         ),
         counts=("eos", "name_chars"),

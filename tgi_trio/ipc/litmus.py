@@ -14,10 +14,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
-from tgi_trio.ipc.fence import Ordering, ordering_named, orderings
+from tgi_trio.ipc.fence import Ordering, choose_ordering, ordering_named, orderings
 from tgi_trio.ipc.memory import Segment
+from tgi_trio.ipc.parent import die_with_parent
 
 # Word indices in the shared segment. What one side writes is 128 bytes away from everything else.
 _READY, _STORED, _STOP, _RESULTS = (0, 16), (64, 96), 128, 256
@@ -34,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def holds(ordering: Ordering) -> bool:
-    """Return False when `ordering` lets a load overtake a store. About a tenth of a second.
+    """Return False when `ordering` lets a load overtake a store; takes about a tenth of a second.
 
     The start-up self-test for `fence.choose_ordering`. With one core nothing can be shown; the
     fence is taken at its documented word then. A litmus that cannot run counts as failed.
@@ -42,12 +44,21 @@ def holds(ordering: Ordering) -> bool:
     if ordering.full is None:
         return False
     try:
-        return run(ordering).reordered == 0
+        return run(ordering, rounds=5_000, seconds=0.05).reordered == 0
     except TimeoutError:
         return False
 
 
-def run(ordering: Ordering, *, rounds: int = 10_000, seconds: float = 0.1) -> Outcome:
+@cache
+def proven_ordering() -> Ordering:
+    """Return the ordering of this machine: the first whose fence passes the litmus.
+
+    Runs the litmus once per process.
+    """
+    return choose_ordering(holds)
+
+
+def run(ordering: Ordering, *, rounds: int, seconds: float) -> Outcome:
     """Run the litmus against a child process, for `rounds` or `seconds`, whichever ends first.
 
     Pins this thread meanwhile; without two cores to use it returns Outcome(0, 0, 0). Raises
@@ -57,7 +68,8 @@ def run(ordering: Ordering, *, rounds: int = 10_000, seconds: float = 0.1) -> Ou
     if len(cores) < 2:
         return Outcome(0, 0, 0)
     with Segment.create((_RESULTS + 2 * rounds) * 8, label="litmus") as segment:
-        command = [sys.executable, "-m", _MODULE, str(segment.fd), ordering.name, str(cores[1])]
+        facts = (segment.fd, ordering.name, cores[1], os.getpid())
+        command = [sys.executable, "-m", _MODULE, *map(str, facts)]
         with (
             subprocess.Popen(command, pass_fds=(segment.fd,)) as child,
             _pinned_to(cores[0]),
@@ -137,7 +149,8 @@ def _pinned_to(core: int) -> Iterator[None]:
 def main(arguments: list[str]) -> None:
     """Print the table, or, with arguments from `run`, play the other side."""
     if arguments:
-        fd, name, core = arguments
+        fd, name, core, parent = arguments
+        die_with_parent(int(parent))
         os.sched_setaffinity(0, {int(core)})
         segment = Segment.open(int(fd))
         words = segment.words(0, segment.size // 8)

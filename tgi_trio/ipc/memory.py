@@ -34,8 +34,12 @@ class Segment:
         self.fd = fd
         self.size = size
         self.kind = kind  # "shm", "memfd" or "inherited"; for logs and tests
-        # MAP_POPULATE: the first lap of a ring then takes no page faults.
-        self.map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        try:
+            # MAP_POPULATE: the first lap of a ring then takes no page faults.
+            self.map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError:
+            os.close(fd)
+            raise
         self.buf = memoryview(self.map)
 
     @classmethod

@@ -32,11 +32,14 @@ class ReplyBell:
         self._spin = AwakeBudget(spin_us)
         self._poll = AwakeBudget(poll_us)
         self._ends: list[RouterEnd] = []
+        self._asleep = False
         self._yielded = 0  # perf_counter_ns of the last turn given to other tasks
 
     def add(self, end: RouterEnd) -> None:
         """Wake up for this end's replies from now on."""
         self._ends.append(end)
+        if self._asleep:  # the task that sleeps has told the other shards to ring, not this one
+            os.eventfd_write(self.fd, 1)
 
     def remove(self, end: RouterEnd) -> None:
         """Stop waking up for this end."""
@@ -70,6 +73,7 @@ class ReplyBell:
 
     async def _sleep(self) -> None:
         ends = list(self._ends)
+        self._asleep = True
         try:
             for end in ends:
                 end.flag.set()
@@ -77,6 +81,7 @@ class ReplyBell:
                 await trio.lowlevel.wait_readable(self.fd)
                 drain(self.fd)
         finally:
+            self._asleep = False
             for end in ends:
                 end.flag.clear()
 

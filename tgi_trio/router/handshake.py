@@ -20,6 +20,7 @@ class ShardFacts:
     block_size: int
     kv_bytes_per_token: int
     max_positions: int  # 0 = unbounded
+    prefix_reuse: bool
     eos_ids: tuple[int, ...]
     dtype: str
     device: str
@@ -81,6 +82,7 @@ async def info(end: RouterEnd) -> ShardFacts:
             block_size=frame.word("block_size"),
             kv_bytes_per_token=frame.word("kv_bytes_per_token"),
             max_positions=frame.word("max_positions"),
+            prefix_reuse=bool(frame.word("prefix_reuse")),
             eos_ids=tuple(frame.column("eos_ids").tolist()),
             dtype=dtype,
             device=device,

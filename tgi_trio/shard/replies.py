@@ -48,6 +48,7 @@ def encode_info(command: int, info: ModelInfo) -> bytes:
         "layers": info.layers,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "max_positions": info.max_positions,
+        "prefix_reuse": info.prefix_reuse,
         "load_ns": info.load_ns,
     }
     columns: dict[str, NDArray[Any]] = {

@@ -81,6 +81,9 @@ class ModelInfo:
     device: str
     backend: str
     load_ns: int
+    # False where a token's K and V depend on more than the tokens before it (rotary frequencies
+    # that change with the length), or are not in the blocks at all (a cache of transformers' own).
+    prefix_reuse: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import zlib
 from dataclasses import replace
 
 from tgi_trio.ipc.channel import ChannelSpec, Endpoints, LeaderEnd, ShardEnd
-from tgi_trio.ipc.death import die_with_parent
 from tgi_trio.ipc.frames import Phase
+from tgi_trio.ipc.parent import die_with_parent
 
 PIECE = 512
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import trio
 
 from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.fence import choose_ordering
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import spawn_shard
 
@@ -22,7 +23,9 @@ async def main() -> None:
     with ReplyBell() as bell:
         ends = []
         for rank in range(int(sys.argv[1])):
-            endpoints = Endpoints.create(rank, 1, reply_bell=bell.fd, spin_us=0)
+            endpoints = Endpoints.create(
+                rank, 1, reply_bell=bell.fd, spin_us=0, ordering=choose_ordering()
+            )
             argv = [sys.executable, CHILD, endpoints.spec.text(), sys.argv[2]]
             spawn_shard(argv, endpoints, stdout=subprocess.DEVNULL)
             endpoints.release_child_ends()

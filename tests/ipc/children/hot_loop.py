@@ -1,0 +1,29 @@
+"""Both ends spin in one exchange of argv[1] messages; what strace counts of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
+
+SPIN_US = 10_000_000
+
+with Endpoints.create(0, 1, spin_us=SPIN_US) as endpoints:
+    spec = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
+    if os.fork() == 0:
+        shard = ShardEnd.attach(spec.text())
+        for _ in range(int(sys.argv[1])):
+            while (frame := shard.try_receive()) is None:
+                shard.wait(60)
+            shard.send(frame)
+            shard.release()
+        os._exit(0)
+    router = LeaderEnd.attach(spec.text())
+    for _ in range(int(sys.argv[1])):
+        router.send(b"x" * 1024)
+        while router.try_receive() is None:
+            router.wait(60)
+        router.release()
+    os.wait()

@@ -1,0 +1,113 @@
+"""Rank 0 and its followers, over rings of the same kind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tests.ipc.conftest import ROOT, attach_here
+from tgi_trio.errors import PeerStalled, RingFull
+from tgi_trio.ipc.broadcast import Broadcast
+from tgi_trio.ipc.channel import Endpoints, LeaderEnd
+from tgi_trio.ipc.spawn import ShardProcess
+
+MakeEndpoints = Callable[..., Endpoints]
+SpawnChild = Callable[..., ShardProcess]
+
+
+def lead(endpoints: Endpoints, **changes: int) -> LeaderEnd:
+    """Attach the leader's end in this process, on a descriptor of its own."""
+    spec = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment), **changes)
+    return LeaderEnd.attach(spec.text())
+
+
+@pytest.mark.parametrize("followers", [2, 4, 8])
+def test_every_follower_gets_every_command_in_order(
+    followers: int, make_endpoints: MakeEndpoints, spawn_child: SpawnChild
+) -> None:
+    # One extra channel each: the test process plays rank 0 and needs the death pipe's read end
+    # that spawn_child closes, so it attaches first.
+    ends = []
+    for rank in range(1, followers + 1):
+        endpoints = make_endpoints(rank=rank)
+        ends.append(lead(endpoints, death=-1))
+        spawn_child("echo", endpoints)
+    group = Broadcast(ends)
+    for number in range(100):
+        command = bytes([number]) * (number * 13 % 1500)
+        group.send(command)
+        assert group.gather(30.0) == [command] * followers
+    for end in ends:
+        end.check()
+
+
+def test_commands_queue_up_for_a_follower_that_is_behind(make_endpoints: MakeEndpoints) -> None:
+    channels = [make_endpoints(rank=rank) for rank in (1, 2)]
+    group = Broadcast([lead(endpoints) for endpoints in channels])
+    followers = [attach_here(endpoints) for endpoints in channels]
+    for number in range(5):
+        group.send(bytes([number]))
+    for follower in followers:
+        for number in range(5):
+            assert follower.try_receive() == bytes([number])
+            follower.release()
+
+
+def test_a_stopped_follower_is_named(
+    make_endpoints: MakeEndpoints, spawn_child: SpawnChild
+) -> None:
+    endpoints = make_endpoints(rank=6)
+    end = lead(endpoints, death=-1)
+    child = spawn_child("echo", endpoints)
+    group = Broadcast([end])
+    group.send(b"one")
+    group.gather(30.0)
+    os.kill(child.pid, signal.SIGSTOP)
+    group.send(b"two")
+    with pytest.raises(PeerStalled, match=rf"rank 6 \(pid {child.pid}, .* step 1\): no reply"):
+        group.gather(0.02)
+
+
+def test_a_follower_that_never_reads_fills_only_its_own_ring(
+    make_endpoints: MakeEndpoints,
+) -> None:
+    channels = [make_endpoints(rank=rank) for rank in (1, 2)]
+    ends = [lead(endpoints, full_timeout_ms=20) for endpoints in channels]
+    reading, _stuck = (attach_here(endpoints) for endpoints in channels)
+    group = Broadcast(ends)
+    with pytest.raises(RingFull, match="rank 2"):
+        while True:
+            group.send(bytes(1000))
+            while reading.try_receive() is not None:
+                reading.release()
+
+
+def test_rank_0_gets_its_followers_by_descriptor(
+    make_endpoints: MakeEndpoints, spawn_child: SpawnChild
+) -> None:
+    """As the router does it: rank 0 is a child too, and inherits its followers' channels."""
+    channels = [make_endpoints(rank=rank) for rank in (1, 2)]
+    code = (
+        "import sys\n"
+        "from tgi_trio.ipc.broadcast import Broadcast\n"
+        "from tgi_trio.ipc.channel import LeaderEnd\n"
+        "group = Broadcast([LeaderEnd.attach(text) for text in sys.argv[1:]])\n"
+        "group.send(b'step')\n"
+        "print(group.gather(30))\n"
+    )
+    leader = subprocess.Popen(
+        [sys.executable, "-c", code, *(endpoints.spec.text() for endpoints in channels)],
+        pass_fds=[fd for endpoints in channels for fd in endpoints.spec.fds],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    for endpoints in channels:
+        spawn_child("echo", endpoints)
+    assert leader.communicate(timeout=60)[0] == "[b'step', b'step']\n"

@@ -1,0 +1,207 @@
+"""Drives a runner as the worker does, in any order, and compares with transformers."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.step import RowResult, Runner, Sequence, StepPlan, WarmupRequest
+
+BLOCK = 16
+NEW_TOKENS = 40
+
+
+@dataclass
+class GreedyRecorder:
+    """A sampler that takes the best token and keeps the logits it was given."""
+
+    logits: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+
+    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]:
+        assert logits.dtype == torch.float32 and logits.shape[0] == len(rows)
+        for row, values in zip(rows, logits, strict=True):
+            self.logits.setdefault(row.id, []).append(values.clone().cpu())
+        best = logits.argmax(dim=-1).tolist()
+        return [RowResult(token_ids=[token], logprobs=[0.0]) for token in best]
+
+    def drop(self, sequence: Sequence) -> None:
+        self.logits.pop(sequence.id, None)
+
+
+def load(folder: Path, blocks: int = 512, **options: object) -> tuple[Runner, GreedyRecorder]:
+    """Return a warmed-up runner and its sampler."""
+    sampler = GreedyRecorder()
+    runner = TorchRunner.load(folder, sampler=sampler, **options)  # type: ignore[arg-type]
+    runner.warm_up(WarmupRequest(64, 256, 16, (blocks - 1) * BLOCK))
+    return runner, sampler
+
+
+def sequence(
+    index: int,
+    prompt: ListLike[int],
+    blocks: ListLike[int],
+    new: int = NEW_TOKENS,
+    **sampling: object,
+) -> Sequence:
+    ids = np.zeros(len(prompt) + new, dtype=np.int32)
+    ids[: len(prompt)] = prompt
+    return Sequence(
+        id=index,
+        token_ids=ids,
+        length=len(prompt),
+        prompt_length=len(prompt),
+        computed=0,
+        block_ids=list(blocks),
+        remaining=new,
+        min_remaining=0,
+        sampling=SamplingParameters(**sampling),  # type: ignore[arg-type]
+    )
+
+
+def plan(rows: list[Sequence], counts: list[int]) -> StepPlan:
+    """Return the step that computes the next `counts[i]` known tokens of `rows[i]`."""
+    tokens, positions, slots, samples = [], [], [], []
+    widest = max(len(row.block_ids) for row in rows)
+    tables = np.zeros((len(rows), widest), dtype=np.int32)
+    for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        where = np.arange(row.computed, row.computed + count)
+        table = np.array(row.block_ids)
+        tables[i, : len(table)] = table
+        tokens.append(row.token_ids[where])
+        positions.append(where)
+        slots.append(table[where // BLOCK] * BLOCK + where % BLOCK)
+        samples.append(row.computed + count == row.length)
+    return StepPlan(
+        rows=rows,
+        token_ids=np.concatenate(tokens).astype(np.int64),
+        positions=np.concatenate(positions).astype(np.int64),
+        kv_slots=np.concatenate(slots).astype(np.int64),
+        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        context_lengths=np.array(
+            [row.computed + count for row, count in zip(rows, counts, strict=True)], np.int32
+        ),
+        block_tables=tables,
+        samples=np.array(samples, dtype=np.bool_),
+    )
+
+
+def advance(runner: Runner, rows: list[Sequence], counts: list[int]) -> list[RowResult]:
+    """Run one step and move the sequences by it."""
+    result = runner.step(plan(rows, counts))
+    for row, count, got in zip(rows, counts, result.rows, strict=True):
+        row.computed += count
+        assert got.fault is None, got.fault
+        for token in got.token_ids:
+            row.token_ids[row.length] = token
+            row.length += 1
+            row.remaining -= 1
+    return result.rows
+
+
+def run(
+    runner: Runner,
+    rows: list[Sequence],
+    chunk: int = 10_000,
+    joins: int | None = None,
+    seed: int = 0,
+) -> None:
+    """Run `rows` to their ends. `chunk`: prompt tokens of a row per step, at random up to it.
+
+    `joins`: this many rows start at each step, so prefills and decodes share steps.
+    """
+    draw = random.Random(seed)
+    waiting, running = list(rows), []
+    while waiting or running:
+        take = len(waiting) if joins is None else joins
+        running += waiting[:take]
+        del waiting[:take]
+        counts = []
+        for row in running:
+            left = row.length - row.computed
+            counts.append(left if left <= 1 or chunk > left else draw.randint(1, min(left, chunk)))
+        advance(runner, running, counts)
+        running = [row for row in running if row.remaining]
+
+
+def tables(
+    prompts: ListLike[ListLike[int]], shuffle: int | None = None, new: int = NEW_TOKENS
+) -> list[list[int]]:
+    """Return block tables for the prompts and their new tokens; block 0 is in none."""
+    sizes = [-(-(len(prompt) + new) // BLOCK) for prompt in prompts]
+    ids = list(range(1, sum(sizes) + 1))
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(ids)
+    return [[ids.pop(0) for _ in range(size)] for size in sizes]
+
+
+def prompts(count: int, longest: int = 70, vocab: int = 512, seed: int = 7) -> list[list[int]]:
+    """Return prompts of mixed lengths, the first of them a single token."""
+    draw = random.Random(seed)
+    lengths = [1, 2, 15, 16, 17, 33] + [draw.randint(3, longest) for _ in range(count)]
+    return [[draw.randrange(3, vocab) for _ in range(n)] for n in lengths[:count]]
+
+
+def generated(row: Sequence) -> list[int]:
+    return row.token_ids[row.prompt_length : row.length].tolist()
+
+
+class Golden:
+    """transformers on the same folder, float32."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.no_grad()
+    def greedy(
+        self, prompt: ListLike[int], new: int = NEW_TOKENS
+    ) -> tuple[list[int], torch.Tensor]:
+        """Return (tokens [new], logits [new, vocab]) by decoding step by step over its cache."""
+        takes = inspect.signature(self.model.forward).parameters
+        name = "past_key_values" if "past_key_values" in takes else "cache_params"
+        ids, tokens, logits, cache = torch.tensor([list(prompt)]), [], [], None
+        for _ in range(new):
+            out = self.model(input_ids=ids, use_cache=True, **{name: cache})
+            cache = getattr(out, name)
+            logits.append(out.logits[0, -1].float())
+            tokens.append(int(logits[-1].argmax()))
+            ids = torch.tensor([[tokens[-1]]])
+        return tokens, torch.stack(logits)
+
+    @torch.no_grad()
+    def logits(self, prompt: ListLike[int], tokens: ListLike[int]) -> torch.Tensor:
+        """Return the logits [len(tokens), vocab] that each of `tokens` was chosen from.
+
+        By one forward pass over everything: where each row's best is the token that follows,
+        `tokens` is the greedy continuation.
+        """
+        ids = torch.tensor([[*prompt, *tokens]])
+        return self.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+
+    @torch.no_grad()
+    def prompt_logprobs(self, prompt: ListLike[int]) -> list[float]:
+        """Return the log-probability of every prompt token but the first."""
+        ids = torch.tensor([list(prompt)])
+        scores = self.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+        return scores.gather(1, ids[0, 1:, None]).squeeze(1).tolist()
+
+
+def assert_greedy(
+    golden: Golden, recorder: GreedyRecorder, row: Sequence, tolerance: float = 1e-4
+) -> None:
+    """Check a finished row token for token, and the logits its tokens were chosen from."""
+    prompt, tokens = row.token_ids[: row.prompt_length].tolist(), generated(row)
+    expected = golden.logits(prompt, tokens)
+    assert tokens == expected.argmax(-1).tolist()
+    torch.testing.assert_close(
+        torch.stack(recorder.logits[row.id]), expected, atol=tolerance, rtol=0.0
+    )

@@ -1,0 +1,179 @@
+"""Greedy output of the five main families equals transformers, however it is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shard.models_support import (
+    NEW_TOKENS,
+    Golden,
+    advance,
+    assert_greedy,
+    generated,
+    load,
+    plan,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+PROMPTS = prompts(16)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Checkpoint = Callable[..., Path]
+
+
+class Model:
+    """A runner, its sampler, transformers' model, and what that generates alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runner, self.recorder = load(folder)
+        self.golden = Golden(folder)
+        # Three by decoding step by step; the rest from one forward over what we generated, where
+        # every row's best must be the token that follows. That is the same, and far quicker.
+        self.expected = {i: self.golden.greedy(PROMPTS[i]) for i in (0, 5, 6)}
+        rows = _rows()
+        run(self.runner, rows)
+        self.recorder.logits.clear()
+        for row in rows:
+            if row.id not in self.expected:
+                logits = self.golden.logits(PROMPTS[row.id], generated(row))
+                self.expected[row.id] = logits.argmax(-1).tolist(), logits
+
+    def check(self, rows: list) -> None:
+        for row in rows:
+            tokens, logits = self.expected[row.id]
+            assert generated(row) == tokens
+            ours = torch.stack(self.recorder.logits.pop(row.id))
+            torch.testing.assert_close(ours, logits, atol=1e-4, rtol=0.0)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Model:
+    return Model(checkpoint(request.param))
+
+
+def _rows(shuffle: int | None = None) -> list:
+    blocks = tables(PROMPTS, shuffle)
+    return [sequence(i, prompt, blocks[i]) for i, prompt in enumerate(PROMPTS)]
+
+
+def test_the_output_wanders(model: Model) -> None:
+    """The other tests would pass for a model that says one token for ever."""
+    assert all(len(set(tokens)) > 5 for tokens, _ in model.expected.values())
+    assert len({tuple(tokens) for tokens, _ in model.expected.values()}) == len(PROMPTS)
+
+
+def test_alone(model: Model) -> None:
+    for row in _rows()[:7]:
+        run(model.runner, [row])
+        model.check([row])
+
+
+def test_in_a_batch_of_sixteen(model: Model) -> None:
+    rows = _rows()
+    run(model.runner, rows)
+    model.check(rows)
+
+
+def test_chunked_prefills_among_decodes(model: Model) -> None:
+    rows = _rows()
+    run(model.runner, rows, chunk=9, joins=1)
+    model.check(rows)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_shuffled_block_tables(model: Model, seed: int) -> None:
+    rows = _rows(shuffle=seed)
+    run(model.runner, rows, chunk=20, joins=3, seed=seed)
+    model.check(rows)
+
+
+def test_replay_of_prompt_and_emitted_tokens(model: Model) -> None:
+    """A sequence that is put into a fresh cache with what it had said goes on as before."""
+    prompt, (tokens, _) = PROMPTS[6], model.expected[6]
+    row = sequence(6, prompt + tokens[:15], range(1, 9), new=NEW_TOKENS - 15)
+    row.prompt_length = len(prompt)
+    run(model.runner, [row])
+    assert generated(row) == tokens
+    model.recorder.logits.clear()
+
+
+def test_shared_prefix_blocks(model: Model) -> None:
+    """A row may start behind blocks that another row has filled."""
+    first = sequence(0, PROMPTS[5], range(1, 7))
+    run(model.runner, [first])
+    second = sequence(5, PROMPTS[5], [1, 2, 20, 21, 22, 23])
+    second.computed = 32
+    model.recorder.logits.clear()
+    run(model.runner, [second])
+    model.check([second])
+
+
+def test_a_step_may_be_repeated(model: Model) -> None:
+    """The worker repeats a step for part of its rows when one of them fails."""
+    rows = _rows()
+    counts = [row.length for row in rows]
+    once = model.runner.step(plan(rows, counts))
+    again = model.runner.step(plan(rows[3:9], counts[3:9]))
+    assert [r.token_ids for r in once.rows[3:9]] == [r.token_ids for r in again.rows]
+    assert all(row.computed == 0 for row in rows)
+    model.recorder.logits.clear()
+
+
+@pytest.mark.parametrize("chunk", [1000, 5])
+def test_prompt_logprobs(model: Model, chunk: int) -> None:
+    prompt = PROMPTS[5]
+    row = sequence(5, prompt, range(1, 20), new=2, prompt_logprobs=True)
+    other = sequence(6, PROMPTS[6], range(20, 40), new=2)
+    found: list[float] = []
+    while row.length == len(prompt):
+        count = min(chunk, row.length - row.computed)
+        results = advance(model.runner, [row, other], [count, 1])
+        found += results[0].prompt_logprobs
+        assert not results[1].prompt_logprobs
+    assert not advance(model.runner, [row], [1])[0].prompt_logprobs
+    assert len(found) == len(prompt) and math.isnan(found[0])
+    assert found[1:] == pytest.approx(model.golden.prompt_logprobs(prompt), abs=1e-4)
+    model.recorder.logits.clear()
+
+
+def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
+    """Rounding may change tokens, but not the picture: scores correlate with float32's."""
+    for family in FAMILIES:
+        folder = checkpoint(family)
+        runner, recorder = load(folder, dtype="bfloat16")
+        assert runner.info.dtype == "bfloat16"
+        rows = _rows()
+        run(runner, rows, chunk=16, joins=4)
+        golden = Golden(folder)
+        for row in rows[::5]:
+            expected = golden.logits(PROMPTS[row.id], generated(row))
+            ours = torch.stack(recorder.logits[row.id])
+            pairs = torch.stack((ours.flatten(), expected.flatten()))
+            assert torch.corrcoef(pairs)[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_beyond_a_sliding_window(checkpoint: Checkpoint, family: str) -> None:
+    window = {"sliding_window": 24}
+    if family != "mistral":
+        window |= {"use_sliding_window": True, "max_window_layers": 1}
+    folder = checkpoint(family, **window)
+    runner, recorder = load(folder)
+    golden = Golden(folder)
+    rows = _rows(shuffle=5)
+    run(runner, rows, chunk=30, joins=4)
+    for row in rows[::3]:
+        assert_greedy(golden, recorder, row)
+    unbounded, _ = load(checkpoint(family))
+    others = _rows()
+    run(unbounded, others)
+    assert [generated(row) for row in rows] != [generated(row) for row in others]

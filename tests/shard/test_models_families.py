@@ -1,0 +1,216 @@
+"""Every family of the table, and models outside it, say what transformers says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.models_support import (
+    Golden,
+    advance,
+    assert_greedy,
+    generated,
+    load,
+    plan,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.models.families import FAMILIES
+from tgi_trio.testing.checkpoints import make_checkpoint
+
+PROMPTS = prompts(8)[2:]
+NEW = 24
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Checkpoint = Callable[..., Path]
+
+# Variants of a family that take another path through its spec.
+VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
+    ("llama", {"hidden_size": 512, "intermediate_size": 1024}),  # large enough to be packed
+    ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}),
+    ("qwen3", {"attention_bias": True}),
+    ("phi3", {"sliding_window": 20}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("gpt_neox", {"use_parallel_residual": False}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    ("falcon", {"multi_query": False, "parallel_attn": False}),
+    ("starcoder2", {"use_bias": False, "num_attention_heads": 4}),
+    ("bloom", {"n_head": 6, "hidden_size": 96}),
+    ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+)
+
+ROPE = {
+    "linear": {"factor": 2.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+}
+
+
+def _check(folder: Path, backend: str, new: int = NEW) -> None:
+    """Run mixed chunks and decodes over shuffled blocks and compare with transformers."""
+    runner, recorder = load(folder)
+    assert runner.info.backend == backend
+    blocks = tables(PROMPTS, shuffle=3, new=new)
+    rows = [sequence(i, prompt, blocks[i], new=new) for i, prompt in enumerate(PROMPTS)]
+    run(runner, rows, chunk=20, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row)
+    assert len({tuple(generated(row)) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_family(checkpoint: Checkpoint, family: str) -> None:
+    _check(checkpoint(family), "torch")
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=lambda v: str(v)[:60])
+def test_variant(checkpoint: Checkpoint, family: str, changes: dict[str, Any]) -> None:
+    _check(checkpoint(family, **changes), "torch")
+
+
+@pytest.mark.parametrize("kind", sorted(ROPE))
+def test_rotary_scaling(checkpoint: Checkpoint, kind: str) -> None:
+    parameters = {"rope_type": kind, "rope_theta": 10000.0, **ROPE[kind]}
+    _check(checkpoint("llama", rope_parameters=parameters), "torch")
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_scaling_by_length(checkpoint: Checkpoint, kind: str) -> None:
+    """Frequencies change within the run; only decoding step by step says what is right."""
+    parameters: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind == "longrope":
+        parameters |= {
+            "short_factor": [1.0 + 0.1 * i for i in range(8)],
+            "long_factor": [2.0 + 0.3 * i for i in range(8)],
+            "original_max_position_embeddings": 40,
+        }
+    limit = 160 if kind == "longrope" else 40
+    folder = checkpoint("llama", rope_parameters=parameters, max_position_embeddings=limit)
+    runner, _ = load(folder)
+    blocks = tables(PROMPTS, shuffle=3, new=NEW)
+    rows = [sequence(i, p, blocks[i], new=NEW) for i, p in enumerate(PROMPTS)]
+    run(runner, rows, chunk=20, joins=2)
+    for row, prompt in zip(rows, PROMPTS, strict=True):
+        # A model of its own per prompt: transformers' dynamic frequencies outlive a sequence.
+        assert generated(row) == Golden(folder).greedy(prompt, NEW)[0]
+
+
+# --- models outside the table -------------------------------------------------------------------
+
+OUTSIDE: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("olmo3", "paged", {"num_hidden_layers": 4, "sliding_window": 24}),
+    ("cohere2", "paged", {"sliding_window": 24}),
+    ("olmoe", "paged", {"num_experts": 4, "num_experts_per_tok": 2}),
+    ("falcon", "cached", {"alibi": True}),  # a variant that its family's function declines
+    ("codegen", "cached", {}),
+    ("deepseek_v3", "cached", {}),  # K and V of different widths
+    ("gpt_oss", "cached", {"sliding_window": 16}),  # attention sinks
+    ("recurrent_gemma", "recompute", {}),  # a state that is the module's own
+)
+
+
+@pytest.mark.parametrize(("family", "way", "changes"), OUTSIDE, ids=lambda v: str(v)[:20])
+def test_through_transformers(
+    checkpoint: Checkpoint, family: str, way: str, changes: dict[str, Any]
+) -> None:
+    _check(checkpoint(family, **changes), f"transformers, {way}")
+
+
+def test_a_state_that_takes_one_token_at_a_time(checkpoint: Checkpoint) -> None:
+    """Mamba's scan and its step round differently, so it is measured against its own steps."""
+    folder = checkpoint("mamba")
+    runner, recorder = load(folder)
+    assert runner.info.backend == "transformers, cached"
+    blocks = tables(PROMPTS, new=NEW)
+    rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
+    run(runner, rows, chunk=20, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        tokens, logits = golden.greedy(PROMPTS[row.id], NEW)
+        assert generated(row) == tokens
+        ours = torch.stack(recorder.logits[row.id])
+        torch.testing.assert_close(ours, logits, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_paged_way_declines_frequencies_by_length(kind: str) -> None:
+    """transformers takes one length for a whole flat batch, so rows would change each other."""
+    from types import SimpleNamespace
+
+    from tgi_trio.shard.models.fallback_ways import PagedWay
+
+    text = SimpleNamespace(rope_parameters={"rope_type": kind})
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda decoder: text))
+    assert PagedWay.try_make(model, None) is None  # type: ignore[arg-type]
+
+
+def test_prompt_logprobs_through_transformers(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("codegen")
+    runner, _ = load(folder)
+    prompt = PROMPTS[3]
+    row = sequence(0, prompt, range(1, 9), new=2, prompt_logprobs=True)
+    found: list[float] = []
+    while row.length == len(prompt):
+        found += advance(runner, [row], [min(6, row.length - row.computed)])[0].prompt_logprobs
+    assert math.isnan(found[0])
+    assert found[1:] == pytest.approx(Golden(folder).prompt_logprobs(prompt), abs=1e-4)
+
+
+def test_a_repeated_step_through_a_cache(checkpoint: Checkpoint) -> None:
+    """The cache has moved on when the worker repeats a step; the answer is the same."""
+    runner, _ = load(checkpoint("codegen"))
+    row = sequence(0, PROMPTS[3], range(1, 9), new=4)
+    advance(runner, [row], [row.length])
+    once = runner.step(plan([row], [1])).rows[0].token_ids
+    assert runner.step(plan([row], [1])).rows[0].token_ids == once
+
+
+def test_one_bad_row_through_transformers_fails_alone(checkpoint: Checkpoint) -> None:
+    runner, _ = load(checkpoint("codegen"))
+    good = sequence(0, PROMPTS[3], range(1, 9), new=4)
+    bad = sequence(1, [100_000], range(9, 12), new=4)  # outside the embedding
+    results = runner.step(plan([bad, good], [1, good.length])).rows
+    assert results[0].fault and "IndexError" in results[0].fault and not results[0].token_ids
+    assert results[1].fault is None and len(results[1].token_ids) == 1
+
+
+def test_dropping_a_row_frees_its_cache(checkpoint: Checkpoint) -> None:
+    runner, _ = load(checkpoint("codegen"))
+    row = sequence(0, PROMPTS[3], range(1, 9), new=4)
+    advance(runner, [row], [row.length])
+    assert row.state
+    runner.drop(row)
+    assert not row.state
+
+
+@pytest.mark.parametrize(
+    ("family", "reuse"), [("llama", True), ("olmo3", True), ("codegen", False)]
+)
+def test_a_model_says_whether_its_blocks_may_serve_another_sequence(
+    tmp_path: Path, family: str, reuse: bool
+) -> None:
+    make_checkpoint(tmp_path, family)
+    assert TorchRunner.load(tmp_path).info.prefix_reuse is reuse
+
+
+def test_frequencies_that_change_with_the_length_forbid_reuse(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    make_checkpoint(tmp_path, "llama", rope_parameters=scaling)
+    assert TorchRunner.load(tmp_path).info.prefix_reuse is False

@@ -1,0 +1,345 @@
+"""Reading checkpoints: every way a folder can be wrong is named; slices make up the whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.shard.models_support import GreedyRecorder, generated, load, run, sequence
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.model_config import read_config
+from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.models.families import FAMILIES, decoder_spec
+from tgi_trio.shard.models.loading import load_decoder
+from tgi_trio.shard.step import WarmupRequest
+from tgi_trio.shard.weights import WeightSource
+
+Checkpoint = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    """A Llama checkpoint that a test may damage."""
+    source = checkpoint("llama")
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def _load(folder: Path, **options: object) -> TorchRunner:
+    return TorchRunner.load(folder, sampler=GreedyRecorder(), **options)  # type: ignore
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+# --- what is wrong is named ---------------------------------------------------------------------
+
+
+def test_missing_tensor_is_named(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    _rewrite(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(ModelLoadError, match=f"'{name}' is missing"):
+        _load(folder)
+
+
+def test_misshapen_tensor_is_named_with_both_shapes(folder: Path) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    _rewrite(folder, lambda tensors: tensors.update({name: torch.zeros(31, 64)}))
+    with pytest.raises(ModelLoadError, match=rf"'{name}'.*\[31, 64\].*\[32, 64\]"):
+        _load(folder)
+
+
+def test_truncated_file(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors.*truncated"):
+        _load(folder)
+
+
+def test_file_that_is_no_safetensors(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"<html>not found</html>")
+    with pytest.raises(ModelLoadError, match="cannot be read as safetensors"):
+        _load(folder)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "codegen"])
+def test_bin_only_folder_names_the_conversion(folder: Path, model_type: str) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    _edit(folder, model_type=model_type)
+    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin.*python -c .*save_pretrained"):
+        _load(folder)
+
+
+def test_folder_without_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"no \.safetensors file"):
+        _load(folder)
+
+
+def test_no_folder_no_config_damaged_config(folder: Path) -> None:
+    with pytest.raises(ModelLoadError, match="is not a folder"):
+        _load(folder / "nowhere")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"config\.json cannot be read"):
+        _load(folder)
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="model_type"):
+        _load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
+        _load(folder)
+
+
+def test_config_without_a_number_it_needs(folder: Path) -> None:
+    _edit(folder, hidden_size=None)
+    with pytest.raises(ModelLoadError, match="hidden_size"):
+        _load(folder)
+
+
+@pytest.mark.parametrize("changes", [{"num_attention_heads": 0}, {"hidden_size": "wide"}])
+def test_config_that_makes_no_sense(folder: Path, changes: dict[str, object]) -> None:
+    _edit(folder, **changes, head_dim=None)
+    with pytest.raises(ModelLoadError, match=r"config\.json cannot be right"):
+        _load(folder)
+
+
+def test_unknown_activation_dtype_and_rotary_are_named(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"int3.*float32, bfloat16.*--dtype"):
+        _load(folder, dtype="int3")
+    _edit(folder, hidden_act="snake")
+    with pytest.raises(ModelLoadError, match="snake"):
+        _load(folder)
+    _edit(folder, hidden_act="silu", rope_parameters={"rope_type": "spiral"})
+    with pytest.raises(ModelLoadError, match="spiral"):
+        _load(folder)
+
+
+def test_type_that_transformers_does_not_know(folder: Path) -> None:
+    _edit(folder, model_type="no_such_model")
+    with pytest.raises(ModelLoadError, match="no_such_model"):
+        _load(folder)
+
+
+def test_ranks_that_do_not_divide_the_heads(folder: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"4 attention heads.*3 shards.*--num-shard"):
+        _load(folder, world_size=3)
+
+
+def test_fallback_is_not_split(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ModelLoadError, match="--num-shard 1"):
+        _load(checkpoint("codegen"), world_size=2)
+
+
+# --- layouts of a checkpoint --------------------------------------------------------------------
+
+
+def test_sharded_by_index(folder: Path) -> None:
+    expected = _tokens(folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    where = {}
+    for part in range(3):
+        file = f"model-{part}.safetensors"
+        save_file({name: tensors[name] for name in names[part::3]}, folder / file)
+        where |= dict.fromkeys(names[part::3], file)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    assert _tokens(folder) == expected
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"lacks model-1\.safetensors"):
+        _load(folder)
+    index.write_text("[]")
+    with pytest.raises(ModelLoadError, match=r"index\.json cannot be read"):
+        _load(folder)
+
+
+def test_index_that_names_a_tensor_its_file_lacks(folder: Path) -> None:
+    names = list(load_file(folder / "model.safetensors"))
+    where = dict.fromkeys(names, "model.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": where}))
+    _rewrite(folder, lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(ModelLoadError, match=r"'model\.norm\.weight' is missing"):
+        _load(folder)
+
+
+def test_names_without_the_base_prefix(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """GPT-2 on the hub was saved from the bare model."""
+    source = checkpoint("gpt2")
+    for file in source.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    stripped = {name.removeprefix("transformer."): t for name, t in tensors.items()}
+    save_file(stripped, tmp_path / "model.safetensors")
+    assert _tokens(tmp_path) == _tokens(source)
+
+
+def test_older_names_of_rotary_and_dtype(folder: Path) -> None:
+    """`rope_theta`, `rope_scaling` with `type`, and `torch_dtype` are read as well."""
+    scaling = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+    _edit(folder, rope_parameters=scaling)
+    expected = _tokens(folder)
+    older = {"type": "linear", "factor": 2.0}
+    _edit(folder, rope_parameters=None, rope_scaling=older, rope_theta=5000.0)
+    assert _tokens(folder) == expected
+    _edit(folder, dtype=None, torch_dtype="bfloat16")
+    assert _load(folder).info.dtype == "bfloat16"
+    _edit(folder, torch_dtype="float16")
+    assert _load(folder).info.dtype == "float32"
+    assert _load(folder, dtype="float16").info.dtype == "float16"
+
+
+def test_eos_ids_come_from_the_generation_config_first(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert _load(folder).info.eos_ids == (7, 9)
+    (folder / "generation_config.json").unlink()
+    assert _load(folder).info.eos_ids == (1,)
+
+
+def test_tied_head_takes_no_memory_of_its_own(checkpoint: Checkpoint) -> None:
+    runner = _load(checkpoint("llama", tie_word_embeddings=True))
+    model = runner.model
+    assert model.head.weight.data_ptr() == model.embedding.data_ptr()
+    file = checkpoint("llama", tie_word_embeddings=True) / "model.safetensors"
+    # Norm weights are so few that they are not counted.
+    assert model.nbytes() == pytest.approx(file.stat().st_size, rel=0.05)
+
+
+def test_whole_tensors_are_views_of_the_file(folder: Path) -> None:
+    """What needs no change is not copied: a change in the file shows."""
+    runner = _load(folder)
+    weight = runner.model.layers[0].output.weight
+    before = weight.clone()
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    wanted = before.numpy().tobytes()
+    start = bytes(data).index(wanted)
+    with open(folder / "model.safetensors", "r+b") as file:
+        file.seek(start)
+        file.write(bytes(len(wanted)))
+    assert not weight.any() and before.any()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_large_weights_are_packed_and_given_up(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("llama", hidden_size=512, intermediate_size=1024)
+    runner = _load(folder)
+    assert all(layer.qkv.packed is not None for layer in runner.model.layers)
+    assert not any(layer.qkv.weight.numel() for layer in runner.model.layers)
+    file = folder / "model.safetensors"
+    assert runner.model.nbytes() == pytest.approx(file.stat().st_size, rel=0.05)
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_slices_of_two_ranks_make_up_the_whole(checkpoint: Checkpoint, family: str) -> None:
+    """Partial sums of a layer's two linears add up to what one rank computes."""
+    folder = checkpoint(family)
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None
+
+    def decoder(rank: int, size: int):  # type: ignore[no-untyped-def]
+        source = WeightSource(
+            folder, dtype=torch.float32, rank=rank, world_size=size, base=spec.names.base
+        )
+        with source:
+            return load_decoder(spec, source)
+
+    whole, halves = decoder(0, 1), [decoder(rank, 2) for rank in range(2)]
+    x = torch.randn(5, spec.hidden_size, generator=torch.Generator().manual_seed(0))
+    for index, layer in enumerate(whole.layers):
+        parts = [half.layers[index] for half in halves]
+        assert sum(part.attention.heads for part in parts) == layer.attention.heads
+        summed = sum(part.mlp(x) for part in parts)
+        torch.testing.assert_close(summed, layer.mlp(x), atol=1e-4, rtol=1e-4)
+        dim, heads, kv_heads = spec.head_dim, spec.heads, spec.kv_heads
+        query, key, value = layer.qkv(x).split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
+        own = [part.attention for part in parts]
+        cut = [
+            part.qkv(x).split((a.heads * dim, a.kv_heads * dim, a.kv_heads * dim), -1)
+            for part, a in zip(parts, own, strict=True)
+        ]
+        for which, expected in enumerate((query, key, value)):
+            pieces = [piece[which] for piece in cut]
+            shared = which > 0 and spec.kv_heads == 1  # it stays whole on each rank
+            joined = pieces[0] if shared else torch.cat(pieces, -1)
+            torch.testing.assert_close(joined, expected, atol=1e-4, rtol=1e-4)
+        ranges = query.split([a.heads * dim for a in own], -1)
+        outputs = [part.output(piece) for part, piece in zip(parts, ranges, strict=True)]
+        torch.testing.assert_close(sum(outputs), layer.output(query), atol=1e-4, rtol=1e-4)
+
+
+# --- warm-up ------------------------------------------------------------------------------------
+
+
+def test_warm_up_sizes_the_cache(checkpoint: Checkpoint) -> None:
+    runner = _load(checkpoint("llama"))
+    asked = runner.warm_up(WarmupRequest(64, 256, 16, 1000))
+    assert asked.blocks == 1 + -(-1000 // BLOCK_SIZE)  # block 0 is never handed out
+    assert asked.kv_bytes == asked.blocks * BLOCK_SIZE * runner.info.kv_bytes_per_token
+    free = runner.warm_up(WarmupRequest(64, 256, 16, 0))
+    assert free.blocks * BLOCK_SIZE >= 16 * 256 and free.spare_bytes > 0
+    with pytest.raises(ConfigurationError, match="--max-batch-total-tokens"):
+        runner.warm_up(WarmupRequest(64, 256, 16, 1 << 50))
+
+
+def test_step_before_warm_up(checkpoint: Checkpoint) -> None:
+    with pytest.raises(ConfigurationError, match="warmed up"):
+        run(_load(checkpoint("llama")), [sequence(0, [5, 6], [1], new=2)])
+
+
+def test_fresh_cache_is_zero() -> None:
+    """Masked slots are still multiplied: garbage that reads as NaN would spread."""
+    cache = KVCache(2, 3, 2, 8, torch.float32, torch.device("cpu"))
+    assert not cache.key.any() and not cache.value.any()
+
+
+def test_transformers_is_not_imported_on_the_served_path(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("llama")
+    code = f"""
+import sys
+from pathlib import Path
+from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.step import WarmupRequest
+
+class Nothing:
+    pass
+
+TorchRunner.load(Path({str(folder)!r}), sampler=Nothing()).warm_up(WarmupRequest(64, 128, 4, 512))
+unwanted = {{"transformers", "trio", "quart", "hypercorn"}} & set(sys.modules)
+print("unwanted", sorted(unwanted))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "unwanted []"
+
+
+def _tokens(folder: Path) -> list[int]:
+    runner, _ = load(folder)
+    row = sequence(0, [9, 8, 7, 30], [1, 2], new=16)
+    run(runner, [row])
+    return generated(row)
+
+
+def _edit(folder: Path, **changes: object) -> None:
+    """Change values of config.json; None takes one away."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))

@@ -1,0 +1,55 @@
+"""What every attention backend is given and answers.
+
+A backend is made once per loaded model. Once per step `prepare` turns the plan into whatever the
+backend wants to know (index tensors, sequence lengths on the device); the result is handed back at
+every layer, so that nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from tgi_trio.shard.kv_cache import KVCache
+from tgi_trio.shard.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionLayer:
+    """Static facts of one layer's attention, as this rank computes it."""
+
+    index: int  # layer of the KV cache
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0  # a query sees this many tokens, itself included; 0 = all
+    soft_cap: float = 0.0  # 0 = none
+    slopes: torch.Tensor | None = None  # ALiBi: float32 [heads], added as slope * key position
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of the plan's tokens over their sequences."""
+
+    name: str
+
+    def prepare(self, plan: StepPlan, cache: KVCache) -> Any:
+        """Return what `attend` needs of the plan, on the device."""
+        ...
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Write K and V [T, kv_heads, head_dim] to their slots; return [T, heads * head_dim].
+
+        `query` is [T, heads, head_dim]. A token sees the tokens of its own sequence at its own and
+        earlier positions, those already in the cache included.
+        """
+        ...

@@ -1,0 +1,47 @@
+"""The tensors that hold K and V, in blocks that block tables point into."""
+
+from __future__ import annotations
+
+import torch
+
+BLOCK_SIZE = 16  # tokens per block
+NULL_BLOCK = 0  # never handed out: unused entries of block tables point here
+
+
+class KVCache:
+    """K and V of all layers: two tensors [layers, blocks, BLOCK_SIZE, kv_heads, head_dim].
+
+    The layout flash-attention wants of a paged cache. Freshly zeroed memory, never garbage: what a
+    mask hides is still multiplied by zero, and zero times NaN is NaN. On Linux zeroed pages take no
+    memory until they are written.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        blocks: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate; raises torch's out-of-memory errors."""
+        shape = (layers, blocks, BLOCK_SIZE, kv_heads, head_dim)
+        self.blocks = blocks
+        self.key = torch.zeros(shape, dtype=dtype, device=device)
+        self.value = torch.zeros(shape, dtype=dtype, device=device)
+        # Per layer, by slot and by block: views made once, since a view costs a microsecond.
+        flat = (blocks * BLOCK_SIZE, kv_heads, head_dim)
+        self.key_slots = [self.key[i].view(flat) for i in range(layers)]
+        self.value_slots = [self.value[i].view(flat) for i in range(layers)]
+        self.key_blocks = list(self.key.unbind(0))
+        self.value_blocks = list(self.value.unbind(0))
+
+    @property
+    def nbytes(self) -> int:
+        return self.key.nbytes + self.value.nbytes
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Return the bytes of K and V of one token over all layers."""
+    return 2 * layers * kv_heads * head_dim * dtype.itemsize

@@ -1,0 +1,1 @@
+"""Building blocks of the generic decoder: plain objects over tensors, without nn.Module's cost."""

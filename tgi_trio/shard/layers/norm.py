@@ -1,0 +1,46 @@
+"""Normalisations of a hidden state."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+NormKind = Literal["rms", "rms_plus_one", "layer"]
+
+
+class Norm:
+    """One normalisation over the last dimension.
+
+    "rms": x / rms(x) * weight. "rms_plus_one": the weight is stored less one (Gemma) and the whole
+    is computed in float32, because 1 + w does not survive bfloat16. "layer": LayerNorm.
+    """
+
+    __slots__ = ("bias", "eps", "kind", "shape", "weight")
+
+    def __init__(
+        self,
+        kind: NormKind,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        size: int,
+    ) -> None:
+        if kind == "rms_plus_one" and weight is not None:
+            weight = weight.float() + 1.0
+        self.kind = kind
+        self.weight = weight
+        self.bias = bias
+        self.eps = eps
+        self.shape = (size,)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "rms":
+            return functional.rms_norm(x, self.shape, self.weight, self.eps)
+        if self.kind == "layer":
+            return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        return functional.rms_norm(x.float(), self.shape, self.weight, self.eps).to(x.dtype)
+
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.weight, self.bias) if t is not None)

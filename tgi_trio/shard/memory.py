@@ -1,0 +1,66 @@
+"""How much memory this process may use, and how much it has used at most. Linux; bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_CGROUPS = (  # (limit, usage): version 2, then version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that can still be had: on the device, or of the host and our container."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    free = _meminfo_available()
+    for limit, usage in _CGROUPS:
+        try:
+            allowed, used = Path(limit).read_text().strip(), Path(usage).read_text().strip()
+        except OSError:
+            continue
+        if allowed.isdigit():  # "max" means no limit
+            free = min(free, max(0, int(allowed) - int(used)))
+    return free
+
+
+def reset_peak(device: torch.device) -> int:
+    """Forget the peak so far; return the bytes held now, from which the next one is counted."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return int(torch.cuda.memory_allocated(device))
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel's word for "peak resident size"
+    except OSError:
+        return _status_bytes("VmHWM:")  # a sandbox may forbid it: count from the old peak
+    return _status_bytes("VmRSS:")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most this process has held since `reset_peak`."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return _status_bytes("VmHWM:")
+
+
+def _status_bytes(key: str) -> int:
+    return _kib(Path("/proc/self/status"), key)
+
+
+def _meminfo_available() -> int:
+    return _kib(Path("/proc/meminfo"), "MemAvailable:")
+
+
+def _kib(path: Path, key: str) -> int:
+    """Return a value of a "Key:  123 kB" file in bytes, 0 when it is absent."""
+    for line in path.read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,243 @@
+"""The torch runner: a plan in, chosen tokens out.
+
+`TorchRunner.load` picks the generic decoder where the family table knows the model and the
+transformers fallback otherwise; both are runners to the worker loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.attention.interface import AttentionBackend
+from tgi_trio.shard.attention.reference import ReferenceAttention
+from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
+from tgi_trio.shard.model_config import ModelConfig, read_config
+from tgi_trio.shard.models.decoder import Decoder
+from tgi_trio.shard.models.families import decoder_spec
+from tgi_trio.shard.models.loading import load_decoder
+from tgi_trio.shard.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.step import (
+    ModelInfo,
+    RowResult,
+    Runner,
+    Sequence,
+    StepPlan,
+    StepResult,
+    WarmupRequest,
+    WarmupResult,
+)
+from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
+from tgi_trio.shard.weights import WeightSource
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class RowSampler(Protocol):
+    """What the runner needs of a sampler; `sampler.Sampler` is the one that is served."""
+
+    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]: ...
+
+    def drop(self, sequence: Sequence) -> None: ...
+
+
+def resolve_dtype(wanted: str | None, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype to compute in; raises ConfigurationError for one we do not have."""
+    name = config.dtype.removeprefix("torch.") if wanted in (None, "auto") else str(wanted)
+    if name == "float16" and wanted in (None, "auto") and device.type == "cpu":
+        name = "float32"  # CPUs have no float16 arithmetic to speak of
+    if name not in DTYPES:
+        raise ConfigurationError(
+            f"dtype {name!r} cannot be computed in; allowed are {', '.join(DTYPES)} (--dtype)."
+        )
+    return DTYPES[name]
+
+
+class TorchRunner:
+    """The generic decoder with paged attention; see the Runner protocol."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        sampler: RowSampler,
+        attention: AttentionBackend | None = None,
+        load_ns: int = 0,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.sampler = sampler
+        self.attention = attention or ReferenceAttention()
+        self.prompt_logprobs = PromptLogprobs(model.logits, config.vocab_size)
+        self._cache: KVCache | None = None  # set by warm_up
+        layer = model.layers[0].attention
+        self._kv_shape = (len(model.layers), layer.kv_heads, layer.head_dim)
+        self._info = ModelInfo(
+            vocab_size=config.vocab_size,
+            block_size=BLOCK_SIZE,
+            layers=len(model.layers),
+            kv_bytes_per_token=kv_bytes_per_token(*self._kv_shape, dtype),
+            max_positions=config.max_positions,
+            eos_ids=config.eos_ids,
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            backend=self.attention.name,
+            load_ns=load_ns,
+            prefix_reuse=not model.needs_lengths,
+        )
+
+    @staticmethod
+    def load(
+        folder: Path,
+        *,
+        dtype: str | None = None,
+        device: str = "cpu",
+        rank: int = 0,
+        world_size: int = 1,
+        threads: int | None = None,
+        sampler: RowSampler | None = None,
+    ) -> Runner:
+        """Load a folder as written by `save_pretrained`.
+
+        `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on a CPU). Raises
+        ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
+        """
+        began = time.monotonic_ns()
+        if threads:
+            torch.set_num_threads(threads)
+        config, where = read_config(folder), torch.device(device)
+        kind = resolve_dtype(dtype, config, where)
+        if sampler is None:
+            from tgi_trio.shard.sampler import Sampler
+
+            sampler = Sampler(config.vocab_size, config.eos_ids, where)
+        spec = decoder_spec(config)
+        if spec is None:
+            if world_size > 1:
+                raise ModelLoadError(
+                    f"Model type {config.model_type!r} runs through transformers, which is not "
+                    "split over shards here; use --num-shard 1."
+                )
+            from tgi_trio.shard.models.fallback import FallbackRunner
+
+            return FallbackRunner.load(config, dtype=kind, device=where, sampler=sampler)
+        source = WeightSource(
+            folder,
+            dtype=kind,
+            device=where,
+            rank=rank,
+            world_size=world_size,
+            base=spec.names.base,
+        )
+        with source, torch.inference_mode():
+            model = load_decoder(spec, source)
+            model.pack()
+        return TorchRunner(
+            model,
+            config,
+            dtype=kind,
+            device=where,
+            sampler=sampler,
+            load_ns=time.monotonic_ns() - began,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        """Run a large step in a cache of its own, then allocate the real one.
+
+        Raises ConfigurationError when memory does not hold even one sequence.
+        """
+        began = time.monotonic_ns()
+        largest = warm_up_plan(request, self._info, self.device)
+        activation = 0
+        if largest is not None:
+            plan = largest.plan
+            self._cache = self._new_cache(largest.blocks)
+            activation = largest.measure(self.device, lambda: self._warm_step(plan))
+        self._cache = None  # before the real one: both may not fit
+        tokens, spare = kv_tokens(request, self._info, self.device, activation)
+        blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
+        self._cache = self._new_cache(blocks)
+        return WarmupResult(
+            blocks=blocks,
+            block_size=BLOCK_SIZE,
+            weight_bytes=self.model.nbytes(),
+            activation_bytes=activation,
+            kv_bytes=self._cache.nbytes,
+            spare_bytes=max(0, spare - self._cache.nbytes),
+            warmup_ns=time.monotonic_ns() - began,
+        )
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        began = time.monotonic_ns()
+        hidden = self._forward(plan)
+        results = [RowResult() for _ in plan.rows]
+        sampled = np.flatnonzero(plan.samples)
+        logits = self._sampled_logits(plan, hidden, sampled) if len(sampled) else None
+        self.prompt_logprobs.fill(plan, hidden, results)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        chosen = time.monotonic_ns()
+        if logits is not None:
+            indices = sampled.tolist()
+            rows = self.sampler.choose(logits, [plan.rows[i] for i in indices])
+            for index, result in zip(indices, rows, strict=True):
+                result.prompt_logprobs = results[index].prompt_logprobs
+                results[index] = result
+        return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
+
+    def drop(self, sequence: Sequence) -> None:
+        self.sampler.drop(sequence)
+
+    def _forward(self, plan: StepPlan) -> torch.Tensor:
+        """Return hidden states [T, hidden] and leave K and V in the cache."""
+        if self._cache is None:
+            raise ConfigurationError("The model has not been warmed up: it has no KV cache yet.")
+        positions = torch.from_numpy(plan.positions).to(self.device)
+        lengths = positions
+        if self.model.needs_lengths:
+            lengths = torch.from_numpy(_lengths(plan)).to(self.device)
+        batch = self.attention.prepare(plan, self._cache)
+        token_ids = torch.from_numpy(plan.token_ids).to(self.device)
+        return self.model.forward(token_ids, positions, lengths, self.attention, batch)
+
+    def _sampled_logits(
+        self, plan: StepPlan, hidden: torch.Tensor, sampled: NDArray[np.intp]
+    ) -> torch.Tensor:
+        """Return float32 logits [S, vocab] of the last tokens of the rows `sampled`."""
+        if len(sampled) < len(hidden):
+            last = plan.query_starts[1:][sampled].astype(np.int64) - 1
+            hidden = hidden.index_select(0, torch.from_numpy(last).to(self.device))
+        return self.model.logits(hidden)
+
+    def _warm_step(self, plan: StepPlan) -> None:
+        hidden = self._forward(plan)
+        self.model.logits(hidden[-1:])
+
+    def _new_cache(self, blocks: int) -> KVCache:
+        layers, kv_heads, head_dim = self._kv_shape
+        return KVCache(layers, blocks, kv_heads, head_dim, self.dtype, self.device)
+
+
+def _lengths(plan: StepPlan) -> NDArray[np.int64]:
+    """Return [T] the length each token's sequence had when it was first computed."""
+    prompts = np.array([row.prompt_length for row in plan.rows], dtype=np.int64)
+    per_token: NDArray[np.int64] = np.repeat(prompts, np.diff(plan.query_starts))
+    return np.maximum(per_token, plan.positions + 1)

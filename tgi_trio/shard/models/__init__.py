@@ -1,0 +1,1 @@
+"""The generic decoder, the families it covers, and the fallback for everything else."""

@@ -1,0 +1,207 @@
+"""The generic decoder: tokens of a step in, hidden states and logits out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn import functional
+
+from tgi_trio.shard.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.layers.activation import soft_cap
+from tgi_trio.shard.layers.linear import Linear
+from tgi_trio.shard.layers.mlp import Mlp
+from tgi_trio.shard.layers.norm import Norm
+from tgi_trio.shard.layers.rotary import Rotary
+from tgi_trio.shard.models.specs import DecoderSpec
+
+RotaryTables = dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+
+class Ranks(Protocol):
+    """What a rank needs of the others: partial sums become whole."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer's weights. Built by `loading.py`."""
+
+    attention: AttentionLayer
+    qkv: Linear  # query rows, key rows, value rows
+    output: Linear
+    mlp: Mlp
+    rotary: int  # index into the decoder's rotaries, -1 = none
+    attention_norm: Norm | None
+    mlp_norm: Norm | None
+    attention_post_norm: Norm | None
+    mlp_post_norm: Norm | None
+    query_norm: Norm | None  # over all heads at once
+    key_norm: Norm | None
+    head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
+    head_norm_bias: torch.Tensor | None
+
+    def nbytes(self) -> int:
+        parts = [self.qkv, self.output, self.mlp, self.attention_norm, self.mlp_norm]
+        parts += [self.attention_post_norm, self.mlp_post_norm, self.query_norm, self.key_norm]
+        plain = [self.head_norm, self.head_norm_bias]
+        return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
+
+
+class Decoder:
+    """A whole model on one rank. Stateless but for its weights; the KV cache is the caller's."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        *,
+        layers: list[Layer],
+        rotaries: list[Rotary],
+        embedding: torch.Tensor,
+        positions: torch.Tensor | None,
+        embedding_norm: Norm | None,
+        final_norm: Norm | None,
+        head: Linear,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.spec = spec
+        self.layers = layers
+        self.rotaries = rotaries
+        self.embedding = embedding
+        self.positions = positions
+        self.embedding_norm = embedding_norm
+        self.final_norm = final_norm
+        self.head = head
+        self.ranks = ranks
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether `forward` reads `lengths`."""
+        return any(rotary.by_length for rotary in self.rotaries)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> torch.Tensor:
+        """Return hidden states [T, hidden] before the final norm.
+
+        `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what `attention.prepare` returned.
+        """
+        spec = self.spec
+        x = functional.embedding(token_ids, self.embedding)
+        if spec.embedding_scale != 1.0:
+            # Rounded to the dtype first, as Gemma was trained.
+            x = x * torch.tensor(spec.embedding_scale, dtype=x.dtype)
+        if self.positions is not None:
+            x = x + functional.embedding(positions + spec.position_offset, self.positions)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        tables: RotaryTables = {
+            i: rotary.table(positions, lengths, x.dtype) for i, rotary in enumerate(self.rotaries)
+        }
+        for layer in self.layers:
+            x = self._layer(layer, x, tables, attention, batch)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [S, vocab] of `hidden` [S, hidden]."""
+        if self.final_norm is not None:
+            hidden = self.final_norm(hidden)
+        logits = self.head(hidden)
+        if self.spec.logit_scale != 1.0:
+            logits = logits * self.spec.logit_scale
+        if self.spec.final_soft_cap:
+            logits = soft_cap(logits, self.spec.final_soft_cap)
+        return logits.float()
+
+    def nbytes(self) -> int:
+        """Return the bytes of all weights; a tied head that is not packed takes none."""
+        total = self.embedding.nbytes + sum(layer.nbytes() for layer in self.layers)
+        if not self.spec.tied_head or self.head.packed is not None:
+            total += self.head.nbytes()
+        return total + (self.positions.nbytes if self.positions is not None else 0)
+
+    def pack(self) -> None:
+        """Pack every large linear for this machine; see `Linear.pack`."""
+        self.head.pack()
+        for layer in self.layers:
+            layer.qkv.pack()
+            layer.output.pack()
+            layer.mlp.pack()
+
+    def _layer(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> torch.Tensor:
+        scale = self.spec.residual_scale
+        normed = layer.attention_norm(x) if layer.attention_norm else x
+        attended = self._attention(layer, normed, tables, attention, batch)
+        if layer.attention_post_norm:
+            attended = layer.attention_post_norm(attended)
+        if scale != 1.0:
+            attended = attended * scale
+        if self.spec.parallel:
+            inner = layer.mlp_norm(x) if layer.mlp_norm else normed
+            return x + attended + self._reduced(layer.mlp(inner))
+        x = x + attended
+        inner = layer.mlp_norm(x) if layer.mlp_norm else x
+        inner = self._reduced(layer.mlp(inner))
+        if layer.mlp_post_norm:
+            inner = layer.mlp_post_norm(inner)
+        return x + (inner if scale == 1.0 else inner * scale)
+
+    def _attention(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+    ) -> torch.Tensor:
+        shape = layer.attention
+        heads, kv_heads = shape.heads, shape.kv_heads
+        qkv = layer.qkv(x)
+        if self.spec.qkv_clip:
+            qkv = qkv.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
+        if layer.query_norm and layer.key_norm:
+            qkv = self._normed_whole(layer, layer.query_norm, layer.key_norm, qkv)
+        qkv = qkv.view(x.shape[0], heads + 2 * kv_heads, shape.head_dim)
+        query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=1)
+        if layer.head_norm is not None:
+            query_key = self._normed_heads(layer, layer.head_norm, query_key)
+        if layer.rotary >= 0:
+            query_key = self.rotaries[layer.rotary].apply(query_key, *tables[layer.rotary])
+        query, key = query_key.split((heads, kv_heads), dim=1)
+        return self._reduced(layer.output(attention.attend(shape, query, key, value, batch)))
+
+    def _normed_whole(
+        self, layer: Layer, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
+    ) -> torch.Tensor:
+        """Normalise all of a token's query heads together, and its key heads (OLMo 2)."""
+        shape = layer.attention
+        query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        q, k, v = qkv.split((query, key, key), dim=-1)
+        return torch.cat((query_norm(q), key_norm(k), v), dim=-1)
+
+    def _normed_heads(self, layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Normalise every query and key head by itself, each with its own weights."""
+        size, eps = (layer.attention.head_dim,), self.spec.norm_eps
+        if self.spec.norm == "layer":
+            normed = functional.layer_norm(x, size, None, None, eps) * weight
+            return normed if layer.head_norm_bias is None else normed + layer.head_norm_bias
+        if self.spec.norm == "rms_plus_one":
+            return (functional.rms_norm(x.float(), size, None, eps) * weight).to(x.dtype)
+        return functional.rms_norm(x, size, None, eps) * weight
+
+    def _reduced(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.ranks is None else self.ranks.all_reduce(x)

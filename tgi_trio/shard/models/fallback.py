@@ -1,0 +1,225 @@
+"""Any causal model of transformers as a runner: for types the generic decoder does not cover.
+
+There are three ways to run such a model, each checked at load against a plain forward pass of the
+whole sequence; the first that agrees is taken.
+
+paged      one flat forward for all rows, our paged attention registered with transformers
+cached     a forward per row, over the cache object that transformers keeps for it
+recompute  a forward per row over its whole sequence, for models that keep no usable cache
+
+transformers is imported in this file and in `fallback_ways.py` only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.kv_cache import BLOCK_SIZE
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models.fallback_ways import CachedWay, PagedWay, RecomputeWay, Way, agree, probe
+from tgi_trio.shard.prompt_logprobs import prompt_span
+from tgi_trio.shard.step import (
+    ModelInfo,
+    RowResult,
+    Sequence,
+    StepPlan,
+    StepResult,
+    WarmupRequest,
+    WarmupResult,
+)
+from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
+from tgi_trio.shard.weights import find_safetensors
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.model_runner import RowSampler
+
+
+# What from_pretrained raises for a folder that it cannot make a causal model of.
+_LOAD_ERRORS = (
+    ValueError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    ImportError,
+    AttributeError,
+    TypeError,
+    SafetensorError,
+)
+
+
+class FallbackRunner:
+    """A transformers model behind the Runner protocol."""
+
+    def __init__(
+        self,
+        way: Way,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        sampler: RowSampler,
+        load_ns: int,
+    ) -> None:
+        self.way = way
+        self.device = device
+        self.sampler = sampler
+        text = way.model.config.get_text_config(decoder=True)
+        self._info = ModelInfo(
+            vocab_size=int(text.vocab_size),
+            block_size=BLOCK_SIZE,
+            layers=int(getattr(text, "num_hidden_layers", 0)),
+            kv_bytes_per_token=way.kv_bytes_per_token,
+            max_positions=config.max_positions,
+            eos_ids=config.eos_ids,
+            dtype=str(dtype).removeprefix("torch."),
+            device=str(device),
+            backend=f"transformers, {way.name}",
+            load_ns=load_ns,
+            prefix_reuse=way.prefix_reuse,
+        )
+
+    @staticmethod
+    def load(
+        config: ModelConfig, *, dtype: torch.dtype, device: torch.device, sampler: RowSampler
+    ) -> FallbackRunner:
+        """Load through transformers; raises ModelLoadError when it is no causal model of theirs."""
+        began = time.monotonic_ns()
+        find_safetensors(config.folder)  # for our own words about missing or damaged files
+        model = _load_model(config, dtype, device)
+        with torch.inference_mode():
+            way = _choose_way(model, config)
+        load_ns = time.monotonic_ns() - began
+        return FallbackRunner(
+            way, config, dtype=dtype, device=device, sampler=sampler, load_ns=load_ns
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @torch.inference_mode()
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        """Size the KV cache. Raises ConfigurationError when it does not hold one sequence."""
+        began = time.monotonic_ns()
+        activation = 0
+        largest = warm_up_plan(request, self._info, self.device)
+        if largest is not None:
+            plan = largest.plan
+            self.way.allocate(largest.blocks)
+            nothing = [np.empty(0, dtype=np.int64) for _ in plan.rows]
+            activation = largest.measure(self.device, lambda: self._discard(plan, nothing))
+            self.way.allocate(0)  # before the real one: both may not fit
+        tokens, spare = kv_tokens(request, self._info, self.device, activation)
+        blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
+        self.way.allocate(blocks)
+        kv_bytes = blocks * BLOCK_SIZE * self._info.kv_bytes_per_token
+        return WarmupResult(
+            blocks=blocks,
+            block_size=BLOCK_SIZE,
+            weight_bytes=sum(p.nbytes for p in self.way.model.parameters()),
+            activation_bytes=activation,
+            kv_bytes=kv_bytes,
+            spare_bytes=max(0, spare - kv_bytes),
+            warmup_ns=time.monotonic_ns() - began,
+        )
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        began = time.monotonic_ns()
+        wanted = [_wanted(plan, i) for i in range(len(plan.rows))]
+        outcomes = self.way.forward(plan, wanted)
+        results = [RowResult() for _ in plan.rows]
+        sampled: list[int] = []
+        last: list[torch.Tensor] = []
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, str):
+                results[index].fault = outcome
+                continue
+            logits = outcome[:, : self._info.vocab_size].float()
+            results[index].prompt_logprobs = _prompt_logprobs(plan, index, logits)
+            if plan.samples[index]:
+                sampled.append(index)
+                last.append(logits[-1])
+        chosen = time.monotonic_ns()
+        if sampled:
+            rows = self.sampler.choose(torch.stack(last), [plan.rows[i] for i in sampled])
+            for index, result in zip(sampled, rows, strict=True):
+                result.prompt_logprobs = results[index].prompt_logprobs
+                results[index] = result
+        return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
+
+    def drop(self, sequence: Sequence) -> None:
+        self.way.drop(sequence)
+        self.sampler.drop(sequence)
+
+    def _discard(self, plan: StepPlan, nothing: list[Any]) -> None:
+        """Run a warm-up step; its rows are made up, so nothing may stay of them."""
+        for outcome in self.way.forward(plan, nothing):
+            if isinstance(outcome, str):
+                raise ConfigurationError(f"The model cannot run the warm-up step: {outcome}")
+        for row in plan.rows:
+            self.way.drop(row)
+
+
+def _load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            config.folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,  # absent, transformers may ask on a terminal that is not there
+        )
+    except _LOAD_ERRORS as error:
+        first = str(error).strip().splitlines()
+        raise ModelLoadError(
+            f"Model type {config.model_type!r} is not one of ours, and transformers cannot load "
+            f"{config.folder} as a causal model: {first[0] if first else type(error).__name__}"
+        ) from error
+    return model.to(device).eval()
+
+
+def _choose_way(model: Any, config: ModelConfig) -> Way:
+    """Return the first way that gives what a plain forward pass gives."""
+    plain = RecomputeWay(model)
+    expected = probe(plain)  # before any other way changes the model's attention
+    for make in (PagedWay.try_make, CachedWay.try_make, CachedWay.try_make_single):
+        way = make(model, config)
+        if way is None:
+            continue
+        if agree(probe(way), expected):
+            return way
+        way.undo()
+    return plain
+
+
+def _wanted(plan: StepPlan, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return which of a row's query tokens need logits, as offsets within the row, rising."""
+    span = prompt_span(plan, index)
+    offsets = np.arange(span[1] - span[0], dtype=np.int64) if span else np.empty(0, np.int64)
+    count = int(plan.query_starts[index + 1] - plan.query_starts[index])
+    if plan.samples[index] and (len(offsets) == 0 or offsets[-1] != count - 1):
+        offsets = np.append(offsets, count - 1)
+    return offsets
+
+
+def _prompt_logprobs(plan: StepPlan, index: int, logits: torch.Tensor) -> list[float]:
+    """Return the row's prompt log-probabilities from the leading rows of its logits."""
+    span = prompt_span(plan, index)
+    if span is None:
+        return []
+    first, end = span
+    ids = plan.rows[index].token_ids[first + 1 : end + 1].astype(np.int64)
+    scores = logits[: end - first]
+    targets = torch.from_numpy(ids).to(logits.device)
+    values = scores.gather(1, targets[:, None]).squeeze(1) - torch.logsumexp(scores, dim=-1)
+    return ([math.nan] if first == 0 else []) + values.tolist()

@@ -1,0 +1,376 @@
+"""The ways of running a transformers model over a StepPlan; see `fallback.py`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from collections.abc import Sequence as ListLike
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.attention.interface import AttentionLayer
+from tgi_trio.shard.attention.reference import ReferenceAttention
+from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.step import Sequence, StepPlan
+
+Offsets = NDArray[np.int64]  # which query tokens of a row need logits
+Outcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went wrong with it
+
+_ATTENTION = "tgi_trio_paged"  # our function's name in transformers' table
+_STATE = "transformers"  # our key in Sequence.state
+_TOLERANCE = {torch.float32: 1e-3}  # of the largest logit; half precision rounds far more
+_HALF_TOLERANCE = 0.1
+_PROBE_TOKENS = 11
+
+
+class Way(Protocol):
+    """One way of running a model."""
+
+    name: str
+    model: Any
+    kv_bytes_per_token: int
+    prefix_reuse: bool  # what one sequence computed may serve another
+
+    def allocate(self, blocks: int) -> None:
+        """Make room for `blocks` KV blocks; 0 frees it."""
+        ...
+
+    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
+        """Compute the plan; return one outcome per row."""
+        ...
+
+    def drop(self, sequence: Sequence) -> None: ...
+
+    def undo(self) -> None:
+        """Leave the model as it was before this way was made."""
+        ...
+
+
+class RecomputeWay:
+    """Every row from its first token: slow, and right for any model."""
+
+    name = "recompute"
+    prefix_reuse = True  # nothing is reused, so nothing can be wrong
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.kv_bytes_per_token = 1  # nothing is kept; the router's bookkeeping wants a number
+        self._keep = _accepts(model, "logits_to_keep")
+
+    def allocate(self, blocks: int) -> None:
+        pass
+
+    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
+        return [self._row(plan, i, offsets) for i, offsets in enumerate(wanted)]
+
+    def drop(self, sequence: Sequence) -> None:
+        sequence.state.pop(_STATE, None)
+
+    def undo(self) -> None:
+        pass
+
+    def _row(self, plan: StepPlan, index: int, offsets: Offsets) -> Outcome:
+        """Compute one row; whatever transformers raises is this row's fault alone."""
+        try:
+            return self._logits(plan, index, offsets)
+        except torch.OutOfMemoryError:
+            raise  # the machine's trouble, not the row's
+        except Exception as error:
+            self.drop(plan.rows[index])
+            return f"transformers failed on this sequence: {type(error).__name__}: {error}"
+
+    def _logits(self, plan: StepPlan, index: int, offsets: Offsets) -> torch.Tensor:
+        start, stop = plan.query_starts[index : index + 2].tolist()
+        first = int(plan.positions[start])
+        ids = plan.rows[index].token_ids[: first + stop - start].astype(np.int64)
+        return self._call(ids, first + offsets, use_cache=False)[0]
+
+    def _call(self, ids: NDArray[np.int64], rows: Offsets, **options: Any) -> tuple[Any, Any]:
+        """Return (logits [len(rows), vocab], transformers' output) for tokens `ids`."""
+        device = self.model.device
+        keep = torch.from_numpy(rows).to(device)
+        if self._keep and len(rows):
+            options["logits_to_keep"] = keep
+        tokens = torch.from_numpy(ids)[None].to(device)
+        out = self.model(input_ids=tokens, return_dict=True, **options)
+        whole = "logits_to_keep" not in options
+        return (out.logits[0].index_select(0, keep) if whole else out.logits[0]), out
+
+
+class CachedWay(RecomputeWay):
+    """A cache object of transformers per row, kept in the sequence's state.
+
+    With `single_steps` a cache takes further tokens one at a time only (Mamba), so a prompt that
+    comes in chunks is computed from its start at each of them.
+    """
+
+    name = "cached"
+    prefix_reuse = False  # each row's cache is its own, outside the blocks
+    _CACHES: ClassVar[tuple[str, ...]] = ("past_key_values", "cache_params")
+
+    def __init__(self, model: Any, cache_name: str, single_steps: bool) -> None:
+        super().__init__(model)
+        self._cache_name = cache_name
+        self._single_steps = single_steps
+        self.kv_bytes_per_token = max(1, self._bytes(2) - self._bytes(1))
+
+    @classmethod
+    def try_make(
+        cls, model: Any, config: ModelConfig, single_steps: bool = False
+    ) -> CachedWay | None:
+        """Return this way, or None for a model that takes and gives no cache."""
+        names = [name for name in cls._CACHES if _accepts(model, name)]
+        try:
+            return cls(model, names[0], single_steps) if names else None
+        except AttributeError:  # it keeps its state to itself
+            return None
+
+    @classmethod
+    def try_make_single(cls, model: Any, config: ModelConfig) -> CachedWay | None:
+        return cls.try_make(model, config, single_steps=True)
+
+    def _logits(self, plan: StepPlan, index: int, offsets: Offsets) -> torch.Tensor:
+        row = plan.rows[index]
+        start, stop = plan.query_starts[index : index + 2].tolist()
+        first = int(plan.positions[start])
+        end = first + stop - start
+        # Taken out first: a cache that a failed call half filled must not be met again.
+        held = row.state.pop(_STATE, None)
+        known, cache = held if isinstance(held, tuple) else (0, None)
+        restart = known != first  # a shared prefix, or this step was run before
+        if restart or (self._single_steps and end - first > 1):
+            known, cache = 0, None
+        options = {"use_cache": True} | ({self._cache_name: cache} if cache is not None else {})
+        ids = row.token_ids[known:end].astype(np.int64)
+        logits, out = self._call(ids, first - known + offsets, **options)
+        row.state[_STATE] = (end, getattr(out, self._cache_name))
+        return logits
+
+    def _bytes(self, tokens: int) -> int:
+        """Return the bytes a cache of `tokens` tokens holds."""
+        out = self._call(np.zeros(tokens, np.int64), np.zeros(1, np.int64), use_cache=True)[1]
+        layers = getattr(getattr(out, self._cache_name), "layers", [])
+        held = [t for layer in layers for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+        return sum(t.nbytes for t in held)
+
+
+class PagedWay:
+    """One flat forward for all rows over our block tables."""
+
+    name = "paged"
+
+    def __init__(self, model: Any, layers: dict[int, AttentionLayer]) -> None:
+        self.model = model
+        self._layers = layers
+        self._attention = ReferenceAttention()
+        shape = layers[0]
+        self._shape = (len(layers), shape.kv_heads, shape.head_dim)
+        self.kv_bytes_per_token = kv_bytes_per_token(*self._shape, model.dtype)
+        self._cache: KVCache | None = None
+        self._before = model.config._attn_implementation
+        self._keep = _accepts(model, "logits_to_keep")
+        self.prefix_reuse = not _depends_on_length(model)
+        model.set_attn_implementation(_ATTENTION)
+
+    @classmethod
+    def try_make(cls, model: Any, config: ModelConfig) -> PagedWay | None:
+        """Return this way, or None where its attention cannot be ours."""
+        layers = _discover_layers(model, config)
+        return cls(model, layers) if layers else None
+
+    def allocate(self, blocks: int) -> None:
+        self._cache = None
+        if blocks:
+            self._cache = KVCache(
+                self._shape[0], blocks, *self._shape[1:], self.model.dtype, self.model.device
+            )
+
+    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
+        if self._cache is None:
+            raise RuntimeError("PagedWay.forward before allocate")
+        device = self.model.device
+        starts = plan.query_starts[:-1].astype(np.int64)
+        rows = np.concatenate([s + o for s, o in zip(starts, wanted, strict=True)])
+        keep = torch.from_numpy(rows).to(device)
+        options: dict[str, Any] = {"logits_to_keep": keep} if self._keep and len(rows) else {}
+        batch = self._attention.prepare(plan, self._cache)
+
+        def attend(
+            index: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        ) -> torch.Tensor:
+            return self._attention.attend(self._layers[index], query, key, value, batch)
+
+        out = self.model(
+            input_ids=torch.from_numpy(plan.token_ids)[None].to(device),
+            position_ids=torch.from_numpy(plan.positions)[None].to(device),
+            use_cache=False,
+            return_dict=True,
+            tgi_trio_attend=attend,
+            **options,
+        )
+        logits = out.logits[0] if options else out.logits[0].index_select(0, keep)
+        return list(logits.split([len(offsets) for offsets in wanted]))
+
+    def drop(self, sequence: Sequence) -> None:
+        pass
+
+    def undo(self) -> None:
+        self.model.set_attn_implementation(self._before)
+
+
+def _paged_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    tgi_trio_attend: Callable[..., torch.Tensor],
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention signature: [1, heads, T, dim] in, [1, T, heads, dim] out.
+
+    Whether a model hands `tgi_trio_attend` through to here is part of what `probe` finds out.
+    """
+    flat = [x[0].transpose(0, 1).contiguous() for x in (query, key, value)]
+    out = tgi_trio_attend(module.layer_idx, *flat)
+    return out.view(1, *flat[0].shape), None
+
+
+def _recording_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    tgi_trio_record: dict[int, AttentionLayer | None],
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Note what a layer asks for; None when it asks for what we do not do."""
+    known = {"scaling", "dropout", "softcap", "sliding_window", "is_causal", "position_ids"}
+    strange = [name for name, value in options.items() if name in ("s_aux", "position_bias")]
+    plain = not any(options[name] is not None for name in strange) and query.dim() == 4
+    index = module.layer_idx
+    if not plain or key.shape[-1] != value.shape[-1] or index in tgi_trio_record:
+        tgi_trio_record[index] = None
+    else:
+        given = {name: options.get(name) for name in known}
+        tgi_trio_record[index] = AttentionLayer(
+            index=index,
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            head_dim=query.shape[-1],
+            scale=float(given["scaling"] or query.shape[-1] ** -0.5),
+            window=int(given["sliding_window"] or 0),
+            soft_cap=float(given["softcap"] or 0.0),
+        )
+    return torch.zeros_like(query).transpose(1, 2), None
+
+
+def _discover_layers(model: Any, config: ModelConfig) -> dict[int, AttentionLayer] | None:
+    """Return every layer's attention, or None unless all are alike and ours to compute."""
+    from transformers import AttentionInterface
+
+    text = model.config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        return None  # transformers takes one length for the whole batch
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if not kinds <= {"full_attention", "sliding_attention"}:
+        return None
+    AttentionInterface.register(_ATTENTION, _recording_attention)
+    record: dict[int, AttentionLayer | None] = {}
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(_ATTENTION)
+        ids = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
+        model(input_ids=ids, position_ids=ids, use_cache=False, tgi_trio_record=record)
+    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, NotImplementedError):
+        record = {}
+    finally:
+        model.set_attn_implementation(before)
+        AttentionInterface.register(_ATTENTION, _paged_attention)
+    layers = {index: layer for index, layer in record.items() if layer is not None}
+    windowed = "sliding_attention" in kinds or getattr(text, "sliding_window", None)
+    complete = sorted(record) == list(range(int(getattr(text, "num_hidden_layers", 0))))
+    alike = len({(la.heads, la.kv_heads, la.head_dim) for la in layers.values()}) == 1
+    if not (complete and alike and len(layers) == len(record)):
+        return None
+    if windowed and not any(layer.window for layer in layers.values()):
+        return None  # it hides what is outside its window in masks we would not see
+    return layers
+
+
+def probe(way: Way) -> list[Outcome]:
+    """Return the outcomes of two rows that are prefilled in chunks, mixed, and decoded."""
+    rows = [_probe_row(i) for i in range(2)]
+    outcomes: list[Outcome] = []
+    way.allocate(4)
+    try:
+        for counts in ((4, 3), (5, 1), (1, 6), (1, 1)):
+            wanted = [np.array([count - 1]) for count in counts]
+            outcomes += way.forward(_probe_plan(rows, counts), wanted)
+            for row, count in zip(rows, counts, strict=True):
+                row.computed += count
+    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError) as error:
+        return [f"{type(error).__name__}: {error}"]  # its code does not take what we pass
+    finally:
+        for row in rows:
+            way.drop(row)
+        way.allocate(0)
+    return outcomes
+
+
+def agree(ours: ListLike[Outcome], expected: ListLike[Outcome]) -> bool:
+    """Return whether a way's probe gave the same logits as a plain forward's."""
+    return len(ours) == len(expected) and all(map(_near, ours, expected))
+
+
+def _near(ours: Outcome, theirs: Outcome) -> bool:
+    if isinstance(ours, str) or isinstance(theirs, str):
+        return False
+    tolerance = _TOLERANCE.get(theirs.dtype, _HALF_TOLERANCE)
+    limit = tolerance * max(1.0, float(theirs.abs().max()))
+    return bool((ours.float() - theirs.float()).abs().max() <= limit)
+
+
+def _probe_row(index: int) -> Sequence:
+    ids = (np.arange(_PROBE_TOKENS, dtype=np.int32) * (index + 2) + index) % 97 + 3
+    count = len(ids)
+    return Sequence(index, ids, count, count, 0, [index + 1], 0, 0, SamplingParameters())
+
+
+def _probe_plan(rows: list[Sequence], counts: tuple[int, ...]) -> StepPlan:
+    spans = [np.arange(r.computed, r.computed + n) for r, n in zip(rows, counts, strict=True)]
+    blocks = [row.block_ids[0] * BLOCK_SIZE for row in rows]
+    return StepPlan(
+        rows=rows,
+        token_ids=np.concatenate(
+            [r.token_ids[s] for r, s in zip(rows, spans, strict=True)], dtype=np.int64
+        ),
+        positions=np.concatenate(spans),
+        kv_slots=np.concatenate([b + s for b, s in zip(blocks, spans, strict=True)]),
+        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        context_lengths=np.array([span[-1] + 1 for span in spans], dtype=np.int32),
+        block_tables=np.array([row.block_ids for row in rows], dtype=np.int32),
+        samples=np.ones(len(rows), dtype=np.bool_),
+    )
+
+
+def _accepts(model: Any, parameter: str) -> bool:
+    return parameter in inspect.signature(model.forward).parameters
+
+
+def _depends_on_length(model: Any) -> bool:
+    """Return whether rotary frequencies change with the length of the sequence."""
+    config = model.config.get_text_config(decoder=True)
+    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    kinds = scaling if isinstance(scaling, dict) else {}
+    nested = [kinds, *(value for value in kinds.values() if isinstance(value, dict))]
+    return any(each.get("rope_type") in ("dynamic", "longrope", "su") for each in nested)

@@ -1,0 +1,61 @@
+"""Model types the generic decoder covers: config.json -> DecoderSpec.
+
+Defaults are those of transformers' configuration classes, since save_pretrained may leave out what
+equals them. A function returns None for a variant of its family that the decoder cannot express;
+that variant, like any type not in the table, runs through `fallback.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models import gpt_like, llama_like
+from tgi_trio.shard.models.specs import DecoderSpec
+
+SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
+
+FAMILIES: dict[str, SpecFunction] = {
+    "llama": llama_like.llama,
+    "mistral": llama_like.mistral,
+    "mixtral": llama_like.mixtral,
+    "qwen2": llama_like.qwen2,
+    "qwen2_moe": llama_like.qwen2_moe,
+    "qwen3": llama_like.qwen3,
+    "qwen3_moe": llama_like.qwen3_moe,
+    "gemma": llama_like.gemma,
+    "gemma2": llama_like.gemma2,
+    "gemma3_text": llama_like.gemma3,
+    "phi3": llama_like.phi3,
+    "olmo": llama_like.olmo,
+    "olmo2": llama_like.olmo2,
+    "granite": llama_like.granite,
+    "cohere": llama_like.cohere,
+    "stablelm": llama_like.stablelm,
+    "starcoder2": llama_like.starcoder2,
+    "gpt2": gpt_like.gpt2,
+    "gpt_bigcode": gpt_like.gpt_bigcode,
+    "gptj": gpt_like.gptj,
+    "gpt_neox": gpt_like.gpt_neox,
+    "phi": gpt_like.phi,
+    "opt": gpt_like.opt,
+    "bloom": gpt_like.bloom,
+    "falcon": gpt_like.falcon,
+    "mpt": gpt_like.mpt,
+}
+
+
+def decoder_spec(config: ModelConfig) -> DecoderSpec | None:
+    """Return how the generic decoder runs this model, or None when it cannot.
+
+    Raises ModelLoadError for a config.json whose values make no sense.
+    """
+    function = FAMILIES.get(config.model_type)
+    try:
+        return None if function is None else function(config)
+    except (TypeError, ValueError, ZeroDivisionError, KeyError) as error:
+        raise ModelLoadError(
+            f"{config.folder / 'config.json'} cannot be right for model type "
+            f"{config.model_type!r}: {error}."
+        ) from error

@@ -1,0 +1,257 @@
+"""Families of GPT-2's shape: LayerNorm with biases, plain MLP, packed or biased projections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models import names
+from tgi_trio.shard.models.reading import rotary
+from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec
+
+
+def _spec(
+    config: ModelConfig, *, hidden: int, heads: int, layers: tuple[LayerSpec, ...], **changes: Any
+) -> DecoderSpec:
+    """Return the spec of GPT-2 without its positions; `changes` are fields that differ."""
+    fields: dict[str, Any] = {
+        "family": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": hidden,
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
+        "mlp_width": 4 * hidden,
+        "layers": layers,
+        "norm": "layer",
+        "norm_eps": float(config.get("layer_norm_epsilon", config.get("layer_norm_eps", 1e-5))),
+        "norm_bias": True,
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+        "gated": False,
+    }
+    return DecoderSpec(**(fields | changes))
+
+
+def _gpt2_numbers(config: ModelConfig) -> dict[str, Any]:
+    """What GPT-2 and GPT-BigCode share."""
+    hidden, heads = int(config.get("n_embd", 768)), int(config.get("n_head", 12))
+    scale = (hidden // heads) ** -0.5 if config.get("scale_attn_weights", True) else 1.0
+    by_layer = config.get("scale_attn_by_inverse_layer_idx", False)
+    return {
+        "hidden": hidden,
+        "heads": heads,
+        "layers": tuple(
+            LayerSpec(scale=scale / (i + 1) if by_layer else scale)
+            for i in range(int(config.get("n_layer", 12)))
+        ),
+        "names": names.GPT2,
+        "mlp_width": int(config.get("n_inner", 4 * hidden)),
+        "tied_head": bool(config.get("tie_word_embeddings", True)),
+        "position_rows": int(config.get("n_positions", 1024)),
+    }
+
+
+def gpt2(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("add_cross_attention", False):
+        return None
+    return _spec(
+        config,
+        qkv_layout="stacked",
+        transposed=True,
+        activation=config.get("activation_function", "gelu_new"),
+        **_gpt2_numbers(config),
+    )
+
+
+def gpt_bigcode(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("add_cross_attention", False):
+        return None
+    numbers = _gpt2_numbers(config)
+    one_key = bool(config.get("multi_query", True))
+    return _spec(
+        config,
+        kv_heads=1 if one_key else numbers["heads"],
+        qkv_layout="stacked" if one_key else "grouped",
+        activation=config.get("activation_function", "gelu_pytorch_tanh"),
+        **numbers,
+    )
+
+
+def gptj(config: ModelConfig) -> DecoderSpec:
+    hidden, heads = int(config.get("n_embd", 4096)), int(config.get("n_head", 16))
+    head_dim = hidden // heads
+    part = int(config.get("rotary_dim", head_dim)) / head_dim
+    layer = LayerSpec(
+        scale=head_dim**-0.5, rotary=rotary(config, head_dim, partial=part, interleaved=True)
+    )
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(layer,) * int(config.get("n_layer", 28)),
+        names=names.GPT_J,
+        mlp_width=int(config.get("n_inner", 4 * hidden)),
+        parallel=True,
+        qkv_bias=False,
+        output_bias=False,
+        head_bias=True,
+        activation=config.get("activation_function", "gelu_new"),
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def gpt_neox(config: ModelConfig) -> DecoderSpec:
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = hidden // heads
+    part = float(config.get("rotary_pct", 0.25))
+    theta = float(config.get("rotary_emb_base", 10000.0))
+    layer = LayerSpec(
+        scale=head_dim**-0.5, rotary=rotary(config, head_dim, theta=theta, partial=part)
+    )
+    biased = bool(config.get("attention_bias", True))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(layer,) * int(config.need("num_hidden_layers")),
+        names=names.GPT_NEOX,
+        mlp_width=int(config.need("intermediate_size")),
+        parallel=bool(config.get("use_parallel_residual", True)),
+        qkv_layout="grouped",
+        qkv_bias=biased,
+        output_bias=biased,
+        activation=config.get("hidden_act", "gelu"),
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def phi(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("qk_layernorm", False):
+        return None
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = hidden // heads
+    layer = LayerSpec(scale=head_dim**-0.5, rotary=rotary(config, head_dim, partial=0.5))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(layer,) * int(config.need("num_hidden_layers")),
+        kv_heads=int(config.get("num_key_value_heads", heads)),
+        names=names.PHI,
+        mlp_width=int(config.need("intermediate_size")),
+        parallel=True,
+        head_bias=True,
+        activation=config.get("hidden_act", "gelu_new"),
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def opt(config: ModelConfig) -> DecoderSpec | None:
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    if (
+        not config.get("do_layer_norm_before", True)
+        or config.get("_remove_final_layer_norm", False)
+        or int(config.get("word_embed_proj_dim", hidden)) != hidden
+        or not config.get("layer_norm_elementwise_affine", True)
+    ):
+        return None
+    biased = bool(config.get("enable_bias", True))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(LayerSpec(scale=(hidden // heads) ** -0.5),)
+        * int(config.need("num_hidden_layers")),
+        names=names.OPT,
+        mlp_width=int(config.need("ffn_dim")),
+        norm_eps=1e-5,
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=biased,
+        activation=config.get("activation_function", "relu"),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        position_rows=config.max_positions + 2,  # the first two rows are for padding
+        position_offset=2,
+    )
+
+
+def bloom(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("apply_residual_connection_post_layernorm", False):
+        return None
+    hidden = int(config.get("hidden_size", config.get("n_embed", 64)))
+    heads = int(config.get("n_head", config.get("num_attention_heads", 8)))
+    layers = int(config.get("n_layer", config.get("num_hidden_layers", 2)))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(LayerSpec(scale=(hidden // heads) ** -0.5),) * layers,
+        names=names.BLOOM,
+        qkv_layout="grouped",
+        alibi=True,
+        activation="gelu_bloom",
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def falcon(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("alibi", False):
+        return None  # its biases are rounded to bfloat16 on the way
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = hidden // heads
+    newer = bool(config.get("new_decoder_architecture", False))
+    parallel = bool(config.get("parallel_attn", True)) or newer
+    one_key = bool(config.get("multi_query", True)) and not newer
+    where = names.FALCON_PARALLEL if parallel else names.FALCON
+    if newer and int(config.get("num_ln_in_parallel_attn", 2)) == 2:
+        where = names.FALCON_TWO_NORMS
+    biased = bool(config.get("bias", False))
+    layer = LayerSpec(scale=head_dim**-0.5, rotary=rotary(config, head_dim))
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(layer,) * int(config.need("num_hidden_layers")),
+        kv_heads=1 if one_key else int(config.get("num_kv_heads", heads)) if newer else heads,
+        names=where,
+        mlp_width=int(config.get("ffn_hidden_size", 4 * hidden)),
+        parallel=parallel,
+        qkv_layout="grouped",
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=biased,
+        activation=config.get("activation", "gelu"),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def mpt(config: ModelConfig) -> DecoderSpec | None:
+    attention = config.get("attn_config", {})
+    if (
+        attention.get("qk_ln")
+        or not attention.get("alibi", True)
+        or not config.get("no_bias", True)
+    ):
+        return None
+    if int(attention.get("alibi_bias_max", 8)) != 8:
+        return None
+    hidden, heads = int(config.need("d_model")), int(config.need("n_heads"))
+    scale = attention.get("softmax_scale") or (hidden / heads) ** -0.5
+    return _spec(
+        config,
+        hidden=hidden,
+        heads=heads,
+        layers=(LayerSpec(scale=float(scale)),) * int(config.need("n_layers")),
+        names=names.MPT,
+        norm_bias=False,
+        qkv_layout="stacked",
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        alibi=True,
+        qkv_clip=float(attention.get("clip_qkv") or 0.0),
+        activation="gelu",
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+    )

@@ -1,0 +1,280 @@
+"""Families of Llama's shape: separate or stacked projections, gated MLP, rotary positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tgi_trio.shard.layers.rotary import RotarySpec
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models import names
+from tgi_trio.shard.models.reading import rotary, sliding_windows
+from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec
+
+
+def _spec(
+    config: ModelConfig,
+    *,
+    head_dim: int | None = None,
+    windows: list[int] | None = None,
+    turning: RotarySpec | None = None,
+    scale: float | None = None,
+    **changes: Any,
+) -> DecoderSpec:
+    """Return the spec of Llama itself; `changes` are fields of it that differ.
+
+    `windows` per layer, `turning` the rotary embedding, `scale` of the scores, where not Llama's.
+    """
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", head_dim or hidden // heads))
+    count = int(config.need("num_hidden_layers"))
+    turning = turning or rotary(config, head_dim)
+    fields: dict[str, Any] = {
+        "family": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": hidden,
+        "heads": heads,
+        "kv_heads": int(config.get("num_key_value_heads", heads)),
+        "head_dim": head_dim,
+        "mlp_width": int(config.need("intermediate_size")),
+        "layers": tuple(
+            LayerSpec(scale=scale or head_dim**-0.5, window=window, rotary=turning)
+            for window in windows or [0] * count
+        ),
+        "names": names.LLAMA,
+        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "activation": config.get("hidden_act", "silu"),
+        "tied_head": bool(config.get("tie_word_embeddings", False)),
+    }
+    return DecoderSpec(**(fields | changes))
+
+
+def _same_window(config: ModelConfig, default: int = 0) -> list[int]:
+    """One window for every layer: an absent value means the default, null means none."""
+    window = int(config.values.get("sliding_window", default) or 0)
+    return [window] * int(config.need("num_hidden_layers"))
+
+
+def _attention_bias(config: ModelConfig) -> dict[str, Any]:
+    biased = bool(config.get("attention_bias", False))
+    return {"qkv_bias": biased, "output_bias": biased}
+
+
+def llama(config: ModelConfig) -> DecoderSpec:
+    return _spec(config, mlp_bias=bool(config.get("mlp_bias", False)), **_attention_bias(config))
+
+
+def mistral(config: ModelConfig) -> DecoderSpec:
+    return _spec(config, windows=_same_window(config, 4096))
+
+
+def qwen2(config: ModelConfig) -> DecoderSpec:
+    return _spec(config, windows=sliding_windows(config), qkv_bias=True)
+
+
+def qwen3(config: ModelConfig) -> DecoderSpec:
+    return _spec(
+        config,
+        head_dim=128,
+        windows=sliding_windows(config),
+        names=names.QWEN3,
+        query_key_norm="head",
+        **_attention_bias(config),
+    )
+
+
+def phi3(config: ModelConfig) -> DecoderSpec:
+    return _spec(
+        config,
+        windows=_same_window(config),
+        names=names.PHI3,
+        qkv_layout="stacked",
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+
+
+def olmo(config: ModelConfig) -> DecoderSpec:
+    return _spec(
+        config,
+        norm="layer",
+        norm_eps=1e-5,
+        norm_weight=False,
+        qkv_clip=float(config.get("clip_qkv", 0.0)),
+        **_attention_bias(config),
+    )
+
+
+def olmo2(config: ModelConfig) -> DecoderSpec:
+    return _spec(
+        config,
+        names=names.OLMO2,
+        query_key_norm="whole",
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **_attention_bias(config),
+    )
+
+
+def granite(config: ModelConfig) -> DecoderSpec:
+    return _spec(
+        config,
+        scale=float(config.get("attention_multiplier", 1.0)),
+        embedding_scale=float(config.get("embedding_multiplier", 1.0)),
+        residual_scale=float(config.get("residual_multiplier", 1.0)),
+        logit_scale=1.0 / float(config.get("logits_scaling", 1.0)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        **_attention_bias(config),
+    )
+
+
+def cohere(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("use_qk_norm", False):
+        return None
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    return _spec(
+        config,
+        turning=rotary(config, hidden // heads, theta=500000.0, interleaved=True),
+        names=names.SHARED_NORM,
+        norm="layer",
+        norm_eps=float(config.get("layer_norm_eps", 1e-5)),
+        parallel=True,
+        logit_scale=float(config.get("logit_scale", 0.0625)),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        **_attention_bias(config),
+    )
+
+
+def stablelm(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("qk_layernorm", False):
+        return None
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    parallel = bool(config.get("use_parallel_residual", False))
+    return _spec(
+        config,
+        turning=rotary(config, hidden // heads, partial=0.25),
+        names=names.SHARED_NORM if parallel else names.LLAMA,
+        norm="layer",
+        norm_eps=float(config.get("layer_norm_eps", 1e-5)),
+        norm_bias=True,
+        parallel=parallel,
+        qkv_bias=bool(config.get("use_qkv_bias", False)),
+    )
+
+
+def starcoder2(config: ModelConfig) -> DecoderSpec:
+    biased = bool(config.get("use_bias", True))
+    return _spec(
+        config,
+        windows=_same_window(config),
+        names=names.STARCODER2,
+        norm="layer",
+        norm_eps=float(config.get("norm_epsilon", 1e-5)),
+        norm_bias=True,
+        qkv_bias=biased,
+        output_bias=biased,
+        mlp_bias=biased,
+        gated=False,
+        activation=config.get("hidden_act", "gelu_pytorch_tanh"),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+    )
+
+
+def _gemma(config: ModelConfig, **changes: Any) -> DecoderSpec | None:
+    """Norm weights less one, embeddings scaled by the root of their width, tied head."""
+    if config.get("use_bidirectional_attention", False):
+        return None
+    fields: dict[str, Any] = {
+        "head_dim": 256,
+        "norm": "rms_plus_one",
+        "activation": config.get(
+            "hidden_activation", config.get("hidden_act", "gelu_pytorch_tanh")
+        ),
+        "embedding_scale": float(config.need("hidden_size")) ** 0.5,
+        "tied_head": bool(config.get("tie_word_embeddings", True)),
+        **_attention_bias(config),
+    }
+    return _spec(config, **(fields | changes))
+
+
+def gemma(config: ModelConfig) -> DecoderSpec | None:
+    # Gemma 1 says "gelu" in older files and means the tanh form, as transformers reads it.
+    return _gemma(config, activation="gelu_pytorch_tanh")
+
+
+def gemma2(config: ModelConfig) -> DecoderSpec | None:
+    return _gemma(
+        config,
+        windows=sliding_windows(config, every=2),
+        scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        names=names.GEMMA2,
+        attention_soft_cap=float(config.values.get("attn_logit_softcapping", 50.0) or 0.0),
+        final_soft_cap=float(config.values.get("final_logit_softcapping", 30.0) or 0.0),
+    )
+
+
+def gemma3(config: ModelConfig) -> DecoderSpec | None:
+    """Layers with a window turn by frequencies of their own."""
+    pattern = int(config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6)))
+    spec = _gemma(
+        config,
+        windows=sliding_windows(config, every=pattern),
+        scale=float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        names=names.GEMMA3,
+        query_key_norm="head",
+        attention_soft_cap=float(config.get("attn_logit_softcapping", 0.0)),
+        final_soft_cap=float(config.get("final_logit_softcapping", 0.0)),
+    )
+    if spec is None:
+        return None
+    whole = rotary(config, spec.head_dim, theta=1000000.0, layer_type="full_attention")
+    if config.get("rope_parameters"):
+        local = rotary(config, spec.head_dim, layer_type="sliding_attention")
+    else:  # older files: rope_scaling is for the layers without a window
+        theta = float(config.get("rope_local_base_freq", 10000.0))
+        local = RotarySpec(dim=spec.head_dim, theta=theta)
+    layers = (replace(la, rotary=local if la.window else whole) for la in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
+def mixtral(config: ModelConfig) -> DecoderSpec:
+    width = int(config.need("intermediate_size"))
+    count, per_token = config.need("num_local_experts"), config.need("num_experts_per_tok")
+    experts = ExpertsSpec(int(count), int(per_token), width, normalise=True)
+    spec = _spec(
+        config,
+        windows=_same_window(config),
+        names=names.MIXTRAL,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+    return replace(spec, layers=tuple(replace(la, experts=experts) for la in spec.layers))
+
+
+def _qwen_moe(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
+    """Put experts into the layers that have them."""
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", config.get("num_local_experts", 0))),
+        per_token=int(config.need("num_experts_per_tok")),
+        width=int(config.need("moe_intermediate_size")),
+        normalise=bool(config.get("norm_topk_prob", False)),
+        shared_width=shared_width,
+    )
+    dense = set(config.get("mlp_only_layers", []))
+    every = int(config.get("decoder_sparse_step", 1))
+    layers = (
+        replace(la, experts=experts) if i not in dense and (i + 1) % every == 0 else la
+        for i, la in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def qwen2_moe(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("use_sliding_window", False):
+        return None
+    spec = _spec(config, names=names.QWEN2_MOE, qkv_bias=bool(config.get("qkv_bias", True)))
+    return _qwen_moe(config, spec, int(config.get("shared_expert_intermediate_size", 5632)))
+
+
+def qwen3_moe(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("use_sliding_window", False):
+        return None
+    spec = _spec(config, names=names.QWEN3_MOE, query_key_norm="head", **_attention_bias(config))
+    return _qwen_moe(config, spec, 0)

@@ -1,0 +1,171 @@
+"""Where each family's checkpoint keeps its weights: literal tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tgi_trio.shard.models.specs import Names
+
+LLAMA = Names(
+    base="model.",
+    embedding="model.embed_tokens",
+    layer="model.layers.{}.",
+    final_norm="model.norm",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    output="self_attn.o_proj",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+)
+
+QWEN3 = replace(LLAMA, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+
+GPT2 = Names(
+    base="transformer.",
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    layer="transformer.h.{}.",
+    final_norm="transformer.ln_f",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    qkv="attn.c_attn",
+    output="attn.c_proj",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
+)
+
+GPT_J = Names(
+    base="transformer.",
+    embedding="transformer.wte",
+    layer="transformer.h.{}.",
+    final_norm="transformer.ln_f",
+    attention_norm="ln_1",
+    query="attn.q_proj",
+    key="attn.k_proj",
+    value="attn.v_proj",
+    output="attn.out_proj",
+    up="mlp.fc_in",
+    down="mlp.fc_out",
+)
+
+GPT_NEOX = Names(
+    base="gpt_neox.",
+    embedding="gpt_neox.embed_in",
+    layer="gpt_neox.layers.{}.",
+    final_norm="gpt_neox.final_layer_norm",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    qkv="attention.query_key_value",
+    output="attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+    head="embed_out",
+)
+
+PHI = replace(
+    LLAMA,
+    final_norm="model.final_layernorm",
+    mlp_norm="",
+    output="self_attn.dense",
+    gate="",
+    up="mlp.fc1",
+    down="mlp.fc2",
+)
+
+PHI3 = replace(LLAMA, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
+
+STARCODER2 = replace(LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj")
+
+OLMO2 = replace(
+    QWEN3,
+    attention_norm="",
+    mlp_norm="",
+    attention_post_norm="post_attention_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+
+GEMMA2 = replace(
+    LLAMA,
+    attention_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
+
+GEMMA3 = replace(GEMMA2, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+
+SHARED_NORM = replace(LLAMA, mlp_norm="")  # attention and MLP read through one norm
+
+OPT = Names(
+    base="model.",
+    embedding="model.decoder.embed_tokens",
+    positions="model.decoder.embed_positions",
+    layer="model.decoder.layers.{}.",
+    final_norm="model.decoder.final_layer_norm",
+    attention_norm="self_attn_layer_norm",
+    mlp_norm="final_layer_norm",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    output="self_attn.out_proj",
+    up="fc1",
+    down="fc2",
+)
+
+BLOOM = Names(
+    base="transformer.",
+    embedding="transformer.word_embeddings",
+    embedding_norm="transformer.word_embeddings_layernorm",
+    layer="transformer.h.{}.",
+    final_norm="transformer.ln_f",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    qkv="self_attention.query_key_value",
+    output="self_attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+)
+
+FALCON = replace(BLOOM, embedding_norm="")
+FALCON_PARALLEL = replace(FALCON, mlp_norm="")
+FALCON_TWO_NORMS = replace(FALCON, attention_norm="ln_attn", mlp_norm="ln_mlp")
+
+MPT = Names(
+    base="transformer.",
+    embedding="transformer.wte",
+    layer="transformer.blocks.{}.",
+    final_norm="transformer.norm_f",
+    attention_norm="norm_1",
+    mlp_norm="norm_2",
+    qkv="attn.Wqkv",
+    output="attn.out_proj",
+    up="ffn.up_proj",
+    down="ffn.down_proj",
+)
+
+MIXTRAL = replace(
+    LLAMA,
+    router="block_sparse_moe.gate",
+    experts="block_sparse_moe.experts.{}.",
+    expert_gate="w1",
+    expert_up="w3",
+    expert_down="w2",
+)
+
+QWEN2_MOE = replace(
+    LLAMA,
+    router="mlp.gate",
+    experts="mlp.experts.{}.",
+    expert_gate="gate_proj",
+    expert_up="up_proj",
+    expert_down="down_proj",
+    shared_expert="mlp.shared_expert.",
+    shared_router="mlp.shared_expert_gate",
+)
+
+QWEN3_MOE = replace(
+    QWEN2_MOE, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm", shared_expert=""
+)

@@ -1,0 +1,122 @@
+"""How a decoder is described: numbers, kinds and the names of its weights. Literal data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tgi_trio.shard.layers.norm import NormKind
+from tgi_trio.shard.layers.rotary import RotarySpec
+
+QueryKeyNorm = Literal["none", "head", "whole"]
+
+# How a checkpoint stores the three projections.
+#   separate: three tensors
+#   stacked:  one tensor, all queries, then all keys, then all values
+#   grouped:  one tensor, per KV head its queries, its key, its value
+QkvLayout = Literal["separate", "stacked", "grouped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where a family's checkpoint keeps each weight, without ".weight"; "" = the family has none.
+
+    Names of layer parts follow `layer`, in which "{}" stands for the layer's number.
+    """
+
+    base: str  # prefix that checkpoints of the bare model, without its head, leave out
+    embedding: str
+    layer: str
+    final_norm: str
+    attention_norm: str
+    output: str
+    down: str
+    qkv: str = ""  # unless `query`, `key`, `value`
+    query: str = ""
+    key: str = ""
+    value: str = ""
+    up: str = ""
+    gate: str = ""
+    gate_up: str = ""  # gate rows, then up rows, in one tensor
+    mlp_norm: str = ""
+    attention_post_norm: str = ""
+    mlp_post_norm: str = ""
+    query_norm: str = ""
+    key_norm: str = ""
+    positions: str = ""
+    embedding_norm: str = ""
+    head: str = "lm_head"
+    router: str = ""
+    experts: str = ""  # "{}" = number of the expert; gate, up and down follow it
+    expert_gate: str = ""
+    expert_up: str = ""
+    expert_down: str = ""
+    shared_expert: str = ""
+    shared_router: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A mixture of experts in place of a dense MLP."""
+
+    count: int
+    per_token: int
+    width: int
+    normalise: bool  # the chosen experts' weights are made to sum to one
+    shared_width: int = 0  # 0 = no shared expert
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What may differ from layer to layer."""
+
+    scale: float  # of the attention scores
+    window: int = 0
+    rotary: RotarySpec | None = None
+    experts: ExpertsSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """Everything the generic decoder needs to know of a model.
+
+    A layer is x + post(attention(pre(x))), then x + post(mlp(pre(x))), each norm present if `names`
+    has it; with `parallel` both read the same x, the MLP through the attention's norm if it has
+    none of its own.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp_width: int
+    layers: tuple[LayerSpec, ...]
+    names: Names
+    norm: NormKind = "rms"
+    norm_eps: float = 1e-6
+    norm_bias: bool = False
+    norm_weight: bool = True
+    parallel: bool = False
+    query_key_norm: QueryKeyNorm = "none"
+    query_key_norm_bias: bool = False
+    qkv_layout: QkvLayout = "separate"
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    transposed: bool = False  # matrices are stored [in, out]
+    gated: bool = True
+    activation: str = "silu"
+    tied_head: bool = False
+    position_rows: int = 0  # rows of the table of learned positions; 0 = none
+    position_offset: int = 0
+    alibi: bool = False
+    alibi_scale: float = 1.0  # multiplies the slopes
+    attention_soft_cap: float = 0.0
+    final_soft_cap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    qkv_clip: float = 0.0  # q, k and v are clamped to +-this; 0 = not

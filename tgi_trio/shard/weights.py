@@ -1,0 +1,206 @@
+"""Checkpoint tensors by name: memory-mapped safetensors, checked, sliced per rank.
+
+Only what a rank needs is read: slices of a mapped file touch no other pages. Where the dtype needs
+no change a whole tensor stays a view of the mapping.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tgi_trio.errors import ModelLoadError
+
+_INDEX = "model.safetensors.index.json"
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
+
+
+def find_safetensors(folder: Path) -> dict[str, Path]:
+    """Return tensor name -> file of a checkpoint folder.
+
+    Raises ModelLoadError for a folder without safetensors (naming the command that converts it),
+    a file that is missing, truncated or unreadable.
+    """
+    if (folder / _INDEX).exists():
+        return _from_index(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / "model.safetensors") in files:  # adapters and draft heads may lie beside it
+        files = [folder / "model.safetensors"]
+    if not files:
+        raise ModelLoadError(_no_safetensors(folder))
+    where: dict[str, Path] = {}
+    for file in files:
+        with _open(file) as opened:
+            where.update(dict.fromkeys(opened.keys(), file))
+    return where
+
+
+def _from_index(folder: Path) -> dict[str, Path]:
+    path = folder / _INDEX
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        where = {str(name): folder / str(file) for name, file in table.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error!r}.") from error
+    missing = sorted({file.name for file in where.values() if not file.exists()})
+    if missing:
+        raise ModelLoadError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names.")
+    return where
+
+
+def _no_safetensors(folder: Path) -> str:
+    others = sorted(file.name for pattern in _OTHER_FORMATS for file in folder.glob(pattern))
+    if not others:
+        return f"{folder} holds no weights: there is no .safetensors file in it."
+    return (
+        f"{folder} holds {others[0]} but no .safetensors, the only format served. Convert it with: "
+        'python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
+        f"s, d = '{folder}', '{folder}-safetensors'; M.from_pretrained(s, dtype='auto')"
+        '.save_pretrained(d); T.from_pretrained(s).save_pretrained(d)"'
+    )
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(str(file), framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(
+            f"{file} cannot be read as safetensors ({error}); it may be truncated: "
+            f"it has {file.stat().st_size if file.exists() else 0} bytes. Download it again."
+        ) from error
+
+
+class WeightSource:
+    """Tensors of one checkpoint as one rank wants them. A context manager: closes its files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        base: str = "",
+    ) -> None:
+        """Map `folder`; raises ModelLoadError as `find_safetensors` does.
+
+        `base`: prefix that may be left out of every name, as checkpoints of a bare model do.
+        """
+        self.folder = folder
+        self.dtype = dtype
+        self.device = device or torch.device("cpu")
+        self.rank = rank
+        self.world_size = world_size
+        self._where = find_safetensors(folder)
+        if base and not any(name.startswith(base) for name in self._where):
+            self._base = base
+        else:
+            self._base = ""
+        self._files: dict[Path, Any] = {}
+        self._open_files = ExitStack()
+
+    def __enter__(self) -> WeightSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.clear()
+        self._open_files.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name.removeprefix(self._base) in self._where
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._where)
+
+    def share(self, count: int, what: str) -> slice:
+        """Return this rank's part of `count` equal things; raises ModelLoadError unless even."""
+        if count % self.world_size:
+            raise ModelLoadError(
+                f"{count} {what} cannot be split over {self.world_size} shards; choose a "
+                f"--num-shard that divides {count}."
+            )
+        each = count // self.world_size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def vector(
+        self, name: str, size: int, part: slice | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return tensor `name` [size], or the `part` of it, in `dtype` (the source's own)."""
+        return self._read(name, (size,), (part,), dtype)
+
+    def matrix(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        *,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        transposed: bool = False,
+    ) -> torch.Tensor:
+        """Return matrix `name` as [out, in] = `shape`, cut to `rows` and `columns`.
+
+        `transposed`: the file holds it as [in, out], as GPT-2's Conv1D does.
+        """
+        if transposed:
+            flipped = self._read(name, shape[::-1], (columns, rows))
+            return flipped.t().contiguous()
+        return self._read(name, shape, (rows, columns))
+
+    def tensor(self, name: str, shape: tuple[int, ...], first: slice | None = None) -> torch.Tensor:
+        """Return tensor `name` of any rank, cut to `first` on its first dimension."""
+        return self._read(name, shape, (first,) + (None,) * (len(shape) - 1))
+
+    def _read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        parts: tuple[slice | None, ...],
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        name = name.removeprefix(self._base)
+        view = self._view(name)
+        found = tuple(view.get_shape())
+        if found != shape:
+            raise ModelLoadError(
+                f"Tensor {name!r} in {self._where[name]} has shape {list(found)}, but config.json "
+                f"asks for {list(shape)}."
+            )
+        try:
+            if all(part is None for part in parts):
+                tensor = self._file(self._where[name]).get_tensor(name)
+            else:
+                tensor = view[tuple(part or slice(None) for part in parts)]
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(
+                f"Tensor {name!r} in {self._where[name]} cannot be read: {error}."
+            ) from error
+        result: torch.Tensor = tensor.to(device=self.device, dtype=dtype or self.dtype)
+        return result
+
+    def _view(self, name: str) -> Any:
+        if name not in self._where:
+            raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {self.folder}.")
+        try:
+            return self._file(self._where[name]).get_slice(name)
+        except SafetensorError as error:
+            raise ModelLoadError(
+                f"Tensor {name!r} is missing from {self._where[name]}: {error}."
+            ) from error
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._files:
+            self._files[path] = self._open_files.enter_context(_open(path))
+        return self._files[path]
