@@ -84,7 +84,7 @@ def test_info_models_tokenize(demo: ServerProcess) -> None:
     assert info["max_total_tokens"] > info["max_input_tokens"] > 0
     models = httpx.get(f"{demo.url}/v1/models").json()
     assert models["data"][0]["id"] == "tgi-trio/demo"
-    text = "Grüße aus dem Ring"
+    text = "Greetings from the ring"
     tokens = httpx.post(f"{demo.url}/tokenize", json={"inputs": text}).json()
     joined = "".join(t["text"] for t in tokens)
     assert joined == text

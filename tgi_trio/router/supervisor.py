@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from tgi_trio.errors import PeerError, ShardCannotStart
+from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, ShardCannotStart
+from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.frames import Kind, Phase, encode
-from tgi_trio.ipc.watch import wait_for_death
+from tgi_trio.ipc.watch import StallDetector, wait_for_death
 from tgi_trio.router import handshake
 from tgi_trio.router.engine import Engine
 from tgi_trio.router.handshake import KVMemory, ShardFacts, WarmupLimits
@@ -34,7 +35,7 @@ BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the n-th restart in
 class Watch:
     """How patient the supervisor is; seconds."""
 
-    stall_timeout: float = 60.0  # without a step while there is work: not ready any more
+    stall_timeout: float = 60.0  # without heartbeat, or without a step while there is work
     restart_limit: int = 5  # crashes in a row before it gives up
 
 
@@ -71,7 +72,7 @@ class Supervisor:
         self._settings = settings
         self._warmup = warmup
         self._watch = watch
-        self._spin_us = spin_us
+        self._spin_us = affordable_spin_us(spin_us, shards=1)
         self._argv = argv
         self._on_loaded = on_loaded
         self._stop = trio.Event()
@@ -153,6 +154,8 @@ class Supervisor:
                         await self._live(shard, number, task_status)
                     except PeerError as error:
                         self._trouble = str(error)
+                    except CorruptFrame as error:
+                        self._trouble = f"{shard.end.page.describe_shard()}: {error}"
                     scope.cancel()
 
                 async def until_stopped() -> None:
@@ -163,7 +166,7 @@ class Supervisor:
                 nursery.start_soon(until_stopped)
                 nursery.start_soon(shard.pump_output)
                 nursery.start_soon(until_death)
-                nursery.start_soon(self._watch_steps, scope)
+                nursery.start_soon(self._watch_stalls, shard, scope)
                 nursery.start_soon(life)
             phase = Phase(min(shard.end.vitals.phase, Phase.STOPPING)).name
             with trio.CancelScope(shield=True):  # a killed process is reaped in milliseconds
@@ -212,27 +215,42 @@ class Supervisor:
         if self._engine is not None:
             await self._engine.serve(link)
 
-    async def _watch_steps(self, scope: trio.CancelScope) -> None:
-        """Turn READY into STALLED and back; kill a group that stays stalled as long again."""
+    async def _watch_stalls(self, shard: ShardInstance, scope: trio.CancelScope) -> None:
+        """Turn READY into STALLED and back; end a group that stays stalled as long again."""
         limit = self._watch.stall_timeout
+        detector = StallDetector(limit)
+        stalled_since = 0.0
         while True:
             await trio.sleep(limit / 10)
-            engine = self._engine
-            if engine is None or self.state not in (ShardState.READY, ShardState.STALLED):
-                continue
-            batch_size = engine.scheduler.batch_size
-            silent = trio.current_time() - engine.last_step_at if batch_size else 0.0
-            if self.state is ShardState.READY and silent > limit:
-                self._move(
-                    ShardEvent.NO_STEP,
-                    f"no step for {silent:.0f} s with {batch_size} sequences in the batch "
-                    f"(--stall-timeout {limit:g})",
-                )
+            if self.state not in (ShardState.READY, ShardState.STALLED):
+                continue  # no heartbeat while it imports, reads weights or warms up
+            now = trio.current_time()
+            why = self._why_stalled(now, detector, shard)
+            if self.state is ShardState.READY and why:
+                self._move(ShardEvent.NO_STEP, why)
                 self._metrics.gauge("tgi_shard_ready", 0)
-            elif self.state is ShardState.STALLED and silent <= limit:
+                stalled_since = now
+            elif self.state is ShardState.STALLED and not why:
                 self._move(ShardEvent.STEP, "")
                 self._metrics.gauge("tgi_shard_ready", 1)
-            elif self.state is ShardState.STALLED and silent > 2 * limit:
-                self._trouble = f"{self.why}; killed and started again"
+            elif self.state is ShardState.STALLED and now - stalled_since > limit:
+                self._trouble = f"{why}; killed and started again"
                 scope.cancel()
                 return
+
+    def _why_stalled(self, now: float, detector: StallDetector, shard: ShardInstance) -> str:
+        """Return why the shard counts as stalled, "" when it does not."""
+        try:
+            detector.observe(now, shard.end.page)
+        except PeerStalled as error:
+            return f"{error} (--stall-timeout)"
+        engine, limit = self._engine, self._watch.stall_timeout
+        if engine is None or (batch_size := engine.scheduler.batch_size) == 0:
+            return ""
+        silent = now - engine.last_step_at
+        if silent <= limit:
+            return ""
+        return (
+            f"{shard.end.page.describe_shard()}: no step for {silent:.0f} s with {batch_size} "
+            f"sequences in the batch (--stall-timeout {limit:g})"
+        )

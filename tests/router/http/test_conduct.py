@@ -189,6 +189,26 @@ async def test_leaving_on_a_used_connection_aborts_it(http):
         await until(lambda: len(engine.left) == 1 and engine.permits == 0)
 
 
+async def test_ended_connections_leave_nothing_behind(http):
+    def tasks() -> int:
+        return trio.lowlevel.current_statistics().tasks_living
+
+    async with served(FakeEngine(lambda prompt: ENDLESS), http) as server:
+        before = tasks()
+        for headers in ({}, {"connection": "close"}):
+            client = await server.connect()
+            assert (await client.get("/info", **headers)).status == 200
+            await client.stream.aclose()
+        silent = await server.raw()
+        await silent.aclose()
+        for leave in (close, reset, half_close):
+            stream = await server.raw()
+            await stream.send_all(Client.request("POST", "/generate_stream", STREAM, {}))
+            await read_until(stream, b"data: ")
+            leave(stream)
+        await until(lambda: tasks() == before)
+
+
 @pytest.mark.parametrize("leave", [close, half_close])
 async def test_leaving_with_a_pipelined_request_behind_aborts_both(http, leave):
     engine = FakeEngine()

@@ -1,8 +1,8 @@
 """A shard in a few lines: applies commands, computes steps, and trusts nobody.
 
-It keeps to the wire's promises (decode rows first, prefill chunks in admission order within the
-token budget, rows stall at the end of their blocks, unknown sequences are skipped) and checks the
-router's: no block belongs to two sequences it holds, no cached block lacks its KV.
+It keeps to the wire's promises (decode rows first, then prefill chunks, fewest tokens left first,
+within the token budget; rows stall at the end of their blocks; unknown sequences are skipped) and
+checks the router's: no block belongs to two sequences it holds, no cached block lacks its KV.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class ModelShard:
         ready = [row for row in self.rows.values() if row.computed == row.length - 1]
         ready_ids = {id(row) for row in ready}
         budget -= len(ready)
-        for sequence, row in list(self.rows.items()):
+        shortest_first = sorted(
+            self.rows.items(), key=lambda item: item[1].length - item[1].computed
+        )
+        for sequence, row in shortest_first:
             if id(row) in ready_ids:
                 count = 1
             else:

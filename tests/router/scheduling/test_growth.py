@@ -10,7 +10,7 @@ from tests.router.scheduling.harness import Pair, World, expected, limits, reque
 from tests.router.scheduling.model_shard import ModelShard
 from tgi_trio.router.scheduling import Command, Extend, Filter, Prefill, growth
 from tgi_trio.router.scheduling.batch import Batch
-from tgi_trio.router.scheduling.memory import KvMemory, Room
+from tgi_trio.router.scheduling.memory import KvMemory
 from tgi_trio.router.scheduling.sequence import Sequence
 
 
@@ -171,7 +171,7 @@ class Books:
         self.batch = Batch(self.limits, self.memory)
         for order, (done, tokens) in enumerate(zip(computed, granted, strict=True), start=1):
             sequence = Sequence(order, request(2, max_new), order, 0.0, 0)
-            assert self.memory.admit(sequence, tokens) is Room.GRANTED
+            assert self.memory.admit(sequence, None, tokens)
             sequence.order, sequence.computed = order, done
             self.batch.enter(sequence)
 

@@ -18,7 +18,7 @@ class Clocked:
 
     def __init__(self, **changes: object) -> None:
         wide = {
-            "blocks": 20_000,
+            "blocks": 60_000,
             "max_queued_tokens": 10**6,
             "token_budget": 512,
             "max_batch_prefill_tokens": 1024,
@@ -47,7 +47,8 @@ class Clocked:
         for id in self.running:
             self.running[id] += 1
             self._row(report, id, self.running[id], 1)
-        for id, (computed, length) in list(self.prompts.items()):
+        shortest_first = sorted(self.prompts.items(), key=lambda item: item[1][1] - item[1][0])
+        for id, (computed, length) in shortest_first:
             chunk = min(room, length - computed)
             room -= chunk
             report.prefill_tokens += chunk
@@ -109,6 +110,19 @@ def test_a_long_prompt_stretches_the_steps_of_others_twofold_at_most() -> None:
     assert sorted(tokens for tokens, _ in chunks)[len(chunks) // 2] > 75  # 100 is what fits
 
 
+def test_a_queue_for_memory_does_not_get_full_steps() -> None:
+    clocked = Clocked(blocks=10_100, max_waiting_tokens=3)
+    for id in range(4):
+        clocked.scheduler.add(id, request(10, 5000), 0.0)
+    for _ in range(10):
+        clocked.step()
+    clocked.scheduler.add(10, request(20_000, 10), 0.0)  # 20,040 and 20,009 tokens of 40,396
+    clocked.scheduler.add(11, request(500, 10), 0.0)
+    chunks = [clocked.step()[0] for _ in range(30)]
+    assert clocked.scheduler.queue_size == 1
+    assert max(chunks[3:]) < 200
+
+
 @pytest.mark.parametrize(("ratio", "patience"), [(0.5, 1000), (1000.0, 3)])
 def test_a_growing_queue_gets_full_steps(ratio: float, patience: int) -> None:
     clocked = Clocked(waiting_served_ratio=ratio, max_waiting_tokens=patience)
@@ -121,7 +135,7 @@ def test_a_growing_queue_gets_full_steps(ratio: float, patience: int) -> None:
         tokens, _ = clocked.step()
     assert tokens < 200
     for id in range(11, 14):
-        clocked.scheduler.add(id, request(20, 10), 0.0)
+        clocked.scheduler.add(id, request(20_000, 10), 0.0)
     for _ in range(5):
         tokens, _ = clocked.step()
     assert tokens == 512 - 4
@@ -136,7 +150,7 @@ def test_nobody_waits_longer_than_max_waiting_tokens_says_when_few_wait() -> Non
     clocked.scheduler.add(10, request(20_000, 10), 0.0)
     for _ in range(20):
         clocked.step()
-    clocked.scheduler.add(11, request(20, 10), 0.0)
+    clocked.scheduler.add(11, request(20_000, 10), 0.0)
     tokens = [clocked.step()[0] for _ in range(12)]
     assert max(tokens[:8]) < 200 and tokens[-1] == 512 - 4
 

@@ -83,6 +83,38 @@ def test_a_small_request_passes_a_large_one_only_so_often() -> None:
     assert len(pair.finished) == 20
 
 
+def test_short_prompts_pass_a_long_one_until_they_are_as_long_together() -> None:
+    pair = Pair(
+        limits(blocks=500, token_budget=8, max_batch_prefill_tokens=16, max_total_tokens=300)
+    )
+    pair.scheduler.add(0, request(100, 2), 0.0)
+    pair.step()
+    for id in range(1, 40):
+        pair.scheduler.add(id, request(10, 1), 0.0)
+    order: list[int] = []
+    while len(pair.finished) < 40:
+        pair.step()
+        order += [id for id in pair.finished if id not in order]
+    assert order[:11] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0]
+    assert pair.tokens[0] == expected(100, 2)
+
+
+def test_a_long_prompt_in_the_queue_is_passed_only_as_often() -> None:
+    pair = Pair(
+        limits(blocks=500, token_budget=8, max_batch_prefill_tokens=16, max_total_tokens=300)
+    )
+    pair.scheduler.add(0, request(60, 2), 0.0)
+    pair.scheduler.add(1, request(60, 2), 0.0)  # not its turn: 60 tokens are before it
+    for id in range(2, 40):
+        pair.scheduler.add(id, request(10, 1), 0.0)
+    order: list[int] = []
+    while len(pair.finished) < 40:
+        pair.step()
+        order += [id for id in pair.finished if id not in order]
+    assert set(order[:6]) == {2, 3, 4, 5, 6, 7}
+    assert order.index(0) < order.index(1) <= 9
+
+
 def test_queue_bounds() -> None:
     scheduler = Scheduler(limits(max_queued_requests=2, max_queued_tokens=10))
     scheduler.add(0, request(20), 0.0)  # an empty queue takes any valid request
