@@ -159,13 +159,16 @@ async def test_a_hung_shard_turns_health_red_and_is_replaced(tmp_path: Path) -> 
 @pytest.mark.trio
 async def test_a_stopped_shard_is_noticed_even_when_idle_and_named(tmp_path: Path) -> None:
     argv = FakeArgv()
-    async with supervised(tmp_path, argv, stall=2.0) as (_, supervisor):
+    async with supervised(tmp_path, argv, stall=2.0) as (engine, supervisor):
+        with engine.submit(make_request(byte_tokenizer(tmp_path), "one step", 1)) as stream:
+            await ids_of(stream)
+        await trio.sleep(0.2)  # for it to go idle
         os.kill(supervisor.pid, signal.SIGSTOP)
         with trio.fail_after(10):
             while supervisor.state is not ShardState.STALLED:
                 await trio.sleep(0.01)
         assert f"rank 0 (pid {supervisor.pid}" in supervisor.why
-        assert "phase IDLE, step 0" in supervisor.why and "no heartbeat" in supervisor.why
+        assert "phase IDLE, step 1" in supervisor.why and "no heartbeat" in supervisor.why
         os.kill(supervisor.pid, signal.SIGCONT)
         with trio.fail_after(10):
             while not supervisor.ready:
