@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from tgi_trio.hub import resolve_model
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StepReport
 from tgi_trio.shard.batch import Batch
 from tgi_trio.shard.step import Runner, WarmupRequest
 
@@ -51,7 +51,7 @@ def prefill(runner: Runner, state: Batch, batch: int, context: int, room: int) -
         plan = state.plan(512)
         if plan is None:
             raise RuntimeError("the batch does not move")
-        state.advance(plan, runner.step(plan))
+        state.advance(plan, runner.step(plan), StepReport(1, 1))
 
 
 def decode_step_ms(model_id: str | None, batch: int, context: int, steps: int = 40) -> float:
@@ -66,5 +66,5 @@ def decode_step_ms(model_id: str | None, batch: int, context: int, steps: int = 
         start = time.perf_counter()
         result = runner.step(plan)
         times.append(time.perf_counter() - start)
-        state.advance(plan, result)
+        state.advance(plan, result, StepReport(1, 1))
     return statistics.median(times[3:]) * 1e3

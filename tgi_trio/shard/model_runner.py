@@ -37,6 +37,9 @@ from tgi_trio.shard.step import (
 from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
 from tgi_trio.shard.weights import WeightSource
 
+# Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
+_BYTES_PER_THREAD = 32 << 20
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -58,6 +61,16 @@ def resolve_dtype(wanted: str | None, config: ModelConfig, device: torch.device)
             f"dtype {name!r} cannot be computed in; allowed are {', '.join(DTYPES)} (--dtype)."
         )
     return DTYPES[name]
+
+
+def sensible_threads(folder: Path) -> int:
+    """Return how many threads a model of this size is worth.
+
+    Every operation of a small model ends before a second thread has been woken for it, and where
+    cores are shared the wait for that thread costs many times the operation itself.
+    """
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD))
 
 
 class TorchRunner:
@@ -115,8 +128,9 @@ class TorchRunner:
         ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
         """
         began = time.monotonic_ns()
-        if threads:
-            torch.set_num_threads(threads)
+        if not threads:
+            threads = sensible_threads(folder)
+        torch.set_num_threads(threads)
         config, where = read_config(folder), torch.device(device)
         kind = resolve_dtype(dtype, config, where)
         if sampler is None:
