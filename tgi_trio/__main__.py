@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tgi_trio.cli.parser import Invocation, UsageError, parse
 from tgi_trio.errors import TgiTrioError
+
+ShardArgv = Callable[[str, str], list[str]]  # see router.shard_process, too heavy to import here
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 
+def _stop_at_once(number: int, frame: object) -> None:
+    """What SIGTERM does until the launcher's nursery takes it over: nothing is served yet."""
+    sys.exit(0)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    signal.signal(signal.SIGTERM, _stop_at_once)
     try:
         invocation = parse(sys.argv[1:] if argv is None else argv, os.environ)
     except UsageError as error:
@@ -32,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _serve(invocation: Invocation) -> int:
+def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
+    """Serve until told to stop; `shard` gives another command line for shard processes."""
     # Imported here: `--help` and mistakes in flags answer at once.
     import trio
 
@@ -56,7 +66,7 @@ def _serve(invocation: Invocation) -> int:
         )
         settings = resolve(options, read_model_facts(path))
         timeline.mark("model found")
-        trio.run(Launcher(settings, listener, timeline).run, strict_exception_groups=True)
+        trio.run(Launcher(settings, listener, timeline, *([shard] if shard else [])).run)
     return 0
 
 
@@ -67,7 +77,7 @@ def _download_weights(invocation: Invocation) -> int:
     return 0
 
 
-_COMMANDS = {"serve": _serve, "download-weights": _download_weights}
+_COMMANDS = {"serve": serve, "download-weights": _download_weights}
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ class Launcher:
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
         print(settings_table(settings), memory_table(supervisor.started), sep="\n", file=sys.stderr)
         facts = supervisor.started.facts
-        limits = scheduling_limits(settings, facts.prefix_reuse)
+        limits = scheduling_limits(settings, settings.prefix_caching and facts.prefix_reuse)
         engine = front.open(settings, limits, supervisor, facts.vocab_size)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)

@@ -45,6 +45,7 @@ class _AsGiven:
     payload_limit: int = 2_000_000  # bytes
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
+    prefix_caching: bool = True  # only where the model allows it
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free one
     cors_allow_origin: tuple[str, ...] = ()

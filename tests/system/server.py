@@ -28,8 +28,11 @@ def free_port() -> int:
 class ServerProcess:
     """`python -m tgi_trio` on a port of its own, its output kept in a file."""
 
-    def __init__(self, flags: Sequence[str], port: int, output: Path) -> None:
-        argv = [sys.executable, "-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", str(port)]
+    def __init__(
+        self, flags: Sequence[str], port: int, output: Path, fake: str | None = None
+    ) -> None:
+        module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
+        argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._output = output
@@ -58,7 +61,7 @@ class ServerProcess:
 
     def shards(self) -> list[int]:
         """Return the process ids of its shards."""
-        return [pid for pid in children(self.process.pid) if "tgi_trio.shard" in command(pid)]
+        return [pid for pid in children(self.process.pid) if "_trio.shard " in command(pid) or "fake_shard " in command(pid)]
 
     def metric(self, name: str) -> float:
         """Return the value of one series of /metrics."""
@@ -137,10 +140,15 @@ def shared_memory() -> set[str]:
 
 
 @contextmanager
-def serving(*flags: str, ready: bool = True) -> Iterator[ServerProcess]:
-    """Run a server for the length of the block; whatever is left of it is killed at the end."""
+def serving(
+    *flags: str, ready: bool = True, fake: str | None = None
+) -> Iterator[ServerProcess]:
+    """Run a server for the length of the block; whatever is left of it is killed at the end.
+
+    `fake`: FakeSettings as JSON, for a server whose shard has no model.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(flags, free_port(), Path(folder) / "output")
+        server = ServerProcess(flags, free_port(), Path(folder) / "output", fake)
         try:
             if ready:
                 server.wait_ready()

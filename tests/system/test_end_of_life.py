@@ -58,18 +58,20 @@ async def test_streams_that_outlast_the_drain_end_with_one_error() -> None:
 
 
 def test_a_second_signal_stops_at_once() -> None:
-    with serving() as server:
+    with serving(fake='{"step_ms": 50}') as server:
         with httpx.stream(
             "POST",
             f"{server.url}/generate_stream",
-            json={"inputs": PROMPTS[0], "parameters": {"max_new_tokens": 1000}},
+            json={"inputs": "endless", "parameters": {"max_new_tokens": 900}},
             timeout=TIMEOUT,
         ) as reply:
-            next(reply.iter_lines())
+            lines = reply.iter_lines()  # held: dropping it would close the stream
+            next(lines)
             server.signal(signal.SIGTERM)
-            time.sleep(0.1)
+            time.sleep(0.5)
+            assert server.process.poll() is None  # it drains
             server.signal(signal.SIGTERM)
-            assert server.wait(5) == 0
+            assert server.wait(10) == 0
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.3, 1.0, None])

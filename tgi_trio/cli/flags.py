@@ -132,6 +132,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("max-queued-tokens", "tokens", "prompt tokens that wait", "no limit of its own"),
             Flag("waiting-served-ratio", "ratio", "waiting / running that lets newcomers in"),
             Flag("max-waiting-tokens", "int", "steps after which newcomers are let in anyway"),
+            Flag("prefix-caching", "bool", "reuse KV blocks of equal prompt beginnings"),
             Flag("validation-workers", "int", "threads that tokenize"),
         ),
     ),

@@ -30,7 +30,8 @@ class Service:
         validator: Validator,
         metrics: Metrics,
     ) -> None:
-        self.model = ModelCard(settings.model_id, settings.model_sha, settings.served_model_names)
+        aliases = tuple(n for n in settings.served_model_names if n != settings.model_id)
+        self.model = ModelCard(settings.model_id, settings.model_sha, aliases)
         self.limits = Limits(**{f.name: getattr(settings, f.name) for f in fields(Limits)})
         self.tokenizer = tokenizer
         self.chat_template = chat_template

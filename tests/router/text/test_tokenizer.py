@@ -180,8 +180,8 @@ class TestFromFolder:
         assert set(theirs.all_special_ids) <= ours.special_ids
         assert ours.special_tokens == theirs.special_tokens_map
 
-    def test_a_folder_without_tokenizer_names_the_flags(self, tmp_path: Path) -> None:
-        with pytest.raises(ModelLoadError, match=r"--model-id.*--tokenizer-name"):
+    def test_a_folder_without_tokenizer_names_the_flag(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelLoadError, match="--model-id"):
             Tokenizer.from_folder(tmp_path)
 
     @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

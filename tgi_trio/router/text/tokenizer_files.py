@@ -99,8 +99,8 @@ def tokenizer_json(
     if not sources:
         raise ModelLoadError(
             f"{folder} holds no tokenizer: expected tokenizer.json, or files to make it from "
-            f"({', '.join(_SLOW_FILES)}). Check --model-id, or give another folder with "
-            "--tokenizer-name."
+            f"({', '.join(_SLOW_FILES)}). Check the folder named by "
+            "--model-id."
         )
     cache = cache or _default_cache()
     target = cache / _digest([*sources, *_matching(folder, _CONFIG_FILES)])

@@ -1,0 +1,122 @@
+"""Writes what the code knows into the documents: `python -m tgi_trio.cli.docs --write`.
+
+A document marks where a table goes with `<!-- generated: name -->` and `<!-- end -->`; `SECTIONS`
+says what `name` stands for. Everything outside of the markers is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tgi_trio.cli.flags import FLAGS, KINDS, REFUSED, Flag, Refused
+from tgi_trio.cli.help import default_text
+from tgi_trio.router import metrics, shard_states
+
+DOCUMENTS: Final = ("docs/operations.md", "docs/architecture.md")
+
+_BLOCK: Final = re.compile(
+    r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n)(?P<old>.*?)(?P<close><!-- end -->)",
+    re.DOTALL,
+)
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table."""
+    names = list(header)
+    lines = [names, ["---"] * len(names), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def flags() -> str:
+    """Return every flag, one table per group of --help."""
+    parts = []
+    for group, rows in FLAGS:
+        header = ("flag", "variable", "default", "meaning")
+        parts.append(f"**{group}**\n\n{table(header, map(_flag_row, rows))}")
+    return "\n".join(parts)
+
+
+def _flag_row(flag: Flag) -> list[str]:
+    names = f"--{flag.name} {KINDS[flag.kind][0]}".rstrip()
+    short = f", `{flag.short}`" if flag.short else ""
+    return [f"`{names}`{short}", f"`{flag.env}`", default_text(flag), flag.help]
+
+
+def refused_flags() -> str:
+    """Return the flags of text-generation-inference that are refused, and why."""
+    return table(("flag", "why", "let through"), map(_refused_row, REFUSED))
+
+
+def _refused_row(refused: Refused) -> list[str]:
+    short = f", `{refused.short}`" if refused.short else ""
+    same = ", ".join(f"`{value}`" for value in refused.same)
+    return [f"`--{refused.name}`{short}", refused.why, same]
+
+
+def shard_lifecycle() -> str:
+    """Return the states of a shard group as a Mermaid diagram."""
+    states = shard_states.ShardState
+    lines = [f"[*] --> {states.SPAWNED.name}"]
+    for (state, event), target in shard_states.TRANSITIONS.items():
+        lines.append(f"{state.name} --> {target.name}: {event.value}")
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"```mermaid\nstateDiagram-v2\n{body}```\n"
+
+
+def sequence_lifecycle() -> str:
+    """Return the states of a sequence as a Mermaid diagram and as a table."""
+    # Imported here: its package brings numpy, which nothing else in cli needs.
+    from tgi_trio.router.scheduling import lifecycle
+
+    return f"```mermaid\n{lifecycle.mermaid()}```\n\n{lifecycle.markdown()}"
+
+
+SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
+    "flags": flags,
+    "refused-flags": refused_flags,
+    "metrics": metrics.as_markdown,
+    "shard-lifecycle": shard_lifecycle,
+    "sequence-lifecycle": sequence_lifecycle,
+}
+
+
+def refreshed(text: str) -> str:
+    """Return a document with every marked section written anew.
+
+    Raises ValueError for a name that `SECTIONS` does not have.
+    """
+
+    def section(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in SECTIONS:
+            raise ValueError(f"no section is called {name!r}: there are {', '.join(SECTIONS)}")
+        return f"{match['open']}{SECTIONS[name]()}{match['close']}"
+
+    return _BLOCK.sub(section, text)
+
+
+def main() -> int:
+    """Write the documents, or only name those that are out of date; run where docs/ is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write {', '.join(DOCUMENTS)}")
+    write = parser.parse_args().write
+    stale = []
+    for path in map(Path, DOCUMENTS):
+        old = path.read_text()
+        new = refreshed(old)
+        if old != new:
+            stale.append(path)
+            if write:
+                path.write_text(new)
+    for path in stale:
+        print(f"{path} {'is written anew' if write else 'is out of date'}")
+    return 1 if stale and not write else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

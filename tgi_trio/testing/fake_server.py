@@ -1,0 +1,34 @@
+"""The whole server on a shard without a model: everything is real but the forward pass.
+
+    python -m tgi_trio.testing.fake_server '{"step_ms": 1}' --port 3000
+
+The first argument is a FakeSettings object, the rest are the server's flags. It tokenises with the
+embedded model's tokenizer and answers nonsense, after a start of well under a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from tgi_trio.__main__ import serve
+from tgi_trio.cli.parser import parse
+
+VOCAB_SIZE = 512  # ids that every tokenizer of ours has
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve with a fake shard; raises what the server raises."""
+    text, *flags = sys.argv[1:] if argv is None else argv
+    fake = json.dumps({"vocab_size": VOCAB_SIZE, "first_id": 16, **json.loads(text)})
+
+    def fake_shard(spec: str, settings: str) -> list[str]:
+        return [sys.executable, "-m", "tgi_trio.testing.fake_shard", spec, fake]
+
+    return serve(parse(flags, os.environ), fake_shard)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
