@@ -1,0 +1,144 @@
+"""The documents say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tgi_trio
+from tgi_trio.cli.docs import DOCUMENTS, SECTIONS, refreshed
+from tgi_trio.cli.flags import REFUSED, all_flags
+from tgi_trio.router.shard_states import ShardState
+
+PACKAGE = Path(tgi_trio.__file__).parent
+ROOT = PACKAGE.parent
+HOLE = "\0"  # stands for a part of a message that is filled in when it is shown
+
+
+# ---- generated sections ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_generated_sections_are_up_to_date(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert "<!-- generated: " in text
+    assert refreshed(text) == text, "run python -m tgi_trio.cli.docs --write"
+
+
+def test_every_section_is_used_and_closed() -> None:
+    text = "".join((ROOT / name).read_text() for name in DOCUMENTS)
+    assert sorted(re.findall(r"<!-- generated: (\S+) -->", text)) == sorted(SECTIONS)
+    assert text.count("<!-- generated: ") == text.count("<!-- end -->")
+
+
+def test_only_what_is_between_the_markers_changes() -> None:
+    before, after = "# By hand\n\n", "\n\nalso by hand <!-- end -->\n"
+    marked = "<!-- generated: shard-lifecycle -->\nold\n<!-- end -->"
+    text = refreshed(before + marked + after)
+    assert text.startswith(before) and text.endswith(after)
+    assert "old" not in text
+    assert all(state.name in text for state in ShardState)
+    assert refreshed(text) == text
+
+
+def test_an_unknown_section_is_an_error() -> None:
+    with pytest.raises(ValueError, match="shard-lifecycle"):
+        refreshed("<!-- generated: nothing -->\n<!-- end -->")
+
+
+def test_every_flag_has_its_row() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    for name in [flag.name for flag in all_flags()] + [refused.name for refused in REFUSED]:
+        assert re.search(rf"^\| `--{name}[ `]", text, re.MULTILINE), name
+
+
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+
+
+@pytest.mark.parametrize("document", PAGES)
+def test_links_between_documents_lead_somewhere(document: str) -> None:
+    path = ROOT / document
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), f"{document}: {target}"
+
+
+# ---- docs/errors.md --------------------------------------------------------------------------
+
+
+def documented() -> list[str]:
+    """Return the messages of docs/errors.md, with a hole for every <part> that varies."""
+    page = (ROOT / "docs/errors.md").read_text()
+    rows = re.findall(r"^\| ``(.+?)``(?: \([^()]+\))? \|", page, re.MULTILINE)
+    return [re.sub(r"<[^<>]+>", HOLE, row.strip()) for row in rows]
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """Yield every text in a piece of code, with a hole for every value that is put in."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str | bytes):
+            value = each.value
+            yield value if isinstance(value, str) else value.decode("latin-1")
+        elif isinstance(each, ast.JoinedStr):
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else HOLE for part in each.values
+            )
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield str(path.relative_to(PACKAGE)), ast.parse(path.read_text())
+
+
+def squeezed(text: str) -> str:
+    """Neighbouring holes count as one; %s and the like are holes too."""
+    return re.sub(rf"{HOLE}+", HOLE, re.sub(r"%[sdr]", HOLE, text))
+
+
+def test_every_documented_message_is_in_the_source() -> None:
+    source = [squeezed(text) for _, tree in modules() for text in texts(tree)]
+    assert len(documented()) > 50
+    missing = [row for row in documented() if not any(squeezed(row) in text for text in source)]
+    assert not missing
+
+
+# Errors that people read, and which argument is the message.
+SHOWN = {
+    "BodyRejected": 1,
+    "ConfigurationError": 0,
+    "Draining": 0,
+    "ModelLoadError": 0,
+    "Refused": 1,
+    "TemplateError": 0,
+    "Unavailable": 0,
+    "UsageError": 0,
+    "ValidationError": 0,
+}
+COVERED = ("cli/", "router/", "hub.py", "launcher.py", "model_facts.py", "settings.py")
+ELSEWHERE = "router/http/server.py"  # its own listeners: the launcher binds instead
+
+
+def raised() -> Iterator[tuple[str, str]]:
+    """Yield (place, message) of every error for people whose message is written where it is."""
+    for name, tree in modules():
+        if not name.startswith(COVERED) or name == ELSEWHERE:
+            continue
+        for node in ast.walk(tree):
+            call = node.exc if isinstance(node, ast.Raise) else None
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+                continue
+            position = SHOWN.get(call.func.id, len(call.args))
+            for message in call.args[position : position + 1]:
+                if isinstance(message, ast.Constant | ast.JoinedStr):
+                    yield f"{name}:{node.lineno}", squeezed(next(texts(message)))
+
+
+def test_every_message_that_is_raised_is_documented() -> None:
+    rows = [squeezed(row) for row in documented()]
+    found = list(raised())
+    assert len(found) > 50
+    missing = [each for each in found if not any(row in each[1] for row in rows)]
+    assert not [(place, text) for place, text in missing if text.strip(HOLE)]
