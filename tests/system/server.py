@@ -61,7 +61,11 @@ class ServerProcess:
 
     def shards(self) -> list[int]:
         """Return the process ids of its shards."""
-        return [pid for pid in children(self.process.pid) if "_trio.shard " in command(pid) or "fake_shard " in command(pid)]
+        return [
+            pid
+            for pid in children(self.process.pid)
+            if "_trio.shard " in command(pid) or "fake_shard " in command(pid)
+        ]
 
     def metric(self, name: str) -> float:
         """Return the value of one series of /metrics."""
@@ -140,9 +144,7 @@ def shared_memory() -> set[str]:
 
 
 @contextmanager
-def serving(
-    *flags: str, ready: bool = True, fake: str | None = None
-) -> Iterator[ServerProcess]:
+def serving(*flags: str, ready: bool = True, fake: str | None = None) -> Iterator[ServerProcess]:
     """Run a server for the length of the block; whatever is left of it is killed at the end.
 
     `fake`: FakeSettings as JSON, for a server whose shard has no model.
