@@ -30,17 +30,20 @@ BLOCK = 16
 GAP_S = 15e-6  # between two steps of a shard with standing orders
 
 
-def ours(blocks: int) -> SchedulingLimits:
+def ours(blocks: int, budget: int) -> SchedulingLimits:
     """Growth, prefix cache, paced prompts."""
-    return limits(blocks=blocks, block_size=BLOCK, max_batch_prefill_tokens=4096)
+    return limits(
+        blocks=blocks, block_size=BLOCK, max_batch_prefill_tokens=4096, token_budget=budget
+    )
 
 
-def reserving(blocks: int) -> SchedulingLimits:
+def reserving(blocks: int, budget: int) -> SchedulingLimits:
     """First in first out with up-front reservation: no growth, no cache, no pace, no passing."""
     return limits(
         blocks=blocks,
         block_size=BLOCK,
         max_batch_prefill_tokens=4096,
+        token_budget=budget,
         reserve=True,
         prefix_caching=False,
         skip_limit=0,
@@ -115,12 +118,12 @@ def measure(profile: Profile, served: list[Served], seconds: float) -> dict[str,
     }
 
 
-def compare(profile: Profile, seconds: float, blocks: int) -> list[dict[str, Any]]:
+def compare(profile: Profile, seconds: float, blocks: int, budget: int) -> list[dict[str, Any]]:
     """Run every policy at every rate of a profile."""
     cost = CostModel()
     runs: dict[str, Callable[[list[Job]], list[Served]]] = {
-        "ours": lambda jobs: Service(ours(blocks), cost).run(jobs),
-        "fifo + reservation": lambda jobs: Service(reserving(blocks), cost).run(jobs),
+        "ours": lambda jobs: Service(ours(blocks, budget), cost).run(jobs),
+        "fifo + reservation": lambda jobs: Service(reserving(blocks, budget), cost).run(jobs),
         "tgi": lambda jobs: Tgi(blocks, BLOCK, 4096, cost).run(jobs),
     }
     results = []
@@ -161,14 +164,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60, help="virtual seconds of arrivals")
     parser.add_argument("--kv-tokens", type=int, default=150_000, help="KV tokens of the card")
+    parser.add_argument("--step-token-budget", type=int, default=512, help="TGI has 4096")
     parser.add_argument("--profile", action="append", help="only these profiles")
     parser.add_argument("--plot", type=Path, help="also draw goodput to this file")
     add_output_flags(parser)
     options = parser.parse_args()
     chosen = [p for p in PROFILES if not options.profile or p.name in options.profile]
+    blocks = options.kv_tokens // BLOCK + 1
     results: list[dict[str, Any]] = []
     for profile in tqdm(chosen, desc="profiles", disable=None):
-        results += compare(profile, options.seconds, options.kv_tokens // BLOCK + 1)
+        results += compare(profile, options.seconds, blocks, options.step_token_budget)
     header = [
         "profile",
         "rate/s",

@@ -49,6 +49,7 @@ class VirtualShard:
     block_size: int
     cost: CostModel
     outputs: dict[int, list[int]]  # sequence: all tokens it generates
+    shortest_first: bool = True  # among prompts; otherwise in order of admission
     budget: int = 0
     applied: int = 0
     steps: int = 0
@@ -97,10 +98,13 @@ class VirtualShard:
                 report.stalled_rows += 1
         report.decode_rows = len(work)
         if len(decodes) < len(self.rows) and budget > 0:
-            for sequence, row in self.rows.items():
+            prompts = [(i, r) for i, r in self.rows.items() if r.computed < r.length - 1]
+            if self.shortest_first:
+                prompts.sort(key=lambda item: item[1].length - item[1].computed)
+            for sequence, row in prompts:
                 chunk = min(budget, row.length - row.computed)
-                if row.computed == row.length - 1 or chunk <= 0:
-                    continue
+                if chunk <= 0:
+                    break
                 budget -= chunk
                 tokens += chunk
                 kv += row.computed

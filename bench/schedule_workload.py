@@ -54,8 +54,8 @@ class Profile:
 
 def _arrivals(rng: np.random.Generator, rate: float, seconds: float) -> list[float]:
     gaps = rng.exponential(1 / rate, int(rate * seconds * 1.5) + 10)
-    times = np.cumsum(gaps)
-    return times[times < seconds].tolist()
+    times: NDArray[np.float64] = np.cumsum(gaps)
+    return [float(time) for time in times if time < seconds]
 
 
 def _ids(rng: np.random.Generator, count: int) -> NDArray[np.int32]:
@@ -143,6 +143,6 @@ PROFILES = (
     Profile("code-generation", (3, 5, 7), 1.0, 0.10, _uniform(3000, 6000, 30, 80, 256)),
     Profile("classification", (1, 2, 3), 2.0, 0.20, _uniform(8000, 12000, 30, 80, 256)),
     Profile("prefix-repetition", (8, 16, 32), 1.0, 0.05, _repetition),
-    Profile("mixed", (0.1, 0.2), 1.0, 0.05, _mixed),
+    Profile("mixed", (0.05, 0.1), 1.0, 0.05, _mixed),
     Profile("cancel", (8, 16, 24), 1.0, 0.10, _cancel),
 )

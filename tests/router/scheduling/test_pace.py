@@ -27,6 +27,7 @@ class Clocked:
         self.scheduler = Scheduler(limits(**{**wide, **changes}))
         self.budget = 0
         self.steps = 0
+        self.token_ns = TOKEN_NS
         self.running: dict[int, int] = {}
         self.prompts: dict[int, list[int]] = {}
 
@@ -58,7 +59,7 @@ class Clocked:
             if computed + chunk == length:
                 self.running[id] = length
                 del self.prompts[id]
-        report.forward_ns = DECODE_NS + TOKEN_NS * report.prefill_tokens
+        report.forward_ns = DECODE_NS + self.token_ns * report.prefill_tokens
         self.scheduler.commit(report, 0.0)
         self.scheduler.check()
         return report.prefill_tokens, report.forward_ns
@@ -108,6 +109,20 @@ def test_a_long_prompt_stretches_the_steps_of_others_twofold_at_most() -> None:
     times = [ns for _, ns in chunks]
     assert sum(ns > 2.2 * DECODE_NS for ns in times) <= 1  # the one that taught it
     assert sorted(tokens for tokens, _ in chunks)[len(chunks) // 2] > 75  # 100 is what fits
+
+
+def test_the_share_of_prompts_grows_again_when_there_is_time() -> None:
+    clocked = Clocked()
+    clocked.scheduler.add(1, request(10, 5000), 0.0)
+    for _ in range(10):
+        clocked.step()
+    clocked.scheduler.add(2, request(20_000, 10), 0.0)
+    for _ in range(20):
+        slow, _ = clocked.step()
+    clocked.token_ns = TOKEN_NS // 3
+    for _ in range(30):
+        fast, _ = clocked.step()
+    assert slow < 120 and fast > 250
 
 
 def test_a_queue_for_memory_does_not_get_full_steps() -> None:

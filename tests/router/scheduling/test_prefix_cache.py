@@ -262,6 +262,20 @@ def test_what_a_failed_sequence_computed_is_not_trusted() -> None:
     assert serve(pair, 2, 9) == 0
 
 
+def test_what_was_cached_before_a_failure_stays_and_nothing_joins_it() -> None:
+    pair = cached()
+    serve(pair, 1, 9)
+    before = pair.scheduler.cached_blocks
+    pair.scheduler.add(2, request([*range(100, 109), 5], 30), 0.0)
+    for _ in range(12):
+        pair.step()
+    del pair.shard.rows[2]
+    pair.scheduler.fault([Fault(2, "numbers went wrong")], pair.shard.applied, 1.0)
+    pair.scheduler.check()
+    assert pair.scheduler.cached_blocks == before
+    assert serve(pair, 3, 9) == 8
+
+
 def test_a_full_cache_gives_way_to_new_requests() -> None:
     pair = cached(blocks=17)
     for id in range(20):

@@ -11,7 +11,7 @@ from tests.router.scheduling.harness import LIMITS, Pair, expected, limits, requ
 from tests.router.scheduling.model_shard import ModelShard
 from tgi_trio.errors import Overloaded, ValidationError
 from tgi_trio.ipc.frames import Finish
-from tgi_trio.ipc.messages import Fault, SamplingParameters
+from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
 from tgi_trio.router.scheduling import (
     Filter,
     Limits,
@@ -256,6 +256,17 @@ def test_prompt_logprobs_come_once_even_when_replayed() -> None:
     assert pair.tokens[1] == expected(10, 3)
 
 
+def test_an_end_without_a_token_is_an_end() -> None:
+    pair = Pair(LIMITS)
+    pair.scheduler.add(1, request(4, 5), 0.0)
+    pair.send()
+    pair.shard.rows.clear()
+    report = StepReport(1, 2, sequence=[1], computed=[4], token_count=[0], prompt_count=[0])
+    report.finish = [int(Finish.EOS)]
+    assert pair.commit(report)[0].finish is Finish.EOS
+    assert pair.scheduler.free_blocks == pair.scheduler.total_blocks
+
+
 def test_deadlines() -> None:
     pair = Pair(limits(max_batch_size=1))
     assert pair.scheduler.next_deadline is None
@@ -282,25 +293,38 @@ def test_priorities_order_the_queue() -> None:
     assert order == [2, 0, 3, 1]
 
 
-def test_ten_thousand_cancellations_leave_nothing_behind() -> None:
+@pytest.mark.parametrize("reserve", [True, False])
+def test_ten_thousand_cancellations_leave_nothing_behind(reserve: bool) -> None:
     rng = random.Random(5)
-    pair = Pair(limits(blocks=200, token_budget=24, max_batch_prefill_tokens=48))
+    pair = Pair(
+        limits(
+            blocks=120 if reserve else 41,
+            token_budget=24,
+            max_batch_prefill_tokens=48,
+            reserve=reserve,
+            prefix_caching=not reserve,
+            ask_ahead=2,
+            grant_ahead=4,
+        )
+    )
     alive: list[int] = []
-    cancelled = 0
-    number = 0
-    late: list[Any] = []
+    cancelled = number = 0
+    ring: list[Any] = []  # commands may lie in it for a while
     while cancelled < 10_000:
         while len(alive) < 40:
-            pair.scheduler.add(number, request(rng.randint(1, 20), rng.randint(1, 12)), pair.now)
+            prompt = [number, *range(rng.randint(0, 20))]
+            pair.scheduler.add(number, request(prompt, rng.randint(1, 30)), pair.now)
             alive.append(number)
             number += 1
-        for _ in range(rng.randint(0, 12)):
+        for _ in range(rng.randint(0, 4)):
             victim = alive.pop(rng.randrange(len(alive)))
-            cancelled += pair.scheduler.abort(victim, pair.now)
-        late += pair.scheduler.schedule(pair.now)  # commands may lie in the ring for a while
+            assert pair.scheduler.abort(victim, pair.now)
+            assert not pair.scheduler.abort(victim, pair.now)
+            cancelled += 1
+        ring += pair.scheduler.schedule(pair.now)
         if rng.random() < 0.7:
-            pair.shard.apply(late)
-            late = []
+            pair.shard.apply(ring)
+            ring = []
         if rng.random() < 0.9 and pair.shard.budget:
             pair.now += 1.0
             for part in pair.scheduler.commit(pair.shard.step(), pair.now):
@@ -311,7 +335,10 @@ def test_ten_thousand_cancellations_leave_nothing_behind() -> None:
             pair.scheduler.check()
     for victim in alive:
         pair.scheduler.abort(victim, pair.now)
-    pair.shard.apply(late)
+    pair.shard.apply(ring)
     pair.step()
-    assert pair.scheduler.free_blocks == pair.scheduler.total_blocks
-    assert pair.shard.rows == {} and pair.scheduler.batch_size == 0
+    scheduler = pair.scheduler
+    assert scheduler.free_blocks + scheduler.cached_blocks == scheduler.total_blocks
+    assert pair.shard.rows == {} and scheduler.batch_size == scheduler.queue_size == 0
+    phases = ["waiting", "prefilling", "running"] + ["preempted"] * (not reserve)
+    assert all(scheduler.counters[f"aborted_{phase}"] > 0 for phase in phases)

@@ -2,52 +2,107 @@
 
 from __future__ import annotations
 
+import enum
+
 from tgi_trio.router.scheduling.batch import Batch
 from tgi_trio.router.scheduling.limits import SchedulingLimits
-from tgi_trio.router.scheduling.memory import KvMemory, Room
+from tgi_trio.router.scheduling.memory import KvMemory
 from tgi_trio.router.scheduling.queue import WaitingQueue
 from tgi_trio.router.scheduling.sequence import Sequence
 
 
-def admit(
-    queue: WaitingQueue, batch: Batch, memory: KvMemory, limits: SchedulingLimits
-) -> list[Sequence]:
-    """Move sequences from the queue into the batch, in queue order; returns them.
+class Verdict(enum.Enum):
+    """Whether a waiting sequence can go to the shard now."""
 
-    One whose blocks cannot be had is passed by later ones that fit, `skip_limit` times at most;
-    then all wait for it. So a large request neither blocks small ones for ever nor starves.
-    """
-    admitted: list[Sequence] = []
-    passed: list[Sequence] = []
-    while len(passed) < len(queue) and batch.has_room:
-        sequence = queue.at(len(passed))
-        room = _grant(sequence, batch, memory, limits)
-        if room is Room.GRANTED:
-            queue.remove(sequence)
-            batch.enter(sequence)
-            admitted.append(sequence)
-            for other in passed:
-                other.skipped += other.short_at >= 0  # who waits for a prefix waits by choice
-        else:
-            passed.append(sequence)
-        if len(passed) > limits.skip_limit or _has_waited_enough(passed, limits):
-            break
-    return admitted
+    ADMITTED = "admitted"
+    NO_ROOM = "no room"  # too few blocks can be had
+    NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
+    SHARES_SOON = "shares soon"  # what it starts with is being computed for another: wait for that
 
 
-def _grant(sequence: Sequence, batch: Batch, memory: KvMemory, limits: SchedulingLimits) -> Room:
-    if limits.reserve:
-        tokens, headroom = sequence.need, 0
-    else:
+class Admission:
+    """Moves sequences from the queue into the batch."""
+
+    def __init__(
+        self, limits: SchedulingLimits, queue: WaitingQueue, batch: Batch, memory: KvMemory
+    ) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._batch = batch
+        self._memory = memory
+        self.behind = 0  # waiting sequences that wait for other prompts, not for memory
+        # State of queue and memory when a look at the queue found that nobody has room.
+        self._no_room_at = (-1, 0)
+
+    def admit(self) -> list[Sequence]:
+        """Move who can go, in queue order; returns them.
+
+        Whoever cannot go yet may be passed by later ones that can, within limits, so that a large
+        request neither blocks small ones for ever nor starves: one that lacks blocks is passed
+        `skip_limit` times at most, one whose turn it is not by as many prompt tokens as it has.
+        """
+        queue, batch, skip_limit = self._queue, self._batch, self._limits.skip_limit
+        version, available = self._no_room_at
+        if queue.version == version and self._available <= available:
+            return []
+        admitted: list[Sequence] = []
+        passed: list[Sequence] = []
+        without_room: list[Sequence] = []
+        without_turn: list[Sequence] = []
+        anyone_has_turn = batch.has_turn(1)
+        while anyone_has_turn and len(passed) < len(queue) and not batch.is_full:
+            sequence = queue.at(len(passed))
+            verdict = self._try(sequence, without_turn)
+            if verdict is Verdict.ADMITTED:
+                queue.remove(sequence)
+                batch.enter(sequence)
+                admitted.append(sequence)
+                for other in without_room:
+                    other.skipped += 1
+                for other in without_turn:
+                    other.overtaken += sequence.target - sequence.computed
+            else:
+                passed.append(sequence)
+                if verdict is Verdict.NO_ROOM:
+                    without_room.append(sequence)
+                elif verdict is Verdict.NOT_ITS_TURN:
+                    without_turn.append(sequence)
+            if len(passed) > skip_limit or any(s.skipped >= skip_limit for s in without_room):
+                break
+            if verdict is not Verdict.NO_ROOM:
+                anyone_has_turn = batch.has_turn(1, without_turn)
+        self.behind = len(without_turn)
+        if not anyone_has_turn:
+            self.behind += len(queue) - len(passed)
+        only_room_lacks = without_room and len(without_room) == len(passed) and anyone_has_turn
+        self._no_room_at = (queue.version, self._available) if only_room_lacks else (-1, 0)
+        return admitted
+
+    @property
+    def _available(self) -> int:
+        """Blocks that new sequences may have: members that grow come first."""
+        headroom = 0 if self._limits.reserve else len(self._batch)
+        return self._memory.available - headroom
+
+    def _try(self, sequence: Sequence, without_turn: list[Sequence]) -> Verdict:
+        """Grant `sequence` its blocks if it can go now."""
+        limits, memory = self._limits, self._memory
+        available = self._available
+        if available <= sequence.short_at:
+            return Verdict.NO_ROOM  # as before: not worth a look
+        match = memory.match(sequence)
+        if match is not None and match.claimed:
+            return Verdict.SHARES_SOON
+        tokens = sequence.length
+        cached = len(match.blocks) * limits.block_size if match else 0
+        if not self._batch.has_turn(tokens - cached, without_turn):
+            return Verdict.NOT_ITS_TURN
         # Growth went first: when a member still lacks a block, none is available here.
-        tokens = min(sequence.need, sequence.length + limits.grant_tokens)
-        headroom = len(batch)
-    if memory.available - headroom <= sequence.short_at:
-        return Room.SHORT  # as before: not worth a look
-    room = memory.admit(sequence, tokens, headroom)
-    sequence.short_at = memory.available - headroom if room is Room.SHORT else -1
-    return room
-
-
-def _has_waited_enough(passed: list[Sequence], limits: SchedulingLimits) -> bool:
-    return any(sequence.skipped >= limits.skip_limit for sequence in passed)
+        wanted = sequence.need
+        if not limits.reserve:
+            wanted = min(wanted, tokens + limits.grant_tokens)
+        if memory.admit(sequence, match, wanted, memory.available - available):
+            sequence.short_at = -1
+            return Verdict.ADMITTED
+        sequence.short_at = available
+        return Verdict.NO_ROOM

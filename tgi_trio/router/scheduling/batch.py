@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tgi_trio.router.scheduling.lifecycle import Event, State
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.memory import KvMemory
@@ -16,8 +18,8 @@ class Batch:
         self._memory = memory
         self.members: dict[int, Sequence] = {}
         self.starving: dict[int, Sequence] = {}  # members near the end of their blocks
-        self.pending_tokens = 0  # of members, sent for prefill and not yet computed
-        self.prefilling = 0  # members that are PREFILLING
+        self.prefilling: dict[int, Sequence] = {}  # members whose prompt is being computed
+        self.pending_tokens = 0  # of those, not yet computed
 
     def __len__(self) -> int:
         return len(self.members)
@@ -25,24 +27,47 @@ class Batch:
     @property
     def running(self) -> int:
         """Members that generate."""
-        return len(self.members) - self.prefilling
+        return len(self.members) - len(self.prefilling)
 
     @property
-    def has_room(self) -> bool:
-        """Whether another sequence may enter, memory aside."""
+    def is_full(self) -> bool:
+        """Whether nobody else may enter, however small."""
         most = self._limits.max_batch_size
-        if most is not None and len(self.members) >= most:
+        return most is not None and len(self.members) >= most
+
+    def has_turn(self, tokens: int, queued: Iterable[Sequence] = ()) -> bool:
+        """Whether a prompt of `tokens` uncomputed tokens may be sent to the shard now.
+
+        The shard computes the prompt with the fewest tokens left first. So a prompt waits for
+        those that would be computed before it, up to `max_batch_prefill_tokens`; and a longer
+        one, here or among the `queued` that it would pass, lets shorter ones pass until they are
+        together as long as itself, or a full step: it takes about twice as long at most.
+        """
+        limits = self._limits
+        ahead = 0
+        for member in self.prefilling.values():
+            left = member.target - member.computed
+            if left <= tokens:
+                ahead += left
+            elif member.overtaken + tokens > max(member.length, limits.token_budget):
+                return False
+        if ahead >= limits.max_batch_prefill_tokens:
             return False
-        return self.pending_tokens < self._limits.max_batch_prefill_tokens
+        return all(
+            other.overtaken + tokens <= max(other.length, limits.token_budget) for other in queued
+        )
 
     def enter(self, sequence: Sequence) -> None:
         """Take in a sequence whose blocks have been granted."""
         sequence.advance(Event.ADMIT)
         sequence.target = sequence.length
         sequence.prompt_logprobs_reported = 0
-        self.members[sequence.id] = sequence
-        self.prefilling += 1
-        self.pending_tokens += sequence.target - sequence.computed
+        tokens = sequence.target - sequence.computed
+        for member in self.prefilling.values():
+            if member.target - member.computed > tokens:
+                member.overtaken += tokens
+        self.members[sequence.id] = self.prefilling[sequence.id] = sequence
+        self.pending_tokens += tokens
         self.watch(sequence)
 
     def leave(self, sequence: Sequence) -> None:
@@ -50,8 +75,7 @@ class Batch:
         del self.members[sequence.id]
         self.starving.pop(sequence.id, None)
         sequence.extend_at = NEVER  # steps from before its FILTER must not ask for blocks
-        if sequence.state is State.PREFILLING:
-            self.prefilling -= 1
+        if self.prefilling.pop(sequence.id, None) is not None:
             self.pending_tokens -= sequence.target - sequence.computed
 
     def prefill(self, sequence: Sequence, computed: int, sampled: bool) -> None:
@@ -62,7 +86,7 @@ class Batch:
         self._memory.publish(sequence)
         if sampled:
             sequence.advance(Event.COMPUTE)
-            self.prefilling -= 1
+            del self.prefilling[sequence.id]
             self._memory.settle(sequence)
 
     def watch(self, sequence: Sequence) -> None:
@@ -81,14 +105,15 @@ class Batch:
         """Forget everybody: the shard is gone."""
         self.members.clear()
         self.starving.clear()
-        self.pending_tokens = self.prefilling = 0
+        self.prefilling.clear()
+        self.pending_tokens = 0
 
     def check(self) -> None:
         """Raise AssertionError when the accounting is wrong."""
-        prefilling = [s for s in self.members.values() if s.state is State.PREFILLING]
-        if len(prefilling) != self.prefilling:
-            raise AssertionError(f"{len(prefilling)} prefill, {self.prefilling} counted")
-        pending = sum(s.target - s.computed for s in prefilling)
+        prefilling = {s.id for s in self.members.values() if s.state is State.PREFILLING}
+        if prefilling != self.prefilling.keys():
+            raise AssertionError(f"{prefilling} prefill, {list(self.prefilling)} are noted")
+        pending = sum(s.target - s.computed for s in self.prefilling.values())
         if pending != self.pending_tokens:
             raise AssertionError(f"{pending} tokens are pending, {self.pending_tokens} counted")
         for sequence in self.members.values():

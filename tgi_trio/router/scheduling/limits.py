@@ -14,8 +14,8 @@ class SchedulingLimits:
     max_batch_size: int | None  # most sequences computed together; None: as many as fit
     max_batch_prefill_tokens: int  # no more is admitted while so many prompt tokens are to compute
     max_batch_total_tokens: int  # most KV tokens in use; 0: as many as the blocks hold
-    max_total_tokens: int  # longest sequence, prompt and generated tokens
-    waiting_served_ratio: float  # queued per running sequence at which prompts get full steps
+    max_total_tokens: int  # longest sequence; validation holds it, here for the record
+    waiting_served_ratio: float  # queued per generating sequence at which prompts get full steps
     max_waiting_tokens: int  # steps a request may wait in the queue before prompts get full steps
     max_queued_requests: int
     max_queued_tokens: int  # prompt tokens of all queued requests

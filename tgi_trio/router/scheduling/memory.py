@@ -6,20 +6,11 @@ block table starts with `shared` blocks of the cache, kept in place by its pin; 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 
 from tgi_trio.router.scheduling.blocks import BlockAllocator
-from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
+from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Match, PrefixCache
 from tgi_trio.router.scheduling.sequence import Sequence
-
-
-class Room(enum.Enum):
-    """Answer to a wish for admission."""
-
-    GRANTED = "granted"
-    SHORT = "short"  # too few blocks can be had
-    SOON = "soon"  # another sequence is computing what this one starts with: wait and share
 
 
 class KvMemory:
@@ -61,32 +52,32 @@ class KvMemory:
 
     # -- granting ------------------------------------------------------------------------------
 
-    def admit(self, sequence: Sequence, tokens: int, headroom: int = 0) -> Room:
-        """Give a waiting sequence a block table for `tokens` tokens, the cached ones shared.
-
-        Unless it is GRANTED nothing changes. `headroom` blocks stay available.
-        """
-        wanted = self.blocks_for(tokens)
+    def match(self, sequence: Sequence) -> Match | None:
+        """Return what the cache holds of a waiting sequence; None if it has to compute all."""
         if not self._caching or sequence.wants_prompt_logprobs:
-            if wanted > self.available - headroom:
-                return Room.SHORT
-            sequence.blocks = self._take(wanted)
-            sequence.computed = sequence.cached_at_start = 0
-            return Room.GRANTED
+            return None
         key = sequence.key = sequence.key or sequence.token_bytes()
         most = (sequence.length - 1) // self.block_size  # at least one token is computed
-        match = self._cache.match(sequence.namespace, key, most)
-        if match.claimed:
-            return Room.SOON
-        shared = len(match.blocks)
-        if wanted - shared > self.available - match.evictable - headroom:
-            return Room.SHORT
-        sequence.node = self._cache.pin(sequence.namespace, match)
-        sequence.blocks = match.blocks + self._take(wanted - shared)
-        sequence.shared = shared
-        sequence.computed = sequence.cached_at_start = shared * self.block_size
+        return self._cache.match(sequence.namespace, key, most)
+
+    def admit(
+        self, sequence: Sequence, match: Match | None, tokens: int, headroom: int = 0
+    ) -> bool:
+        """Give a waiting sequence a block table for `tokens` tokens, what `match` holds shared.
+
+        `headroom` blocks stay available. False: too few can be had, nothing has changed.
+        """
+        blocks = match.blocks if match else []
+        wanted = self.blocks_for(tokens) - len(blocks)
+        if wanted > self.available - headroom - (match.evictable if match else 0):
+            return False
+        if match is not None:
+            sequence.node = self._cache.pin(sequence.namespace, match)
+        sequence.blocks = blocks + self._take(wanted)
+        sequence.shared = len(blocks)
+        sequence.computed = sequence.cached_at_start = len(blocks) * self.block_size
         self._claim(sequence)
-        return Room.GRANTED
+        return True
 
     def extend(self, sequence: Sequence, tokens: int) -> list[int]:
         """Grant blocks towards `tokens` tokens in all, as many as can be had; returns them."""
@@ -134,8 +125,7 @@ class KvMemory:
         self._claim(sequence)
 
     def settle(self, sequence: Sequence) -> None:
-        """The prompt is computed: there is nothing more to publish until the end."""
-        self._unclaim(sequence)
+        """The prompt is computed and published: the rest waits for the end."""
         sequence.key = None
 
     def release(self, sequence: Sequence, sound: bool = True) -> None:
@@ -212,5 +202,8 @@ class KvMemory:
         if len(set(owned)) != len(owned):
             raise AssertionError("a block has two owners")
         self._allocator.check(set(owned))
+        held = sum(len(s.blocks) - s.shared for s in sequences) + self._cache.pinned
+        if self.free + self.cached + held != self.total or held != self.held:
+            raise AssertionError("free, cached and held blocks are not the whole")
         if claims != sum(sum(node.claims.values()) for node in self._cache.nodes()):
             raise AssertionError("a claim is left without its sequence")

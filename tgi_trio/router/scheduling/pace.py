@@ -5,7 +5,6 @@ from __future__ import annotations
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling.batch import Batch
 from tgi_trio.router.scheduling.limits import SchedulingLimits
-from tgi_trio.router.scheduling.queue import WaitingQueue
 
 _ROUND = 16  # tokens; a budget that moves less is not worth a command
 _LEAST_SHARE = 16  # prompts always get at least this part of the token budget
@@ -20,9 +19,10 @@ class Pace:
     - Nobody generates: the full `token_budget`.
     - Somebody does: as many as make a step at most `stretch` times as long as one without a
       prompt, learned from the steps' own times.
-    - Requests pile up in the queue, more than `waiting_served_ratio` for each one that generates
-      or for more than `max_waiting_tokens` steps: the full budget until the queue is empty. A
-      step then takes longer for those who generate, by no more than `token_budget` costs.
+    - `max_batch_prefill_tokens` are on the shard and more requests wait behind them, more than
+      `waiting_served_ratio` for each one that generates or for more than `max_waiting_tokens`
+      steps: the full budget. A step then takes longer for those who generate, by no more than
+      `token_budget` costs. Those who wait for memory do not count: larger steps give them none.
     """
 
     def __init__(self, limits: SchedulingLimits) -> None:
@@ -30,12 +30,13 @@ class Pace:
         self._decode_ns = 0.0  # of a step without prompts, moving average; 0: not known yet
         self._share = float(limits.token_budget)  # prompt tokens that ride along
         self._least = max(1.0, limits.token_budget / _LEAST_SHARE)
-        self._waited = 0  # steps for which the queue has not been empty
+        self._behind = 0  # requests that wait behind prompts
+        self._waited = 0  # steps for which there have been any
         self._budget = limits.token_budget
 
-    def observe(self, step: StepReport, queued: int) -> None:
-        """Learn from a step; `queued` requests waited during it."""
-        self._waited = self._waited + 1 if queued else 0
+    def observe(self, step: StepReport) -> None:
+        """Learn from a step."""
+        self._waited = self._waited + 1 if self._behind else 0
         if not step.decode_rows or not step.forward_ns:
             return
         if not step.prefill_tokens:
@@ -53,25 +54,24 @@ class Pace:
         elif tokens >= 0.75 * self._share:  # what rode along says something about the limit
             self._share = min(self._share * 1.1, float(self._limits.token_budget))
 
-    def budget(self, batch: Batch, queue: WaitingQueue) -> int:
-        """Return the tokens a step may compute now."""
+    def budget(self, batch: Batch, behind: int) -> int:
+        """Return the tokens a step may compute now, while `behind` requests wait for prompts."""
         limits = self._limits
+        self._behind = behind
         if not batch.prefilling:
             return self._budget  # nothing rides along: leave it
         budget = limits.token_budget
-        if batch.running and self._decode_ns and not self._pressed(len(queue), batch.running):
+        if batch.running and self._decode_ns and not self._pressed(batch.running):
             budget = min(budget, -(-(len(batch) + int(self._share)) // _ROUND) * _ROUND)
         self._budget = budget
         return budget
 
-    def _pressed(self, queued: int, running: int) -> bool:
+    def _pressed(self, running: int) -> bool:
         limits = self._limits
-        if not queued:
+        if not self._behind:
             return False
-        return (
-            queued >= limits.waiting_served_ratio * running
-            or self._waited > limits.max_waiting_tokens
-        )
+        many = self._behind >= limits.waiting_served_ratio * running
+        return many or self._waited > limits.max_waiting_tokens
 
 
 class DrainRate:

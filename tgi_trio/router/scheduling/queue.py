@@ -24,6 +24,7 @@ class WaitingQueue:
         self._keys: list[Key] = []  # parallel to _sequences; sorted, no two alike
         self._sequences: list[Sequence] = []
         self.tokens = 0  # known tokens of all waiting sequences
+        self.version = 0  # changes with every change
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -45,6 +46,7 @@ class WaitingQueue:
         self._keys.insert(at, key)
         self._sequences.insert(at, sequence)
         self.tokens += sequence.length
+        self.version += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take `sequence` out; raises KeyError when it is not here."""
@@ -53,6 +55,7 @@ class WaitingQueue:
             raise KeyError(sequence.id)
         del self._keys[at], self._sequences[at]
         self.tokens -= sequence.length
+        self.version += 1
 
     def at(self, index: int) -> Sequence:
         """Return the sequence at `index` from the front."""

@@ -17,7 +17,7 @@ from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling import growth
-from tgi_trio.router.scheduling.admission import admit
+from tgi_trio.router.scheduling.admission import Admission
 from tgi_trio.router.scheduling.batch import Batch
 from tgi_trio.router.scheduling.commands import (
     Command,
@@ -28,6 +28,7 @@ from tgi_trio.router.scheduling.commands import (
     Progress,
 )
 from tgi_trio.router.scheduling.departures import Departures
+from tgi_trio.router.scheduling.invariants import check_states
 from tgi_trio.router.scheduling.lifecycle import HELD, Event, State
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.memory import KvMemory
@@ -47,7 +48,6 @@ __all__ = [
     "SchedulingLimits",
 ]
 
-_new_tuple = tuple.__new__
 _FINISHES = tuple(Finish(value) for value in range(len(Finish)))
 
 
@@ -59,6 +59,7 @@ class Scheduler:
         self._memory = KvMemory(limits.usable_blocks, limits.block_size, limits.prefix_caching)
         self._queue = WaitingQueue()
         self._batch = Batch(limits, self._memory)
+        self._admission = Admission(limits, self._queue, self._batch, self._memory)
         self._pace = Pace(limits)
         self._drain = DrainRate()
         self._sequences: dict[int, Sequence] = {}  # all that have not finished
@@ -69,6 +70,8 @@ class Scheduler:
         self._admissions = 0
         self._number = 0  # of the last command
         self._budget_sent: int | None = None
+        # added, admitted, finished, failed, expired, overloaded, refused_deadline, preempted,
+        # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens.
         self.counters: Counter[str] = Counter()
 
     # -- what happened -------------------------------------------------------------------------
@@ -80,7 +83,7 @@ class Scheduler:
         when the request can never fit (validation against the same limits lets none such
         through), ValueError when the id is in use.
         """
-        limits = self.limits
+        limits, queued = self.limits, self._queue.tokens
         if sequence_id in self._sequences:
             raise ValueError(f"sequence {sequence_id} is known already")
         sequence = Sequence(sequence_id, request, self._arrivals, now, limits.speculate)
@@ -90,19 +93,18 @@ class Scheduler:
                 f"{self._memory.total * limits.block_size}: "
                 "raise `--max-batch-total-tokens` or shorten the request"
             )
-        tokens = self._queue.tokens + sequence.length
         full = len(self._queue) >= limits.max_queued_requests
-        if full or (len(self._queue) and tokens > limits.max_queued_tokens):
+        if full or (queued and queued + sequence.length > limits.max_queued_tokens):
             self.counters["overloaded"] += 1
-            raise Overloaded(retry_after=self._drain.retry_after(self._queue.tokens))
+            raise Overloaded(retry_after=self._drain.retry_after(queued))
         if sequence.deadline is not None:
-            wait = self._drain.seconds_for(self._queue.tokens)
+            wait = self._drain.seconds_for(queued)
             if now + wait >= sequence.deadline:
                 self.counters["refused_deadline"] += 1
                 raise Overloaded(
                     "The request's deadline cannot be met: "
                     f"{len(self._queue)} requests are waiting, for about {wait:.1f} s",
-                    retry_after=self._drain.retry_after(self._queue.tokens),
+                    retry_after=self._drain.retry_after(queued),
                 )
             heappush(self._deadlines, (sequence.deadline, sequence_id))
         self._arrivals += 1
@@ -148,7 +150,7 @@ class Scheduler:
         """Take in what a step did: progress of every row whose client still listens."""
         self._ended.clear()
         self._acknowledge(step.acknowledged)
-        self._pace.observe(step, len(self._queue))
+        self._pace.observe(step)
         tops = tops_per_token(step) if step.top_ids else None
         prompts = prompt_logprobs_per_row(step) if step.prompt_logprobs else None
         find, starving = self._sequences.get, self._batch.starving
@@ -166,12 +168,12 @@ class Scheduler:
                 if not self._takes_part(sequence, finish):
                     continue
                 if sequence.state is State.PREFILLING:
-                    self._batch.prefill(sequence, computed, bool(count))
+                    self._batch.prefill(sequence, computed, bool(count or finish))
             sequence.computed = computed
             if computed >= sequence.extend_at:
                 starving[sequence_id] = sequence
             new_prompts = sequence.new_prompt_logprobs(prompts[row - 1]) if prompts else ()
-            if not count and not new_prompts:
+            if not (count or finish or new_prompts):
                 continue
             if count == 1:  # nearly always, and faster than slicing
                 tokens, token_logprobs = [ids[start]], [logprobs[start]]
@@ -182,7 +184,7 @@ class Scheduler:
             done = _FINISHES[finish]
             # A NamedTuple's own constructor takes twice as long.
             values = (sequence_id, tokens, token_logprobs, top, done, new_prompts, first)
-            out.append(_new_tuple(Progress, values))
+            out.append(tuple.__new__(Progress, values))
             sequence.emitted += tokens
             if finish:
                 self.counters["finished"] += 1
@@ -243,7 +245,7 @@ class Scheduler:
         if extended:
             commands.append(Extend(self._next_number(), extended))
         admitted = self._admit(now) if self._queue else []
-        budget = self._pace.budget(self._batch, self._queue)
+        budget = self._pace.budget(self._batch, self._admission.behind if self._queue else 0)
         if budget != self._budget_sent:
             self._budget_sent = budget
             commands.append(Limits(self._next_number(), budget))
@@ -262,7 +264,7 @@ class Scheduler:
         return rows
 
     def _admit(self, now: float) -> list[Sequence]:
-        admitted = admit(self._queue, self._batch, self._memory, self.limits)
+        admitted = self._admission.admit()
         counters = self.counters
         for sequence in admitted:
             counters["admitted"] += 1
@@ -274,8 +276,7 @@ class Scheduler:
                 sequence.started = now
                 sequence.cached = sequence.computed
         if admitted:
-            tokens = sum(sequence.length for sequence in admitted)
-            self._drain.note(tokens, bool(self._queue), now)
+            self._drain.note(sum(s.length for s in admitted), bool(self._queue), now)
         return admitted
 
     # -- the life of a sequence ----------------------------------------------------------------
@@ -379,6 +380,14 @@ class Scheduler:
         return self._memory.cached
 
     @property
+    def evicted_blocks(self) -> int:
+        return self._memory.evicted
+
+    @property
+    def preemptions(self) -> int:
+        return self.counters["preempted"]
+
+    @property
     def held_blocks(self) -> int:
         return self._memory.held
 
@@ -387,20 +396,5 @@ class Scheduler:
         self._queue.check()
         self._batch.check()
         self._memory.check(self._sequences.values())
-        memory = self._memory
-        if memory.free + memory.cached + memory.held != memory.total:
-            raise AssertionError("free, cached and held blocks are not the whole")
         self._departures.check()
-        waiting = {sequence.id for sequence in self._queue}
-        for sequence in self._sequences.values():
-            state, id = sequence.state, sequence.id
-            if bool(sequence.blocks) != (state in HELD):
-                raise AssertionError(f"{sequence} has the blocks of another state")
-            if (id in waiting) != (state is State.WAITING):
-                raise AssertionError(f"{sequence} is wrongly in or out of the queue")
-            if (id in self._batch.members) != (state in (State.PREFILLING, State.RUNNING)):
-                raise AssertionError(f"{sequence} is wrongly in or out of the batch")
-            if (id in self._departures) != (state in (State.LEAVING, State.PREEMPTED)):
-                raise AssertionError(f"{sequence} is wrongly among the departures or not")
-            if state is State.FINISHED:
-                raise AssertionError(f"{sequence} is not forgotten")
+        check_states(self._sequences.values(), self._queue, self._batch, self._departures)

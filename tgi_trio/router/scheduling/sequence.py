@@ -33,6 +33,7 @@ class Sequence:
         "need",
         "node",
         "order",
+        "overtaken",
         "priority",
         "prompt_length",
         "prompt_logprobs_delivered",
@@ -65,6 +66,7 @@ class Sequence:
         # Set by admission and growth.
         self.skipped = 0  # how often a later request was admitted before this one
         self.short_at = -1  # available blocks when it last did not fit; more are worth a try
+        self.overtaken = 0  # tokens of shorter prompts sent while its own was being computed
         self.extend_at = NEVER  # `computed` at which more blocks are asked for
         # Set while the shard knows it.
         self.computed = 0  # tokens whose KV is in the blocks
