@@ -84,6 +84,8 @@ class BenchEngine:
 
         from tgi_trio.router.http.engine_api import Limits, ModelCard
         from tgi_trio.router.metrics import Metrics
+        from tgi_trio.router.request import FinishReason, Outcome, Token
+        from tgi_trio.router.stream import TokenStream
         from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
         from tgi_trio.router.text.tokenizer_files import TokenizerConfig
         from tgi_trio.router.validation import ValidationLimits, Validator
@@ -103,6 +105,9 @@ class BenchEngine:
             TokenizerPool(self.tokenizer, 1), ValidationLimits(most, most, 256)
         )
         self.metrics = Metrics()
+        # Imported here, because the peers' processes do without all of this.
+        self._token, self._outcome, self._stream = Token, Outcome, TokenStream
+        self._length = FinishReason.LENGTH
         self._paced = paced
         self._live: dict[int, Any] = {}
         self._next_id = 0
@@ -115,11 +120,9 @@ class BenchEngine:
 
     def submit(self, request: Any, timings: Any = None) -> Any:
         """Return a stream."""
-        from tgi_trio.router.stream import TokenStream
-
         self._next_id += 1
         timings.queued = timings.started = timings.received
-        stream = TokenStream(self, self._next_id, request, None, timings)  # type: ignore[arg-type]
+        stream = self._stream(self, self._next_id, request, None, timings)
         self._live[stream.id] = stream
         self._work.set()
         return stream
@@ -154,17 +157,54 @@ class BenchEngine:
                     await trio.lowlevel.checkpoint()
 
     def _deliver(self, stream: Any, step: int) -> None:
-        from tgi_trio.router.request import FinishReason, Outcome, Token
-
         if stream.id not in self._live:
             return
-        token = Token(step % 32000, token_text(step, self._paced), -0.25, False)
+        token = self._token(step % 32000, token_text(step, self._paced), -0.25, False)
         if stream.generated + 1 < stream.request.stopping.max_new_tokens:
             stream.deliver([token], None)
             return
         del self._live[stream.id]
         count = stream.generated + 1
-        stream.deliver([token], Outcome(FinishReason.LENGTH, " Paris", count, 1, 0, None))
+        stream.deliver([token], self._outcome(self._length, " Paris", count, 1, 0, None))
+
+
+class Streams:
+    """The live streams of a peer's engine: tokens waiting to be sent, and who waits for them."""
+
+    def __init__(self, make_event: Callable[[], Any], paced: bool) -> None:
+        self._make_event = make_event  # trio.Event or asyncio.Event
+        self._paced = paced
+        self._entries: dict[int, list[Any]] = {}  # id -> [tokens, event]
+
+    @property
+    def behind(self) -> bool:
+        """Whether a stream has not sent its last token yet."""
+        return any(tokens for tokens, _ in self._entries.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def step(self, step: int) -> None:
+        """Give every stream a token."""
+        for entry in list(self._entries.values()):
+            entry[0].append((step, token_text(step, self._paced)))
+            entry[1].set()
+
+    async def events(self, count: int) -> AsyncIterator[bytes]:
+        """Yield a stream's events, all that are there in one piece."""
+        entry: list[Any] = [[], self._make_event()]
+        self._entries[id(entry)] = entry
+        sent = 0
+        try:
+            while sent < count:
+                await entry[1].wait()
+                entry[1] = self._make_event()
+                ready, entry[0] = entry[0][: count - sent], []
+                chunk = [event(sent + i + 1, step, text) for i, (step, text) in enumerate(ready)]
+                sent += len(ready)
+                yield b"".join(chunk)
+        finally:
+            del self._entries[id(entry)]
 
 
 # ---- quart-trio and hypercorn as they come -----------------------------------------------------
@@ -179,7 +219,7 @@ def stock(port: int, paced: bool) -> None:
     from quart_trio import QuartTrio
 
     app = QuartTrio("stock")
-    streams: dict[int, list[Any]] = {}  # id -> [texts, event]
+    streams = Streams(trio.Event, paced)
 
     async def engine() -> None:
         step, due = 0, trio.current_time()
@@ -189,39 +229,22 @@ def stock(port: int, paced: bool) -> None:
                 await trio.sleep_until(due)
             else:
                 await trio.lowlevel.checkpoint()
-                if any(texts for texts, _ in streams.values()):
+                if streams.behind:
                     continue  # lockstep: somebody has not sent yet
             step += 1
-            for entry in list(streams.values()):
-                entry[0].append((step, token_text(step, paced)))
-                entry[1].set()
-
-    async def events(count: int) -> AsyncIterator[bytes]:
-        entry: list[Any] = [[], trio.Event()]
-        streams[id(entry)] = entry
-        sent = 0
-        try:
-            while sent < count:
-                await entry[1].wait()
-                entry[1] = trio.Event()
-                ready, entry[0] = entry[0][: count - sent], []
-                chunk = [event(sent + i + 1, step, text) for i, (step, text) in enumerate(ready)]
-                sent += len(ready)
-                yield b"".join(chunk)
-        finally:
-            del streams[id(entry)]
+            streams.step(step)
 
     @app.post("/generate_stream")
     async def generate_stream() -> Response:
         count = max_new_tokens(await request.get_data())
-        response = Response(events(count), content_type="text/event-stream")
+        response = Response(streams.events(count), content_type="text/event-stream")
         response.timeout = None
         return response
 
     @app.post("/generate")
     async def generate() -> Response:
         count = max_new_tokens(await request.get_data())
-        async for _ in events(count):
+        async for _ in streams.events(count):
             pass
         return Response(b'{"generated_text":" Paris"}', content_type="application/json")
 
@@ -266,7 +289,7 @@ def fastapi(port: int, paced: bool) -> None:
         parameters: Parameters
 
     app = FastAPI()
-    streams: dict[int, list[Any]] = {}
+    streams = Streams(asyncio.Event, paced)
     tasks: list[asyncio.Task[None]] = []
 
     async def engine() -> None:
@@ -278,27 +301,10 @@ def fastapi(port: int, paced: bool) -> None:
                 await asyncio.sleep(due - loop.time())
             else:
                 await asyncio.sleep(0)
-                if any(texts for texts, _ in streams.values()):
+                if streams.behind:
                     continue
             step += 1
-            for entry in list(streams.values()):
-                entry[0].append((step, token_text(step, paced)))
-                entry[1].set()
-
-    async def events(count: int) -> AsyncIterator[bytes]:
-        entry: list[Any] = [[], asyncio.Event()]
-        streams[id(entry)] = entry
-        sent = 0
-        try:
-            while sent < count:
-                await entry[1].wait()
-                entry[1].clear()
-                ready, entry[0] = entry[0][: count - sent], []
-                chunk = [event(sent + i + 1, step, text) for i, (step, text) in enumerate(ready)]
-                sent += len(ready)
-                yield b"".join(chunk)
-        finally:
-            del streams[id(entry)]
+            streams.step(step)
 
     @app.on_event("startup")
     async def start() -> None:
@@ -306,10 +312,10 @@ def fastapi(port: int, paced: bool) -> None:
 
     async def generate_stream(body: Body) -> StreamingResponse:
         count = body.parameters.max_new_tokens
-        return StreamingResponse(events(count), media_type="text/event-stream")
+        return StreamingResponse(streams.events(count), media_type="text/event-stream")
 
     async def generate(body: Body) -> dict[str, str]:
-        async for _ in events(body.parameters.max_new_tokens):
+        async for _ in streams.events(body.parameters.max_new_tokens):
             pass
         return {"generated_text": " Paris"}
 

@@ -100,6 +100,21 @@ class Client:
         return await self.ask("GET", path, **headers)
 
 
+def unchunked(response: bytes) -> bytes:
+    """Return the body of a response in chunks, checking the framing."""
+    rest = response.partition(b"\r\n\r\n")[2]
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        body += rest[:length]
+        assert rest[length : length + 2] == b"\r\n"
+        rest = rest[length + 2 :]
+        if length == 0:
+            assert rest == b""
+            return body
+
+
 @dataclass
 class Server:
     """A served application."""

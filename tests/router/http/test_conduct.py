@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import socket
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-import h2.connection
-import h2.events
 import pytest
 import trio
+import trio.testing
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import Client, served
+from tests.router.http.served import Client, served, unchunked
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.connection import ConnectionLimits
 from tgi_trio.router.http.exchange import HttpSettings
@@ -21,7 +19,6 @@ from tgi_trio.router.http.server import ServerSettings, listen
 
 pytestmark = pytest.mark.trio
 
-CERTIFICATE = str(Path(__file__).parent / "data" / "localhost.pem")
 STREAM = b'{"inputs":"x","parameters":{"max_new_tokens":2000}}'
 ENDLESS = "ab" * 3000
 
@@ -194,6 +191,7 @@ async def test_ended_connections_leave_nothing_behind(http):
         return trio.lowlevel.current_statistics().tasks_living
 
     async with served(FakeEngine(lambda prompt: ENDLESS), http) as server:
+        await trio.testing.wait_all_tasks_blocked()
         before = tasks()
         for headers in ({}, {"connection": "close"}):
             client = await server.connect()
@@ -285,21 +283,6 @@ async def test_a_slow_reader_gets_everything_in_order(http):
         while not data.endswith(b"0\r\n\r\n"):
             data += await slow.receive_some(4096 if len(data) < 100_000 else 1 << 20)
     assert unchunked(bytes(data)) == expected
-
-
-def unchunked(response: bytes) -> bytes:
-    """Return the body of a response in chunks, checking the framing."""
-    rest = response.partition(b"\r\n\r\n")[2]
-    body = b""
-    while True:
-        size, _, rest = rest.partition(b"\r\n")
-        length = int(size, 16)
-        body += rest[:length]
-        assert rest[length : length + 2] == b"\r\n"
-        rest = rest[length + 2 :]
-        if length == 0:
-            assert rest == b""
-            return body
 
 
 async def test_a_reader_that_falls_too_far_behind_is_dropped_and_slows_nobody(http):
@@ -403,138 +386,3 @@ async def test_unix_sockets_are_served_and_removed(tmp_path):
         stale = socket.socket(socket.AF_UNIX)
         stale.bind(path)
         stale.close()
-
-
-# ---- TLS and HTTP/2 ----------------------------------------------------------------------------
-
-
-def tls(alpn: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=CERTIFICATE)
-    context.check_hostname = False
-    context.set_alpn_protocols([alpn])
-    return context
-
-
-async def test_tls_serves_streams_and_notices_who_leaves():
-    settings = ServerSettings(certfile=CERTIFICATE, keyfile=CERTIFICATE)
-    async with served(settings=settings) as server:
-        stream = trio.SSLStream(await server.raw(), tls("http/1.1"), https_compatible=True)
-        client = Client(stream)
-        assert len((await client.post("/generate_stream", {"inputs": "x"})).events()) == 12
-        assert (await client.post("/generate", {"inputs": "x"})).status == 200
-        server.engine.answer = lambda prompt: ENDLESS
-        await stream.send_all(Client.request("POST", "/generate_stream", STREAM, {}))
-        await until(lambda: bool(server.engine.live))
-        close(stream.transport_stream)
-        await until(lambda: server.engine.permits == 0)
-
-
-async def test_a_client_that_never_shakes_hands_does_not_hold_shutdown():
-    settings = ServerSettings(certfile=CERTIFICATE, keyfile=CERTIFICATE, graceful_timeout=0.1)
-    async with served(settings=settings) as server:
-        stream = await server.raw()
-        await trio.sleep(0.01)
-        server.shutdown.set()
-        await server.done.wait()
-        assert stream is not None
-
-
-async def test_a_bad_certificate_names_the_flag():
-    with pytest.raises(BaseException) as caught:
-        async with served(settings=ServerSettings(certfile="/nowhere.pem")):
-            pass
-    text = "".join(str(error) for error in _leaves(caught.value))
-    assert "--ssl-certfile" in text
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in _leaves(each)]
-    return [error]
-
-
-class Http2:
-    """A minimal HTTP/2 client."""
-
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self.stream = stream
-        self.connection = h2.connection.H2Connection()
-        self.connection.initiate_connection()
-        self.body: dict[int, bytes] = {}
-        self.ended: set[int] = set()
-
-    async def flush(self) -> None:
-        await self.stream.send_all(self.connection.data_to_send())
-
-    async def post(self, path: str, body: bytes) -> int:
-        id = self.connection.get_next_available_stream_id()
-        self.connection.send_headers(
-            id,
-            [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "t"),
-             ("content-type", "application/json"), ("content-length", str(len(body)))],
-        )  # fmt: skip
-        self.connection.send_data(id, body, end_stream=True)
-        self.body[id] = b""
-        await self.flush()
-        return id
-
-    async def pump(self, done: Callable[[], bool], acknowledge: bool = True) -> None:
-        while not done():
-            data = await self.stream.receive_some(65536)
-            assert data
-            for event in self.connection.receive_data(data):
-                if isinstance(event, h2.events.DataReceived):
-                    self.body[event.stream_id] += event.data
-                    if acknowledge:
-                        self.connection.acknowledge_received_data(
-                            event.flow_controlled_length, event.stream_id
-                        )
-                elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
-                    self.ended.add(event.stream_id)
-            await self.flush()
-
-
-@pytest.mark.parametrize("secure", [False, True])
-async def test_http2_streams_end_and_errors_end_them_too(secure):
-    settings = ServerSettings(certfile=CERTIFICATE, keyfile=CERTIFICATE) if secure else None
-    async with served(settings=settings) as server:
-        stream = await server.raw()
-        if secure:
-            stream = trio.SSLStream(stream, tls("h2"), https_compatible=True)
-        client = Http2(stream)
-        first = await client.post("/generate_stream", b'{"inputs":"x"}')
-        second = await client.post("/generate", b'{"inputs":"x"}')
-        await client.pump(lambda: {first, second} <= client.ended)
-        assert client.body[first].count(b"data: ") == 12
-        assert client.body[second] == b'{"generated_text":"Hello world"}'
-        server.engine.fail_after = 2
-        third = await client.post("/generate_stream", b'{"inputs":"x"}')
-        await client.pump(lambda: third in client.ended)
-        assert b'"error_type":"generation"' in client.body[third]
-
-
-async def test_http2_resets_abort_the_generation():
-    async with served(FakeEngine(), running=False) as server:
-        client = Http2(await server.raw())
-        id = await client.post("/generate_stream", b'{"inputs":"x"}')
-        await until(lambda: bool(server.engine.live))
-        client.connection.reset_stream(id)
-        await client.flush()
-        await until(lambda: server.engine.permits == 0)
-        id = await client.post("/generate", b'{"inputs":"x"}')
-        await until(lambda: bool(server.engine.live))
-        await client.stream.aclose()
-        await until(lambda: server.engine.permits == 0)
-
-
-async def test_http2_readers_that_never_read_are_bounded():
-    engine = FakeEngine(lambda prompt: "z" * 2000)
-    engine.tokens_per_step = 20
-    settings = HttpSettings(stream_backlog=10_000)
-    async with served(engine, settings) as server:
-        client = Http2(await server.raw())
-        id = await client.post("/generate_stream", STREAM)
-        await client.pump(lambda: id in client.ended, acknowledge=False)
-        await until(lambda: engine.permits == 0)
-        assert len(engine.left) == 1, "aborted, not finished"
-        assert len(client.body[id]) <= 65_535

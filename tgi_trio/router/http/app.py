@@ -8,6 +8,7 @@ route does. `HttpSettings.shortcut` switches the short way off.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
@@ -65,9 +66,12 @@ class HttpConnection(TrioASGIHTTPConnection):
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = app.request_ids.name(self.headers)
         self.began = trio.current_time()
+        self.transport = Transport()
+        self.watched = True  # a task of ours waits for hypercorn's `http.disconnect`
 
     async def __call__(self, receive: Receive, send: Send) -> None:
         """Serve the request."""
+        self.transport = Transport.behind(send)
         scope = self.scope
         with self.resources:
             if scope["method"] == "OPTIONS":
@@ -96,15 +100,14 @@ class HttpConnection(TrioASGIHTTPConnection):
 
     async def _shortcut(self, route: Route, receive: Receive, send: Send) -> None:
         found: bytes | Reply | None = TOO_SLOW
-        with trio.move_on_after(self.app.http.body_timeout):
+        with trio.CancelScope(deadline=self.began + self.app.http.body_timeout) as scope:
             found = await self._read_body(receive)
-        if found is None:
-            return
-        scope = trio.CancelScope()
-        leave = partial(self._leave, scope)
-        if isinstance(found, bytes) and Transport.behind(send).on_leave(leave):
-            with scope:
+            scope.deadline = math.inf
+            leave = partial(self._leave, scope)
+            if isinstance(found, bytes) and self.transport.on_leave(leave):
+                self.watched = False
                 await self._transmit(send, await answer(route, self.call(found)))
+        if found is None or not self.watched:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch, receive, nursery.cancel_scope)
@@ -123,7 +126,8 @@ class HttpConnection(TrioASGIHTTPConnection):
         """Return the body; None when the client left, a reply when it is too large."""
         limit = self.app.http.payload_limit
         length = self.headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > limit:
+        expected = int(length) if length.isdigit() else 0
+        if expected > limit:
             return TOO_LARGE
         pieces: list[bytes] = []
         size = 0
@@ -137,7 +141,8 @@ class HttpConnection(TrioASGIHTTPConnection):
                 return TOO_LARGE
             if piece:
                 pieces.append(piece)
-            if not message.get("more_body", False):
+            # The message that says that all was said is not worth another turn of the scheduler.
+            if not message.get("more_body", False) or (expected and size == expected):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _watch(self, receive: Receive, request: trio.CancelScope) -> None:
@@ -182,8 +187,7 @@ class HttpConnection(TrioASGIHTTPConnection):
         )
 
     async def _send_reply(self, send: Send, reply: Reply) -> None:
-        transport = Transport.behind(send)
-        body = reply.body
+        transport, body = self.transport, reply.body
         framing: list[Header] = []
         if isinstance(body, bytes):
             framing.append((b"content-length", b"%d" % len(body)))
@@ -201,11 +205,15 @@ class HttpConnection(TrioASGIHTTPConnection):
         else:
             body_end = body
         transport.on_leave(None)  # the next request may begin within the next line
+        end = {"type": "http.response.body", "body": body_end, "more_body": False}
+        if not self.watched:
+            await send(end)
+            return
         # After its last message hypercorn reports a disconnect, by which this very task would be
         # cancelled in the middle of recycling or closing the connection: keep-alive would never
         # time out, and clients that wait for the end of the connection would wait for ever.
         with trio.move_on_after(transport.send_timeout, shield=True):
-            await send({"type": "http.response.body", "body": body_end, "more_body": False})
+            await send(end)
 
     def _headers(self, reply: Reply) -> list[Header]:
         headers = list(reply.headers)

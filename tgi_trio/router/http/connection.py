@@ -13,6 +13,8 @@ What differs from hypercorn's own, and why:
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 import struct
@@ -61,7 +63,8 @@ class Connection(TCPServer):
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(app, config, context, ConnectionState({}), stream)
-        self.idle_task = IdleWatch(self)  # type: ignore[assignment]
+        self._idle_watch = IdleWatch(self)
+        self.idle_task = self._idle_watch  # type: ignore[assignment]  # what TCPServer calls it
         self.limits = limits
         self.early = bytearray()  # read while a pipelined request waited
         self.plain: trio.SocketStream | None = (
@@ -72,9 +75,7 @@ class Connection(TCPServer):
         self._block = b""
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
-        self._handling = trio.CancelScope()
-        self._leaving = False  # our side has said goodbye
-        self._gone = False  # the client has
+        self._lingering = False  # we have said goodbye to a client that is still sending
 
     # ---- sending ------------------------------------------------------------------------------
 
@@ -159,8 +160,7 @@ class Connection(TCPServer):
 
     def client_left(self) -> None:
         """The client has hung up while the protocol was not listening."""
-        self._gone = True
-        self._handling.cancel()
+        self._reading.cancel()
 
     async def _read_data(self) -> None:
         self._reader = trio.lowlevel.current_task()
@@ -169,16 +169,15 @@ class Connection(TCPServer):
             inner.can_read = Turn(self)
         try:
             with self._reading:
-                while not self._leaving and not self._gone:
-                    data = await self.receive()
-                    if not data or self._leaving:
-                        break
-                    with trio.CancelScope() as self._handling:
-                        await self.protocol.handle(RawData(data))
-                while self._leaving and await self.receive():
-                    pass  # lingering: the client's rest is read and dropped
+                while not self._lingering and (data := await self.receive()):
+                    await self.protocol.handle(RawData(data))
+            if self._lingering:
+                with trio.move_on_after(self.limits.linger):
+                    while await self.receive():
+                        pass  # the client's rest is read and dropped
         finally:
             self._reader = None
+        self._idle_watch.end()
         await self._left()
 
     async def _left(self) -> None:
@@ -190,21 +189,16 @@ class Connection(TCPServer):
     # ---- closing ------------------------------------------------------------------------------
 
     async def _close(self) -> None:
-        if self._leaving:
-            return
-        if self.plain is None or self._reader is None or not self._still_sending():
+        if self._reader is None or self.plain is None or not self._still_sending():
             await super()._close()
             return
         # The reader goes on for a moment: closing now, with unread bytes in the socket's buffer,
         # would send a reset that can overtake our answer.
-        self._leaving = True
-        self._reading.deadline = trio.current_time() + self.limits.linger
-        try:
+        self._lingering = True
+        with contextlib.suppress(OSError):
             self.plain.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            self._reading.cancel()
         if trio.lowlevel.current_task() is not self._reader:
-            self._handling.cancel()
+            self._reading.cancel()
 
     def _still_sending(self) -> bool:
         """Whether the client may be in the middle of a request that was answered already."""
@@ -225,27 +219,43 @@ class IdleWatch:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._scope: trio.CancelScope | None = None
+        self._deadline = math.inf  # trio clock; infinite while a request is being served
+        self._scope = trio.CancelScope()  # of the watch's present wait
+        self._started = False
+        self._ended = False
 
     async def restart(self, task_group: Any, action: object) -> None:
         """The connection is idle from now on. Called by TCPServer."""
-        deadline = trio.current_time() + self._connection.config.keep_alive_timeout
-        if self._scope is None:
-            self._scope = trio.CancelScope(deadline=deadline)
-            task_group.spawn(self._watch, self._scope)
-        self._scope.deadline = deadline
+        self._set(trio.current_time() + self._connection.config.keep_alive_timeout)
+        if not self._started:
+            self._started = True
+            task_group.spawn(self._watch)
 
     async def stop(self) -> None:
         """A request is being served. Called by TCPServer."""
-        if self._scope is not None:
-            self._scope.deadline = float("inf")
+        self._set(math.inf)
 
-    async def _watch(self, scope: trio.CancelScope) -> None:
-        with scope:
-            await self._connection.context.terminated.wait()
-        if scope.deadline != float("inf"):
-            await self._connection.hang_up()
-        # Busy while the server drains: the protocol closes after the response under way.
+    def end(self) -> None:
+        """The connection has ended; without this its nursery would wait for the watch."""
+        self._ended = True
+        self._scope.cancel()
+
+    def _set(self, deadline: float) -> None:
+        self._deadline = self._scope.deadline = deadline
+
+    async def _watch(self) -> None:
+        terminated = self._connection.context.terminated
+        while not self._ended:
+            with trio.CancelScope(deadline=self._deadline) as self._scope:
+                await terminated.wait()
+            if self._ended:
+                return
+            if self._deadline != math.inf:
+                await self._connection.hang_up()
+                return
+            if terminated.is_set():
+                return  # the protocol closes after the response under way
+            # The time ran out in the very moment in which a request came: watch on.
 
 
 class Turn:

@@ -120,23 +120,18 @@ def _sink(
     write, step = body.write, render.step
     failed = False
 
-    def deliver(tokens: list[Token], end: Outcome | BaseException | None) -> None:
-        if end is None:
-            write(step(tokens))
-            return
-        if isinstance(end, BaseException):
-            data = render.error(tokens, explain(call, end))
-        else:
-            data = render.end(tokens, end)
-            observe(call, stream.timings, end)
-        body.finish(data, last)
-
     def sink(tokens: list[Token], end: Outcome | BaseException | None) -> None:
         nonlocal failed
         if failed:
             return
         try:
-            deliver(tokens, end)
+            if end is None:
+                write(step(tokens))
+            elif isinstance(end, BaseException):
+                body.finish(render.error(tokens, explain(call, end)), last)
+            else:
+                observe(call, stream.timings, end)
+                body.finish(render.end(tokens, end), last)
         except Exception as defect:  # ours: it may end this stream, but not the engine's step
             failed = True
             body.finish(render.error([], explain(call, defect)), last)

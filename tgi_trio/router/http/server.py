@@ -13,10 +13,12 @@ import os
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from wsgiref.handlers import format_date_time
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -189,11 +191,25 @@ async def _end_of_grace(
     connections.cancel_scope.cancel()
 
 
+class _Config(Config):
+    """hypercorn's configuration, formatting the date once a second instead of once a response."""
+
+    _second = 0
+    _headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def response_headers(self, protocol: str) -> list[tuple[bytes, bytes]]:
+        """Return what every response carries."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._headers = ((b"date", format_date_time(second).encode()),)
+        return list(self._headers)
+
+
 def _hypercorn_config(settings: ServerSettings) -> Config:
-    config = Config()
+    config = _Config()
     config.keep_alive_timeout = settings.keep_alive_timeout
     config.keep_alive_max_requests = 10**9
-    config.include_server_header = False
     config.accesslog = None  # hypercorn's copies the environment for every request
     config.errorlog = log
     config.ssl_handshake_timeout = 10

@@ -120,10 +120,11 @@ class EventBody:
         """Wait until there is something for the task to do; comment on every long silence."""
         self._news = trio.Event()
         while not self._news.is_set():
-            with trio.move_on_at(self._last_sent + self._limits.silence):
+            deadline = self._last_sent + self._limits.silence
+            with trio.move_on_at(deadline):
                 await self._news.wait()
                 return
-            if trio.current_time() - self._last_sent >= self._limits.silence:
+            if self._last_sent + self._limits.silence <= deadline:  # nothing was sent meanwhile
                 self._last_sent = trio.current_time()
                 self.write(KEEP_ALIVE)
 

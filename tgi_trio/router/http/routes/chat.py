@@ -106,7 +106,7 @@ def render_prompt(call: Call, request: schema.ChatRequest) -> str:
 
 
 _OURS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+    {"self", "messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 )
 
 
