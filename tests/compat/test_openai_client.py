@@ -123,6 +123,7 @@ def test_parts_roles_and_fields_that_clients_send_are_taken(openai: OpenAI) -> N
 
 def test_a_completion_in_one_piece_and_as_a_stream_is_the_same_text(openai: OpenAI) -> None:
     fields: dict[str, Any] = {"model": "tgi", "prompt": STORY, "temperature": 0, "max_tokens": 12}
+    fields["extra_body"] = {"ignore_eos": True}
     whole = openai.completions.create(**fields)
     *chunks, last = openai.completions.create(
         **fields, stream=True, stream_options={"include_usage": True}

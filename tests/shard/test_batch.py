@@ -48,19 +48,29 @@ def test_a_prefill_is_laid_out_flat() -> None:
     batch.add(row(2, [21, 22], 3, blocks=[7, 3]))
     plan = batch.plan(BUDGET)
     assert plan is not None
-    assert [sequence.id for sequence in plan.rows] == [1, 2]
-    assert plan.token_ids.tolist() == [11, 12, 13, 14, 15, 21, 22]
-    assert plan.positions.tolist() == [0, 1, 2, 3, 4, 0, 1]
-    assert plan.kv_slots.tolist() == [36, 37, 38, 39, 16, 28, 29]
-    assert plan.query_starts.tolist() == [0, 5, 7]
-    assert plan.context_lengths.tolist() == [5, 2]
-    assert plan.block_tables.tolist() == [[9, 4], [7, 3]]
+    assert [sequence.id for sequence in plan.rows] == [2, 1]
+    assert plan.token_ids.tolist() == [21, 22, 11, 12, 13, 14, 15]
+    assert plan.positions.tolist() == [0, 1, 0, 1, 2, 3, 4]
+    assert plan.kv_slots.tolist() == [28, 29, 36, 37, 38, 39, 16]
+    assert plan.query_starts.tolist() == [0, 2, 7]
+    assert plan.context_lengths.tolist() == [2, 5]
+    assert plan.block_tables.tolist() == [[7, 3], [9, 4]]
     assert plan.samples.tolist() == [True, True]
     types = {name: str(getattr(plan, name).dtype) for name in ("token_ids", "kv_slots", "samples")}
     assert types == {"token_ids": "int64", "kv_slots": "int64", "samples": "bool"}
 
 
-def test_decode_rows_come_first_and_prefill_fills_the_budget_in_admission_order() -> None:
+def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
+    batch = new_batch()
+    batch.add(row(1, list(range(20, 50)), 3))
+    batch.add(row(2, [51, 52, 53], 3))
+    plan = batch.plan(8)
+    assert plan is not None
+    assert [sequence.id for sequence in plan.rows] == [2, 1]
+    assert plan.token_ids.tolist() == [51, 52, 53, 20, 21, 22, 23, 24]
+
+
+def test_decode_rows_come_first_and_equal_prompts_go_in_admission_order() -> None:
     batch = new_batch()
     batch.add(row(1, [11, 12], 9))
     step(batch)
@@ -92,7 +102,7 @@ def test_a_row_without_blocks_sits_out_until_it_is_extended() -> None:
     batch = new_batch()
     batch.add(row(1, [11, 12, 13], 9, blocks=[5]))
     batch.add(row(2, [21], 9, blocks=[6, 7]))
-    assert step(batch)[0].sequence == [1, 2]
+    assert step(batch)[0].sequence == [2, 1]
     assert step(batch)[0].sequence == [1, 2]  # writes slot 3 of block 5, the last
     assert step(batch)[0].sequence == [2]
     assert batch.counts.stalled_rows == 1

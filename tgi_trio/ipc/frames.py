@@ -219,13 +219,13 @@ FRAMES: tuple[FrameSpec, ...] = (
         "Standing limits; they hold until the next LIMITS.",
         words=(
             _COMMAND,
-            ("token_budget", "tokens a step may compute: decode rows first, then prefill chunks"),
+            ("token_budget", "tokens a step may compute: decode rows first, then prefill chunks, shortest first"),
         ),
     ),
     FrameSpec(
         Kind.PREFILL,
         "router->shard",
-        "New sequences. They join at the next step, in this order.",
+        "New sequences. They join the batch at the next step.",
         words=(_COMMAND,),
         counts=("rows", "tokens", "blocks", "biases", "grammar_chars"),
         columns=(

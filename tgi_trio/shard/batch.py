@@ -132,8 +132,9 @@ class Batch:
     def plan(self, token_budget: int) -> StepPlan | None:
         """Return the next step, or None when no sequence can move; sets `counts`.
 
-        Decode rows come first, then prefill chunks in admission order, until `token_budget` query
-        tokens (at least 1) are taken. Rows at the end of their granted blocks sit out. The plan's
+        Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
+        short prompt does not wait behind a long one; the router's admission counts on it), until
+        `token_budget` query tokens (at least 1) are taken. Rows at the end of their granted blocks sit out. The plan's
         arrays are copies: commands applied later do not change it.
         """
         n = len(self._rows)
@@ -149,7 +150,11 @@ class Batch:
             stalled = 0
         else:
             prefilling = computed < self._given[:n]
-            order = np.concatenate((np.flatnonzero(~prefilling), np.flatnonzero(prefilling)))
+            prompts = np.flatnonzero(prefilling)
+            left = self._given[prompts] - computed[prompts]
+            order = np.concatenate(
+                (np.flatnonzero(~prefilling), prompts[np.argsort(left, kind="stable")])
+            )
             wanted = wanted[order]
             before = np.cumsum(wanted) - wanted
             taken = np.clip(max(token_budget, 1) - before, 0, wanted)
