@@ -219,7 +219,10 @@ FRAMES: tuple[FrameSpec, ...] = (
         "Standing limits; they hold until the next LIMITS.",
         words=(
             _COMMAND,
-            ("token_budget", "tokens a step may compute: decode rows first, then prefill chunks, shortest first"),
+            (
+                "token_budget",
+                "tokens a step may compute: decode rows first, then prefill chunks, shortest first",
+            ),
         ),
     ),
     FrameSpec(

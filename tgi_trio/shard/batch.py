@@ -134,8 +134,8 @@ class Batch:
 
         Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
         short prompt does not wait behind a long one; the router's admission counts on it), until
-        `token_budget` query tokens (at least 1) are taken. Rows at the end of their granted blocks sit out. The plan's
-        arrays are copies: commands applied later do not change it.
+        `token_budget` query tokens (at least 1) are taken. Rows at the end of their granted blocks
+        sit out. The plan's arrays are copies: commands applied later do not change it.
         """
         n = len(self._rows)
         computed = self._computed[:n]
