@@ -55,7 +55,9 @@ RULES: dict[str, Rule] = {
     ),
     # A made-up shard runs the real worker loop on a made-up model, without torch.
     "testing": Rule(ours("errors settings ipc router shard"), banned=MODEL),
-    "testing.fake_server": Rule(ours("__main__ cli"), banned=MODEL),  # a program, like __main__
+    "testing.fake_server": Rule(
+        ours("__main__ cli demo model_facts"), banned=MODEL
+    ),  # a program, like __main__
     "testing.checkpoints": Rule(ours("errors"), banned=SERVER),  # writes tiny model folders
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(ours("cli errors hub logs launcher settings"), banned=MODEL),

@@ -15,14 +15,15 @@ from collections.abc import Sequence
 
 from tgi_trio.__main__ import serve
 from tgi_trio.cli.parser import parse
-
-VOCAB_SIZE = 512  # ids that every tokenizer of ours has
+from tgi_trio.demo import model_path
+from tgi_trio.model_facts import read_model_facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve with a fake shard; raises what the server raises."""
     text, *flags = sys.argv[1:] if argv is None else argv
-    fake = json.dumps({"vocab_size": VOCAB_SIZE, "first_id": 16, **json.loads(text)})
+    vocab_size = read_model_facts(model_path()).vocab_size
+    fake = json.dumps({"vocab_size": vocab_size, "first_id": 16, **json.loads(text)})
 
     def fake_shard(spec: str, settings: str) -> list[str]:
         return [sys.executable, "-m", "tgi_trio.testing.fake_shard", spec, fake]
