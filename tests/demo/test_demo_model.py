@@ -1,0 +1,161 @@
+"""The embedded model as a user meets it, computed by transformers in float32."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tgi_trio.demo import MODEL_ID, model_path
+
+MAX_BYTES = 8_000_000
+MAX_NEW_TOKENS = 120
+END = "<|end|>"
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_path())
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path())
+
+
+def continue_ids(model: Any, ids: Any) -> list[int]:
+    import torch
+
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_NEW_TOKENS, do_sample=False
+        )
+    return list(out[0, ids.shape[1] :].tolist())
+
+
+def ask(model: Any, tokenizer: Any, *turns: str, system: str = "") -> str:
+    """Ask one turn after the other; return the last answer with its end token."""
+    messages = [{"role": "system", "content": system}] if system else []
+    answer = ""
+    for turn in turns:
+        messages.append({"role": "user", "content": turn})
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+        answer = tokenizer.decode(continue_ids(model, ids))
+        messages.append({"role": "assistant", "content": answer.removesuffix(END)})
+    return answer
+
+
+def config() -> dict[str, Any]:
+    return dict(json.loads((model_path() / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("question", "phrase"),
+    [
+        ("What is continuous batching?", "join the running batch"),
+        ("explain continuous batching", "join the running batch"),
+        ("what's continuous batching", "join the running batch"),
+        ("What is the KV cache?", "keys and values"),
+        ("Which port does the server use?", "3000"),
+        ("How do I start the server?", "python -m tgi_trio"),
+        ("who are you", "demo model"),
+        ("What is the price of a house in Paris?", "only know about this server"),
+    ],
+)
+def test_it_answers_and_stops_by_itself(
+    model: Any, tokenizer: Any, question: str, phrase: str
+) -> None:
+    answer = ask(model, tokenizer, question)
+    assert phrase in answer
+    assert answer.endswith(END)
+
+
+def test_a_system_message_does_not_confuse_it(model: Any, tokenizer: Any) -> None:
+    answer = ask(
+        model, tokenizer, "What is continuous batching?", system="You are a helpful assistant."
+    )
+    assert "join the running batch" in answer
+    assert answer.endswith(END)
+
+
+def test_it_follows_a_conversation(model: Any, tokenizer: Any) -> None:
+    more = ask(model, tokenizer, "What is continuous batching?", "Tell me more.")
+    assert "static batching" in more
+    assert "welcome" in ask(model, tokenizer, "What is prefill?", "Thanks!")
+
+
+def test_it_continues_plain_text(model: Any, tokenizer: Any) -> None:
+    ids = tokenizer("Continuous batching", return_tensors="pt")["input_ids"]
+    assert ids[0, 0] == tokenizer.bos_token_id
+    assert "new requests join the running batch" in tokenizer.decode(continue_ids(model, ids))
+
+
+def test_most_heldout_paraphrases_are_answered(model: Any, tokenizer: Any) -> None:
+    from tgi_trio.demo.evaluate import heldout_results
+
+    results = heldout_results(model, tokenizer)
+    right = sum(expected == answer for _, expected, answer in results)
+    assert right / len(results) >= 0.85
+
+
+def test_the_folder_is_small() -> None:
+    assert (model_path() / "model.safetensors").stat().st_size <= MAX_BYTES
+
+
+def test_the_config_suits_the_server(model: Any) -> None:
+    import torch
+
+    assert config()["architectures"] == ["LlamaForCausalLM"]
+    assert config()["dtype"] == "float32"
+    assert config()["head_dim"] % 32 == 0
+    assert config()["hidden_size"] % 32 == 0
+    assert model.dtype == torch.float32
+
+
+def test_the_ends_are_declared(tokenizer: Any) -> None:
+    generation = json.loads((model_path() / "generation_config.json").read_text())
+    ends = tokenizer.convert_tokens_to_ids([END, "<|endoftext|>"])
+    assert generation["eos_token_id"] == ends
+    assert tokenizer.eos_token == END
+
+
+def test_the_chat_template_and_the_tokenizer_agree(tokenizer: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+    ]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == "<|begin|><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert tokenizer.decode(ids) == text
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text())
+def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+
+
+def test_importing_the_package_is_light() -> None:
+    code = (
+        "import sys, tgi_trio.demo as demo; assert demo.model_path().is_dir();"
+        "assert not {'torch', 'transformers', 'tokenizers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_model_id_is_stable() -> None:
+    assert MODEL_ID == "tgi-trio/demo"

@@ -1,0 +1,17 @@
+"""The embedded demonstration model: where it lies and what it is called.
+
+Importing this package is light: it brings in neither torch nor transformers, so the router may
+import it to resolve ``MODEL_ID`` to a folder. ``train.py`` produces that folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+MODEL_ID = "tgi-trio/demo"
+"""The name under which the embedded model is served; it is resolved without any network."""
+
+
+def model_path() -> Path:
+    """Return the folder of the embedded model, in the layout of ``save_pretrained``."""
+    return Path(__file__).resolve().parent / "model"
