@@ -27,10 +27,10 @@ from bench.stats import Summary
 from tgi_trio.demo import model_path
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, encode_prefill
-from tgi_trio.launcher import bind
 from tgi_trio.router import handshake
 from tgi_trio.router.front import Front
 from tgi_trio.router.handshake import WarmupLimits
+from tgi_trio.router.http.sockets import bound
 from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shard_link import ShardLink
@@ -128,9 +128,9 @@ async def router(streams: int, step_ms: float, seconds: float) -> tuple[list[flo
         settings = stretch(settings)
         engine = front.open(settings, limits, supervisor, started.facts.vocab_size)
         supervisor.attach(engine)
-        with bind("127.0.0.1", 0) as listener:
-            await nursery.start(front.serve, listener, shutdown)
-            argv = [sys.executable, "-m", "bench.sink", str(listener.getsockname()[1])]
+        with bound(["127.0.0.1:0"]) as listeners:
+            await nursery.start(front.serve, listeners, shutdown)
+            argv = [sys.executable, "-m", "bench.sink", str(listeners[0].getsockname()[1])]
             sink = subprocess.Popen([*argv, str(streams), "0"], stdout=subprocess.PIPE)
             try:
                 while engine.scheduler.batch_size < streams:

@@ -217,9 +217,9 @@ def test_limits_always_fit_together(
 
 
 def test_the_api_key_is_never_shown() -> None:
-    settings = resolve(Options(api_key="hunter2"), facts())
+    settings = resolve(Options(api_key=("hunter2", "swordfish")), facts())
     shown = json.dumps(as_json(settings)) + repr(settings) + str(list(as_rows(settings)))
-    assert "hunter2" not in shown
+    assert "hunter2" not in shown and "swordfish" not in shown
     assert as_json(settings)["api_key"] == "(set)"
 
 

@@ -46,17 +46,18 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     # Imported here: `--help` and mistakes in flags answer at once.
     import trio
 
+    from tgi_trio.cli.keys import with_key_file
     from tgi_trio.hub import resolve_model
     from tgi_trio.launcher import Launcher, Timeline, bind
     from tgi_trio.logs import set_up_logging
     from tgi_trio.settings import read_model_facts, resolve
 
     timeline = Timeline()
-    options = invocation.options
+    options = with_key_file(invocation.options)
     set_up_logging(json_output=options.json_output, level=os.environ.get("LOG_LEVEL", "INFO"))
     for warning in invocation.warnings:
         print(f"tgi-trio: warning: {warning}", file=sys.stderr)
-    with bind(options.hostname, options.port) as listener:
+    with bind(options) as listeners:
         path = resolve_model(
             options.model_id,
             options.revision,
@@ -66,7 +67,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
         )
         settings = resolve(options, read_model_facts(path))
         timeline.mark("model found")
-        trio.run(Launcher(settings, listener, timeline, *([shard] if shard else [])).run)
+        trio.run(Launcher(settings, listeners, timeline, *([shard] if shard else [])).run)
     return 0
 
 

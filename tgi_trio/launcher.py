@@ -11,17 +11,20 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import trio
 
-from tgi_trio.errors import ConfigurationError, TgiTrioError
+from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.handshake import WarmupLimits
+from tgi_trio.router.http.sockets import bound, tls_context
 from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.supervisor import Started, Supervisor, Watch
-from tgi_trio.settings import Settings, as_rows, with_kv
+from tgi_trio.settings import Options, Settings, as_rows, with_kv
 
 log = logging.getLogger("tgi_trio")
 
@@ -42,24 +45,16 @@ class Timeline:
         return ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.phases)
 
 
-def bind(hostname: str, port: int) -> socket.socket:
-    """Bind the address, so that a busy port is known before anything is loaded.
+@contextmanager
+def bind(options: Options) -> Iterator[Sequence[socket.socket]]:
+    """Hold the addresses for the length of the block; the certificate is read as well.
 
-    It listens only when the server is ready: until then clients are refused, not kept waiting.
-    Raises ConfigurationError when the address cannot be had.
+    So a busy port is known before anything is loaded. The sockets listen only when the server is
+    ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
     """
-    listener = socket.socket(socket.AF_INET6 if ":" in hostname else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((hostname, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigurationError(
-            f"cannot listen on {hostname} port {port}: {error.strerror}. "
-            f"Choose another port with --port (PORT) or another address with --hostname"
-        ) from error
-    listener.setblocking(False)
-    return listener
+    tls_context(options.ssl_certfile, options.ssl_keyfile)
+    with bound(options.addresses) as listeners:
+        yield listeners
 
 
 def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLimits:
@@ -114,12 +109,12 @@ class Launcher:
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         timeline: Timeline,
         argv: ShardArgv = real_shard,
     ) -> None:
         self._settings = settings
-        self._listener = listener
+        self._listeners = listeners
         self._timeline = timeline
         self._stopping = trio.Event()  # the first signal: drain
         self._metrics = Metrics(
@@ -194,11 +189,11 @@ class Launcher:
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()
-        await nursery.start(front.serve, self._listener, shutdown)
+        addresses = await nursery.start(front.serve, self._listeners, shutdown)
         timeline.mark("listening")
-        host, port = self._listener.getsockname()[:2]
         log.info("start-up: %s", timeline)
-        print(f"Serving {settings.model_id} at http://{host}:{port}", file=sys.stderr, flush=True)
+        where = " and ".join(addresses)
+        print(f"Serving {settings.model_id} at {where}", file=sys.stderr, flush=True)
 
         await self._stopping.wait()
         engine.drain()

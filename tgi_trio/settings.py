@@ -49,12 +49,22 @@ class _AsGiven:
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free one
     cors_allow_origin: tuple[str, ...] = ()
-    api_key: str | None = field(default=None, repr=False)
+    bind: tuple[str, ...] = ()  # host:port or unix:path; empty: hostname and port
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    api_key: tuple[str, ...] = field(default=(), repr=False)  # any of them opens
+    api_key_file: Path | None = None  # more of them, one per line
     json_output: bool = False
     graceful_termination_timeout: float = 90.0  # seconds
     stall_timeout: float = 60.0  # seconds without a step while there is work
     shard_restart_limit: int = 5  # starts that may fail in a row
     spin_us: int = 0  # microseconds a reader of a ring spins before it sleeps
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return what to listen on, each as host:port, [host]:port or unix:path."""
+        host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
+        return self.bind or (f"{host}:{self.port}",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -358,7 +368,7 @@ def as_json(settings: Settings) -> dict[str, Any]:
         value = getattr(settings, name)
         if name == "asked":
             continue
-        if name == "api_key" and value is not None:
+        if name == "api_key" and value:
             value = SECRET
         result[name] = (
             list(value)

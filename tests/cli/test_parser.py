@@ -27,6 +27,8 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "path": ("/x", Path("/x")),
     "dtype": ("bfloat16", "bfloat16"),
     "ip": ("127.0.0.1", "127.0.0.1"),
+    "key": ("secret", "secret"),
+    "address": ("127.0.0.1:80", "127.0.0.1:80"),
 }
 every_flag = pytest.mark.parametrize("flag", all_flags(), ids=lambda flag: flag.name)
 
@@ -112,6 +114,12 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
             "--port is not a flag of download-weights",
         ),
         (["--num-shard", "2"], {}, "one rank only"),
+        (["--api-key", ""], {}, "--api-key: expected a key"),
+        (["--bind", "3000"], {}, "--bind: expected host:port, .* got '3000'"),
+        (["--bind", "::1"], {}, "--bind: expected host:port"),
+        (["--bind", "a:70000"], {}, "--bind: expected host:port"),
+        (["--bind", "unix:"], {}, "--bind: expected host:port"),
+        ([], {"BIND": "127.0.0.1:1,x"}, "variable BIND: expected host:port"),
     ],
 )
 def test_mistakes_are_one_clear_sentence(

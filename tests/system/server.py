@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -45,14 +46,14 @@ class ServerProcess:
     def output(self) -> str:
         return self._output.read_text(errors="replace")
 
-    def wait_ready(self) -> None:
+    def wait_ready(self, verify: ssl.SSLContext | bool = True) -> None:
         """Wait until /health is green; the output is shown when that does not happen."""
         deadline = time.monotonic() + READY_TIMEOUT
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise AssertionError(f"exited with {self.process.returncode}:\n{self.output}")
             try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                if httpx.get(f"{self.url}/health", timeout=5, verify=verify).status_code == 200:
                     return
             except httpx.TransportError:
                 pass

@@ -69,6 +69,21 @@ def _float(text: str) -> float:
     return value
 
 
+def _key(text: str) -> str:
+    if not text:
+        raise ValueError("expected a key")
+    return text
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    is_port = port.isascii() and port.isdecimal() and int(port) <= 65535
+    if text == "unix:" or not (text.startswith("unix:") or (named and is_port)):
+        raise ValueError("expected host:port, [host]:port or unix:/path")
+    return text
+
+
 def _dtype(text: str) -> str:
     if text not in DTYPES:
         raise ValueError(f"expected one of {', '.join(DTYPES)}")
@@ -89,6 +104,8 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "path": ("PATH", Path),
     "dtype": ("DTYPE", _dtype),
     "ip": ("IP", str),
+    "key": ("KEY", _key),
+    "address": ("ADDRESS", _address),
 }
 
 # (group, rows) in the order of --help
@@ -141,7 +158,17 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
         (
             Flag("hostname", "ip", "address to listen on"),
             Flag("port", "int", "port to listen on; 0 takes a free one", short="-p"),
-            Flag("api-key", "text", "key that inference routes ask for", "none"),
+            Flag(
+                "bind",
+                "address",
+                "host:port or unix:/path; repeatable",
+                "hostname:port",
+                many=True,
+            ),
+            Flag("ssl-certfile", "path", "certificates as PEM: serve HTTPS", "HTTP"),
+            Flag("ssl-keyfile", "path", "key of the certificate as PEM", "in ssl-certfile"),
+            Flag("api-key", "key", "key of inference routes; repeatable", "none", many=True),
+            Flag("api-key-file", "path", "more keys, one per line", "none"),
             Flag("cors-allow-origin", "text", "allowed origin; repeatable", many=True),
         ),
     ),
@@ -174,7 +201,6 @@ _NO_NGROK = "there is no ngrok tunnel: run ngrok beside the server"
 _NO_TRACES = "there is no OTLP export yet: timings are in the logs and at /metrics"
 _NO_ROPE = "rotary scaling is read from the model's config.json: set rope_scaling there"
 _NO_WATERMARK = "watermarks are not in this build"
-_NO_TLS = "there is no TLS: put a reverse proxy in front"
 _ONE_MACHINE = "shards run on this machine and talk over shared memory: there is nothing to set"
 
 REFUSED: Final[tuple[Refused, ...]] = (
@@ -205,8 +231,6 @@ REFUSED: Final[tuple[Refused, ...]] = (
     Refused("ngrok", _NO_NGROK, same=("false",)),
     Refused("ngrok-authtoken", _NO_NGROK, env=False),
     Refused("ngrok-edge", _NO_NGROK, env=False),
-    Refused("ssl-certfile", _NO_TLS, env=False),
-    Refused("ssl-keyfile", _NO_TLS, env=False),
     Refused(
         "env",
         "run `python -m pip list` and `python -m torch.utils.collect_env`",

@@ -113,7 +113,7 @@ class Engine:
         timings = timings or Timings(received=now)
         timings.queued = now
         output = OutputText(self._tokenizer, request.prompt_ids, request.stopping)
-        stream = TokenStream(self, id, request, output, timings)
+        stream = TokenStream(id, request, output, timings, self.leave)
         self._streams[id] = stream
         self._metrics.inc("tgi_request_accepted")
         self._dispatch()

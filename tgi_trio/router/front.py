@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import trio
@@ -62,21 +63,23 @@ class Front:
             metrics=self._metrics,
         )
         self._application = Application(self._service, http_settings(settings))
+        self._server = server_settings(settings)
         return engine
 
     async def serve(
         self,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         shutdown: trio.Event,
         task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Listen on a bound socket and serve until `shutdown`; reports the addresses."""
-        listener.listen(BACKLOG)
+        """Listen on bound sockets and serve until `shutdown`; reports the addresses."""
+        for listener in listeners:
+            listener.listen(BACKLOG)
         try:
             await serve(
                 self._application,
-                [listener],
-                ServerSettings(graceful_timeout=GRACE),
+                listeners,
+                self._server,
                 shutdown,
                 task_status=task_status,
             )
@@ -89,9 +92,18 @@ def http_settings(settings: Settings) -> HttpSettings:
     return HttpSettings(
         payload_limit=settings.payload_limit,
         cors_allow_origin=settings.cors_allow_origin,
-        api_keys=(settings.api_key,) if settings.api_key else (),
+        api_keys=settings.api_key,
         compute_type=os.environ.get("COMPUTE_TYPE", "cpu+optimized"),
         docker_label=os.environ.get("DOCKER_LABEL"),
+    )
+
+
+def server_settings(settings: Settings) -> ServerSettings:
+    """Return what flags decide about connections."""
+    return ServerSettings(
+        graceful_timeout=GRACE,
+        certfile=settings.ssl_certfile,
+        keyfile=settings.ssl_keyfile,
     )
 
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import trio
 
 from tgi_trio.errors import GenerationError
 from tgi_trio.router.request import Outcome, Request, Timings, Token
-
-if TYPE_CHECKING:
-    from tgi_trio.router.engine import Engine
-    from tgi_trio.router.text.output import OutputText
+from tgi_trio.router.text.output import OutputText
 
 Sink = Callable[[list[Token], Outcome | BaseException | None], None]
 
@@ -36,8 +33,14 @@ class TokenStream:
     """Tokens of one request. Iterate it, or `attach` a sink that the engine calls at each step."""
 
     def __init__(
-        self, engine: Engine, id: int, request: Request, output: OutputText, timings: Timings
+        self,
+        id: int,
+        request: Request,
+        output: OutputText,
+        timings: Timings,
+        leave: Callable[[TokenStream], None],
     ) -> None:
+        """`leave` is called, synchronously, when the stream's block is left."""
         self.id = id
         self.request = request
         self.output = output  # text state; only the engine pushes into it
@@ -46,7 +49,7 @@ class TokenStream:
         self.prompt_logprobs: list[float] = []  # set by the engine as the prefill reports them
         self.generated = 0  # tokens delivered so far
         self.cached_tokens = 0  # prompt tokens from the prefix cache; set by the engine
-        self._engine = engine
+        self._leave = leave
         self._outcome: Outcome | None = None
         self._failure: BaseException | None = None
         self._pending: list[Token] = []  # bounded by max_new_tokens
@@ -63,7 +66,7 @@ class TokenStream:
         traceback: TracebackType | None,
     ) -> None:
         self._sink = None
-        self._engine.leave(self)
+        self._leave(self)
 
     @property
     def outcome(self) -> Outcome:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from tgi_trio.shard.models.decoder import Decoder
 from tgi_trio.shard.models.families import decoder_spec
 from tgi_trio.shard.models.loading import load_decoder
 from tgi_trio.shard.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.sampler import RowSampler, Sampler
 from tgi_trio.shard.step import (
     ModelInfo,
     RowResult,
@@ -41,14 +41,6 @@ from tgi_trio.shard.weights import WeightSource
 _BYTES_PER_THREAD = 32 << 20
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class RowSampler(Protocol):
-    """What the runner needs of a sampler; `sampler.Sampler` is the one that is served."""
-
-    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]: ...
-
-    def drop(self, sequence: Sequence) -> None: ...
 
 
 def resolve_dtype(wanted: str | None, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -134,8 +126,6 @@ class TorchRunner:
         config, where = read_config(folder), torch.device(device)
         kind = resolve_dtype(dtype, config, where)
         if sampler is None:
-            from tgi_trio.shard.sampler import Sampler
-
             sampler = Sampler(config.vocab_size, config.eos_ids, where)
         spec = decoder_spec(config)
         if spec is None:

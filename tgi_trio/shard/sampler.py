@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -41,6 +42,14 @@ _WIDTHS = (64, 512)
 _MOST_TIES = 64  # alternatives listed when more tie with the last one asked for
 # Scores handled at a time. On a CPU, larger temporaries would be mapped and faulted in every step.
 _BLOCK = {"cpu": 2**22, "other": 2**27}
+
+
+class RowSampler(Protocol):
+    """What a runner needs of a sampler; `Sampler` is the one that is served."""
+
+    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]: ...
+
+    def drop(self, sequence: Sequence) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class FakeEngine:
         self.submitted.append(request)
         output = OutputText(self.tokenizer, request.prompt_ids, request.stopping)
         id = len(self.submitted)
-        stream = TokenStream(self, id, request, output, timings)  # type: ignore[arg-type]
+        stream = TokenStream(id, request, output, timings, self.leave)
         prompt = self.tokenizer.decode(request.prompt_ids)
         ids = [*self.tokenizer.encode_ids(self.answer(prompt), False).tolist(), 1]
         self._ids[id] = iter(ids)

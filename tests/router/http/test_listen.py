@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.server import listen
+from tgi_trio.router.http.sockets import bind, bound, tls_context
+
+CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"
 
 
 def test_a_port_in_use_names_the_flag():
@@ -21,3 +27,61 @@ def test_a_port_in_use_names_the_flag():
 def test_addresses_that_cannot_be_had(bind):
     with pytest.raises(ConfigurationError, match=r"--port|--hostname"):
         listen([bind])
+
+
+def test_bound_sockets_refuse_until_they_listen(tmp_path):
+    path = str(tmp_path / "s.sock")
+    with bound(["127.0.0.1:0", f"unix:{path}"]) as (tcp, unix):
+        for listener, family in ((tcp, socket.AF_INET), (unix, socket.AF_UNIX)):
+            with socket.socket(family) as client, pytest.raises(ConnectionRefusedError):
+                client.connect(listener.getsockname())
+            listener.listen()
+            with socket.socket(family) as client:
+                client.connect(listener.getsockname())
+    assert not Path(path).exists()
+
+
+def test_a_socket_file_of_another_server_is_left_alone(tmp_path):
+    path = tmp_path / "s.sock"
+    with bound([f"unix:{path}"]):
+        path.rename(tmp_path / "old.sock")  # keeps the inode from being used again
+        (other,) = bind([f"unix:{path}"])
+    other.close()
+    assert path.exists()
+
+
+def test_one_address_that_cannot_be_had_frees_the_others(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        name = f"127.0.0.1:{taken.getsockname()[1]}"
+        with (
+            pytest.raises(ConfigurationError, match="--bind"),
+            bound(["127.0.0.1:0", f"unix:{tmp_path}/missing/s.sock"]),
+        ):
+            pass
+        with pytest.raises(ConfigurationError, match=name), bound(["127.0.0.1:0", name]):
+            pass
+
+
+def test_both_families_share_a_port_when_both_are_named():
+    first = bind(["0.0.0.0:0"])[0]
+    port = first.getsockname()[1]
+    first.close()
+    sockets = bind([f"0.0.0.0:{port}", f"[::]:{port}"])
+    assert [each.family for each in sockets] == [socket.AF_INET, socket.AF_INET6]
+    for each in sockets:
+        each.close()
+
+
+def test_certificates_are_read_or_refused(tmp_path):
+    assert tls_context(None, None) is None
+    assert tls_context(CERTIFICATE, None) is not None
+    assert tls_context(CERTIFICATE, CERTIFICATE) is not None
+    with pytest.raises(ConfigurationError, match="needs --ssl-certfile"):
+        tls_context(None, CERTIFICATE)
+    broken = tmp_path / "broken.pem"
+    broken.write_text("nothing")
+    for certificate, key in ((broken, None), (CERTIFICATE, broken), (tmp_path / "no.pem", None)):
+        with pytest.raises(ConfigurationError, match="cannot use the certificate"):
+            tls_context(certificate, key)

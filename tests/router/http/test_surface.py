@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 import trio
@@ -70,7 +72,7 @@ async def test_nulls_are_refused_where_a_field_has_a_default(name):
         body = {"messages": [{"role": "user", "content": "x"}], name: None}
         answer = await client.post("/v1/chat/completions", body)
     assert answer.status == 422
-    assert answer.body.decode().startswith(f"{SHAPE}{name}: ")
+    assert answer.json()["error"]["message"].startswith(f"{SHAPE}{name}: ")
 
 
 async def test_both_names_of_one_field_are_a_duplicate():
@@ -79,7 +81,7 @@ async def test_both_names_of_one_field_are_a_duplicate():
         body = {"messages": [], "max_tokens": 1, "max_completion_tokens": 1}
         answer = await client.post("/v1/chat/completions", body)
     assert answer.status == 422
-    assert answer.body.decode() == f"{SHAPE}duplicate field `max_tokens`"
+    assert answer.json()["error"]["message"] == f"{SHAPE}duplicate field `max_tokens`"
 
 
 async def test_empty_prompt_list_has_tgis_text():
@@ -87,7 +89,24 @@ async def test_empty_prompt_list_has_tgis_text():
         client = await server.connect()
         answer = await client.post("/v1/completions", {"prompt": []})
     assert answer.status == 422
-    assert answer.body.endswith(b"Do not use an empty array for the prompt.")
+    assert answer.json()["error"]["message"].endswith("Do not use an empty array for the prompt.")
+
+
+async def test_bodies_that_cannot_be_read_are_told_of_in_openais_shape(http):
+    async with served(http=http) as server:
+        client = await server.connect()
+        shape = await client.post("/v1/chat/completions", {"messages": "x"})
+        syntax = await client.post("/v1/completions", b"{")
+        kind = await client.post("/v1/completions", b"{}", content_type="text/plain")
+    for answer, status, text in (
+        (shape, 422, "messages: Expected `array`"),
+        (syntax, 400, "Failed to parse the request body as JSON"),
+        (kind, 415, "Content-Type: application/json"),
+    ):
+        reply = msgspec.json.decode(answer.body, type=replies.OpenAIErrorResponse)
+        assert answer.status == reply.error.http_status_code == status
+        assert text in reply.error.message
+        assert reply.error.type == reply.error_type == "invalid_body"
 
 
 @pytest.mark.parametrize(
@@ -171,12 +190,15 @@ async def test_keys_guard_what_tgi_guards():
     async with served(http=KEYS) as server:
         client = await server.connect()
         for method, path in [(route.method, route.path) for route in ROUTES]:
+            path = path.replace("<path:name>", "nick")
             body = {"inputs": "x", "prompt": "x", "messages": [{"role": "a", "content": "b"}]}
             answer = await client.ask(method, path, body if method == "POST" else None)
             guarded = method == "POST" and path != "/chat_tokenize"
             assert (answer.status == 401) == guarded, path
             assert answer.status in (200, 401)
-            if guarded:
+            if guarded and path.startswith("/v1/"):
+                assert "API key" in answer.json()["error"]["message"]
+            elif guarded:
                 assert answer.body == b""
 
 
@@ -291,6 +313,33 @@ async def test_info_and_models():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("path", ["test/model", "test%2Fmodel", "nick"])
+async def test_a_model_is_looked_up_by_any_of_its_names(path):
+    async with served() as server:
+        client = await server.connect()
+        answer = await client.get(f"/v1/models/{path}")
+    assert answer.status == 200
+    assert answer.json() == {
+        "id": path.replace("%2F", "/"),
+        "object": "model",
+        "created": 0,
+        "owned_by": "test/model",
+    }
+
+
+async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
+    async with served() as server:
+        client = await server.connect()
+        for path in ("/v1/models/gpt-4", "/v1/models/other/model", "/v1/models/nick/"):
+            answer = await client.get(path)
+            assert answer.status == 404
+            error = answer.json()["error"]
+            assert "`test/model`" in error["message"] and "`nick`" in error["message"]
+            assert (error["type"], error["http_status_code"]) == ("not_found", 404)
+        empty = await client.get("/v1/models/")
+    assert (empty.status, empty.body) == (404, b"")
+
+
 async def test_tokenize_gives_byte_offsets():
     async with served() as server:
         client = await server.connect()
@@ -339,7 +388,8 @@ async def test_documentation_is_served_and_whole():
     assert api["openapi"].startswith("3.")
     for route in ROUTES:
         if route.path not in ("/ping", "/docs", "/api-doc/openapi.json"):
-            known = api["paths"].get(route.path, {})
+            path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path)
+            known = api["paths"].get(path, {})
             assert route.method.lower() in known or route.path == "/", route.path
     assert page.headers["content-type"].startswith("text/html")
     assert b"https://" not in page.body, "the page loads nothing from elsewhere"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -32,7 +32,7 @@ from tgi_trio.router.http.dispatch import (
 from tgi_trio.router.http.engine_api import Engine
 from tgi_trio.router.http.errors import Header, header_block, internal
 from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
-from tgi_trio.router.http.routes import chat, completions, native, operations
+from tgi_trio.router.http.routes import chat, completions, native, operations, sagemaker
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.transport import Transport
 
@@ -40,6 +40,7 @@ ROUTES: tuple[Route, ...] = (
     *native.ROUTES,
     *chat.ROUTES,
     *completions.ROUTES,
+    *sagemaker.ROUTES,
     *operations.ROUTES,
 )
 
@@ -84,7 +85,7 @@ class HttpConnection(TrioASGIHTTPConnection):
             cast("dict[str, Any]", scope)[_SCOPE_KEY] = self
             await super().__call__(receive, send)
 
-    def call(self, body: bytes) -> Call:
+    def call(self, body: bytes, path: Mapping[str, str] | None = None) -> Call:
         """Return the request as routes see it."""
         return Call(
             engine=self.app.engine,
@@ -94,6 +95,7 @@ class HttpConnection(TrioASGIHTTPConnection):
             request_id=self.request_id,
             received=self.began,
             resources=self.resources,
+            path=path or {},
         )
 
     # ---- the short way --------------------------------------------------------------------------
@@ -247,10 +249,10 @@ class Application(QuartTrio):
         self.register_error_handler(Exception, _defect)
 
     def _register(self, route: Route) -> None:
-        async def view() -> Response:
+        async def view(**path: str) -> Response:
             connection = _connection()
             body = cast(bytes, await request.get_data(cache=False, as_text=False))
-            return _response(await answer(route, connection.call(body)))
+            return _response(await answer(route, connection.call(body, path)))
 
         self.add_url_rule(
             route.path,

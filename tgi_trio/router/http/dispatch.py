@@ -30,31 +30,37 @@ TOO_SLOW = Reply(
     content_type=b"text/plain; charset=utf-8",
 )
 UNAUTHORIZED = Reply(b"", status=401, content_type=b"")
+_NO_KEY = Problem(
+    401, "The API key is missing or wrong: send `Authorization: Bearer <key>`", "unauthorized"
+)
 
 
 async def answer(route: Route, call: Call) -> Reply:
     """Return the route's reply, or the one that tells of its error. Raises only Cancelled."""
     if route.protected and not authorized(call.headers, call.settings.api_keys):
-        return UNAUTHORIZED
+        return reply_for(_NO_KEY, openai=True) if route.openai else UNAUTHORIZED
     try:
         return await route.handler(call)
     except BodyRejected as error:
+        if route.openai:
+            return reply_for(Problem(error.status, str(error), "invalid_body"), openai=True)
         text = str(error).encode("utf-8", "replace")
         return Reply(text, error.status, b"text/plain; charset=utf-8")
     except TgiTrioError as error:
-        return reply_for(explain(call, error))
+        return reply_for(explain(call, error), route.openai)
     except Exception as error:
-        return reply_for(explain(call, error))
+        return reply_for(explain(call, error), route.openai)
     except BaseExceptionGroup as group:
         _, others = group.split(trio.Cancelled)
         if others is None:
             raise
-        return reply_for(explain(call, others))
+        return reply_for(explain(call, others), route.openai)
 
 
-def reply_for(problem: Problem) -> Reply:
-    """Return the reply that carries a problem in TGI's shape."""
-    return Reply(problem.body(), problem.status, headers=problem.headers())
+def reply_for(problem: Problem, openai: bool) -> Reply:
+    """Return the reply that carries a problem, in OpenAI's shape or in TGI's."""
+    body = problem.openai_body() if openai else problem.body()
+    return Reply(body, problem.status, headers=problem.headers())
 
 
 def authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
@@ -110,6 +116,9 @@ class Cors:
             content_type=b"",
             headers=[
                 (b"access-control-allow-methods", b"GET,POST"),
-                (b"access-control-allow-headers", b"content-type,authorization,x-request-id"),
+                (
+                    b"access-control-allow-headers",
+                    b"content-type,authorization,x-request-id,x-request-timeout",
+                ),
             ],
         )

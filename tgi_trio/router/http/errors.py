@@ -34,13 +34,28 @@ class Problem:
         """Return TGI's ErrorResponse."""
         return orjson.dumps({"error": self.error, "error_type": self.error_type})
 
+    def openai_body(self) -> bytes:
+        """Return OpenAI's error object; `error_type` beside it is for clients of TGI."""
+        error = {
+            "message": self.error,
+            "type": self.error_type,
+            "param": None,
+            "code": None,
+            "http_status_code": self.status,
+        }
+        return orjson.dumps({"error": error, "error_type": self.error_type})
+
     def native_event(self) -> bytes:
         """Return the error event of `/generate_stream`."""
         return b"data: %b\n\n" % self.body()
 
     def openai_event(self) -> bytes:
         """Return the error event of the OpenAI endpoints, with the true status code."""
-        error = {"message": self.error, "http_status_code": self.status}
+        error = {
+            "message": self.error,
+            "http_status_code": self.status,
+            "type": self.error_type,
+        }
         return b"data: %b\n\n" % orjson.dumps({"error": error})
 
     def headers(self) -> list[Header]:
@@ -60,7 +75,7 @@ class Refused(errors.TgiTrioError):
 
 
 class BodyRejected(errors.TgiTrioError):
-    """A body that could not be read as JSON of the right shape; answered in plain text as TGI."""
+    """A body that could not be read as JSON of the right shape; plain text at native routes."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

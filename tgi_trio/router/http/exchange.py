@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -38,6 +38,7 @@ class Call:
     request_id: str
     received: float  # trio clock, seconds
     resources: ExitStack
+    path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
 
 
 @dataclass(slots=True)
@@ -55,9 +56,10 @@ Handler = Callable[[Call], Awaitable[Reply]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path and what answers it."""
+    """A path, with open parts as werkzeug writes them, and what answers it."""
 
     method: str
     path: str
     handler: Handler
     protected: bool = True  # asks for the API key when there is one
+    openai: bool = False  # errors have OpenAI's shape

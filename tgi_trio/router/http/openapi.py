@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -92,7 +93,20 @@ OPERATIONS = (
         replies.Chunk,
         _GENERATION,
     ),
+    Operation(
+        "post",
+        "/invocations",
+        "What POST /, chat or completions answer: for SageMaker",
+        failures=_GENERATION,
+    ),
     Operation("get", "/v1/models", "List the served model", reply=replies.ModelsInfo),
+    Operation(
+        "get",
+        "/v1/models/{name}",
+        "Describe a served model",
+        reply=replies.ModelInfo,
+        failures=(404,),
+    ),
     Operation(
         "post",
         "/tokenize",
@@ -124,7 +138,7 @@ def document() -> bytes:
         for each in (operation.body, operation.reply, operation.events)
         if each is not None
     ]
-    types.append(replies.ErrorResponse)
+    types += [replies.ErrorResponse, replies.OpenAIErrorResponse]
     schemas, components = msgspec.json.schema_components(
         types, ref_template="#/components/schemas/{name}"
     )
@@ -162,6 +176,11 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "operationId": f"{operation.method}{operation.path.replace('/', '_')}",
         "responses": answers,
     }
+    if parts := re.findall(r"{(\w+)}", operation.path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in parts
+        ]
     if operation.body is not None:
         described["requestBody"] = {
             "required": True,
@@ -169,7 +188,9 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         }
         for status, text in _ERRORS.items():
             answers[str(status)] = {"description": text}
-    error = {"application/json": {"schema": schemas[str(replies.ErrorResponse)]}}
+    openai = operation.path.startswith("/v1/")
+    shape = replies.OpenAIErrorResponse if openai else replies.ErrorResponse
+    error = {"application/json": {"schema": schemas[str(shape)]}}
     for status in operation.failures:
         answers[str(status)] = {"description": _FAILURES[status], "content": error}
     return described

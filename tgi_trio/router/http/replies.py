@@ -21,6 +21,23 @@ class ErrorResponse(Struct, forbid_unknown_fields=True):
     error_type: str
 
 
+class OpenAIError(Struct, forbid_unknown_fields=True):
+    """What went wrong, as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: None
+    code: None
+    http_status_code: int
+
+
+class OpenAIErrorResponse(Struct, forbid_unknown_fields=True):
+    """Error of the OpenAI endpoints; `error_type` is that of TGI."""
+
+    error: OpenAIError
+    error_type: str
+
+
 class Token(Struct, forbid_unknown_fields=True):
     """A generated token."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tgi_trio.router.http.errors import BodyRejected
@@ -49,6 +50,9 @@ class GenerateParameters(Struct):
     top_n_tokens: U32 | None = None
     grammar: GrammarType | None = None
     adapter_id: str | None = None
+    # Not TGI's.
+    timeout: float | None = None  # seconds from the request's arrival
+    priority: I32 | None = None  # lower is sooner
 
 
 class GenerateRequest(Struct):
@@ -174,6 +178,8 @@ class ChatRequest(Struct):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    timeout: float | None = None  # seconds from the request's arrival
+    priority: I32 | None = None  # lower is sooner
 
 
 class CompletionRequest(Struct):
@@ -201,6 +207,8 @@ class CompletionRequest(Struct):
     min_p: float | None = None
     min_tokens: U32 | None = None
     ignore_eos: bool | None = None
+    timeout: float | None = None  # seconds from the request's arrival
+    priority: I32 | None = None  # lower is sooner
 
 
 Body = TypeVar("Body")
@@ -221,7 +229,7 @@ class BodyReader:
         except msgspec.ValidationError as error:
             raise BodyRejected(422, _shape_error(str(error))) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BodyRejected(400, _SYNTAX + str(error)) from error
+            raise BodyRejected(400, _SYNTAX + _syntax_error(error, body)) from error
         except RecursionError as error:
             raise BodyRejected(400, _SYNTAX + "recursion limit exceeded") from error
 
@@ -234,6 +242,16 @@ def _is_json(content_type: bytes) -> bool:
     media = content_type.partition(b";")[0].strip().lower()
     kind, _, subtype = media.partition(b"/")
     return kind == b"application" and (subtype == b"json" or subtype.endswith(b"+json"))
+
+
+def _syntax_error(error: Exception, body: bytes) -> str:
+    """Return what is wrong: msgspec takes half of a surrogate pair for the end of its input."""
+    if "truncated" in str(error):
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError as better:
+            return str(better)
+    return str(error)
 
 
 def _shape_error(message: str) -> str:

@@ -7,16 +7,14 @@ error that names the flag, and every phase of its end has a deadline.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import socket
-import ssl
-import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 from wsgiref.handlers import format_date_time
 
@@ -26,8 +24,8 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import repr_socket_addr
 
-from tgi_trio.errors import ConfigurationError
 from tgi_trio.router.http.connection import Connection, ConnectionLimits
+from tgi_trio.router.http.sockets import bind, tls_context
 
 log = logging.getLogger(__name__)
 
@@ -42,89 +40,20 @@ class ServerSettings:
     graceful_timeout: float = 90.0  # seconds from `shutdown` until generations are ended
     keep_alive_timeout: float = 75.0  # seconds a connection may be idle or take to send a head
     backlog: int = 4096
-    certfile: str | None = None
-    keyfile: str | None = None
+    certfile: Path | str | None = None
+    keyfile: Path | str | None = None
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
-def listen(binds: Sequence[str], backlog: int = 4096) -> list[socket.socket]:
-    """Bind and listen on each of `binds`: `host:port`, `[host]:port` or `unix:path`.
+def listen(addresses: Sequence[str], backlog: int = 4096) -> list[socket.socket]:
+    """Bind and listen on each of `addresses`, as `sockets.bind` reads them.
 
     Raises ConfigurationError, naming the flag, when an address cannot be had.
     """
-    sockets: list[socket.socket] = []
-    try:
-        for bind in binds:
-            sockets.append(
-                _listen_unix(bind[5:]) if bind.startswith("unix:") else _listen_tcp(bind)
-            )
-            sockets[-1].listen(backlog)
-    except BaseException:
-        for opened in sockets:
-            opened.close()
-        raise
-    return sockets
-
-
-def _listen_tcp(bind: str) -> socket.socket:
-    host, _, port = bind.rpartition(":")
-    host = host.strip("[]")
-    if not port.isdecimal() or int(port) > 65535:
-        raise ConfigurationError(f"cannot listen on {bind!r}: --port must be 0 to 65535")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise ConfigurationError(
-            f"cannot listen on {bind}: {error.strerror}; --hostname must be an address of this "
-            "machine, such as 0.0.0.0 or 127.0.0.1"
-        ) from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise ConfigurationError(_why(bind, error)) from error
-    listener.setblocking(False)
-    return listener
-
-
-def _why(bind: str, error: OSError) -> str:
-    advice = {
-        errno.EADDRINUSE: "another program listens there; choose another port with --port",
-        errno.EACCES: "ports below 1024 need privileges; choose a higher one with --port",
-        errno.EADDRNOTAVAIL: "this machine has no such address; see --hostname",
-    }.get(error.errno or 0, os.strerror(error.errno or 0))
-    return f"cannot listen on {bind}: {advice}"
-
-
-def _listen_unix(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        listener.bind(path)
-    except OSError as error:
-        listener.close()
-        raise ConfigurationError(f"cannot listen on unix:{path}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket file of a server that is no more; raises OSError if one still listens."""
-    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-    raise OSError(errno.EADDRINUSE, "another server listens there")
+    listeners = bind(addresses)
+    for listener in listeners:
+        listener.listen(backlog)
+    return listeners
 
 
 async def serve(
@@ -219,7 +148,7 @@ def _hypercorn_config(settings: ServerSettings) -> Config:
 def _listeners(
     sockets: Sequence[socket.socket], settings: ServerSettings
 ) -> tuple[list[trio.abc.Listener[Any]], list[str]]:
-    context = _ssl_context(settings)
+    context = tls_context(settings.certfile, settings.keyfile)
     scheme = "https" if context is not None else "http"
     listeners: list[trio.abc.Listener[Any]] = []
     addresses = []
@@ -232,18 +161,3 @@ def _listeners(
             listeners.append(listener)
         addresses.append(address if sock.family == socket.AF_UNIX else f"{scheme}://{address}")
     return listeners, addresses
-
-
-def _ssl_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    if settings.certfile is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    try:
-        context.load_cert_chain(settings.certfile, settings.keyfile)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"cannot use the certificate {settings.certfile} with key {settings.keyfile}: {error}; "
-            "see --ssl-certfile and --ssl-keyfile"
-        ) from error
-    return context

@@ -27,6 +27,7 @@ from tgi_trio.router.http.render import OPENAI_REASONS, chat_logprobs_json, text
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.routes.operations import simple_tokens_json, tokenized
 from tgi_trio.router.http.sse import DONE
+from tgi_trio.router.http.urgency import validated
 from tgi_trio.router.validation import spread
 
 _CHAT = schema.BodyReader(schema.ChatRequest)
@@ -41,15 +42,13 @@ async def chat_completions(call: Call) -> Reply:
     prompt = render_prompt(call, request)
     parameters = openai.wanted(request, top_n_tokens=request.top_logprobs)
     admit(call, count)
-    validated = await call.engine.validator.validate(
-        prompt, parameters, add_special_tokens=False, name=call.request_id
-    )
-    requests = [validated] if count == 1 else spread(validated, count)
+    one = await validated(call, prompt, parameters, request, add_special_tokens=False)
+    requests = [one] if count == 1 else spread(one, count)
     logprobs = bool(request.logprobs)
     envelope = Envelope(unix_now(), model, fingerprint(call.settings))
 
     if request.stream:
-        usage = UsageCount(len(validated.prompt_ids))
+        usage = UsageCount(len(one.prompt_ids))
         events = [ChatEvents(envelope, i, logprobs, usage) for i in range(count)]
         include_usage = request.stream_options.include_usage
 
@@ -175,6 +174,6 @@ def _completion(envelope: Envelope, results: list[Result], logprobs: bool) -> by
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", chat_completions),
+    Route("POST", "/v1/chat/completions", chat_completions, openai=True),
     Route("POST", "/chat_tokenize", chat_tokenize, protected=False),
 )

@@ -27,6 +27,7 @@ from tgi_trio.router.http.generation import (
 from tgi_trio.router.http.render import OPENAI_REASONS, completion_logprobs_json, text_json
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.sse import DONE
+from tgi_trio.router.http.urgency import validated
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import spread
 
@@ -50,10 +51,8 @@ async def completions(call: Call) -> Reply:
     admit(call, len(prompts) * candidates)
     requests: list[Request] = []
     for prompt in prompts:
-        validated = await call.engine.validator.validate(
-            prompt, parameters, add_special_tokens=True, name=call.request_id
-        )
-        requests += [validated] if candidates == 1 else spread(validated, candidates)
+        one = await validated(call, prompt, parameters, request)
+        requests += [one] if candidates == 1 else spread(one, candidates)
 
     echoes = _echoes(call, request, prompts)
     characters = sum(map(len, _texts(call, prompts)))
@@ -171,4 +170,4 @@ def _body(
     )
 
 
-ROUTES = (Route("POST", "/v1/completions", completions),)
+ROUTES = (Route("POST", "/v1/completions", completions, openai=True),)

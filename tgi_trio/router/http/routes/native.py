@@ -18,7 +18,7 @@ from tgi_trio.router.http.generation import (
     timing_headers,
 )
 from tgi_trio.router.http.render import optional_json, prefill_json, text_json, tokens_json
-from tgi_trio.router.request import Request
+from tgi_trio.router.http.urgency import validated
 from tgi_trio.router.validation import GenerateParameters, spread
 
 _GENERATE = schema.BodyReader(schema.GenerateRequest)
@@ -91,7 +91,7 @@ async def _whole(
     validator.check_endpoint(asked, streaming=False)
     count = max(asked.best_of or 1, 1)
     admit(call, count)
-    request = await _validated(call, inputs, asked)
+    request = await validated(call, inputs, asked, parameters)
     requests = [request] if count == 1 else spread(request, count)
     details = parameters.details or parameters.decoder_input_details
     results = await gather(call, requests, keep_tokens=details or count > 1)
@@ -115,17 +115,11 @@ async def _stream(call: Call, inputs: str, parameters: schema.GenerateParameters
         asked = wanted(parameters)
         call.engine.validator.check_endpoint(asked, streaming=True)
         admit(call)
-        request = await _validated(call, inputs, asked)
+        request = await validated(call, inputs, asked, parameters)
         body = pour(call, [request], [NativeEvents(prefix, parameters.details)])
     except TgiTrioError as error:
         return event_stream(call, explain(call, error).native_event(), len(inputs))
     return event_stream(call, body, len(inputs))
-
-
-async def _validated(call: Call, inputs: str, asked: GenerateParameters) -> Request:
-    return await call.engine.validator.validate(
-        inputs, asked, add_special_tokens=True, name=call.request_id
-    )
 
 
 def _details(call: Call, best: Result, losers: list[Result], prefix: str) -> bytes:

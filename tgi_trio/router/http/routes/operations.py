@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import trio
 
@@ -9,6 +11,7 @@ from tgi_trio import __version__
 from tgi_trio.router.http import schema
 from tgi_trio.router.http.errors import Problem
 from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.generation import resolve_model
 from tgi_trio.router.http.openapi import DOCS_PAGE, document
 from tgi_trio.router.http.render import text_json
 from tgi_trio.router.metrics import CONTENT_TYPE
@@ -54,11 +57,17 @@ async def info(call: Call) -> Reply:
 async def models(call: Call) -> Reply:
     """GET /v1/models."""
     card = call.engine.model
-    data = [
-        {"id": name, "object": "model", "created": 0, "owned_by": card.id}
-        for name in (card.id, *card.aliases)
-    ]
+    data = [_model_info(call, name) for name in (card.id, *card.aliases)]
     return Reply(orjson.dumps({"object": "list", "data": data}))
+
+
+async def model(call: Call) -> Reply:
+    """GET /v1/models/{id}; raises Refused (404) for a name that is not served."""
+    return Reply(orjson.dumps(_model_info(call, resolve_model(call, call.path["name"]))))
+
+
+def _model_info(call: Call, name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": call.engine.model.id}
 
 
 async def tokenize(call: Call) -> Reply:
@@ -107,7 +116,8 @@ ROUTES = (
     Route("GET", "/health", health, protected=False),
     Route("GET", "/ping", health, protected=False),
     Route("GET", "/info", info, protected=False),
-    Route("GET", "/v1/models", models, protected=False),
+    Route("GET", "/v1/models", models, protected=False, openai=True),
+    Route("GET", "/v1/models/<path:name>", model, protected=False, openai=True),
     Route("POST", "/tokenize", tokenize),
     Route("GET", "/metrics", metrics, protected=False),
     Route("GET", "/api-doc/openapi.json", openapi, protected=False),

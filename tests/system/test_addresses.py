@@ -1,0 +1,64 @@
+"""TLS, several addresses and several keys, by flags."""
+
+from __future__ import annotations
+
+import signal
+import ssl
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.system.server import free_port, serving
+from tests.system.test_bad_input import start
+
+pytestmark = pytest.mark.system
+
+CERTIFICATE = str(Path(__file__).parents[1] / "router" / "http" / "data" / "localhost.pem")
+QUERY = {"inputs": "x", "parameters": {"max_new_tokens": 2}}
+
+
+def test_every_address_serves_every_key(tmp_path: Path) -> None:
+    path, keys = tmp_path / "server.sock", tmp_path / "keys"
+    keys.write_text("three\nfour\n")
+    port, secure = free_port(), free_port()
+    flags = ["--bind", f"127.0.0.1:{secure}", "--bind", f"unix:{path}"]
+    flags += ["--ssl-certfile", CERTIFICATE, "--ssl-keyfile", CERTIFICATE]
+    flags += ["--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)]
+    with serving(*flags, ready=False, fake="{}") as server:
+        context = ssl.create_default_context(cafile=CERTIFICATE)
+        context.check_hostname = False
+        tls = httpx.Client(base_url=f"https://127.0.0.1:{secure}", verify=context)
+        unix = httpx.Client(
+            base_url="http://server", transport=httpx.HTTPTransport(uds=str(path), retries=2)
+        )
+        server.url = f"https://127.0.0.1:{secure}"
+        server.wait_ready(verify=context)
+        with tls, unix:
+            for client in (tls, unix):
+                for key in ("one", "two", "three", "four"):
+                    headers = {"authorization": f"Bearer {key}"}
+                    answer = client.post("/generate", json=QUERY, headers=headers)
+                    assert answer.status_code == 200
+                assert client.post("/generate", json=QUERY).status_code == 401
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/health")
+        assert f"at https://127.0.0.1:{secure} and unix:{path}" in server.output
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--ssl-certfile", "/nowhere.pem"], "--ssl-certfile"),
+        (["--ssl-keyfile", CERTIFICATE], "--ssl-keyfile needs --ssl-certfile"),
+        (["--bind", "unix:/nowhere/at/all.sock"], "--bind"),
+        (["--api-key-file", "/nowhere"], "--api-key-file /nowhere cannot be read"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_loaded(flags: list[str], words: str) -> None:
+    result = start(*flags, "--model-id", "/no/such/folder")
+    assert result.returncode == 1
+    assert words in result.stderr and "Traceback" not in result.stderr

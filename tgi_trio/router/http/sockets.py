@@ -1,0 +1,146 @@
+"""Addresses and certificates: what can go wrong with them is known before anything is loaded."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tgi_trio.errors import ConfigurationError
+
+UNIX = "unix:"
+
+
+def bind(addresses: Sequence[str]) -> list[socket.socket]:
+    """Bind each of `addresses`: `host:port`, `[host]:port` or `unix:path`. They do not listen yet.
+
+    Raises ConfigurationError, naming the flag, when an address cannot be had.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for address in addresses:
+            if address.startswith(UNIX):
+                sockets.append(_bind_unix(address.removeprefix(UNIX)))
+            else:
+                # Alone, `[::]` takes IPv4 as well; beside `0.0.0.0` it must not.
+                sockets.append(_bind_tcp(address, both_families=len(addresses) == 1))
+    except BaseException:
+        for opened in sockets:
+            opened.close()
+        raise
+    return sockets
+
+
+@contextmanager
+def bound(addresses: Sequence[str]) -> Iterator[list[socket.socket]]:
+    """Keep `addresses` bound for the length of the block; raises ConfigurationError as `bind`."""
+    sockets = bind(addresses)
+    files = {
+        path: _inode(path)
+        for path in (sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX)
+    }
+    try:
+        yield sockets
+    finally:
+        for sock in sockets:
+            sock.close()
+        for path, inode in files.items():
+            if _inode(path) == inode:  # not removed, and not another server's by now
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+
+
+def tls_context(certfile: Path | str | None, keyfile: Path | str | None) -> ssl.SSLContext | None:
+    """Return what serves TLS, None without a certificate; raises ConfigurationError.
+
+    Without `keyfile` the key is looked for in `certfile`.
+    """
+    if certfile is None:
+        if keyfile is not None:
+            raise ConfigurationError("--ssl-keyfile needs --ssl-certfile: a key alone is no use")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        # An empty pass phrase: otherwise OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(certfile, keyfile, password="")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigurationError(
+            f"cannot use the certificate {certfile} with key {keyfile or certfile}: {error}; "
+            "see --ssl-certfile and --ssl-keyfile"
+        ) from error
+    return context
+
+
+def _bind_tcp(address: str, both_families: bool) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ConfigurationError(f"cannot listen on {address}: --port must be 0 to 65535")
+    try:
+        family, kind, protocol, _, found = socket.getaddrinfo(
+            host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigurationError(
+            f"cannot listen on {address}: {error}; --hostname and --bind take an address of this "
+            "machine, such as 0.0.0.0 or 127.0.0.1"
+        ) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both_families)
+        listener.bind(found)
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"cannot listen on {address}: {_advice(error)}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _advice(error: OSError) -> str:
+    texts = {
+        errno.EADDRINUSE: "another program listens there; choose another with --port or --bind",
+        errno.EACCES: "ports below 1024 need privileges; choose a higher one with --port or --bind",
+        errno.EADDRNOTAVAIL: "this machine has no such address; see --hostname and --bind",
+    }
+    return texts.get(error.errno or 0, os.strerror(error.errno or 0))
+
+
+def _bind_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        why = error.strerror or error  # a path that is too long has no errno
+        raise ConfigurationError(f"cannot listen on {UNIX}{path}: {why}; see --bind") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket file of a server that is no more; raises OSError if one still listens."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise OSError(errno.EADDRINUSE, "another server listens there")
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
