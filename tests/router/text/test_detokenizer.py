@@ -51,6 +51,16 @@ def test_any_text_comes_out_whole(kind: str, text: str) -> None:
     assert "".join(pieces(tokenizer, prompt, ids)) == whole(tokenizer, prompt, ids)
 
 
+@pytest.mark.parametrize("data", [b"\xed\xa1", b"\xed\xa1a", b"\xf0\x9f\x98", b"\xed", b"\xe2\x82"])
+def test_bytes_that_end_within_a_character_are_replaced_as_in_a_whole_decode(data: bytes) -> None:
+    """ED A1 begins a surrogate: the incremental decoder keeps it, a whole one replaces it twice."""
+    tokenizer = served("byte_level")
+    prompt = tokenizer.encode_ids(PROMPT).tolist()
+    by_bytes = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
+    ids = [by_bytes[bytes([byte])] for byte in data]
+    assert "".join(pieces(tokenizer, prompt, ids)) == whole(tokenizer, prompt, ids)
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "wordpiece", "unigram"])
 @unhurried
 @given(data=st.data())

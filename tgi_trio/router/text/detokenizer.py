@@ -65,11 +65,12 @@ class PieceDetokenizer:
         return text
 
     def flush(self) -> str:
-        # What is pending is always the valid beginning of one character.
         pending, self._pending = self._pending, b""
         if self._pieces.per_byte:
             return _REPLACEMENT * len(pending)
-        return _REPLACEMENT if pending else ""
+        # Mostly the valid beginning of one character, but the decoder also keeps the beginning of
+        # a surrogate (ED A0..BF), which is invalid already: two bytes, two replacements.
+        return utf_8_decode(pending, "replace", True)[0]
 
 
 class WindowDetokenizer:
