@@ -339,7 +339,7 @@ def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[A
     values = [words[name] for name, _ in spec.words]
     first_count = 1 + len(values)
     counts = [-1] * len(spec.counts)
-    parts = [b""]
+    parts: list[bytes | NDArray[Any]] = [b""]
     used = 0
     for name, dtype, count_at in spec.plan:
         array = columns.get(name)
@@ -354,14 +354,16 @@ def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[A
         used += 1
         if array.dtype is not dtype and array.dtype != dtype:
             array = array.astype(dtype)
-        data = array.tobytes()
-        parts.append(data)
-        if len(data) & 7:
-            parts.append(_PADDING[-len(data) & 7])
+        parts.append(array)
+        if array.nbytes & 7:
+            parts.append(_PADDING[-array.nbytes & 7])
     if used != len(columns):
         raise ValueError(f"{kind.name} has no column {sorted(columns.keys())}")
     parts[0] = spec.header.pack(kind, *values, *counts)
-    return b"".join(parts)
+    try:
+        return b"".join(parts)  # takes the arrays' memory as it is: one copy, not two
+    except TypeError:  # a column with gaps between its items has no such memory
+        return b"".join([p if isinstance(p, bytes) else p.tobytes() for p in parts])
 
 
 @lru_cache(maxsize=1024)

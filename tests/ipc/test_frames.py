@@ -1,0 +1,182 @@
+"""The wire: golden bytes, round trips, and frames from a peer that lies."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tgi_trio.errors import CorruptFrame
+from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, Finish, Frame, Kind, encode
+from tgi_trio.ipc.messages import (
+    ExtendRow,
+    Fault,
+    PrefillRow,
+    SamplingParameters,
+    decode_extend,
+    decode_faults,
+    decode_prefill,
+    decode_step,
+    encode_extend,
+    encode_faults,
+    encode_filter,
+    encode_prefill,
+)
+
+# Changing the table changes the protocol: raise VERSION, then write the new hash here.
+GOLDEN_HASH = 0x4D10CE7EC40AFBB1
+
+
+def frame(data: bytes) -> Frame:
+    return Frame(memoryview(data))
+
+
+def step_words(**given: int) -> dict[str, int]:
+    return {name: 0 for name, _ in SPECS[Kind.STEP].words} | given
+
+
+def test_the_layout_is_the_one_this_test_was_written_for() -> None:
+    assert hex(LAYOUT_HASH) == hex(GOLDEN_HASH)
+
+
+def test_golden_bytes_of_a_filter() -> None:
+    wanted = struct.pack("<3Q", Kind.FILTER, 7, 2) + struct.pack("<2Q", 11, 12)
+    assert encode_filter(7, [11, 12]) == wanted
+
+
+def test_golden_bytes_of_an_extend_with_padding() -> None:
+    wanted = struct.pack("<4Q", Kind.EXTEND, 3, 1, 3) + struct.pack("<Q", 9)
+    wanted += struct.pack("<I", 3) + bytes(4) + struct.pack("<3i", 5, 6, 7) + bytes(4)
+    assert encode_extend(3, [ExtendRow(9, [5, 6, 7])]) == wanted
+
+
+def test_every_frame_round_trips_empty() -> None:
+    for spec in FRAMES:
+        words = {name: i + 1 for i, (name, _) in enumerate(spec.words)}
+        got = frame(encode(spec.kind, words, {}))
+        assert got.kind is spec.kind
+        assert {name: got.word(name) for name, _ in spec.words} == words
+        assert all(got.word(count) == 0 for count in spec.counts)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=9), st.lists(st.integers(0, 9), max_size=9))
+def test_a_step_round_trips(sequences: list[int], counts: list[int]) -> None:
+    rows = min(len(sequences), len(counts))
+    sequences, counts = sequences[:rows], counts[:rows]
+    tokens = sum(counts)
+    columns = {
+        "sequence": np.array(sequences, np.uint64),
+        "computed": np.arange(rows, dtype=np.uint32),
+        "token_count": np.array(counts, np.uint32),
+        "prompt_count": np.zeros(rows, np.uint32),
+        "finish": np.full(rows, Finish.EOS, np.uint32),
+        "token_ids": np.arange(tokens, dtype=np.int32),
+        "logprobs": np.linspace(-3, 0, tokens, dtype=np.float32),
+        "top_count": np.zeros(tokens, np.uint32),
+    }
+    report = decode_step(frame(encode(Kind.STEP, step_words(step=4, acknowledged=9), columns)))
+    assert (report.step, report.acknowledged) == (4, 9)
+    assert (report.sequence, report.token_count) == (sequences, counts)
+    assert report.token_ids == list(range(tokens))
+    assert report.logprobs == columns["logprobs"].tolist()
+    assert report.finish == [Finish.EOS] * rows
+
+
+PARAMETERS = st.builds(
+    SamplingParameters,
+    seed=st.integers(0, 2**64 - 1),
+    sample=st.booleans(),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    top_k=st.integers(0, 100),
+    ignore_eos=st.booleans(),
+    watermark=st.booleans(),
+    absolute_penalties=st.booleans(),
+    prompt_logprobs=st.booleans(),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, 999), st.sampled_from([-1.0, 0.5])), max_size=3
+    ).map(tuple),
+    grammar=st.text(max_size=5),
+)
+ROWS = st.builds(
+    PrefillRow,
+    sequence=st.integers(0, 2**64 - 1),
+    token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=5).map(lambda x: np.array(x, np.int32)),
+    prompt_length=st.integers(0, 5),
+    cached_length=st.integers(0, 5),
+    block_ids=st.lists(st.integers(1, 2**31 - 1), max_size=4),
+    max_new_tokens=st.integers(0, 2**32 - 1),
+    min_new_tokens=st.integers(0, 9),
+    sampling=PARAMETERS,
+)
+
+
+@given(st.lists(ROWS, max_size=4))
+def test_a_prefill_round_trips(rows: list[PrefillRow]) -> None:
+    got = decode_prefill(frame(encode_prefill(5, rows)))
+    assert [r.token_ids.tolist() for r in got] == [r.token_ids.tolist() for r in rows]
+    names = [name for name in PrefillRow.__dataclass_fields__ if name != "token_ids"]
+    for name in names:
+        assert [getattr(r, name) for r in got] == [getattr(r, name) for r in rows]
+
+
+def test_faults_and_extends_round_trip() -> None:
+    faults = [Fault(3, "schlägt fehl"), Fault(4, "")]
+    assert decode_faults(frame(encode_faults(8, faults))) == faults
+    rows = [ExtendRow(1, [2, 3]), ExtendRow(4, [])]
+    assert decode_extend(frame(encode_extend(1, rows))) == rows
+
+
+def test_a_column_with_gaps_or_of_another_type_is_written_as_the_table_says() -> None:
+    gapped = np.arange(20, dtype=np.uint64)[::2]
+    plain = encode(Kind.FILTER, {"command": 1}, {"sequence": gapped.copy()})
+    assert encode(Kind.FILTER, {"command": 1}, {"sequence": gapped}) == plain
+    assert encode(Kind.FILTER, {"command": 1}, {"sequence": gapped.astype(np.int16)}) == plain
+
+
+def test_columns_that_do_not_belong_together_are_refused() -> None:
+    two, three = np.zeros(2, np.uint64), np.zeros(3, np.uint32)
+    with pytest.raises(ValueError, match="block_count: 3 items, expected 2"):
+        encode(Kind.EXTEND, {"command": 1}, {"sequence": two, "block_count": three})
+    with pytest.raises(ValueError, match="no column"):
+        encode(Kind.FILTER, {"command": 1}, {"sequence": two, "nonsense": two})
+    with pytest.raises(KeyError):
+        encode(Kind.FILTER, {}, {"sequence": two})
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 16, 23, 32, 39])
+def test_a_frame_cut_short_is_corrupt(size: int) -> None:
+    whole = encode_filter(7, [11, 12])
+    assert len(whole) == 40
+    with pytest.raises(CorruptFrame):
+        frame(whole[:size])
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_frame_or_corrupt_and_nothing_else(data: bytes) -> None:
+    try:
+        got = frame(data)
+    except CorruptFrame:
+        return
+    for _, (name, _, _) in enumerate(got.spec.plan):
+        got.column(name).tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 2**32, 2**63, 2**64 - 1])
+def test_a_count_that_lies_is_corrupt(count: int) -> None:
+    words = list(struct.unpack("<5Q", encode_filter(7, [11, 12])))
+    words[2] = count
+    with pytest.raises(CorruptFrame):
+        frame(struct.pack("<5Q", *words))
+
+
+def test_counts_within_columns_that_do_not_add_up_are_refused() -> None:
+    columns = {
+        "sequence": np.array([1], np.uint64),
+        "block_count": np.array([5], np.uint32),
+        "block_ids": np.array([1, 2], np.int32),
+    }
+    with pytest.raises(ValueError, match="2 items cannot be cut"):
+        decode_extend(frame(encode(Kind.EXTEND, {"command": 1}, columns)))
