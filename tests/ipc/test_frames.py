@@ -160,7 +160,7 @@ def test_arbitrary_bytes_are_a_frame_or_corrupt_and_nothing_else(data: bytes) ->
         got = frame(data)
     except CorruptFrame:
         return
-    for _, (name, _, _) in enumerate(got.spec.plan):
+    for name, _, _ in got.spec.plan:
         got.column(name).tolist()
 
 

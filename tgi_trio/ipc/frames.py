@@ -339,7 +339,7 @@ def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[A
     values = [words[name] for name, _ in spec.words]
     first_count = 1 + len(values)
     counts = [-1] * len(spec.counts)
-    parts: list[bytes | NDArray[Any]] = [b""]
+    parts: list[Any] = [b""]  # bytes and arrays: what gives its memory as a buffer
     used = 0
     for name, dtype, count_at in spec.plan:
         array = columns.get(name)
