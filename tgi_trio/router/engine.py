@@ -28,8 +28,11 @@ from tgi_trio.router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-# Streams served between two checkpoints: 512 socket writes would hold the loop for 3 ms.
+# Deliveries between two checkpoints: 512 socket writes would hold the loop for 3 ms.
 FAN_OUT = 128
+# Frames taken in one turn. A router that is slower than its shard would otherwise take ever more
+# of them, and its other tasks, new connections among them, would wait for ever longer turns.
+FRAMES_PER_TURN = 8
 
 # Metric -> counter of the scheduler.
 COUNTERS = {
@@ -209,13 +212,13 @@ class Engine:
             self.last_step_at = now  # a shard without work owes no step
 
     async def _turn(self, link: ShardLink) -> None:
-        """Take every reply that is there: commit, dispatch, then deliver to the streams.
+        """Take the replies that are there: commit, dispatch, then deliver to the streams.
 
         Frames that queued up while the router was busy are delivered as one piece per stream.
         """
         link.flush()
         news: dict[int, list[Progress]] = {}
-        for frame in link.replies():
+        for taken, frame in enumerate(link.replies(), start=1):
             now = self._clock()
             if frame.kind is Kind.STEP:
                 report = decode_step(frame)
@@ -230,10 +233,15 @@ class Engine:
                 self.scheduler.fault(faults, acknowledged, now)
                 for fault in faults:
                     self._fail(fault.sequence, fault.message)
+            if taken == FRAMES_PER_TURN:
+                break
         self._dispatch()
-        for served, (id, progress_list) in enumerate(news.items(), start=1):
+        delivered = 0
+        for id, progress_list in news.items():
             self._deliver(id, progress_list)
-            if served % FAN_OUT == 0:
+            delivered += len(progress_list)
+            if delivered >= FAN_OUT:
+                delivered = 0
                 await trio.lowlevel.checkpoint()
         self._dispatch()  # stop strings may have made room
 
