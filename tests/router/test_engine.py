@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
-from tests.router.harness import Bench, engine_on_fake_shard, make_request
+from tests.router.harness import (
+    Bench,
+    byte_tokenizer,
+    engine_on_fake_shard,
+    make_request,
+    scheduling_limits,
+)
 from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
+from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
+from tgi_trio.router.engine import FRAMES_PER_TURN, Admission, Engine
+from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.request import FinishReason, Token
 from tgi_trio.router.stream import End, TokenStream
 from tgi_trio.testing.fake_model import FakeSettings, continuation
@@ -217,3 +227,43 @@ async def test_blocks_of_a_client_that_left_are_free_before_the_step_after_the_n
                     await trio.sleep(0.001)
             assert bench.end.vitals.step <= left_in + 1
         await bench.settle()
+
+
+class Flood:
+    """A link whose shard is always ahead: another STEP waits however many are taken."""
+
+    def __init__(self, stop_after: int) -> None:
+        self.taken = 0
+        self.turns: list[int] = []
+        self._stop_after = stop_after
+        self._frame = encode(
+            Kind.STEP, {name: 0 for name, _ in SPECS[Kind.STEP].words} | {"step": 1}, {}
+        )
+
+    def send(self, command: object) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def replies(self) -> Iterator[Frame]:
+        while self.taken < self._stop_after:
+            self.taken += 1
+            yield Frame(memoryview(self._frame))
+
+    async def wait(self) -> None:
+        self.turns.append(self.taken)
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.trio
+async def test_a_shard_that_is_always_ahead_does_not_keep_other_tasks_waiting(
+    tmp_path: Path,
+) -> None:
+    limits = scheduling_limits()
+    engine = Engine(Admission(1), limits, byte_tokenizer(tmp_path), Metrics())
+    flood = Flood(stop_after=20 * FRAMES_PER_TURN)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.serve, flood)
+        while len(flood.turns) < 5:  # this task has its turn again and again
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert flood.turns[:5] == [n * FRAMES_PER_TURN for n in range(5)]
