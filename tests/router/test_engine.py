@@ -52,6 +52,11 @@ async def test_tokens_are_the_models_and_the_end_comes_once(tmp_path: Path) -> N
         assert timings.received <= timings.started <= timings.first_token
         await bench.settle()
         assert bench.balance() == (1, 1)
+        for name in ("tgi_request_max_new_tokens", "tgi_batch_next_size"):
+            assert bench.metrics.value(name) == 1
+        assert bench.metrics.value("tgi_batch_inference_duration", method="prefill") == 1
+        assert bench.metrics.value("tgi_batch_inference_duration", method="decode") == 11
+        assert bench.metrics.value("tgi_batch_concat") == 0
 
 
 @pytest.mark.trio

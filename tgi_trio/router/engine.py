@@ -20,7 +20,12 @@ from tgi_trio.ipc.frames import Finish, Kind
 from tgi_trio.ipc.messages import StepReport, decode_faults, decode_step
 from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
-from tgi_trio.router.scheduling.scheduler import Progress, Scheduler, SchedulingLimits
+from tgi_trio.router.scheduling.scheduler import (
+    Prefill,
+    Progress,
+    Scheduler,
+    SchedulingLimits,
+)
 from tgi_trio.router.shard_link import ShardLink
 from tgi_trio.router.stream import End, TokenStream
 from tgi_trio.router.text.output import OutputText
@@ -119,6 +124,7 @@ class Engine:
         stream = TokenStream(id, request, output, timings, self.leave)
         self._streams[id] = stream
         self._metrics.inc("tgi_request_accepted")
+        self._metrics.observe("tgi_request_max_new_tokens", request.stopping.max_new_tokens)
         self._dispatch()
         self._deadline_news.set()
         return stream
@@ -208,6 +214,10 @@ class Engine:
         was_idle = self.scheduler.batch_size == 0
         for command in self.scheduler.schedule(now):
             self._link.send(command)
+            if isinstance(command, Prefill):
+                self._metrics.observe("tgi_batch_next_size", len(command.rows))
+                if not was_idle:
+                    self._metrics.inc("tgi_batch_concat", reason="chunking")
         if was_idle:
             self.last_step_at = now  # a shard without work owes no step
 
@@ -354,6 +364,8 @@ class Engine:
         method = "prefill" if report.prefill_tokens else "decode"
         metrics.inc("tgi_batch_inference_count", method=method)
         metrics.inc("tgi_batch_inference_success", method=method)
+        whole = report.gap_ns + report.forward_ns + report.sample_ns
+        metrics.observe("tgi_batch_inference_duration", whole / 1e9, method=method)
         metrics.observe("tgi_batch_forward_duration", report.forward_ns / 1e9, method=method)
         metrics.observe("tgi_batch_decode_duration", report.sample_ns / 1e9, method=method)
         metrics.inc("tgi_batch_prefill_tokens", report.prefill_tokens)
