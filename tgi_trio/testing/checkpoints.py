@@ -7,6 +7,8 @@ imported inside the functions and nowhere on the way to a served model.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import count, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,14 +156,15 @@ def make_checkpoint(
     return folder
 
 
-def make_tokenizer(folder: Path) -> None:
-    """Write a byte-level BPE tokenizer of VOCAB_SIZE entries: any text survives a round trip."""
+def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
+    """Write a byte-level BPE tokenizer of `vocab_size` entries: any text survives a round trip.
+
+    Behind the bytes come words of common letters, shortest first, so every id is readable text.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    letters = "etaoinshrdlucmfw"
-    pairs = [(a, b) for a in letters for b in letters]
     base = [*_SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    merges = pairs[: VOCAB_SIZE - len(base)]
+    merges = list(islice(_merges(), vocab_size - len(base)))
     tokens = base + [a + b for a, b in merges]
     tokenizer = Tokenizer(
         models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
@@ -184,6 +187,13 @@ def make_tokenizer(folder: Path) -> None:
         "model_max_length": 512,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def _merges() -> Iterator[tuple[str, str]]:
+    """Yield every word of two letters, of three, ... as (what comes before, last letter)."""
+    for length in count(2):
+        for word in product("etaoinshrdlucmfw", repeat=length):
+            yield "".join(word[:-1]), word[-1]
 
 
 def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, minus_one: bool) -> None:
