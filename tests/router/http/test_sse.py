@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import socket
@@ -22,6 +23,7 @@ from tgi_trio.router.http.events import (
     CompletionEvents,
     Envelope,
     NativeEvents,
+    QueryEvents,
     UsageCount,
 )
 from tgi_trio.router.http.render import number_json
@@ -266,6 +268,11 @@ TOKENIZER = byte_tokenizer()
 ENVELOPE = Envelope(0, "m", "f")
 FAMILIES: dict[str, tuple[bool, Make, Callable]] = {
     "native": (True, lambda: NativeEvents("", True), lambda event: event["token"]["text"]),
+    "queries": (
+        True,
+        lambda: QueryEvents("", True, 0, itertools.count(1)),
+        lambda event: event["token"]["text"],
+    ),
     "chat": (
         False,
         lambda: ChatEvents(ENVELOPE, 0, True, UsageCount(1)),
@@ -315,7 +322,7 @@ def test_the_texts_of_the_events_are_the_text_of_the_body(text, stops, cuts, fam
     joined = "".join(text_of(each) for each, s in zip(decoded, special, strict=True) if not s)
     hidden = tail if special and special[-1] else ""
     assert joined + hidden == outcome.text
-    if family == "native":
+    if family in ("native", "queries"):
         assert decoded[-1]["generated_text"] == outcome.text
         assert [each["index"] for each in decoded] == list(range(1, len(decoded) + 1))
 

@@ -6,6 +6,8 @@ last call, the outcome or the error. It runs inside the engine's fan-out, once p
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,14 +88,48 @@ class NativeEvents:
         return self.step(tokens) + problem.native_event()
 
     def _event(self, token: Token, tail: str, text: bytes, details: bytes) -> bytes:
-        self._index += 1
         top = b',"top_tokens":%b' % tokens_json(token.top) if token.top else b""
-        return b'data: {"index":%d,"token":%b%b,"generated_text":%b,"details":%b}\n\n' % (
-            self._index,
+        return b'data: {%b,"token":%b%b,"generated_text":%b,"details":%b}\n\n' % (
+            self._place(),
             token_json(token, tail),
             top,
             text,
             details,
+        )
+
+    def _place(self) -> bytes:
+        self._index += 1
+        return b'"index":%d' % self._index
+
+
+class QueryEvents(NativeEvents):
+    """Events of one of several queries that share a stream.
+
+    Each says whose it is (`query_id`, the query's place in `inputs`) and which token of that
+    answer (`position`, from 0); `index` counts the tokens of the whole stream, from 1.
+    """
+
+    def __init__(self, prefix: str, details: bool, query_id: int, index: Iterator[int]) -> None:
+        """`index` is common to the queries of one stream."""
+        super().__init__(prefix, details)
+        self._query_id = query_id
+        self._positions = itertools.count()
+        self._indexes = index
+
+    def step(self, tokens: list[Token]) -> bytes:
+        if tokens:
+            self._last = tokens[-1]
+        return b"".join([self._event(token, "", b"null", b"null") for token in tokens])
+
+    def error(self, tokens: list[Token], problem: Problem) -> bytes:
+        error = b'data: {"query_id":%d,%b\n\n' % (self._query_id, problem.body()[1:])
+        return self.step(tokens) + error
+
+    def _place(self) -> bytes:
+        return b'"query_id":%d,"position":%d,"index":%d' % (
+            self._query_id,
+            next(self._positions),
+            next(self._indexes),
         )
 
 

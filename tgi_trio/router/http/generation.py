@@ -175,6 +175,14 @@ def admit(call: Call, count: int = 1) -> None:
     call.resources.enter_context(call.engine.permit(count))
 
 
+def check_batch_size(call: Call, count: int) -> None:
+    """Raise Refused (422) for more prompts in one call than --max-client-batch-size."""
+    most = call.engine.limits.max_client_batch_size
+    if count > most:
+        text = f"Number of prompts exceeds the maximum allowed batch size of {most}"
+        raise Refused(422, text, "batch size exceeded")
+
+
 # ---- model names -------------------------------------------------------------------------------
 
 

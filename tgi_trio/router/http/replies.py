@@ -103,6 +103,9 @@ class StreamResponse(Struct, forbid_unknown_fields=True):
     generated_text: str | None
     details: StreamDetails | None
     top_tokens: list[Token] | UnsetType = UNSET
+    # Only where `inputs` is a list: whose token this is, and which of that answer, from 0.
+    query_id: int | UnsetType = UNSET
+    position: int | UnsetType = UNSET
 
 
 class Usage(Struct, forbid_unknown_fields=True):

@@ -55,10 +55,14 @@ class GenerateParameters(Struct):
     priority: I32 | None = None  # lower is sooner
 
 
-class GenerateRequest(Struct):
-    """Body of /generate, /generate_stream and /tokenize."""
+# One query, or up to --max-client-batch-size of them.
+Inputs = str | Annotated[list[str], Meta(min_length=1)]
 
-    inputs: str
+
+class GenerateRequest(Struct):
+    """Body of /generate and /generate_stream."""
+
+    inputs: Inputs
     # Absent, it stands for `{"do_sample": true}`: TGI's own surprise, see `parameters_of`.
     parameters: GenerateParameters | UnsetType = UNSET
 
@@ -66,9 +70,16 @@ class GenerateRequest(Struct):
 class CompatGenerateRequest(Struct):
     """Body of POST /."""
 
-    inputs: str
+    inputs: Inputs
     parameters: GenerateParameters | UnsetType = UNSET
     stream: bool = False
+
+
+class TokenizeRequest(Struct):
+    """Body of /tokenize: that of /generate, of which one text counts."""
+
+    inputs: str
+    parameters: GenerateParameters | UnsetType = UNSET
 
 
 class Url(Struct):

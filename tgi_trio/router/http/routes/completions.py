@@ -16,6 +16,7 @@ from tgi_trio.router.http.exchange import Call, Reply, Route
 from tgi_trio.router.http.generation import (
     Result,
     admit,
+    check_batch_size,
     event_stream,
     fingerprint,
     gather,
@@ -97,10 +98,7 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
         prompts = [item for item in given if not isinstance(item, int)]
         if len({type(item) for item in given}) > 1:
             raise schema.invalid("prompt", "texts and token ids cannot be mixed")
-    most = call.engine.limits.max_client_batch_size
-    if len(prompts) > most:
-        text = f"Number of prompts exceeds the maximum allowed batch size of {most}"
-        raise Refused(422, text, "batch size exceeded")
+    check_batch_size(call, len(prompts))
     return prompts
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 from msgspec import UNSET
 
 from tgi_trio.errors import TgiTrioError, ValidationError
 from tgi_trio.router.http import schema
-from tgi_trio.router.http.events import NativeEvents
+from tgi_trio.router.http.events import NativeEvents, QueryEvents
 from tgi_trio.router.http.exchange import Call, Reply, Route
 from tgi_trio.router.http.generation import (
     Result,
     admit,
+    check_batch_size,
     event_stream,
     explain,
     gather,
@@ -19,6 +22,7 @@ from tgi_trio.router.http.generation import (
 )
 from tgi_trio.router.http.render import optional_json, prefill_json, text_json, tokens_json
 from tgi_trio.router.http.urgency import validated
+from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerateParameters, spread
 
 _GENERATE = schema.BodyReader(schema.GenerateRequest)
@@ -28,27 +32,36 @@ AnyRequest = schema.GenerateRequest | schema.CompatGenerateRequest
 
 
 async def generate(call: Call) -> Reply:
-    """POST /generate: the text in one piece."""
+    """POST /generate: the text in one piece, or a list of texts for a list of queries."""
     request: schema.GenerateRequest = _GENERATE.read(call.headers, call.body)
-    return await _whole(call, request.inputs, parameters_of(request), array=False)
+    single = isinstance(request.inputs, str)
+    return await _whole(call, queries_of(call, request), parameters_of(request), array=not single)
 
 
 async def generate_stream(call: Call) -> Reply:
     """POST /generate_stream: an event per token."""
     request: schema.GenerateRequest = _GENERATE.read(call.headers, call.body)
-    return await _stream(call, request.inputs, parameters_of(request))
+    return await _stream(call, request, parameters_of(request))
 
 
 async def compat(call: Call) -> Reply:
-    """POST /: the legacy shape, a list of one answer or a stream."""
+    """POST /: the legacy shape, a list of answers or a stream."""
     request: schema.CompatGenerateRequest = _COMPAT.read(call.headers, call.body)
     parameters = parameters_of(request)
     if parameters.return_full_text is None:
         tag = call.engine.model.pipeline_tag
         parameters.return_full_text = tag in (None, "text-generation")
     if request.stream:
-        return await _stream(call, request.inputs, parameters)
-    return await _whole(call, request.inputs, parameters, array=True)
+        return await _stream(call, request, parameters)
+    return await _whole(call, queries_of(call, request), parameters, array=True)
+
+
+def queries_of(call: Call, request: AnyRequest) -> list[str]:
+    """Return the prompts of a request, one or several; raises Refused for too many."""
+    if isinstance(request.inputs, str):
+        return [request.inputs]
+    check_batch_size(call, len(request.inputs))
+    return request.inputs
 
 
 def parameters_of(request: AnyRequest) -> schema.GenerateParameters:
@@ -83,43 +96,59 @@ def wanted(p: schema.GenerateParameters) -> GenerateParameters:
 
 
 async def _whole(
-    call: Call, inputs: str, parameters: schema.GenerateParameters, array: bool
+    call: Call, queries: list[str], parameters: schema.GenerateParameters, array: bool
 ) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     asked = wanted(parameters)
-    validator = call.engine.validator
-    validator.check_endpoint(asked, streaming=False)
+    call.engine.validator.check_endpoint(asked, streaming=False)
     count = max(asked.best_of or 1, 1)
-    admit(call, count)
-    request = await validated(call, inputs, asked, parameters)
-    requests = [request] if count == 1 else spread(request, count)
+    admit(call, len(queries) * count)
+    requests: list[Request] = []
+    for query in queries:
+        one = await validated(call, query, asked, parameters)
+        requests += [one] if count == 1 else spread(one, count)
     details = parameters.details or parameters.decoder_input_details
     results = await gather(call, requests, keep_tokens=details or count > 1)
-    best = max(results, key=Result.mean_logprob) if count > 1 else results[0]
-    losers = [result for result in results if result is not best]
 
-    prefix = inputs if parameters.return_full_text else ""
-    body = b'{"generated_text":%b' % text_json(prefix + best.outcome.text)
-    if details:
-        body += b',"details":%b' % _details(call, best, losers, prefix)
-    body += b"}"
-    headers = timing_headers(call, len(inputs), [best])
-    return Reply(b"[%b]" % body if array else body, headers=headers)
+    answers: list[bytes] = []
+    bests: list[Result] = []
+    for i, query in enumerate(queries):
+        candidates = results[i * count : (i + 1) * count]
+        best = max(candidates, key=Result.mean_logprob)
+        losers = [each for each in candidates if each is not best]
+        prefix = query if parameters.return_full_text else ""
+        answer = b'{"generated_text":%b' % text_json(prefix + best.outcome.text)
+        if details:
+            answer += b',"details":%b' % _details(call, best, losers, prefix)
+        answers.append(answer + b"}")
+        bests.append(best)
+    headers = timing_headers(call, sum(map(len, queries)), bests)
+    return Reply(b"[%b]" % b",".join(answers) if array else answers[0], headers=headers)
 
 
-async def _stream(call: Call, inputs: str, parameters: schema.GenerateParameters) -> Reply:
+async def _stream(call: Call, request: AnyRequest, parameters: schema.GenerateParameters) -> Reply:
     """Return the stream; like TGI, with status 200 and an error event when it cannot begin."""
     call.engine.metrics.inc("tgi_request_count")
-    prefix = inputs if parameters.return_full_text else ""
+    queries = queries_of(call, request)
+    characters = sum(map(len, queries))
+    prefixes = queries if parameters.return_full_text else [""] * len(queries)
+    events: list[NativeEvents]
+    if isinstance(request.inputs, str):
+        events = [NativeEvents(prefixes[0], parameters.details)]
+    else:
+        index = itertools.count(1)
+        events = [
+            QueryEvents(prefix, parameters.details, i, index) for i, prefix in enumerate(prefixes)
+        ]
     try:
         asked = wanted(parameters)
         call.engine.validator.check_endpoint(asked, streaming=True)
-        admit(call)
-        request = await validated(call, inputs, asked, parameters)
-        body = pour(call, [request], [NativeEvents(prefix, parameters.details)])
+        admit(call, len(queries))
+        requests = [await validated(call, query, asked, parameters) for query in queries]
+        body = pour(call, requests, events)
     except TgiTrioError as error:
-        return event_stream(call, explain(call, error).native_event(), len(inputs))
-    return event_stream(call, body, len(inputs))
+        return event_stream(call, explain(call, error).native_event(), characters)
+    return event_stream(call, body, characters)
 
 
 def _details(call: Call, best: Result, losers: list[Result], prefix: str) -> bytes:

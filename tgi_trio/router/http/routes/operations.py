@@ -17,7 +17,7 @@ from tgi_trio.router.http.render import text_json
 from tgi_trio.router.metrics import CONTENT_TYPE
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
 
-_TOKENIZE = schema.BodyReader(schema.GenerateRequest)
+_TOKENIZE = schema.BodyReader(schema.TokenizeRequest)
 
 
 async def health(call: Call) -> Reply:
@@ -72,7 +72,7 @@ def _model_info(call: Call, name: str) -> dict[str, Any]:
 
 async def tokenize(call: Call) -> Reply:
     """POST /tokenize: the tokens of a text, special ones added."""
-    request: schema.GenerateRequest = _TOKENIZE.read(call.headers, call.body)
+    request: schema.TokenizeRequest = _TOKENIZE.read(call.headers, call.body)
     return Reply(simple_tokens_json(await tokenized(call, request.inputs, True)))
 
 
