@@ -78,7 +78,8 @@ class Rotary:
         else:
             half = dim // 2
             swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-        return x * cos + swapped * sin
+        rotated: torch.Tensor = x * cos + swapped * sin
+        return rotated
 
     def _frequencies(self, lengths: torch.Tensor) -> torch.Tensor:
         """Return [dim / 2], or [T, dim / 2] where they depend on the length."""

@@ -172,7 +172,7 @@ def _load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             config.folder,
             dtype=dtype,
             local_files_only=True,

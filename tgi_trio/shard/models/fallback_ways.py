@@ -88,7 +88,8 @@ class RecomputeWay:
         start, stop = plan.query_starts[index : index + 2].tolist()
         first = int(plan.positions[start])
         ids = plan.rows[index].token_ids[: first + stop - start].astype(np.int64)
-        return self._call(ids, first + offsets, use_cache=False)[0]
+        logits: torch.Tensor = self._call(ids, first + offsets, use_cache=False)[0]
+        return logits
 
     def _call(self, ids: NDArray[np.int64], rows: Offsets, **options: Any) -> tuple[Any, Any]:
         """Return (logits [len(rows), vocab], transformers' output) for tokens `ids`."""
@@ -147,6 +148,7 @@ class CachedWay(RecomputeWay):
             known, cache = 0, None
         options = {"use_cache": True} | ({self._cache_name: cache} if cache is not None else {})
         ids = row.token_ids[known:end].astype(np.int64)
+        logits: torch.Tensor
         logits, out = self._call(ids, first - known + offsets, **options)
         row.state[_STATE] = (end, getattr(out, self._cache_name))
         return logits
