@@ -1,0 +1,86 @@
+"""From what a client asks its answer to look like to ONE grammar text, as llguidance reads it.
+
+Every builder returns what `validation.GenerateParameters.grammar` takes and the wire's `grammar`
+column carries to the shard. Nothing is compiled here. JSON is compact: no whitespace is allowed
+between its parts, so that a model cannot lose itself in spaces and newlines.
+
+Source of the formats: llguidance's docs/syntax.md and docs/json_schema.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+
+from tgi_trio.errors import ValidationError
+
+Schema = dict[str, Any] | bool
+
+_COMPACT = {"whitespace_flexible": False}
+_OPTIONS = "x-guidance"  # key of a schema under which llguidance's compiler finds its options
+
+
+def json_schema(schema: Schema) -> str:
+    """Return the grammar of compact JSON that is valid for `schema` (draft 2020-12).
+
+    Properties come in the schema's order. Raises ValidationError for a schema that nests too
+    deeply to be written.
+    """
+    return _dumps({"grammars": [{"json_schema": _compact(schema)}]})
+
+
+def json_object() -> str:
+    """Return the grammar of any JSON object."""
+    return json_schema({"type": "object"})
+
+
+def regex(pattern: str) -> str:
+    """Return the grammar of texts that match `pattern` as a whole.
+
+    The syntax is that of Rust's `regex` crate: no look-around, no backreferences. Anchors change
+    nothing.
+    """
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def choice(options: Sequence[str]) -> str:
+    """Return the grammar of exactly one of `options`; raises ValidationError for none."""
+    if not options:
+        raise ValidationError("grammar is not valid: a choice needs at least one option")
+    return lark("start: " + " | ".join(map(literal, options)))
+
+
+def lark(text: str) -> str:
+    """Return the grammar of a text in llguidance's dialect of Lark; its first rule is `start`.
+
+    Special tokens are written `<|name|>` or `<[id]>`, JSON as `embedded(schema)`.
+    """
+    return _dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def embedded(schema: Schema) -> str:
+    """Return compact JSON for `schema` as an expression inside a Lark rule."""
+    return f"%json {_dumps(_compact(schema))}"
+
+
+def literal(text: str) -> str:
+    """Return `text` as a string inside a Lark rule."""
+    return _dumps(text).replace("\x7f", "\\u007f")  # the one that JSON allows and Lark does not
+
+
+def _compact(schema: Schema) -> Schema:
+    if schema is True:
+        schema = {}
+    elif schema is False:
+        raise ValidationError("grammar is not valid: the schema `false` allows nothing")
+    return {**schema, _OPTIONS: _COMPACT}
+
+
+def _dumps(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError as error:
+        raise ValidationError("grammar is not valid: the schema nests too deeply") from error
