@@ -50,8 +50,9 @@ RULES: dict[str, Rule] = {
     ),
     "shard": Rule(ours("errors settings model_facts logs ipc"), banned=SHARD_ALONE),
     "launcher": Rule(ours("errors settings model_facts logs hub demo ipc router"), banned=MODEL),
+    "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
-        ours("errors settings model_facts logs hub demo ipc router launcher"), banned=MODEL
+        ours("errors settings model_facts logs hub demo ipc router launcher client"), banned=MODEL
     ),
     # A made-up shard runs the real worker loop on a made-up model, without torch.
     "testing": Rule(ours("errors settings ipc router shard"), banned=MODEL),
@@ -184,7 +185,8 @@ def below(part: str) -> list[str]:
 
 
 def test_the_router_process_never_loads_a_model_library() -> None:
-    parts = [*below("router"), *below("ipc"), *below("cli"), *below("launcher"), "tgi_trio.hub"]
+    names = ("router", "ipc", "client", "cli", "launcher", "hub")
+    parts = [module for name in names for module in below(name)]
     assert loaded_by(parts, MODEL | {"huggingface_hub"}) == set()
 
 
@@ -194,5 +196,5 @@ def test_the_shard_process_never_loads_the_server() -> None:
 
 def test_settings_load_nothing_heavy() -> None:
     heavy = MODEL | SERVER | {"numpy", "huggingface_hub", "tqdm"}
-    cli = [f"tgi_trio.cli.{name}" for name in ("flags", "help", "parser")]
+    cli = [f"tgi_trio.cli.{name}" for name in ("flags", "commands", "help", "parser")]
     assert loaded_by(["tgi_trio.settings", "tgi_trio.hub", *cli], heavy) == set()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tgi_trio.cli.parser import Invocation, UsageError, parse
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import ConfigurationError, TgiTrioError
 
 ShardArgv = Callable[[str, str], list[str]]  # see router.shard_process, too heavy to import here
 
@@ -39,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if invocation.command not in ("chat", "bench"):
+            raise
+        print(f"tgi-trio: the server cannot be reached: {error}", file=sys.stderr)
+        return EXIT_FAILURE
 
 
 def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
@@ -78,7 +83,54 @@ def _download_weights(invocation: Invocation) -> int:
     return 0
 
 
-_COMMANDS = {"serve": serve, "download-weights": _download_weights}
+def _quantize(invocation: Invocation) -> int:
+    raise ConfigurationError(
+        "quantize is not in this build: serve the model unquantised, with --dtype bfloat16 where "
+        "memory is short"
+    )
+
+
+def _chat(invocation: Invocation) -> int:
+    import trio
+
+    from tgi_trio.cli.chat import chat
+
+    trio.run(chat, invocation.options, sys.stdin, sys.stdout)
+    return 0
+
+
+def _bench(invocation: Invocation) -> int:
+    import trio
+
+    from tgi_trio.cli.bench import bench
+
+    trio.run(bench, invocation.options, sys.stdout)
+    return 0
+
+
+def _doctor(invocation: Invocation) -> int:
+    from tgi_trio.cli.doctor import doctor
+
+    return doctor(invocation.options, sys.stdout)
+
+
+def _completion(invocation: Invocation) -> int:
+    from tgi_trio.cli.completion import completion
+
+    print(completion(invocation.options.shell), end="")
+    return 0
+
+
+# a row per row of `cli.commands.COMMANDS`
+_COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
+    "serve": serve,
+    "download-weights": _download_weights,
+    "quantize": _quantize,
+    "chat": _chat,
+    "bench": _bench,
+    "doctor": _doctor,
+    "completion": _completion,
+}
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from tgi_trio import __version__
+from tgi_trio.__main__ import _COMMANDS
+from tgi_trio.cli.commands import COMMANDS, Command
 from tgi_trio.cli.flags import FLAGS, KINDS, REFUSED, Flag, all_flags
 from tgi_trio.cli.help import default_text, serve_help
+from tgi_trio.cli.options import BenchOptions, ChatOptions
 from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.settings import Options
 
@@ -28,6 +31,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "dtype": ("bfloat16", "bfloat16"),
     "ip": ("127.0.0.1", "127.0.0.1"),
     "key": ("secret", "secret"),
+    "url": ("https://a.example/b", "https://a.example/b"),
     "address": ("127.0.0.1:80", "127.0.0.1:80"),
 }
 every_flag = pytest.mark.parametrize("flag", all_flags(), ids=lambda flag: flag.name)
@@ -61,9 +65,8 @@ def test_every_flag_has_one_line_of_help(flag: Flag) -> None:
 
 def test_help_is_grouped_and_version_is_told() -> None:
     text = parse(["--help"], {}).text
-    assert [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "] == [
-        group for group, _ in FLAGS
-    ]
+    headings = [line[:-1] for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Commands", *(group for group, _ in FLAGS)]
     assert parse(["serve", "-h"], {}).text == text
     assert "MODEL" in parse(["download-weights", "--help"], {}).text
     assert parse(["--version"], {}).text == f"tgi-trio {__version__}\n"
@@ -105,7 +108,7 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         (["--max-inptu-tokens", "3"], {}, "did you mean --max-input-tokens"),
         (["--zzz"], {}, "--zzz is not a flag of serve: see --help"),
         (["--max-input-tok", "3"], {}, "not a flag"),  # no abbreviations: they would change meaning
-        (["gpt2"], {}, "unknown command 'gpt2': there are serve and download-weights"),
+        (["gpt2"], {}, "unknown command 'gpt2': there are serve, download-weights, "),
         (["serve", "gpt2"], {}, "--model-id"),
         (["download-weights"], {}, "needs the MODEL"),
         (
@@ -150,3 +153,28 @@ def test_download_weights() -> None:
     invocation = parse(["download-weights", "a/b", "--revision", "r"], {"QUANTIZE": "awq"})
     assert invocation.command == "download-weights"
     assert invocation.options == Options(model_id="a/b", revision="r")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_its_help_and_its_program(command: Command) -> None:
+    text = parse([command.name, "--help"], {}).text
+    assert f"  {command.usage} " in serve_help()
+    assert all(f"--{flag.name} " in text for flag in command.flags)
+    fields = {field.name for field in dataclasses.fields(command.options)}
+    wanted = {flag.field for flag in command.flags} | {command.operand_field} - {""}
+    # those of serve's dataclass take the fields they need
+    assert wanted <= fields if command.options is Options else wanted == fields
+    assert command.name in _COMMANDS
+
+
+def test_flags_of_the_clients() -> None:
+    options = parse(["bench", "--clients", "2", "--clients=4", "--url", "h:1"], {}).options
+    assert options == BenchOptions(clients=(2, 4), url="h:1")
+    assert parse(["chat", "--max-tokens", "3"], {"API_KEY": "k", "MAX_TOKENS": "9"}).options == (
+        ChatOptions(max_tokens=3, api_key="k")
+    )
+    assert parse(["bench"], {"REQUESTS": "9", "RATE": "x"}).options == BenchOptions()
+    with pytest.raises(UsageError, match="--url: expected http://host:port"):
+        parse(["chat", "--url", "ftp://"], {})
+    with pytest.raises(UsageError, match="completion needs the SHELL"):
+        parse(["completion"], {})

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from tgi_trio.cli.commands import COMMANDS
 from tgi_trio.cli.flags import FLAGS, KINDS, REFUSED, Flag, Refused
 from tgi_trio.cli.help import default_text
 from tgi_trio.router import metrics, shard_states
@@ -30,6 +31,11 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     names = list(header)
     lines = [names, ["---"] * len(names), *rows]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def commands() -> str:
+    """Return every command; what each takes is in its `--help`."""
+    return table(("command", "what it does"), ((f"`{c.usage}`", c.summary) for c in COMMANDS))
 
 
 def flags() -> str:
@@ -77,6 +83,7 @@ def sequence_lifecycle() -> str:
 
 
 SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
+    "commands": commands,
     "flags": flags,
     "refused-flags": refused_flags,
     "metrics": metrics.as_markdown,

@@ -2,7 +2,8 @@
 
 A row's name, with underscores, is the field of `settings.Options` that it sets; the default is
 that field's default. The environment variable has the same name in UPPER_SNAKE. A flag wins over
-its variable; an empty variable counts as not set.
+its variable; an empty variable counts as not set. Flags of other commands than `serve` are rows of
+`cli.commands`.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ from tgi_trio.settings import DTYPES, Options
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One row of `FLAGS`."""
+    """One row of `FLAGS`, or of another command's."""
 
     name: str  # kebab-case
     kind: str  # a key of `KINDS`
     help: str  # one line
     unset: str = ""  # what happens when the default is None
+    owner: type[Any] = Options  # the dataclass that has the field
+    variable: bool = True  # whether the environment may set it
     short: str = ""  # e.g. "-p"
     many: bool = False  # may be given several times; commas separate in the environment
 
     @property
     def field(self) -> str:
-        """Name in `Options`."""
+        """Name in `owner`."""
         return self.name.replace("-", "_")
 
     @property
     def env(self) -> str:
-        return self.field.upper()
+        """Name of the environment variable; empty when there is none."""
+        return self.field.upper() if self.variable else ""
 
     @property
     def default(self) -> Any:
-        return next(f.default for f in fields(Options) if f.name == self.field)
+        return next(f.default for f in fields(self.owner) if f.name == self.field)
 
     def parse(self, text: str) -> Any:
         """Return the value of one occurrence. Raises ValueError with what is allowed."""
@@ -84,6 +88,13 @@ def _address(text: str) -> str:
     return text
 
 
+def _url(text: str) -> str:
+    from tgi_trio.client.address import parse_address  # brings trio, which --help does not need
+
+    parse_address(text)
+    return text
+
+
 def _dtype(text: str) -> str:
     if text not in DTYPES:
         raise ValueError(f"expected one of {', '.join(DTYPES)}")
@@ -105,6 +116,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "dtype": ("DTYPE", _dtype),
     "ip": ("IP", str),
     "key": ("KEY", _key),
+    "url": ("URL", _url),
     "address": ("ADDRESS", _address),
 }
 

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from tgi_trio.cli.flags import FLAGS, KINDS, Flag
+from tgi_trio.cli.commands import COMMANDS, SERVE, Command
+from tgi_trio.cli.flags import KINDS, Flag
 
-USAGE = """\
-Usage: python -m tgi_trio [serve] [FLAGS]                 start the server (the default)
-       python -m tgi_trio download-weights MODEL [FLAGS]  fetch a model into the cache
-       python -m tgi_trio --version
-"""
-
-DOWNLOAD_FLAGS = ("revision", "huggingface-hub-cache", "trust-remote-code", "json-output")
+_PROGRAM = "python -m tgi_trio"
+_SOURCES = "A flag wins over its environment variable, named in brackets; (=X) is the default.\n"
 
 
 def serve_help() -> str:
     """Return the help of `serve`, which is also that of the whole program."""
-    parts = [
-        USAGE,
-        "A flag wins over its environment variable, named in brackets; (=X) is the default.\n",
-    ]
-    for group, rows in FLAGS:
-        parts.append(f"{group}:")
-        parts.extend(_line(flag) for flag in rows)
-        parts.append("")
-    return "\n".join(parts)
+    lines = [f"Usage: {_PROGRAM} [COMMAND] [FLAGS]", "", "Commands:"]
+    lines += [f"  {command.usage:<33} {command.summary}" for command in COMMANDS]
+    lines += [f"  {'--version':<33} print the version", "", _SOURCES]
+    return "\n".join([*lines, *_groups(SERVE)])
 
 
-def download_help() -> str:
-    """Return the help of `download-weights`."""
-    rows = [flag for _, group in FLAGS for flag in group if flag.name in DOWNLOAD_FLAGS]
-    return "\n".join(
-        [
-            "Usage: python -m tgi_trio download-weights MODEL [FLAGS]",
-            "",
-            "Fetch what serving MODEL, a hub repository, needs, and print the folder.",
-            "",
-            *(_line(flag) for flag in rows),
-            "",
-        ]
-    )
+def command_help(command: Command) -> str:
+    """Return the help of one command."""
+    if command is SERVE:
+        return serve_help()
+    summary = command.summary[0].upper() + command.summary[1:] + "."
+    usage = f"Usage: {_PROGRAM} {command.usage}"
+    return "\n".join([usage, "", summary, "", *_groups(command)])
+
+
+def _groups(command: Command) -> list[str]:
+    lines = []
+    for group, rows in command.groups:
+        lines += [f"{group}:", *map(_line, rows), ""]
+    return lines
 
 
 def default_text(flag: Flag) -> str:
@@ -46,6 +38,8 @@ def default_text(flag: Flag) -> str:
     default = flag.default
     if default is None or default == ():
         return flag.unset or "none"
+    if isinstance(default, tuple):
+        return ",".join(f"{value:g}" for value in default)
     if isinstance(default, bool):
         return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else str(default)
@@ -54,4 +48,5 @@ def default_text(flag: Flag) -> str:
 def _line(flag: Flag) -> str:
     names = f"{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
     left = f"  {names} {KINDS[flag.kind][0]}".rstrip()
-    return f"{left:<46} {flag.help} [{flag.env}] (={default_text(flag)})"
+    variable = f" [{flag.env}]" if flag.env else ""
+    return f"{left:<46} {flag.help}{variable} (={default_text(flag)})"

@@ -7,15 +7,14 @@ import difflib
 import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from tgi_trio import __version__
-from tgi_trio.cli.flags import REFUSED, Flag, Refused, all_flags
-from tgi_trio.cli.help import DOWNLOAD_FLAGS, download_help, serve_help
+from tgi_trio.cli.commands import COMMANDS, SERVE, Command, command_named
+from tgi_trio.cli.flags import REFUSED, Flag, Refused
+from tgi_trio.cli.help import command_help
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings import Options, check
-
-COMMANDS: Final = ("serve", "download-weights")
 
 
 class UsageError(Exception):
@@ -26,8 +25,8 @@ class UsageError(Exception):
 class Invocation:
     """What to do."""
 
-    command: str  # "serve", "download-weights" or "print"
-    options: Options = field(default_factory=Options)
+    command: str  # the name of a row of `COMMANDS`, or "print"
+    options: Any = field(default_factory=Options)  # of the row's type
     text: str = ""  # "print": what to print before exiting with 0
     warnings: tuple[str, ...] = ()
 
@@ -38,36 +37,38 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     Raises UsageError for unknown or refused flags and for values that cannot be read.
     """
     rest = list(argv)
-    command = rest.pop(0) if rest and not rest[0].startswith("-") else "serve"
-    if command not in COMMANDS:
-        raise UsageError(f"unknown command {command!r}: there are {' and '.join(COMMANDS)}")
-    flags = [f for f in all_flags() if command == "serve" or f.name in DOWNLOAD_FLAGS]
-    namespace, unknown = _parser(command, flags).parse_known_args(rest)
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else SERVE.name
+    command = command_named(name)
+    if command is None:
+        names = ", ".join(known.name for known in COMMANDS)
+        raise UsageError(f"unknown command {name!r}: there are {names}")
+    namespace, unknown = _parser(command).parse_known_args(rest)
     if unknown:
-        raise UsageError(_unknown(unknown[0], command, flags))
+        raise UsageError(_unknown(unknown[0], command))
     given = vars(namespace)
     if given["version"]:
         return Invocation("print", text=f"tgi-trio {__version__}\n")
     if given["help"]:
-        return Invocation("print", text=serve_help() if command == "serve" else download_help())
-    if command == "serve":
+        return Invocation("print", text=command_help(command))
+    if command is SERVE:
         _refuse(given, environ)
     warnings: list[str] = []
     values: dict[str, Any] = {}
-    for flag in flags:
+    for flag in command.flags:
         found = _value(flag, given[flag.field], environ, warnings)
         if found is not None:
             values[flag.field] = found
-    if command == "download-weights":
-        if given["model"] is None:
-            raise UsageError("download-weights needs the MODEL to fetch, a hub repository")
-        values["model_id"] = given["model"]
-    options = Options(**values)
-    try:
-        check(options)
-    except ConfigurationError as error:
-        raise UsageError(str(error)) from None
-    return Invocation(command, options, warnings=tuple(warnings))
+    if command.operand:
+        if given["operand"] is None:
+            raise UsageError(f"{name} needs the {command.operand} {command.operand_help}")
+        values[command.operand_field] = given["operand"]
+    options = command.options(**values)
+    if isinstance(options, Options):
+        try:
+            check(options)
+        except ConfigurationError as error:
+            raise UsageError(str(error)) from None
+    return Invocation(name, options, warnings=tuple(warnings))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,33 +76,34 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message.removeprefix("argument "))
 
 
-def _parser(command: str, flags: Sequence[Flag]) -> argparse.ArgumentParser:
+def _parser(command: Command) -> argparse.ArgumentParser:
     """argparse only splits the words here: `Flag.parse` reads values of both sources alike."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-V", "--version", action="store_true")
-    for flag in flags:
+    for flag in command.flags:
         names = [f"--{flag.name}", *([flag.short] if flag.short else [])]
         if flag.kind == "switch":
             parser.add_argument(*names, action="append_const", const="true")
         else:
             parser.add_argument(*names, action="append")
-    if command == "download-weights":
-        parser.add_argument("model", nargs="?")
-    else:
+    if command.operand:
+        parser.add_argument("operand", nargs="?")
+    if command is SERVE:
         for refused in REFUSED:
             names = [f"--{refused.name}", *([refused.short] if refused.short else [])]
             parser.add_argument(*names, nargs="?", action="append", const="true")
     return parser
 
 
-def _unknown(word: str, command: str, flags: Sequence[Flag]) -> str:
+def _unknown(word: str, command: Command) -> str:
     if not word.startswith("-"):
-        return f"{word!r} is not a flag of {command}; the model is given with --model-id"
+        hint = "; the model is given with --model-id" if not command.operand else ""
+        return f"{word!r} is not a flag of {command.name}{hint}"
     name = word.split("=")[0]
-    near = difflib.get_close_matches(name, [f"--{flag.name}" for flag in flags], n=1)
+    near = difflib.get_close_matches(name, [f"--{flag.name}" for flag in command.flags], n=1)
     hint = f"did you mean {near[0]}?" if near else "see --help"
-    return f"{name} is not a flag of {command}: {hint}"
+    return f"{name} is not a flag of {command.name}: {hint}"
 
 
 def _refuse(given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
@@ -130,7 +132,7 @@ def _value(
             raise UsageError(f"--{flag.name} is given {len(texts)} times: give it once")
         values = [_read(flag, f"--{flag.name}", text) for text in texts]
         return tuple(values) if flag.many else values[0]
-    text = environ.get(flag.env, "").strip()
+    text = environ.get(flag.env, "").strip() if flag.env else ""
     if not text:
         return None
     if flag.kind == "ip" and not _is_ip(text):

@@ -1,0 +1,45 @@
+"""`doctor`: findings, cures and the exit code."""
+
+from __future__ import annotations
+
+import io
+import socket
+
+import pytest
+
+from tgi_trio.cli import doctor
+from tgi_trio.cli.options import DoctorOptions
+
+
+def test_a_machine_that_runs_these_tests_can_serve() -> None:
+    output = io.StringIO()
+    assert doctor.doctor(DoctorOptions(port=0), output) == 0
+    lines = output.getvalue().splitlines()
+    assert lines[-1] == "ready to serve"
+    assert any(line.startswith("ok") and "torch" in line for line in lines)
+    assert any("memory fence" in line for line in lines)
+
+
+def test_a_busy_port_is_told_with_its_cure() -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        finding = doctor._port(other.getsockname()[1])
+    assert finding.verdict is doctor.Verdict.POOR
+    assert "--port" in finding.cure
+
+
+def test_a_missing_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("no-such-package",))
+    output = io.StringIO()
+    assert doctor.doctor(DoctorOptions(port=0), output) == 1
+    assert "pip install no-such-package" in output.getvalue()
+    assert "keep the server from serving" in output.getvalue()
+
+
+def test_few_descriptors_and_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_DESCRIPTORS", 2**62)
+    monkeypatch.setattr(doctor, "_SHM", 2**62)
+    assert doctor._descriptors().verdict is doctor.Verdict.POOR
+    assert "ulimit" in doctor._descriptors().cure
+    assert "shm-size" in doctor._shared_memory().cure

@@ -1,0 +1,89 @@
+"""`chat` and `bench` as people use them, with a server of their own and with one that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.system.server import serving
+
+pytestmark = pytest.mark.system
+
+
+def run(*words: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "tgi_trio", *words]
+    return subprocess.run(argv, input=text, capture_output=True, text=True, timeout=120)
+
+
+def test_a_chat_with_a_server_of_its_own() -> None:
+    said = "What is the capital of France?\n/reset\n/what\nAnd of Spain?\n/quit\nnever said\n"
+    done = run("chat", "--temperature", "0", text=said)
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.split("> ")
+    assert first.startswith("tgi-trio/demo at unix:")
+    answers = [answer.strip() for answer in rest]
+    assert "Paris" in answers[0]
+    assert answers[2].startswith("/reset")
+    assert len(answers) == 5  # and /quit prints nothing
+    assert answers[3]
+    assert "never" not in done.stdout
+
+
+def test_a_chat_ends_with_its_input_and_survives_errors() -> None:
+    with serving(fake="{}") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        done = run("chat", "--url", url, "--max-tokens", "0", text="hello")
+        assert done.returncode == 0, done.stderr
+        assert "[422: " in done.stdout
+        done = run("chat", "--url", url, "--max-tokens", "4", text="hello\n")
+        assert done.returncode == 0, done.stderr
+        assert "[" not in done.stdout.split("> ")[1]
+
+
+def test_a_server_that_is_not_there() -> None:
+    done = run("chat", "--url", "http://127.0.0.1:9")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("tgi-trio: the server cannot be reached: ")
+    done = run("chat", "--model-id", "/no/such/folder")
+    assert done.returncode == 1
+    assert "the server ended before it was ready:\ntgi-trio: " in done.stderr
+
+
+def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    small = ["--clients", "2", "--rate", "50", "--requests", "4", "--max-tokens", "8"]
+    with serving(fake="{}") as server:
+        done = run("bench", "--url", f"127.0.0.1:{server.port}", *small, "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    assert [line.split("|")[1].strip() for line in done.stdout.splitlines()[2:4]] == [
+        "closed 2",
+        "open 50",
+    ]
+    document = json.loads(out.read_text())
+    assert [result["completed"] for result in document["results"]] == [4, 4]
+    assert [result["output_tokens"] for result in document["results"]] == [32, 32]
+
+
+def test_ctrl_c_breaks_off_an_answer_and_then_the_chat() -> None:
+    with serving(fake='{"step_ms": 50}') as server:
+        argv = [sys.executable, "-u", "-m", "tgi_trio", "chat"]
+        argv += ["--url", f"127.0.0.1:{server.port}", "--max-tokens", "400"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"hello\n")
+            process.stdin.flush()
+            seen = b""
+            while b"> " not in seen or not seen.split(b"> ")[1]:
+                seen += os.read(process.stdout.fileno(), 4096)
+            process.send_signal(signal.SIGINT)
+            while seen.count(b"> ") < 2:  # the next prompt: the answer was broken off
+                seen += os.read(process.stdout.fileno(), 4096)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0

@@ -1,0 +1,55 @@
+"""`bench`: put loads on a server and print what its clients saw."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Final, TextIO
+
+from tqdm import tqdm
+
+from tgi_trio.cli.chat import client_for
+from tgi_trio.cli.options import BenchOptions
+from tgi_trio.client.load import Load, Work, measure
+from tgi_trio.client.measures import FORMULAS, table
+
+HEADER: Final = (
+    "load", "done", "tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "TPOT p50 ms"
+)  # fmt: skip
+
+
+async def bench(options: BenchOptions, output: TextIO) -> None:
+    """Run every load one after the other; print a table and write `--json`.
+
+    Raises ShardCannotStart when the server of our own does not start, OSError when the one of
+    `--url` cannot be reached.
+    """
+    loads = [Load("closed", n) for n in options.clients] + [Load("open", r) for r in options.rate]
+    async with client_for(options) as client:
+        info = await client.get("/info")
+        results = []
+        for load in loads:
+            requests = max(options.requests, int(load.level) if load.kind == "closed" else 1)
+            work = Work(requests, options.words, options.max_tokens)
+            with tqdm(total=requests, desc=str(load), leave=False, file=sys.stderr) as bar:
+                results.append(await measure(client, load, work, bar.update))
+    print(table(HEADER, [row(result) for result in results]), FORMULAS, sep="\n", file=output)
+    for text in sorted({text for result in results for text in result["errors"]}):
+        print(f"failed: {text}", file=output)
+    if options.json is not None:
+        document = {"schema": 1, "bench": "serve", "server": info, "results": results}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def row(result: dict[str, Any]) -> tuple[object, ...]:
+    """Return the cells of one load under `HEADER`."""
+    return (
+        f"{result['load']} {result['level']:g}",
+        f"{result['completed']}/{result['requests']}",
+        result["output_tokens_per_s"],
+        result["ttft_ms"]["p50"],
+        result["ttft_ms"]["p99"],
+        result["itl_ms"]["p50"],
+        result["itl_ms"]["p99"],
+        result["tpot_ms"]["p50"],
+    )

@@ -1,0 +1,144 @@
+"""Every command as one row of one table: its flags, its operand and what it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from tgi_trio.cli.flags import FLAGS, Flag, all_flags
+from tgi_trio.cli.options import BenchOptions, ChatOptions, CompletionOptions, DoctorOptions
+from tgi_trio.settings import Options
+
+Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One row of `COMMANDS`."""
+
+    name: str
+    summary: str  # one line of --help
+    groups: Groups
+    options: type[Any]  # the dataclass that its flags fill in
+    operand: str = ""  # placeholder of the one word that is not a flag; always needed
+    operand_field: str = ""  # the field of `options` that it sets
+    operand_help: str = ""  # what it is, for the error when it is missing
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """Every flag, without the groups."""
+        return tuple(flag for _, rows in self.groups for flag in rows)
+
+    @property
+    def usage(self) -> str:
+        """The command line, after `python -m tgi_trio`."""
+        return " ".join(filter(None, (self.name, self.operand, "[FLAGS]" if self.flags else "")))
+
+
+def _of_serve(*names: str) -> tuple[Flag, ...]:
+    return tuple(flag for flag in all_flags() if flag.name in names)
+
+
+def _client_flags(owner: type[Any]) -> Groups:
+    """`chat` and `bench` talk to a server that runs, or start one."""
+    return (
+        (
+            "Server",
+            (
+                Flag("url", "url", "a server that runs", "starts one", owner, variable=False),
+                Flag("api-key", "key", "its key", "none", owner),
+                Flag("model-id", "text", "model of the one started", "the embedded one", owner),
+                Flag("dtype", "dtype", "dtype of the one started", "the checkpoint's", owner),
+            ),
+        ),
+    )
+
+
+# flags that only mean something here, so no environment variable is theirs
+_answer: Final = partial(Flag, owner=ChatOptions, variable=False)
+_load: Final = partial(Flag, owner=BenchOptions, variable=False)
+
+COMMANDS: Final[tuple[Command, ...]] = (
+    Command("serve", "start the server (the default)", FLAGS, Options),
+    Command(
+        "download-weights",
+        "fetch what serving MODEL, a hub repository, needs, and print the folder",
+        (
+            (
+                "Flags",
+                _of_serve("revision", "huggingface-hub-cache", "trust-remote-code", "json-output"),
+            ),
+        ),
+        Options,
+        operand="MODEL",
+        operand_field="model_id",
+        operand_help="to fetch, a hub repository",
+    ),
+    Command(
+        "quantize",
+        "not in this build; says what to serve instead",
+        (),
+        Options,
+        operand="MODEL",
+        operand_field="model_id",
+        operand_help="to quantise",
+    ),
+    Command(
+        "chat",
+        "talk with a model in the terminal",
+        (
+            *_client_flags(ChatOptions),
+            (
+                "Answers",
+                (
+                    _answer("system", "text", "system message", "none"),
+                    _answer("max-tokens", "tokens", "longest answer"),
+                    _answer("temperature", "ratio", "0: greedy"),
+                ),
+            ),
+        ),
+        ChatOptions,
+    ),
+    Command(
+        "bench",
+        "measure a server: time to first token, inter-token latency, tokens a second",
+        (
+            *_client_flags(BenchOptions),
+            (
+                "Load",
+                (
+                    _load("clients", "int", "clients at a time; repeatable", many=True),
+                    _load("rate", "ratio", "arrivals a second; repeatable", many=True),
+                    _load("requests", "int", "requests of each load"),
+                    _load("words", "int", "words of a prompt"),
+                    _load("max-tokens", "tokens", "tokens of an answer"),
+                    _load("json", "path", "also write the results to this file", "not written"),
+                ),
+            ),
+        ),
+        BenchOptions,
+    ),
+    Command(
+        "doctor",
+        "say what this machine has, what is missing and what to do",
+        (("Flags", (Flag("port", "int", "port to look at", owner=DoctorOptions),)),),
+        DoctorOptions,
+    ),
+    Command(
+        "completion",
+        "print the completion script of a shell: bash, zsh or fish",
+        (),
+        CompletionOptions,
+        operand="SHELL",
+        operand_field="shell",
+        operand_help="to complete for: bash, zsh or fish",
+    ),
+)
+
+SERVE: Final = COMMANDS[0]
+
+
+def command_named(name: str) -> Command | None:
+    """Return a row of `COMMANDS`."""
+    return next((command for command in COMMANDS if command.name == name), None)

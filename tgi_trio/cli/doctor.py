@@ -1,0 +1,176 @@
+"""`doctor`: what this machine has, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Final, TextIO
+
+from tgi_trio import __version__
+from tgi_trio.cli.options import DoctorOptions
+
+
+class Verdict(Enum):
+    """What a finding means for serving."""
+
+    GOOD = "ok"
+    POOR = "warn"  # serves, but not as it could
+    BAD = "FAIL"  # does not serve
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    cure: str = ""  # what to do, for anything but GOOD
+
+
+_PACKAGES: Final = (
+    "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "hypercorn", "quart",
+    "quart-trio", "trio", "posix_ipc", "numpy", "orjson", "llguidance", "numba",
+)  # fmt: skip
+_DESCRIPTORS: Final = 4096  # open files that a few thousand streams need
+_SHM: Final = 64 * 2**20  # bytes; what a container has when nobody says anything
+
+
+def _python() -> Finding:
+    where = f"{platform.system()} {platform.machine()}"
+    return Finding("python", Verdict.GOOD, f"{platform.python_version()} on {where}")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, Verdict.GOOD, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, Verdict.BAD, "not installed", f"pip install {name}")
+
+
+def _processor() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = f"{cores} usable cores, {memory / 2**30:.0f} GiB of memory"
+    if cores < 2:
+        cure = "router and shard share one core: give the container two"
+        return Finding("processor", Verdict.POOR, found, cure)
+    return Finding("processor", Verdict.GOOD, found)
+
+
+def _accelerator() -> Finding:
+    if shutil.which("nvidia-smi") is None:
+        return Finding("accelerator", Verdict.GOOD, "none: models are computed on the CPU")
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    found = ", ".join(done.stdout.splitlines()) or done.stderr.strip() or "nvidia-smi says nothing"
+    if done.returncode:
+        cure = "look at the driver: nvidia-smi must list the devices"
+        return Finding("accelerator", Verdict.POOR, found, cure)
+    return Finding("accelerator", Verdict.GOOD, found)
+
+
+def _flash_attention() -> Finding:
+    try:
+        return Finding("flash-attn", Verdict.GOOD, importlib.metadata.version("flash-attn"))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("flash-attn", Verdict.GOOD, "not installed: only CUDA devices use it")
+
+
+def _shared_memory() -> Finding:
+    from tgi_trio.errors import SegmentError
+    from tgi_trio.ipc.memory import Segment
+
+    try:
+        with Segment.create(2**20, label="doctor"):
+            pass
+    except SegmentError as error:
+        return Finding("shared memory", Verdict.BAD, "cannot be made", str(error))
+    try:
+        state = os.statvfs("/dev/shm")
+    except OSError:
+        return Finding("shared memory", Verdict.GOOD, "no /dev/shm: anonymous memory serves")
+    free = state.f_bavail * state.f_frsize
+    found = f"{free / 2**20:,.0f} MiB free in /dev/shm"
+    if free < _SHM:
+        cure = "anonymous memory serves instead; docker run --shm-size 1g gives more"
+        return Finding("shared memory", Verdict.POOR, found, cure)
+    return Finding("shared memory", Verdict.GOOD, found)
+
+
+def _fence() -> Finding:
+    from tgi_trio.ipc.fence import choose_ordering
+    from tgi_trio.ipc.litmus import holds
+
+    ordering = choose_ordering(holds)
+    return Finding("memory fence", Verdict.GOOD, f"{ordering.name}, proven by a race of two cores")
+
+
+def _death_watch() -> Finding:
+    from tgi_trio.ipc import robust
+
+    if robust.available():
+        return Finding("death watch", Verdict.GOOD, "robust mutex: a dead shard shows within 1 ms")
+    cure = "glibc's robust mutexes would show a dead shard sooner"
+    return Finding("death watch", Verdict.POOR, "pidfd only", cure)
+
+
+def _descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = f"{soft:,} open files (up to {hard:,})"
+    if soft < _DESCRIPTORS:
+        cure = f"ulimit -n {_DESCRIPTORS}: each stream holds one"
+        return Finding("descriptors", Verdict.POOR, found, cure)
+    return Finding("descriptors", Verdict.GOOD, found)
+
+
+def _port(port: int) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError as error:
+            cure = "stop what listens there, or serve with another --port"
+            return Finding(f"port {port}", Verdict.POOR, error.strerror or str(error), cure)
+    return Finding(f"port {port}", Verdict.GOOD, "free")
+
+
+def _hub() -> Finding:
+    from huggingface_hub import constants, get_token
+
+    token = "with a token" if get_token() else "without a token: gated models need HF_TOKEN"
+    return Finding("hub", Verdict.GOOD, f"cache in {constants.HF_HUB_CACHE}, {token}")
+
+
+def checks(options: DoctorOptions) -> Iterator[Callable[[], Finding]]:
+    """Yield every check, in the order of the report."""
+    yield _python
+    yield from (partial(_package, name) for name in _PACKAGES)
+    yield from (_processor, _accelerator, _flash_attention, _shared_memory, _fence)
+    yield from (_death_watch, _descriptors, partial(_port, options.port), _hub)
+
+
+def doctor(options: DoctorOptions, output: TextIO) -> int:
+    """Print the report; return 1 when something keeps the server from serving."""
+    print(f"tgi-trio {__version__}", file=output)
+    findings = []
+    for check in checks(options):
+        finding = check()
+        findings.append(finding)
+        print(f"{finding.verdict.value:<5} {finding.subject:<16} {finding.found}", file=output)
+        if finding.cure:
+            print(f"{'':<23}{finding.cure}", file=output)
+    bad = sum(finding.verdict is Verdict.BAD for finding in findings)
+    print(
+        "ready to serve" if not bad else f"{bad} things keep the server from serving", file=output
+    )
+    return 1 if bad else 0

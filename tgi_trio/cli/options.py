@@ -1,0 +1,51 @@
+"""What the commands beside `serve` are asked for; their defaults are the flags' defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Client:
+    """What both clients need: a server that runs, or a model to serve for the occasion."""
+
+    url: str | None = None  # None: a server of our own
+    api_key: str | None = None
+    model_id: str | None = None  # of the server of our own
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(_Client):
+    """`chat`."""
+
+    system: str | None = None  # the system message
+    max_tokens: int = 512
+    temperature: float = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(_Client):
+    """`bench`."""
+
+    clients: tuple[int, ...] = (1, 8, 32)
+    rate: tuple[float, ...] = ()
+    requests: int = 64
+    words: int = 40
+    max_tokens: int = 64
+    json: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions:
+    """`doctor`."""
+
+    port: int = 3000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """`completion`."""
+
+    shell: str

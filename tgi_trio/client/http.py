@@ -1,0 +1,130 @@
+"""One request per connection over h11: a JSON body, or a stream of server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import h11
+import orjson
+import trio
+
+from tgi_trio.client.address import Address, connect
+
+_CHUNK: Final = 65536
+_CLOSING: Final = 1.0  # seconds for a polite TLS goodbye
+
+
+class HTTPFailure(Exception):
+    """The server answered with an error status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A server's address and the key that opens it."""
+
+    address: Address
+    api_key: str = ""
+
+    async def get(self, path: str) -> Any:
+        """Return the JSON at `path`. Raises HTTPFailure and OSError."""
+        async with self._exchange("GET", path, b"") as exchange:
+            return orjson.loads(await exchange.whole())
+
+    async def events(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[tuple[float, dict[str, Any]]]:
+        """POST `body`; yield (arrival time on trio's clock, decoded event) per `data:` line.
+
+        Leaving it closes the connection, which cancels the request. Raises HTTPFailure for a
+        status other than 200, OSError and trio.BrokenResourceError when the connection fails.
+        """
+        async with self._exchange("POST", path, orjson.dumps(body)) as exchange:
+            async with aclosing(exchange.events()) as events:
+                async for at, data in events:
+                    yield at, orjson.loads(data)
+
+    @asynccontextmanager
+    async def _exchange(self, method: str, path: str, payload: bytes) -> AsyncGenerator[_Exchange]:
+        stream = await connect(self.address)
+        try:
+            exchange = _Exchange(stream, h11.Connection(h11.CLIENT))
+            headers = [
+                ("host", self.address.host),
+                ("content-type", "application/json"),
+                ("content-length", str(len(payload))),
+            ]
+            if self.api_key:
+                headers.append(("authorization", f"Bearer {self.api_key}"))
+            await exchange.send(method, self.address.prefix + path, headers, payload)
+            yield exchange
+        finally:
+            with trio.move_on_after(_CLOSING if self.address.tls else 0, shield=True):
+                await stream.aclose()
+
+
+class _Exchange:
+    """One request and its response on one connection."""
+
+    def __init__(self, stream: trio.abc.Stream, connection: h11.Connection) -> None:
+        self._stream = stream
+        self._connection = connection
+
+    async def send(
+        self, method: str, target: str, headers: list[tuple[str, str]], payload: bytes
+    ) -> None:
+        request = h11.Request(method=method, target=target, headers=headers)
+        parts = [request, *([h11.Data(payload)] if payload else []), h11.EndOfMessage()]
+        await self._stream.send_all(b"".join(self._connection.send(part) or b"" for part in parts))
+
+    async def _next(self) -> Any:
+        """Return h11's next event, which is never NEED_DATA."""
+        while (event := self._connection.next_event()) is h11.NEED_DATA:
+            self._connection.receive_data(bytes(await self._stream.receive_some(_CHUNK)))
+        return event
+
+    async def _pieces(self) -> AsyncGenerator[bytes]:
+        """Yield the body's pieces; raises HTTPFailure once an error's body has been read."""
+        status, refused = 200, b""
+        while True:
+            event = await self._next()
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                if status == 200:
+                    yield bytes(event.data)
+                else:
+                    refused += bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+                if status != 200:
+                    raise HTTPFailure(status, error_text(refused))
+                return
+
+    async def whole(self) -> bytes:
+        return b"".join([piece async for piece in self._pieces()])
+
+    async def events(self) -> AsyncGenerator[tuple[float, bytes]]:
+        buffer = b""
+        async for piece in self._pieces():
+            now = trio.current_time()
+            *frames, buffer = (buffer + piece).split(b"\n\n")
+            for frame in frames:
+                data = frame.removeprefix(b"data:").strip()
+                if frame.startswith(b"data:") and data != b"[DONE]":
+                    yield now, data
+
+
+def error_text(body: bytes) -> str:
+    """Return the message in an error's body, be it TGI's shape, OpenAI's or plain text."""
+    try:
+        error = orjson.loads(body)["error"]
+    except (ValueError, TypeError, KeyError):
+        return body[:300].decode(errors="replace")
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
