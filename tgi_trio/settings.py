@@ -54,6 +54,9 @@ class _AsGiven:
     ssl_keyfile: Path | None = None
     api_key: tuple[str, ...] = field(default=(), repr=False)  # any of them opens
     api_key_file: Path | None = None  # more of them, one per line
+    aip_http_port: int | None = None  # Vertex AI sets it; wins over `port`
+    aip_predict_route: str | None = None  # another path of /vertex
+    aip_health_route: str | None = None  # another path of /health
     json_output: bool = False
     graceful_termination_timeout: float = 90.0  # seconds
     stall_timeout: float = 60.0  # seconds without a step while there is work
@@ -64,7 +67,8 @@ class _AsGiven:
     def addresses(self) -> tuple[str, ...]:
         """Return what to listen on, each as host:port, [host]:port or unix:path."""
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
-        return self.bind or (f"{host}:{self.port}",)
+        port = self.port if self.aip_http_port is None else self.aip_http_port
+        return self.bind or (f"{host}:{port}",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +219,7 @@ _AT_LEAST_ZERO: Final = (
     "waiting_served_ratio",
     "max_waiting_tokens",
     "port",
+    "aip_http_port",
     "graceful_termination_timeout",
     "shard_restart_limit",
     "spin_us",
@@ -230,10 +235,12 @@ def check(options: Options) -> None:
             raise ConfigurationError(f"`{name}` must be > 0. Given: {value}")
     for name in _AT_LEAST_ZERO:
         value = getattr(options, name)
-        if value < 0:
+        if value is not None and value < 0:
             raise ConfigurationError(f"`{name}` must be >= 0. Given: {value}")
-    if options.port > 65535:
-        raise ConfigurationError(f"`port` must be <= 65535. Given: {options.port}")
+    for name in ("port", "aip_http_port"):
+        port = getattr(options, name)
+        if port is not None and port > 65535:
+            raise ConfigurationError(f"`{name}` must be <= 65535. Given: {port}")
     try:
         ipaddress.ip_address(options.hostname)
     except ValueError:

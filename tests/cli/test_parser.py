@@ -33,6 +33,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "key": ("secret", "secret"),
     "url": ("https://a.example/b", "https://a.example/b"),
     "address": ("127.0.0.1:80", "127.0.0.1:80"),
+    "route": ("/a/b", "/a/b"),
 }
 every_flag = pytest.mark.parametrize("flag", all_flags(), ids=lambda flag: flag.name)
 
@@ -81,6 +82,12 @@ def test_a_flag_wins_over_the_environment() -> None:
     assert parse([], environ).options.cors_allow_origin == ("a", "b")
 
 
+def test_the_port_of_vertex_ai_wins_unless_addresses_are_named() -> None:
+    environ = {"AIP_HTTP_PORT": "8080"}
+    assert parse(["--port", "1"], environ).options.addresses == ("0.0.0.0:8080",)
+    assert parse(["--bind", "1.2.3.4:5"], environ).options.addresses == ("1.2.3.4:5",)
+
+
 def test_hostname_of_a_container_is_not_an_address() -> None:
     invocation = parse([], {"HOSTNAME": "web-7f9c"})
     assert invocation.options.hostname == "0.0.0.0"
@@ -101,6 +108,9 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         (["--port"], {}, "--port.*expected one argument"),
         (["--port", "1", "--port", "2"], {}, "--port is given 2 times"),
         (["--port", "99999"], {}, "`port` must be <= 65535"),
+        ([], {"AIP_HTTP_PORT": "99999"}, "`aip_http_port` must be <= 65535"),
+        ([], {"AIP_PREDICT_ROUTE": "predict"}, "AIP_PREDICT_ROUTE: expected a path such as"),
+        (["--aip-health-route", "/<x>"], {}, "--aip-health-route: expected a path such as"),
         (["--waiting-served-ratio", "nan"], {}, "--waiting-served-ratio: expected a number"),
         (["--dtype", "int4"], {}, "--dtype: expected one of float32, bfloat16, float16"),
         (["--sharded", "maybe"], {}, "--sharded: expected true or false"),

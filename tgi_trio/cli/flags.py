@@ -8,6 +8,7 @@ its variable; an empty variable counts as not set. Flags of other commands than 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -95,6 +96,12 @@ def _url(text: str) -> str:
     return text
 
 
+def _route(text: str) -> str:
+    if not re.fullmatch(r"/[!-~]*", text) or re.search("[<>?#]", text):
+        raise ValueError("expected a path such as /predict")
+    return text
+
+
 def _dtype(text: str) -> str:
     if text not in DTYPES:
         raise ValueError(f"expected one of {', '.join(DTYPES)}")
@@ -118,6 +125,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "key": ("KEY", _key),
     "url": ("URL", _url),
     "address": ("ADDRESS", _address),
+    "route": ("PATH", _route),
 }
 
 # (group, rows) in the order of --help
@@ -177,6 +185,9 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "hostname:port",
                 many=True,
             ),
+            Flag("aip-http-port", "int", "port that Vertex AI sets; wins over port", "port"),
+            Flag("aip-predict-route", "route", "another path of /vertex, for Vertex AI", "none"),
+            Flag("aip-health-route", "route", "another path of /health, for Vertex AI", "none"),
             Flag("ssl-certfile", "path", "certificates as PEM: serve HTTPS", "HTTP"),
             Flag("ssl-keyfile", "path", "key of the certificate as PEM", "in ssl-certfile"),
             Flag("api-key", "key", "key of inference routes; repeatable", "none", many=True),

@@ -95,6 +95,8 @@ def http_settings(settings: Settings) -> HttpSettings:
         api_keys=settings.api_key,
         compute_type=os.environ.get("COMPUTE_TYPE", "cpu+optimized"),
         docker_label=os.environ.get("DOCKER_LABEL"),
+        predict_route=settings.aip_predict_route,
+        health_route=settings.aip_health_route,
     )
 
 

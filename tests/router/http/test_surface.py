@@ -190,8 +190,12 @@ async def test_keys_guard_what_tgi_guards():
     async with served(http=KEYS) as server:
         client = await server.connect()
         for method, path in [(route.method, route.path) for route in ROUTES]:
-            path = path.replace("<path:name>", "nick")
+            path = re.sub("<path:[a-z]+>", "nick", path)
             body = {"inputs": "x", "prompt": "x", "messages": [{"role": "a", "content": "b"}]}
+            body["instances"] = [{"inputs": "x"}]
+            if path.endswith("/infer"):
+                text = {"name": "x", "shape": [1, 1], "datatype": "BYTES", "data": [65]}
+                body = {"inputs": [text], "outputs": [{"name": "y"}]}
             answer = await client.ask(method, path, body if method == "POST" else None)
             guarded = method == "POST" and path != "/chat_tokenize"
             assert (answer.status == 401) == guarded, path

@@ -32,7 +32,15 @@ from tgi_trio.router.http.dispatch import (
 from tgi_trio.router.http.engine_api import Engine
 from tgi_trio.router.http.errors import Header, header_block, internal
 from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
-from tgi_trio.router.http.routes import chat, completions, native, operations, sagemaker
+from tgi_trio.router.http.routes import (
+    chat,
+    completions,
+    kserve,
+    native,
+    operations,
+    sagemaker,
+    vertex,
+)
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.transport import Transport
 
@@ -41,6 +49,8 @@ ROUTES: tuple[Route, ...] = (
     *chat.ROUTES,
     *completions.ROUTES,
     *sagemaker.ROUTES,
+    *vertex.ROUTES,
+    *kserve.ROUTES,
     *operations.ROUTES,
 )
 
@@ -243,7 +253,8 @@ class Application(QuartTrio):
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
         self.url_map.merge_slashes = False
         self.shortcuts: dict[tuple[str, str], Route] = {}
-        for route in ROUTES:
+        wanted = (*ROUTES, *vertex.asked_for(self.http))  # the latter may replace one of ours
+        for route in {(each.method, each.path): each for each in wanted}.values():
             self._register(route)
         self.register_error_handler(HTTPException, _http_error)
         self.register_error_handler(Exception, _defect)
@@ -261,7 +272,7 @@ class Application(QuartTrio):
             methods=[route.method],
             provide_automatic_options=False,
         )
-        if route.method == "POST" and self.http.shortcut:
+        if route.method == "POST" and "<" not in route.path and self.http.shortcut:
             self.shortcuts[route.method, route.path] = route
 
 

@@ -20,6 +20,8 @@ class HttpSettings:
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for
     compute_type: str = "gpu+optimized"  # x-compute-type, env COMPUTE_TYPE
     docker_label: str | None = None
+    predict_route: str | None = None  # another path of /vertex, --aip-predict-route
+    health_route: str | None = None  # another path of /health, --aip-health-route
     body_timeout: float = 60.0  # seconds a client may take to send its body
     silence: float = 15.0  # seconds without an event before a keep-alive comment
     stream_backlog: int = 1 << 20  # bytes one stream may fall behind its generation

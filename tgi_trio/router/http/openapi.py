@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
 
 from tgi_trio import __version__
 from tgi_trio.router.http import replies, schema
+from tgi_trio.router.http.schema import any_of
 
 _TAG = "Text Generation Inference"
 _ERRORS = {
@@ -44,6 +45,8 @@ class Operation:
     failures: tuple[int, ...] = ()
     reply_type: str = "application/json"
 
+
+_KSERVE = "/v2/models/{model}/versions/{version}"
 
 _GENERATION = (404, 422, 424, 429, 500, 503)
 
@@ -97,6 +100,42 @@ OPERATIONS = (
         "post",
         "/invocations",
         "What POST /, chat or completions answer: for SageMaker",
+        Annotated[Any, any_of("CompatGenerateRequest", "ChatRequest", "CompletionRequest")],
+        Annotated[Any, any_of("GenerateResponse[]", "ChatCompletion", "CompletionFinal")],
+        Annotated[Any, any_of("StreamResponse", "ChatCompletionChunk", "Chunk")],
+        _GENERATION,
+    ),
+    Operation(
+        "post",
+        "/vertex",
+        "Generate a text for each instance: for Vertex AI",
+        schema.VertexRequest,
+        replies.VertexResponse,
+        failures=_GENERATION,
+    ),
+    Operation("get", "/v2", "Server metadata: KServe", reply=replies.Metadata),
+    Operation("get", "/v2/health/live", "Whether the server answers: KServe", reply=replies.Live),
+    Operation(
+        "get",
+        "/v2/health/ready",
+        "Health check: KServe",
+        reply=replies.Live,
+        failures=(503,),
+    ),
+    Operation("get", _KSERVE, "Model metadata: KServe", reply=replies.Metadata, failures=(404,)),
+    Operation(
+        "get",
+        _KSERVE + "/ready",
+        "Health check: KServe",
+        reply=replies.Live,
+        failures=(404, 503),
+    ),
+    Operation(
+        "post",
+        _KSERVE + "/infer",
+        "Generate a text for each input: KServe",
+        schema.InferRequest,
+        replies.InferResponse,
         failures=_GENERATION,
     ),
     Operation("get", "/v1/models", "List the served model", reply=replies.ModelsInfo),
@@ -125,6 +164,7 @@ OPERATIONS = (
     ),
     Operation("get", "/info", "Model and limits", reply=replies.Info),
     Operation("get", "/health", "Health check", failures=(503,)),
+    Operation("get", "/ping", "Health check: SageMaker", failures=(503,)),
     Operation("get", "/metrics", "Prometheus metrics", reply=str, reply_type="text/plain"),
 )
 
@@ -138,10 +178,8 @@ def document() -> bytes:
         for each in (operation.body, operation.reply, operation.events)
         if each is not None
     ]
-    types += [replies.ErrorResponse, replies.OpenAIErrorResponse]
-    schemas, components = msgspec.json.schema_components(
-        types, ref_template="#/components/schemas/{name}"
-    )
+    types += [replies.ErrorResponse, replies.OpenAIErrorResponse, schema.VertexInstance]
+    schemas, components = msgspec.json.schema_components(types, ref_template=schema.COMPONENT)
     by_type = {str(each): found for each, found in zip(types, schemas, strict=True)}
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:

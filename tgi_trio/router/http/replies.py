@@ -276,3 +276,40 @@ class Info(Struct, forbid_unknown_fields=True):
     version: str
     sha: str | None
     docker_label: str | None
+
+
+class VertexResponse(Struct, forbid_unknown_fields=True):
+    """Answer of /vertex: a text per instance."""
+
+    predictions: list[str]
+
+
+class Live(Struct, forbid_unknown_fields=True):
+    """That the server answers, in KServe's protocol."""
+
+    live: bool
+    ready: bool | UnsetType = UNSET
+
+
+class Metadata(Struct, forbid_unknown_fields=True):
+    """A server or a model, in KServe's protocol."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class InferTensor(Struct, forbid_unknown_fields=True):
+    """A text as the bytes of its UTF-8, in KServe's protocol."""
+
+    name: str
+    shape: list[int]
+    datatype: Literal["BYTES"]
+    data: list[int]
+
+
+class InferResponse(Struct, forbid_unknown_fields=True):
+    """Answer of KServe's infer route."""
+
+    id: str
+    outputs: list[InferTensor]

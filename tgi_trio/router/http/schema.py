@@ -7,6 +7,7 @@ the OpenAPI document, which is generated from here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -19,6 +20,20 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # its upper end is checked with the other parameters
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Json = Any
+
+COMPONENT = "#/components/schemas/{name}"  # where the OpenAPI document keeps its types
+
+
+def any_of(*names: str) -> Meta:
+    """Return what documents JSON that fits one of several types of the OpenAPI document.
+
+    A name with `[]` behind it stands for a list of that type.
+    """
+    shapes: list[dict[str, Any]] = []
+    for name in names:
+        one = {"$ref": COMPONENT.format(name=name.removesuffix("[]"))}
+        shapes.append({"type": "array", "items": one} if name.endswith("[]") else one)
+    return Meta(extra_json_schema={"anyOf": shapes})
 
 
 class GrammarType(Struct):
@@ -222,6 +237,43 @@ class CompletionRequest(Struct):
     priority: I32 | None = None  # lower is sooner
 
 
+class VertexInstance(Struct):
+    """A prompt among the instances of /vertex."""
+
+    inputs: str
+    parameters: GenerateParameters | UnsetType = UNSET
+
+
+class VertexRequest(Struct):
+    """Body of /vertex: prompts and conversations."""
+
+    instances: list[Annotated[msgspec.Raw, any_of("VertexInstance", "ChatRequest")]]
+
+
+class InferInput(Struct):
+    """A prompt in KServe's v2 protocol: a tensor of the bytes of its UTF-8."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Annotated[int, Meta(ge=0, le=255)]]
+
+
+class InferOutput(Struct):
+    """What an output is to be called."""
+
+    name: str
+
+
+class InferRequest(Struct):
+    """Body of /v2/models/{model}/versions/{version}/infer."""
+
+    inputs: Annotated[list[InferInput], Meta(min_length=1)]
+    outputs: list[InferOutput]
+    id: str = ""
+    parameters: GenerateParameters | UnsetType | None = UNSET
+
+
 Body = TypeVar("Body")
 
 
@@ -231,18 +283,43 @@ class BodyReader:
     def __init__(self, shape: type[Body]) -> None:
         self._decoder = msgspec.json.Decoder(shape)
 
-    def read(self, headers: dict[bytes, bytes], body: bytes) -> Any:
-        """Return the decoded body; raises BodyRejected (415, 400 or 422)."""
+    def read(self, headers: dict[bytes, bytes], body: bytes | msgspec.Raw, at: str = "") -> Any:
+        """Return the decoded body; raises BodyRejected (415, 400 or 422).
+
+        `at` is where in the whole body it was found, for the errors' texts.
+        """
         if not _is_json(headers.get(b"content-type", b"")):
             raise BodyRejected(415, "Expected request with `Content-Type: application/json`")
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise BodyRejected(422, _shape_error(str(error))) from error
+            raise BodyRejected(422, _shape_error(str(error), at)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BodyRejected(400, _SYNTAX + _syntax_error(error, body)) from error
+            raise BodyRejected(400, _SYNTAX + _syntax_error(error, bytes(body))) from error
         except RecursionError as error:
             raise BodyRejected(400, _SYNTAX + "recursion limit exceeded") from error
+
+
+class FirstFit:
+    """Decodes a body as the first of several shapes that it fits."""
+
+    def __init__(self, shapes: Mapping[str, type], needs: str) -> None:
+        """`shapes` by a field that each must have; `needs` is said to a body that has none."""
+        self._readers = {name: BodyReader(shape) for name, shape in shapes.items()}
+        self._needs = needs
+
+    def read(self, headers: dict[bytes, bytes], body: bytes | msgspec.Raw, at: str = "") -> Any:
+        """Return the decoded body; raises BodyRejected in the words of the shape that was meant."""
+        problem: BodyRejected | None = None
+        for name, reader in self._readers.items():
+            try:
+                return reader.read(headers, body, at)
+            except BodyRejected as error:
+                if error.status != 422:
+                    raise
+                if f"missing required field `{name}`" not in str(error):
+                    problem = problem or error
+        raise problem or invalid(at or "body", self._needs)
 
 
 _SYNTAX = "Failed to parse the request body as JSON: "
@@ -265,10 +342,10 @@ def _syntax_error(error: Exception, body: bytes) -> str:
     return str(error)
 
 
-def _shape_error(message: str) -> str:
+def _shape_error(message: str, at: str) -> str:
     """Turn "what - at `$.path`" into "path: what", as the extractor writes it."""
     what, _, path = message.partition(" - at `$")
-    path = path.rstrip("`").lstrip(".")
+    path = (at + path.rstrip("`")).lstrip(".")
     return f"{_SHAPE}{path}: {what}" if path else _SHAPE + what
 
 

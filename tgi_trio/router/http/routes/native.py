@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-
-from msgspec import UNSET
+from collections.abc import Sequence
 
 from tgi_trio.errors import TgiTrioError, ValidationError
 from tgi_trio.router.http import schema
@@ -29,6 +28,7 @@ _GENERATE = schema.BodyReader(schema.GenerateRequest)
 _COMPAT = schema.BodyReader(schema.CompatGenerateRequest)
 
 AnyRequest = schema.GenerateRequest | schema.CompatGenerateRequest
+WithParameters = AnyRequest | schema.VertexInstance | schema.InferRequest
 
 
 async def generate(call: Call) -> Reply:
@@ -64,11 +64,9 @@ def queries_of(call: Call, request: AnyRequest) -> list[str]:
     return request.inputs
 
 
-def parameters_of(request: AnyRequest) -> schema.GenerateParameters:
+def parameters_of(request: WithParameters) -> schema.GenerateParameters:
     """Return the parameters; TGI samples when there are none, and is greedy for `{}`."""
-    if request.parameters is UNSET:
-        return schema.GenerateParameters(do_sample=True)
-    return request.parameters
+    return request.parameters or schema.GenerateParameters(do_sample=True)
 
 
 def wanted(p: schema.GenerateParameters) -> GenerateParameters:
@@ -95,10 +93,13 @@ def wanted(p: schema.GenerateParameters) -> GenerateParameters:
     )
 
 
-async def _whole(
-    call: Call, queries: list[str], parameters: schema.GenerateParameters, array: bool
-) -> Reply:
-    call.engine.metrics.inc("tgi_request_count")
+async def generate_all(
+    call: Call, queries: Sequence[str], parameters: schema.GenerateParameters, keep: bool = False
+) -> list[list[Result]]:
+    """Return the generations of each query: the best, then what `best_of` made besides, in order.
+
+    `keep`: their tokens are wanted. Raises ValidationError, Overloaded, and what generation raises.
+    """
     asked = wanted(parameters)
     call.engine.validator.check_endpoint(asked, streaming=False)
     count = max(asked.best_of or 1, 1)
@@ -107,22 +108,29 @@ async def _whole(
     for query in queries:
         one = await validated(call, query, asked, parameters)
         requests += [one] if count == 1 else spread(one, count)
-    details = parameters.details or parameters.decoder_input_details
-    results = await gather(call, requests, keep_tokens=details or count > 1)
+    results = await gather(call, requests, keep_tokens=keep or count > 1)
+    groups: list[list[Result]] = []
+    for start in range(0, len(results), count):
+        group = results[start : start + count]
+        best = max(group, key=Result.mean_logprob)
+        groups.append([best, *(each for each in group if each is not best)])
+    return groups
 
+
+async def _whole(
+    call: Call, queries: list[str], parameters: schema.GenerateParameters, array: bool
+) -> Reply:
+    call.engine.metrics.inc("tgi_request_count")
+    details = parameters.details or parameters.decoder_input_details
+    groups = await generate_all(call, queries, parameters, keep=details)
     answers: list[bytes] = []
-    bests: list[Result] = []
-    for i, query in enumerate(queries):
-        candidates = results[i * count : (i + 1) * count]
-        best = max(candidates, key=Result.mean_logprob)
-        losers = [each for each in candidates if each is not best]
+    for query, (best, *losers) in zip(queries, groups, strict=True):
         prefix = query if parameters.return_full_text else ""
         answer = b'{"generated_text":%b' % text_json(prefix + best.outcome.text)
         if details:
             answer += b',"details":%b' % _details(call, best, losers, prefix)
         answers.append(answer + b"}")
-        bests.append(best)
-    headers = timing_headers(call, sum(map(len, queries)), bests)
+    headers = timing_headers(call, sum(map(len, queries)), [best for best, *_ in groups])
     return Reply(b"[%b]" % b",".join(answers) if array else answers[0], headers=headers)
 
 

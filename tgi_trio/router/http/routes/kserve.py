@@ -1,0 +1,85 @@
+"""KServe's v2 inference protocol, as far as TGI speaks it: texts as tensors of bytes."""
+
+from __future__ import annotations
+
+import orjson
+
+from tgi_trio import __version__
+from tgi_trio.router.http import schema
+from tgi_trio.router.http.errors import Refused
+from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.generation import resolve_model
+from tgi_trio.router.http.routes import native, operations
+
+_INFER = schema.BodyReader(schema.InferRequest)
+_MODEL = "/v2/models/<path:model>/versions/<version>"
+
+
+async def server(call: Call) -> Reply:
+    """GET /v2: who is serving."""
+    return _metadata("text-generation-inference", __version__, ["health", "models", "metrics"])
+
+
+async def live(call: Call) -> Reply:
+    """GET /v2/health/live: 200 while the server answers at all."""
+    return Reply(b'{"live":true}')
+
+
+async def ready(call: Call) -> Reply:
+    """GET /v2/health/ready: 200 while generation makes progress."""
+    reply = await operations.health(call)
+    return Reply(b'{"live":true,"ready":true}') if reply.status == 200 else reply
+
+
+async def model(call: Call) -> Reply:
+    """GET the model's metadata; raises Refused (404) for a model that is not served."""
+    resolve_model(call, call.path["model"])
+    return _metadata(call.path["model"], call.path["version"], ["infer", "ready"])
+
+
+async def model_ready(call: Call) -> Reply:
+    """GET whether the model is ready; raises Refused (404) for one that is not served."""
+    resolve_model(call, call.path["model"])
+    return await ready(call)
+
+
+async def infer(call: Call) -> Reply:
+    """POST prompts and get their texts, in order."""
+    request: schema.InferRequest = _INFER.read(call.headers, call.body)
+    call.engine.metrics.inc("tgi_request_count")
+    resolve_model(call, call.path["model"])
+    if len(request.inputs) != len(request.outputs):
+        raise Refused(422, "Inputs and outputs length mismatch", "length mismatch")
+    prompts = [_text(each) for each in request.inputs]
+    parameters = native.parameters_of(request)
+    answers = await native.generate_all(call, prompts, parameters)
+    outputs = []
+    for prompt, wanted, (best, *_) in zip(prompts, request.outputs, answers, strict=True):
+        prefix = prompt if parameters.return_full_text else ""
+        data = (prefix + best.outcome.text).encode()
+        shape = [1, len(data)]
+        outputs.append(
+            {"name": wanted.name, "shape": shape, "datatype": "BYTES", "data": list(data)}
+        )
+    return Reply(orjson.dumps({"id": request.id, "outputs": outputs}))
+
+
+def _text(tensor: schema.InferInput) -> str:
+    try:
+        return bytes(tensor.data).decode()
+    except UnicodeDecodeError as error:
+        raise Refused(422, str(error), "utf8") from error
+
+
+def _metadata(name: str, version: str, extensions: list[str]) -> Reply:
+    return Reply(orjson.dumps({"name": name, "version": version, "extensions": extensions}))
+
+
+ROUTES = (
+    Route("GET", "/v2", server, protected=False),
+    Route("GET", "/v2/health/live", live, protected=False),
+    Route("GET", "/v2/health/ready", ready, protected=False),
+    Route("GET", _MODEL, model, protected=False),
+    Route("GET", f"{_MODEL}/ready", model_ready, protected=False),
+    Route("POST", f"{_MODEL}/infer", infer),
+)

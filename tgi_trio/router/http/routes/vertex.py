@@ -1,0 +1,64 @@
+"""Vertex AI: prompts and conversations in one call, texts as the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tgi_trio.router.http import schema
+from tgi_trio.router.http.errors import Refused
+from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
+from tgi_trio.router.http.generation import admit, gather, resolve_model
+from tgi_trio.router.http.render import text_json
+from tgi_trio.router.http.routes import native, openai
+from tgi_trio.router.http.routes.chat import render_prompt
+from tgi_trio.router.http.routes.operations import health
+from tgi_trio.router.http.urgency import validated
+from tgi_trio.router.request import Request
+
+_VERTEX = schema.BodyReader(schema.VertexRequest)
+_INSTANCE = schema.FirstFit(
+    {"inputs": schema.VertexInstance, "messages": schema.ChatRequest},
+    needs="needs `inputs` or `messages`",
+)
+
+
+async def predict(call: Call) -> Reply:
+    """POST /vertex: the text of every instance, in order."""
+    body: schema.VertexRequest = _VERTEX.read(call.headers, call.body)
+    instances = [
+        _INSTANCE.read(call.headers, each, f"instances[{i}]")
+        for i, each in enumerate(body.instances)
+    ]
+    call.engine.metrics.inc("tgi_request_count")
+    if not instances:
+        raise Refused(422, "Input validation error", "Input validation error")
+    admit(call, len(instances))
+    requests = [await _request(call, instance) for instance in instances]
+    results = await gather(call, requests, keep_tokens=False)
+    texts = b",".join([text_json(result.outcome.text) for result in results])
+    return Reply(b'{"predictions":[%b]}' % texts)
+
+
+async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequest) -> Request:
+    """Return what one instance asks for; as in TGI a prompt always samples."""
+    if isinstance(instance, schema.ChatRequest):
+        resolve_model(call, instance.model)
+        prompt = render_prompt(call, instance)
+        asked = openai.wanted(instance, top_n_tokens=None)
+        return await validated(call, prompt, asked, instance, add_special_tokens=False)
+    parameters = native.parameters_of(instance)
+    asked = replace(native.wanted(parameters), do_sample=True, best_of=None)
+    return await validated(call, instance.inputs, asked, parameters)
+
+
+def asked_for(http: HttpSettings) -> tuple[Route, ...]:
+    """Return the routes that Vertex AI asks for, where it wants them."""
+    found: list[Route] = []
+    if http.predict_route is not None:
+        found.append(Route("POST", http.predict_route, predict))
+    if http.health_route is not None:
+        found.append(Route("GET", http.health_route, health, protected=False))
+    return tuple(found)
+
+
+ROUTES = (Route("POST", "/vertex", predict),)
