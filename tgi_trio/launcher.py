@@ -73,6 +73,7 @@ def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLim
         token_budget=settings.step_token_budget,
         reserve=False,
         prefix_caching=prefix_caching,
+        speculate=settings.speculate,
     )
 
 
@@ -122,7 +123,11 @@ class Launcher:
         )
         self._supervisor = Supervisor(
             self._metrics,
-            ShardSettings(model_path=str(settings.model_path), dtype=settings.dtype),
+            ShardSettings(
+                model_path=str(settings.model_path),
+                dtype=settings.dtype,
+                speculate=settings.speculate,
+            ),
             WarmupLimits(
                 max_prefill_tokens=settings.step_token_budget,
                 max_total_tokens=settings.max_total_tokens,

@@ -46,6 +46,7 @@ class _AsGiven:
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
     prefix_caching: bool = True  # only where the model allows it
+    speculate: int = 0  # tokens guessed ahead per step and sequence at most
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free one
     cors_allow_origin: tuple[str, ...] = ()
@@ -223,6 +224,7 @@ _AT_LEAST_ZERO: Final = (
     "graceful_termination_timeout",
     "shard_restart_limit",
     "spin_us",
+    "speculate",
 )
 
 

@@ -93,6 +93,17 @@ def plan(rows: list[Sequence], counts: list[int]) -> StepPlan:
     )
 
 
+def guessing_plan(rows: list[Sequence], guesses: list[list[int]]) -> StepPlan:
+    """Return the step that decodes `rows` with `guesses` of their next tokens."""
+    for row, ids in zip(rows, guesses, strict=True):
+        assert row.computed == row.length - 1
+        row.token_ids[row.length : row.length + len(ids)] = ids
+    step = plan(rows, [1 + len(ids) for ids in guesses])
+    step.samples[:] = True
+    step.drafts = np.array([len(ids) for ids in guesses], np.int32)
+    return step
+
+
 def advance(runner: Runner, rows: list[Sequence], counts: list[int]) -> list[RowResult]:
     """Run one step and move the sequences by it."""
     result = runner.step(plan(rows, counts))

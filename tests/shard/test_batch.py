@@ -11,15 +11,24 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.shard.scripted_router import BLOCK, row
 from tgi_trio.ipc.messages import ExtendRow, Fault, Finish, StepReport
-from tgi_trio.shard.batch import Batch, slice_plan
-from tgi_trio.shard.step import RowResult, StepPlan, StepResult
+from tgi_trio.shard.batch import Batch, Drafter, slice_plan
+from tgi_trio.shard.step import RowResult, Sequence, StepPlan, StepResult
 
 EOS = 2
 BUDGET = 10**6
 
 
-def new_batch(blocks: int = 10_000) -> Batch:
-    return Batch(vocab_size=100, block_size=BLOCK, blocks=blocks, eos_ids=[EOS])
+def new_batch(blocks: int = 10_000, drafter: Drafter | None = None) -> Batch:
+    return Batch(vocab_size=100, block_size=BLOCK, blocks=blocks, eos_ids=[EOS], drafter=drafter)
+
+
+class Counting:
+    """A drafter that guesses 50, 51, ..., three a step."""
+
+    def draft(self, sequence: Sequence, room: int) -> int:
+        count = min(3, room)
+        sequence.token_ids[sequence.length : sequence.length + count] = range(50, 50 + count)
+        return count
 
 
 def answer(plan: StepPlan, token: int = 7) -> StepResult:
@@ -208,6 +217,62 @@ def test_several_tokens_are_cut_at_the_finishing_one() -> None:
     plan = batch.plan(BUDGET)
     assert plan is not None
     assert (plan.token_ids.tolist(), plan.positions.tolist()) == ([41], [3])
+
+
+# --- guesses -------------------------------------------------------------------------------------
+
+
+def drafted(plan: StepPlan | None) -> list[int]:
+    assert plan is not None
+    return [0] * len(plan.rows) if plan.drafts is None else plan.drafts.tolist()
+
+
+def test_guesses_follow_the_last_known_token_of_rows_that_decode() -> None:
+    batch = new_batch(drafter=Counting())
+    batch.add(row(1, [11, 12], 9, blocks=[5, 9, 4]))
+    assert drafted(batch.plan(BUDGET)) == [0]  # it prefills
+    step(batch)
+    batch.add(row(2, [21, 22, 23], 9))
+    plan = batch.plan(BUDGET)
+    assert plan is not None and drafted(plan) == [3, 0]
+    assert plan.token_ids.tolist() == [7, 50, 51, 52, 21, 22, 23]
+    assert plan.positions.tolist() == [2, 3, 4, 5, 0, 1, 2]
+    assert plan.kv_slots[:4].tolist() == [22, 23, 36, 37]
+    assert plan.context_lengths.tolist() == [6, 3]
+    assert plan.samples.tolist() == [True, True]
+    counts = batch.counts
+    assert (counts.decode_rows, counts.draft_tokens, counts.prefill_tokens) == (1, 3, 3)
+    half = slice_plan(plan, 0, 1)
+    assert half.drafts is not None and half.drafts.tolist() == [3]
+
+
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_a_row_is_computed_as_far_as_its_guesses_were_right(right: int) -> None:
+    batch = new_batch(drafter=Counting())
+    batch.add(row(1, [11, 12], 9, blocks=[5, 9, 4]))
+    step(batch)
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    tokens = (*(50, 51, 52)[:right], 8)
+    report = StepReport(2, 1)
+    batch.advance(plan, StepResult([RowResult(tokens, (-1.0,) * len(tokens))], 0, 0), report)
+    batch.check()
+    assert (report.computed, report.token_count) == ([3 + right], [1 + right])
+    plan = batch.plan(BUDGET)
+    assert plan is not None
+    assert (plan.token_ids[0], plan.positions[0]) == (8, 3 + right)  # a wrong guess's K is redone
+
+
+def test_a_row_guesses_no_further_than_its_blocks_its_tokens_and_the_budget() -> None:
+    batch = new_batch(drafter=Counting())
+    batch.add(row(1, [11, 12], 9, blocks=[5, 6]))
+    batch.add(row(2, [21, 22], 3, blocks=[7, 8]))
+    batch.add(row(3, [31, 32], 9, blocks=[9]))
+    step(batch)
+    assert drafted(batch.plan(BUDGET)) == [3, 1, 1]  # 3: two tokens left; its block is nearly full
+    assert drafted(batch.plan(5)) == [2, 0, 0]
+    assert drafted(batch.plan(3)) == [0, 0, 0]
+    assert drafted(batch.plan(2)) == [0, 0]
 
 
 def test_a_faulty_row_is_dropped_alone() -> None:

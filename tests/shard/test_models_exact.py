@@ -15,6 +15,7 @@ from tests.shard.models_support import (
     advance,
     assert_greedy,
     generated,
+    guessing_plan,
     load,
     plan,
     prompts,
@@ -115,6 +116,54 @@ def test_shared_prefix_blocks(model: Model) -> None:
     model.recorder.logits.clear()
     run(model.runner, [second])
     model.check([second])
+
+
+def test_preempted_and_resumed(model: Model) -> None:
+    """Rows lose their blocks to others on the way and are computed again in different ones."""
+    rows = _rows()
+    counts = [row.length for row in rows]
+    for _ in range(NEW_TOKENS // 2):
+        advance(model.runner, rows, counts)
+        counts = [1] * len(rows)
+    for row in rows:
+        model.runner.drop(row)
+    blocks = tables(PROMPTS, shuffle=9)
+    resumed = []
+    for row in rows:
+        known = row.token_ids[: row.length].tolist()
+        again = sequence(row.id, known, blocks[row.id], new=row.remaining)
+        again.prompt_length = row.prompt_length
+        resumed.append(again)
+    run(model.runner, resumed, chunk=25, joins=3)
+    for row in resumed:
+        assert generated(row) == model.expected[row.id][0]
+    model.recorder.logits.clear()
+
+
+@pytest.mark.parametrize("wrong", [None, 0, 2])
+def test_guesses_right_and_wrong(model: Model, wrong: int | None) -> None:
+    """Guesses of up to 4 tokens, the `wrong`-th not right, are as decoding one by one."""
+    rows = _rows(shuffle=4)
+    advance(model.runner, rows, [row.length for row in rows])
+    steps = 1
+    while running := [row for row in rows if row.remaining]:
+        guesses = []
+        for row in running:
+            said = NEW_TOKENS - row.remaining
+            ids = model.expected[row.id][0][said : said + min(4, row.remaining - 1)]
+            if wrong is not None and wrong < len(ids):
+                ids = [*ids[:wrong], ids[wrong] ^ 1, *ids[wrong + 1 :]]
+            guesses.append(ids)
+        result = model.runner.step(guessing_plan(running, guesses))
+        for row, got in zip(running, result.rows, strict=True):
+            for token in got.token_ids:
+                row.token_ids[row.length] = token
+                row.length += 1
+                row.remaining -= 1
+            row.computed = row.length - 1
+        steps += 1
+    assert steps == {None: 1 + 8, 0: NEW_TOKENS, 2: 1 + 13}[wrong]
+    model.check(rows)
 
 
 def test_a_step_may_be_repeated(model: Model) -> None:

@@ -271,12 +271,13 @@ def test_a_second_warm_up_starts_afresh() -> None:
         max_size=8,
     ),
     st.integers(1, 40),
+    st.sampled_from([0, 3]),
 )
 def test_any_mixture_is_answered_exactly_as_alone(
-    requests: list[tuple[list[int], int, int | None]], budget: int
+    requests: list[tuple[list[int], int, int | None]], budget: int, speculate: int
 ) -> None:
     """Requests join at any time, some are filtered on the way; nobody notices the others."""
-    with fake_shard() as (router, _):
+    with fake_shard(speculate=speculate) as (router, _):
         router.limits(budget)
         for i, (prompt, count, _) in enumerate(requests, start=1):
             router.prefill(row(i, prompt, count))
@@ -293,6 +294,23 @@ def test_any_mixture_is_answered_exactly_as_alone(
         got = router.tokens(i)
         assert got == whole[: len(got)]
         assert len(got) == count or stop_at is not None
+
+
+def test_right_guesses_save_steps_and_wrong_ones_change_nothing() -> None:
+    """A model with three words repeats itself now and then; its KV is checked at every step."""
+    few = {"vocab_size": 6}
+    prompts = {i: [3, 4, 5, 3 + i % 3] for i in range(1, 7)}
+    with fake_shard(speculate=4, **few) as (router, _):
+        for i, prompt in prompts.items():
+            router.prefill(row(i, prompt, 60, top_n=2))
+        router.finished(*prompts)
+    drafts = sum(report.draft_tokens for report in router.reports)
+    for i, prompt in prompts.items():
+        assert router.tokens(i) == answer(prompt, 60, **few)
+        assert all(len(r.tops) == len(r.token_ids) for r in router.rows(i))
+    steps = sum(len(report.sequence) for report in router.reports)
+    tokens = sum(len(report.token_ids) for report in router.reports)
+    assert 0 < tokens - steps < drafts
 
 
 # --- faults --------------------------------------------------------------------------------------

@@ -170,6 +170,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("waiting-served-ratio", "ratio", "waiting / running that lets newcomers in"),
             Flag("max-waiting-tokens", "int", "steps after which newcomers are let in anyway"),
             Flag("prefix-caching", "bool", "reuse KV blocks of equal prompt beginnings"),
+            Flag("speculate", "int", "tokens guessed ahead per step, from the text so far"),
             Flag("validation-workers", "int", "threads that tokenize"),
         ),
     ),
@@ -228,7 +229,6 @@ _ONE_MACHINE = "shards run on this machine and talk over shared memory: there is
 
 REFUSED: Final[tuple[Refused, ...]] = (
     Refused("quantize", "quantised weights are not in this build: serve an unquantised model"),
-    Refused("speculate", "speculation is not in this build", same=("0",)),
     Refused("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
     Refused("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
     Refused("cuda-graphs", _NO_GPU, same=("0",)),

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 2
+VERSION = 3
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -280,6 +280,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("prefill_tokens", "prompt tokens computed in this step"),
             ("decode_rows", "sequences that decoded in this step"),
             ("stalled_rows", "sequences that sat out for want of a KV block"),
+            ("draft_tokens", "tokens guessed ahead and computed in this step"),
         ),
         counts=("rows", "tokens", "tops", "prompts"),
         columns=(

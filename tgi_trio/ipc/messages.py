@@ -214,6 +214,7 @@ class StepReport:
     prefill_tokens: int = 0
     decode_rows: int = 0
     stalled_rows: int = 0
+    draft_tokens: int = 0
     sequence: list[int] = field(default_factory=list)  # [rows]
     computed: list[int] = field(default_factory=list)  # [rows] tokens whose KV is in the blocks
     token_count: list[int] = field(default_factory=list)  # [rows]
@@ -235,6 +236,7 @@ _STEP_WORDS = (
     "prefill_tokens",
     "decode_rows",
     "stalled_rows",
+    "draft_tokens",
 )
 _STEP_COLUMNS = (
     "sequence",

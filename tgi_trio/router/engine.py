@@ -371,3 +371,6 @@ class Engine:
         metrics.inc("tgi_batch_prefill_tokens", report.prefill_tokens)
         metrics.inc("tgi_batch_stalled_rows", report.stalled_rows)
         metrics.gauge("tgi_batch_decode_rows", report.decode_rows)
+        metrics.inc("tgi_batch_draft_tokens", report.draft_tokens)
+        spoke = len(report.token_count) - report.token_count.count(0)
+        metrics.observe_all("tgi_request_skipped_tokens", spoke, len(report.token_ids) - spoke)

@@ -143,6 +143,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_batch_preemptions", "counter", "Running sequences sent back to the queue"),
     Metric("tgi_batch_prefill_tokens", "counter", "Prompt tokens computed"),
     Metric("tgi_batch_decode_rows", "gauge", "Sequences that decoded in the last step"),
+    Metric("tgi_batch_draft_tokens", "counter", "Tokens guessed ahead, right or wrong"),
     Metric("tgi_batch_stalled_rows", "counter", "Rows that sat a step out for want of a KV block"),
     Metric("tgi_shard_restarts", "counter", "Times that the shard group was started again"),
     Metric("tgi_shard_ready", "gauge", "1 while the shard group serves, else 0"),
@@ -224,6 +225,12 @@ class Metrics:
             raise _unknown("histogram", name, labels) from None
         histogram.counts[bisect_left(histogram.bounds, value)] += 1
         histogram.sum += value
+
+    def observe_all(self, name: str, count: int, total: float) -> None:
+        """Count `count` observations of a summary that add up to `total`; raises ValueError."""
+        summary = self.histogram(name)
+        summary.counts[-1] += count
+        summary.sum += total
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Set a gauge; raises ValueError as `inc` does."""

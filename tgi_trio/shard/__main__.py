@@ -27,6 +27,7 @@ class ShardSettings:
     world_size: int = 1
     spin_us: int | None = None  # None: as the channel says
     threads: int | None = None  # None: as many as torch thinks
+    speculate: int = 0  # tokens guessed ahead per step and sequence at most
 
     @classmethod
     def parse(cls, text: str) -> ShardSettings:
@@ -64,7 +65,13 @@ def main(argv: list[str]) -> int:
             threads=settings.threads,
         )
 
-    return process.serve(argv[0], load, world_size=settings.world_size, spin_us=settings.spin_us)
+    return process.serve(
+        argv[0],
+        load,
+        world_size=settings.world_size,
+        spin_us=settings.spin_us,
+        speculate=settings.speculate,
+    )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +34,32 @@ class PlanCounts:
     prefill_tokens: int = 0
     decode_rows: int = 0
     stalled_rows: int = 0  # sequences at the end of their granted blocks
+    draft_tokens: int = 0  # guesses among the decode rows' query tokens
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of a sequence."""
+
+    def draft(self, sequence: Sequence, room: int) -> int:
+        """Write guesses into `token_ids` behind the known ones; return how many, up to `room`."""
+        ...
 
 
 class Batch:
     """The sequences a shard holds, in admission order."""
 
     def __init__(
-        self, *, vocab_size: int, block_size: int, blocks: int, eos_ids: Iterable[int]
+        self,
+        *,
+        vocab_size: int,
+        block_size: int,
+        blocks: int,
+        eos_ids: Iterable[int],
+        drafter: Drafter | None = None,
     ) -> None:
         """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet."""
         self.counts = PlanCounts()
+        self._drafter = drafter
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._blocks = blocks
@@ -134,8 +151,9 @@ class Batch:
 
         Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
         short prompt does not wait behind a long one; the router's admission counts on it), until
-        `token_budget` query tokens (at least 1) are taken. Rows at the end of their granted blocks
-        sit out. The plan's arrays are copies: commands applied later do not change it.
+        `token_budget` query tokens (at least 1) are taken. What is left of it goes to guesses of
+        the decode rows' next tokens. Rows at the end of their granted blocks sit out. The plan's
+        arrays are copies: commands applied later do not change it.
         """
         n = len(self._rows)
         computed = self._computed[:n]
@@ -163,15 +181,47 @@ class Batch:
         self._chosen, self._taken = chosen, taken
         prefill = computed[chosen] < self._given[chosen]
         prefill_tokens = int(taken[prefill].sum())
-        self.counts = PlanCounts(prefill_tokens, len(chosen) - int(prefill.sum()), stalled)
-        return self._flatten(chosen, taken, prefill) if len(chosen) else None
+        drafts = self._draft(chosen, prefill, token_budget - int(taken.sum()))
+        self.counts = PlanCounts(
+            prefill_tokens=prefill_tokens,
+            decode_rows=len(chosen) - int(prefill.sum()),
+            stalled_rows=stalled,
+            draft_tokens=0 if drafts is None else int(drafts.sum()),
+        )
+        return self._flatten(chosen, taken, prefill, drafts) if len(chosen) else None
+
+    def _draft(
+        self, chosen: NDArray[np.int64], prefill: NDArray[np.bool_], spare: int
+    ) -> NDArray[np.int64] | None:
+        """Have the next tokens of the decode rows guessed: [chosen] how many, None without any.
+
+        No row guesses beyond its granted blocks or its last token; all together `spare` at most.
+        """
+        if self._drafter is None:
+            return None
+        drafts = np.zeros(len(chosen), np.int64)
+        for i in np.flatnonzero(~prefill).tolist():
+            place = int(chosen[i])
+            sequence = self._rows[place]
+            room = min(spare, sequence.remaining - 1, int(self._granted[place]) - sequence.length)
+            if room > 0:
+                drafts[i] = self._drafter.draft(sequence, room)
+                spare -= int(drafts[i])
+        return drafts if drafts.any() else None
 
     def _flatten(
-        self, chosen: NDArray[np.int64], taken: NDArray[np.int64], prefill: NDArray[np.bool_]
+        self,
+        chosen: NDArray[np.int64],
+        known: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        drafts: NDArray[np.int64] | None,
     ) -> StepPlan:
-        """Lay the chosen rows' query tokens out flat."""
+        """Lay the chosen rows' query tokens out flat: `known` ones, then guesses."""
         rows = [self._rows[place] for place in chosen.tolist()]
         first = self._computed[chosen]
+        several, taken = prefill, known
+        if drafts is not None:
+            several, taken = prefill | (drafts > 0), known + drafts
         context = first + taken
         starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(taken, out=starts[1:])
@@ -181,7 +231,7 @@ class Batch:
             places = np.repeat(chosen, taken)
             positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], taken)
             token_ids = self._last[places]
-        for i in np.flatnonzero(prefill).tolist():
+        for i in np.flatnonzero(several).tolist():
             sequence, at = rows[i], int(first[i])
             token_ids[starts[i] : starts[i + 1]] = sequence.token_ids[at : int(context[i])]
         size = self._block_size
@@ -194,7 +244,8 @@ class Batch:
             query_starts=starts,
             context_lengths=context.astype(np.int32),
             block_tables=self._table[chosen, :widest],
-            samples=context == self._length[chosen],
+            samples=first + known == self._length[chosen],
+            drafts=None if drafts is None else drafts.astype(np.int32),
         )
 
     def advance(
@@ -356,4 +407,5 @@ def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
         context_lengths=plan.context_lengths[start:stop],
         block_tables=plan.block_tables[start:stop],
         samples=plan.samples[start:stop],
+        drafts=None if plan.drafts is None else plan.drafts[start:stop],
     )

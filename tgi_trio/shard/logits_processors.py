@@ -29,7 +29,8 @@ class GrammarMatcher(Protocol):
     def mask(self, generated: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Return bool [vocab_size], True = allowed, after the tokens `generated` so far.
 
-        Called with the same tokens again when a step is repeated, and with one more otherwise.
+        Called with the same tokens again when a step is repeated, or with fewer when that step had
+        guessed ahead; with one more otherwise.
         """
         ...
 
@@ -38,6 +39,7 @@ class TokenCounts:
     """How often each token occurs in `token_ids[start:]`, updated as the sequence grows."""
 
     def __init__(self, start: int) -> None:
+        self._start = start
         self._seen = start  # tokens of the sequence that are counted, or before the first that is
         self._ids = np.empty(16, np.int64)  # distinct ids; the first len(_place) are real
         self._counts = np.empty(16, np.int64)
@@ -45,6 +47,8 @@ class TokenCounts:
 
     def update(self, sequence: Sequence) -> Counts:
         """Return the distinct ids and their counts: int64 [U] each, valid until the next call."""
+        if self._seen > sequence.length:  # a step that had guessed ahead is repeated
+            self._seen, self._place = self._start, {}
         if self._seen < sequence.length:
             new = sequence.token_ids[self._seen : sequence.length]
             self._seen = sequence.length

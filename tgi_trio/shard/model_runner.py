@@ -24,6 +24,7 @@ from tgi_trio.shard.models.families import decoder_spec
 from tgi_trio.shard.models.loading import load_decoder
 from tgi_trio.shard.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.sampler import RowSampler, Sampler
+from tgi_trio.shard.speculation import verify
 from tgi_trio.shard.step import (
     ModelInfo,
     RowResult,
@@ -101,6 +102,7 @@ class TorchRunner:
             backend=self.attention.name,
             load_ns=load_ns,
             prefix_reuse=not model.needs_lengths,
+            drafts=True,
         )
 
     @staticmethod
@@ -194,15 +196,17 @@ class TorchRunner:
         hidden = self._forward(plan)
         results = [RowResult() for _ in plan.rows]
         sampled = np.flatnonzero(plan.samples)
-        logits = self._sampled_logits(plan, hidden, sampled) if len(sampled) else None
+        logits = None
+        if len(sampled):
+            places = verify.choice_places(plan, sampled)
+            logits = self.model.logits(_picked(hidden, places))
         self.prompt_logprobs.fill(plan, hidden, results)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         chosen = time.monotonic_ns()
         if logits is not None:
-            indices = sampled.tolist()
-            rows = self.sampler.choose(logits, [plan.rows[i] for i in indices])
-            for index, result in zip(indices, rows, strict=True):
+            rows = verify.choose(self.sampler, logits, plan, sampled)
+            for index, result in zip(sampled.tolist(), rows, strict=True):
                 result.prompt_logprobs = results[index].prompt_logprobs
                 results[index] = result
         return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
@@ -222,15 +226,6 @@ class TorchRunner:
         token_ids = torch.from_numpy(plan.token_ids).to(self.device)
         return self.model.forward(token_ids, positions, lengths, self.attention, batch)
 
-    def _sampled_logits(
-        self, plan: StepPlan, hidden: torch.Tensor, sampled: NDArray[np.intp]
-    ) -> torch.Tensor:
-        """Return float32 logits [S, vocab] of the last tokens of the rows `sampled`."""
-        if len(sampled) < len(hidden):
-            last = plan.query_starts[1:][sampled].astype(np.int64) - 1
-            hidden = hidden.index_select(0, torch.from_numpy(last).to(self.device))
-        return self.model.logits(hidden)
-
     def _warm_step(self, plan: StepPlan) -> None:
         hidden = self._forward(plan)
         self.model.logits(hidden[-1:])
@@ -238,6 +233,13 @@ class TorchRunner:
     def _new_cache(self, blocks: int) -> KVCache:
         layers, kv_heads, head_dim = self._kv_shape
         return KVCache(layers, blocks, kv_heads, head_dim, self.dtype, self.device)
+
+
+def _picked(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
+    """Return the rows of `hidden` at `places`, rising; without a copy when they are all."""
+    if len(places) == len(hidden):
+        return hidden
+    return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
 
 
 def _lengths(plan: StepPlan) -> NDArray[np.int64]:

@@ -21,12 +21,14 @@ def serve(
     *,
     world_size: int = 1,
     spin_us: int | None = None,
+    speculate: int = 0,
 ) -> int:
     """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
 
     0 after SHUTDOWN or when the router has died. 1 with a last paragraph on stderr otherwise: the
     router shows the last lines of a shard that could not start. Call from the main thread.
-    `spin_us` replaces the channel's own spinning time, in microseconds.
+    `spin_us` replaces the channel's own spinning time, in microseconds; `speculate` as for
+    `worker.run`.
     """
     # These are the router's to handle, which drains first. It starts shards in a process group of
     # their own, but a service manager signals every process of a service.
@@ -39,7 +41,14 @@ def serve(
         if spin_us is not None:
             spec = replace(spec, spin_us=spin_us)
         end = start_shard_end(spec.text())
-        worker.run(end, factory, rank=rank, world_size=world_size, incarnation=end.page.incarnation)
+        worker.run(
+            end,
+            factory,
+            rank=rank,
+            world_size=world_size,
+            incarnation=end.page.incarnation,
+            speculate=speculate,
+        )
     except PeerGone:
         return 0  # nobody is left to tell
     except TgiTrioError as error:

@@ -44,7 +44,10 @@ class StepPlan:
     query_starts: NDArray[np.int32]  # [R + 1] rows' first token in the flat list, cumulative
     context_lengths: NDArray[np.int32]  # [R] KV tokens a row sees, its own query included
     block_tables: NDArray[np.int32]  # [R, widest], unused entries 0
-    samples: NDArray[np.bool_]  # [R] the row's last token is its last known one: choose the next
+    samples: NDArray[np.bool_]  # [R] the row's last known token is in the step: choose the next
+    # [R] how many of a row's last query tokens are guesses (they stand in its `token_ids` behind
+    # the known ones); after each that proves right one more token is chosen. None: no row has any.
+    drafts: NDArray[np.int32] | None = None
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ class ModelInfo:
     # False where a token's K and V depend on more than the tokens before it (rotary frequencies
     # that change with the length), or are not in the blocks at all (a cache of transformers' own).
     prefix_reuse: bool = True
+    drafts: bool = False  # whether its plans may have guesses: `StepPlan.drafts`
 
 
 @dataclass(frozen=True, slots=True)

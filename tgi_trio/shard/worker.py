@@ -19,6 +19,7 @@ from tgi_trio.ipc.frames import LAYOUT_HASH, VERSION, Frame, Kind, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_extend, decode_prefill
 from tgi_trio.shard import replies
 from tgi_trio.shard.batch import Batch, slice_plan
+from tgi_trio.shard.speculation.ngram import NgramDrafter
 from tgi_trio.shard.step import (
     RowResult,
     Runner,
@@ -61,18 +62,20 @@ def run(
     rank: int = 0,
     world_size: int = 1,
     incarnation: int = 0,
+    speculate: int = 0,
 ) -> None:
     """Serve one router until SHUTDOWN arrives or the router dies.
 
     HELLO is sent before `factory` is called: it may import torch and load weights for minutes, and
-    the router knows meanwhile that this process lives. Raises ProtocolMismatch when the router
+    the router knows meanwhile that this process lives. `speculate`: tokens guessed ahead per step
+    and sequence at most, where the runner takes guesses. Raises ProtocolMismatch when the router
     reads the wire differently, and whatever `factory` or the runner's warm-up raise.
     """
     try:
         channel.beat(0, Phase.LOADING)
         channel.send(replies.encode_hello(rank, world_size, os.getpid(), incarnation))
         _expect_hello(channel)
-        worker = Worker(channel, factory())
+        worker = Worker(channel, factory(), speculate)
         worker.serve()
     except PeerGone:
         return  # nobody is left to report to
@@ -101,10 +104,11 @@ def _expect_hello(channel: Channel) -> None:
 class Worker:
     """The state of the loop: the running set, the standing limits, what is acknowledged."""
 
-    def __init__(self, channel: Channel, runner: Runner) -> None:
+    def __init__(self, channel: Channel, runner: Runner, speculate: int = 0) -> None:
         """Start with an empty batch; WARMUP must come before the first PREFILL."""
         self._channel = channel
         self._runner = runner
+        self._speculate = speculate if runner.info.drafts else 0
         # WARMUP makes the one with a KV cache; this one refuses every row.
         self._batch = Batch(vocab_size=0, block_size=1, blocks=0, eos_ids=())
         self._token_budget = 1  # set by WARMUP, then by LIMITS
@@ -178,6 +182,7 @@ class Worker:
             block_size=found.block_size,
             blocks=found.blocks,
             eos_ids=info.eos_ids,
+            drafter=NgramDrafter(self._speculate, info.eos_ids) if self._speculate else None,
         )
         self._token_budget = max(1, request.max_prefill_tokens)
         self._channel.send(replies.encode_warmup(frame.word("command"), found))
@@ -235,6 +240,7 @@ class Worker:
             prefill_tokens=counts.prefill_tokens,
             decode_rows=counts.decode_rows,
             stalled_rows=counts.stalled_rows,
+            draft_tokens=counts.draft_tokens,
         )
         dropped, faults = batch.advance(plan, result, report)
         self._drop(dropped)

@@ -54,6 +54,7 @@ class FakeSettings:
     crash_at_step: int = 0  # the process ends in this step, counted from 1
     hang_at_step: int = 0  # this step never ends
     fail_token: int = -1  # a step with a sequence that has this token raises
+    speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
 
     @classmethod
     def parse(cls, text: str) -> FakeSettings:
@@ -122,6 +123,7 @@ class FakeRunner:
             device="cpu",
             backend="fake",
             load_ns=int(settings.load_ms * 1e6),
+            drafts=True,
         )
 
     @property
@@ -191,14 +193,25 @@ class FakeRunner:
             start = [float("nan")] if first == 0 else []
             result.prompt_logprobs = start + [_PROMPT_LOGPROB] * known
         if plan.samples[i]:
-            ids = sequence.token_ids[: sequence.length].tolist()
-            token = next_token(self.settings, ids, sequence.prompt_length)
-            result.token_ids, result.logprobs = (token,), (_LOGPROB,)
-            count = sequence.sampling.top_n
-            result.tops = (
-                [((token + n) % self.settings.vocab_size, _LOGPROB - n) for n in range(count)],
-            )
+            drafts = 0 if plan.drafts is None else int(plan.drafts[i])
+            tokens = self._chosen(sequence, drafts)
+            count, size = sequence.sampling.top_n, self.settings.vocab_size
+            result.token_ids, result.logprobs = tokens, [_LOGPROB] * len(tokens)
+            result.tops = [
+                [((token + n) % size, _LOGPROB - n) for n in range(count)] for token in tokens
+            ]
         return result
+
+    def _chosen(self, sequence: Sequence, drafts: int) -> list[int]:
+        """Return the next token, and another one after every guess that is right."""
+        ids, length = sequence.token_ids, sequence.length
+        tokens: list[int] = []
+        for known in range(length, length + drafts + 1):
+            token = next_token(self.settings, ids[:known].tolist(), sequence.prompt_length)
+            tokens.append(token)
+            if known == length + drafts or token != ids[known]:
+                break
+        return tokens
 
     def _verify(self, sequence: Sequence, table: NDArray[np.int32], context: int) -> str | None:
         size = self.settings.block_size

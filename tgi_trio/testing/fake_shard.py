@@ -75,7 +75,13 @@ class FakeShard:
         # The mutex belongs to this thread: a crash lets go of it as the death of a process does.
         end.hold_alive_mutex()
         try:
-            worker.run(end, self._load, rank=end.spec.rank, incarnation=end.page.incarnation)
+            worker.run(
+                end,
+                self._load,
+                rank=end.spec.rank,
+                incarnation=end.page.incarnation,
+                speculate=self.settings.speculate,
+            )
         except FakeCrash:
             return
         except BaseException as error:
@@ -124,7 +130,7 @@ def main(argv: list[str]) -> int:
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2
-    return process.serve(argv[0], lambda: FakeRunner(settings))
+    return process.serve(argv[0], lambda: FakeRunner(settings), speculate=settings.speculate)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+"""Guesses: what followed the last tokens when they were met before."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shard.models_support import sequence
+from tgi_trio.shard.speculation.ngram import NgramDrafter
+
+EOS = 2
+
+
+def guesses(ids: list[int], most: int = 4, room: int = 100, **sampling: object) -> list[int]:
+    row = sequence(1, ids, [1], new=50, **sampling)
+    before = row.token_ids[: row.length].tolist()
+    count = NgramDrafter(most, [EOS]).draft(row, room)
+    assert row.token_ids[: row.length].tolist() == before and row.length == len(ids)
+    return row.token_ids[row.length : row.length + count].tolist()
+
+
+def test_what_followed_the_last_tokens_is_guessed_again() -> None:
+    assert guesses([5, 6, 7, 8, 9, 30, 31, 5, 6]) == [7, 8, 9, 30]
+
+
+def test_nothing_is_guessed_after_tokens_that_are_new() -> None:
+    assert guesses([5, 6, 7, 8, 9]) == []
+    assert guesses([5]) == []
+    assert guesses([5, 6, 7, 6]) == []  # a single token says too little
+
+
+def test_the_longest_match_wins_and_then_the_latest() -> None:
+    assert guesses([1, 5, 6, 40, 9, 5, 6, 41, 1, 5, 6], most=1) == [40]
+    assert guesses([5, 6, 40, 9, 5, 6, 41, 8, 5, 6], most=1) == [41]
+
+
+def test_a_short_period_goes_on() -> None:
+    assert guesses([8, 9, 8, 9, 8, 9], most=5) == [8, 9, 8, 9, 8]
+    assert guesses([7, 7, 7], most=3) == [7, 7, 7]
+
+
+def test_no_more_than_there_is_room_for() -> None:
+    assert guesses([5, 6, 7, 8, 9, 5, 6], room=2) == [7, 8]
+    assert guesses([5, 6, 7, 8, 9, 5, 6], room=0) == []
+    full = sequence(1, [5, 6, 7, 5, 6], [1], new=1)  # a buffer with one place left
+    assert NgramDrafter(4, [EOS]).draft(full, 100) == 1
+
+
+def test_the_end_is_never_guessed_unless_it_is_ignored() -> None:
+    assert guesses([5, 6, 7, EOS, 9, 5, 6]) == [7]
+    assert guesses([5, 6, 7, EOS, 9, 5, 6], ignore_eos=True) == [7, EOS, 9, 5]
+
+
+@given(
+    st.lists(st.integers(3, 5), min_size=1, max_size=60),
+    st.lists(st.integers(1, 9), min_size=1, max_size=20),
+)
+def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
+    ids: list[int], growth: list[int]
+) -> None:
+    drafter = NgramDrafter(4, [EOS])
+    row = sequence(1, ids, [1], new=8)
+    row.length = 0
+    for count in growth:
+        row.length = min(len(ids), row.length + count)
+        got = drafter.draft(row, 100)
+        drafted = row.token_ids[row.length : row.length + got].copy()
+        row.token_ids[: len(ids)] = ids  # as if every guess had been wrong
+        expected = guesses(ids[: row.length])
+        # Both buffers may differ in room, so compare what both had room for.
+        assert np.array_equal(drafted, expected[:got])
+        assert bool(got) == bool(expected)

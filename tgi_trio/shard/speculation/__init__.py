@@ -1,0 +1,1 @@
+"""Several tokens a step: guess what comes next, compute it in one go, keep what is right."""

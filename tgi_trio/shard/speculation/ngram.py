@@ -1,0 +1,75 @@
+"""Guesses from the text so far: what followed the last few tokens when they were met before.
+
+"Prompt lookup" (Saxena 2023): free to make, and often right in code, quotations, lists and
+summaries. No torch in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from tgi_trio.shard.step import Sequence
+
+_STATE = "ngrams"  # key in Sequence.state
+_SIZES = (4, 3, 2)  # of the n-grams looked up, the most telling first
+
+
+class NgramDrafter:
+    """Guesses by the latest earlier occurrence of a sequence's last tokens."""
+
+    def __init__(self, most: int, eos_ids: Iterable[int]) -> None:
+        """Guess `most` tokens a step and sequence at most; never an EOS or beyond."""
+        self._most = most
+        self._eos_ids = frozenset(eos_ids)
+
+    def draft(self, sequence: Sequence, room: int) -> int:
+        """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
+
+        Where the earlier occurrence reaches into the guesses, they repeat themselves.
+        """
+        ids, length = sequence.token_ids, sequence.length
+        source = _Occurrences.of(sequence).before(sequence)
+        if source is None:
+            return 0
+        count = min(self._most, room, len(ids) - length)
+        for i in range(count):
+            token = ids[source + i]
+            if not sequence.sampling.ignore_eos and int(token) in self._eos_ids:
+                return i
+            ids[length + i] = token
+        return max(0, count)
+
+
+class _Occurrences:
+    """Where each n-gram of one sequence was last met: n-gram -> the position that follows it."""
+
+    def __init__(self) -> None:
+        self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in _SIZES}
+        self._seen = 0  # n-grams within the first `_seen` tokens are in
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> _Occurrences:
+        """Return the sequence's own, made at first use."""
+        known = sequence.state.get(_STATE)
+        if not isinstance(known, _Occurrences):
+            known = sequence.state[_STATE] = cls()
+        return known
+
+    def before(self, sequence: Sequence) -> int | None:
+        """Return the position after the latest earlier occurrence of the longest known suffix."""
+        # All but the last token: the n-grams it ends are those that are looked up.
+        end = sequence.length - 1
+        start = max(0, self._seen - max(_SIZES) + 1)
+        tokens = sequence.token_ids[start : end + 1].tolist()
+        for n, after in self._after.items():
+            first = max(start, self._seen - n + 1)  # where the first new n-gram begins
+            fresh = tokens[first - start : -1]
+            grams = zip(*(islice(fresh, i, None) for i in range(n)), strict=False)
+            after.update(zip(grams, range(first + n, end + 1), strict=False))
+        self._seen = end
+        for n, after in self._after.items():
+            found = after.get(tuple(tokens[-n:]))
+            if found is not None:
+                return found
+        return None

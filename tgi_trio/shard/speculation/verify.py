@@ -1,0 +1,89 @@
+"""Which guesses were right: the sampler's own choice after each, one after the other.
+
+A guess is right when it is what the sampler chooses in its place, with everything that choice
+depends on: penalties, grammar, seed and position. So the tokens are those of decoding one by one,
+sampled ones too, and a wrong guess costs nothing but its place in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.step import RowResult, Sequence, StepPlan
+
+
+def choice_places(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return the places in the plan's flat token list whose logits `choose` wants for `rows`.
+
+    Per row the last known token, then its guesses: int64 [rows + their guesses].
+    """
+    ends: NDArray[np.int64] = plan.query_starts[1:][rows].astype(np.int64)
+    places: NDArray[np.int64] = ends - 1
+    if plan.drafts is not None:
+        counts = 1 + plan.drafts[rows].astype(np.int64)
+        before = np.cumsum(counts) - counts
+        places = np.arange(counts.sum()) + np.repeat(ends - counts - before, counts)
+    return places
+
+
+def choose(
+    sampler: RowSampler, logits: torch.Tensor, plan: StepPlan, rows: NDArray[np.intp]
+) -> list[RowResult]:
+    """Return the tokens of `rows`: one each, and one more for every guess that was right.
+
+    `logits` [choices, vocab] of the tokens at `choice_places`; may be overwritten.
+    """
+    sequences = [plan.rows[i] for i in rows.tolist()]
+    if plan.drafts is None:
+        return sampler.choose(logits, sequences)
+    drafts = plan.drafts[rows].tolist()
+    starts = np.cumsum([0, *(1 + n for n in drafts)])[:-1]
+
+    def chosen(some: ListLike[int], ahead: int) -> list[RowResult]:
+        places = torch.from_numpy(starts[some] + ahead).to(logits.device)
+        return sampler.choose(logits[places], [_grown(sequences[i], ahead) for i in some])
+
+    going, ahead = list(range(len(sequences))), 0
+    results = chosen(going, ahead)
+    while True:
+        ahead += 1
+        going = [i for i in going if _right(results[i], sequences[i], ahead, drafts[i])]
+        if not going:
+            return results
+        for i, more in zip(going, chosen(going, ahead), strict=True):
+            if more.fault is None:  # otherwise it comes again in the next step, for itself
+                results[i] = _joined(results[i], more)
+
+
+def _right(result: RowResult, sequence: Sequence, ahead: int, drafts: int) -> bool:
+    """Whether all of the first `ahead` guesses are there and right."""
+    if ahead > drafts or len(result.token_ids) < ahead:
+        return False
+    return result.token_ids[-1] == int(sequence.token_ids[sequence.length + ahead - 1])
+
+
+def _grown(sequence: Sequence, ahead: int) -> Sequence:
+    """Return the sequence as it will be with `ahead` guesses known; its state is the same one."""
+    if ahead == 0:
+        return sequence
+    return replace(
+        sequence,
+        length=sequence.length + ahead,
+        remaining=sequence.remaining - ahead,
+        min_remaining=max(0, sequence.min_remaining - ahead),
+    )
+
+
+def _joined(first: RowResult, more: RowResult) -> RowResult:
+    return RowResult(
+        token_ids=(*first.token_ids, *more.token_ids),
+        logprobs=(*first.logprobs, *more.logprobs),
+        tops=(*first.tops, *more.tops),
+        prompt_logprobs=first.prompt_logprobs,
+    )
