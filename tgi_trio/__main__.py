@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, parse
 from tgi_trio.errors import ConfigurationError, TgiTrioError
 
@@ -60,6 +61,10 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     timeline = Timeline()
     options = with_key_file(invocation.options)
     set_up_logging(json_output=options.json_output, level=os.environ.get("LOG_LEVEL", "INFO"))
+    if options.env:
+        from tgi_trio.cli.doctor import doctor
+
+        doctor(DoctorOptions(port=options.port), sys.stderr)
     for warning in invocation.warnings:
         print(f"tgi-trio: warning: {warning}", file=sys.stderr)
     with bind(options) as listeners:

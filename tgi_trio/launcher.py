@@ -24,7 +24,7 @@ from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.supervisor import Started, Supervisor, Watch
-from tgi_trio.settings import Options, Settings, as_rows, with_kv
+from tgi_trio.settings import Options, Settings, as_json, as_rows, with_kv
 
 log = logging.getLogger("tgi_trio")
 
@@ -78,25 +78,40 @@ def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLim
 
 
 def settings_table(settings: Settings) -> str:
-    """Return every resolved setting and where it came from."""
-    rows = "\n".join(f"  {name:<30} {value:<40} {why}" for name, value, why in as_rows(settings))
+    """Return every resolved setting and where it came from; the longest column comes last."""
+    rows = "\n".join(f"  {name:<30} {why:<10} {value}" for name, value, why in as_rows(settings))
     return f"Settings\n{rows}"
 
 
-def memory_table(started: Started) -> str:
-    """Return what the warm-up found."""
-    memory, facts = started.memory, started.facts
-    sizes = {
+def memory_sizes(started: Started) -> dict[str, int]:
+    """Return what takes how many bytes, as the warm-up found it."""
+    memory = started.memory
+    return {
         "weights": memory.weight_bytes,
         "activations": memory.activation_bytes,
         "KV cache": memory.kv_bytes,
         "spare": memory.spare_bytes,
     }
-    rows = [f"  {name:<12} {size / 2**20:>10,.1f} MiB" for name, size in sizes.items()]
+
+
+def memory_table(started: Started) -> str:
+    """Return what the warm-up found."""
+    memory, facts = started.memory, started.facts
+    sizes = memory_sizes(started).items()
+    rows = [f"  {name:<12} {size / 2**20:>10,.1f} MiB" for name, size in sizes]
     tokens = (memory.blocks - 1) * memory.block_size
     rows.append(f"  {memory.blocks - 1} KV blocks of {memory.block_size} = {tokens:,} tokens")
     rows.append(f"  {facts.dtype} on {facts.device}, backend {facts.backend}")
     return "\n".join(["Memory", *rows])
+
+
+def _tell(settings: Settings, started: Started) -> None:
+    """Print the tables, or log the same as JSON."""
+    if settings.json_output:
+        log.info("settings", extra={"settings": as_json(settings)})
+        log.info("memory in bytes", extra={"memory": memory_sizes(started)})
+    else:
+        print(settings_table(settings), memory_table(started), sep="\n", file=sys.stderr)
 
 
 def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
@@ -187,7 +202,7 @@ class Launcher:
         memory = supervisor.started.memory
         timeline.mark("shard ready")
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
-        print(settings_table(settings), memory_table(supervisor.started), sep="\n", file=sys.stderr)
+        _tell(settings, supervisor.started)
         facts = supervisor.started.facts
         limits = scheduling_limits(settings, settings.prefix_caching and facts.prefix_reuse)
         engine = front.open(settings, limits, supervisor, facts.vocab_size)

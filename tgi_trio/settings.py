@@ -59,6 +59,7 @@ class _AsGiven:
     aip_predict_route: str | None = None  # another path of /vertex
     aip_health_route: str | None = None  # another path of /health
     json_output: bool = False
+    env: bool = False  # say what the machine has before anything is loaded
     graceful_termination_timeout: float = 90.0  # seconds
     stall_timeout: float = 60.0  # seconds without a step while there is work
     shard_restart_limit: int = 5  # starts that may fail in a row
@@ -368,6 +369,18 @@ def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
         origin = "asked" if name in asked else "default" if name in given else "computed"
         text = ", ".join(value) if isinstance(value, list) else "-" if value is None else str(value)
         yield name, text or "-", origin
+
+
+# Where things lie on this machine is the operator's to know, not every client's.
+_PLACES: Final = frozenset(
+    "model_path huggingface_hub_cache tokenizer_config_path chat_template bind ssl_certfile "
+    "ssl_keyfile api_key_file".split()
+)
+
+
+def public_json(settings: Settings) -> dict[str, Any]:
+    """Return the settings that any client may read, as GET /info shows them."""
+    return {name: value for name, value in as_json(settings).items() if name not in _PLACES}
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

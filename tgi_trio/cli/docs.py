@@ -50,7 +50,7 @@ def flags() -> str:
 def _flag_row(flag: Flag) -> list[str]:
     names = f"--{flag.name} {KINDS[flag.kind][0]}".rstrip()
     short = f", `{flag.short}`" if flag.short else ""
-    return [f"`{names}`{short}", f"`{flag.env}`", default_text(flag), flag.help]
+    return [f"`{names}`{short}", f"`{flag.env}`" if flag.env else "", default_text(flag), flag.help]
 
 
 def refused_flags() -> str:

@@ -200,6 +200,9 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
         "Operations",
         (
             Flag("json-output", "switch", "log lines as JSON"),
+            Flag(
+                "env", "switch", "print what `doctor` finds, then serve", variable=False, short="-e"
+            ),
             Flag("graceful-termination-timeout", "seconds", "for streams at SIGTERM", short="-g"),
             Flag("stall-timeout", "seconds", "without a step before a shard counts as hung"),
             Flag("shard-restart-limit", "int", "failed starts of the shard in a row"),
@@ -232,7 +235,7 @@ REFUSED: Final[tuple[Refused, ...]] = (
     Refused("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
     Refused("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
     Refused("cuda-graphs", _NO_GPU, same=("0",)),
-    Refused("cuda-memory-fraction", _NO_GPU),
+    Refused("cuda-memory-fraction", _NO_GPU, same=("1", "1.0")),
     Refused("disable-custom-kernels", _NO_GPU, same=("false",)),
     Refused("rope-scaling", _NO_ROPE),
     Refused("rope-factor", _NO_ROPE),
@@ -240,7 +243,11 @@ REFUSED: Final[tuple[Refused, ...]] = (
     Refused("watermark-delta", _NO_WATERMARK),
     Refused("weights-cache-override", "give the folder of the weights to --model-id"),
     Refused("disable-grammar-support", "grammars are not in this build", same=("true",)),
-    Refused("enable-prefill-logprobs", "any request may ask for them with decoder_input_details"),
+    Refused(
+        "enable-prefill-logprobs",
+        "any request may ask for them with decoder_input_details",
+        same=("true",),
+    ),
     Refused("max-image-fetch-size", "images are not in this build"),
     Refused("tokenizer-name", "the tokenizer is the model's: use --model-id"),
     Refused("prometheus-port", "metrics are at /metrics of the main port", env=False),
@@ -254,12 +261,6 @@ REFUSED: Final[tuple[Refused, ...]] = (
     Refused("ngrok", _NO_NGROK, same=("false",)),
     Refused("ngrok-authtoken", _NO_NGROK, env=False),
     Refused("ngrok-edge", _NO_NGROK, env=False),
-    Refused(
-        "env",
-        "run `python -m pip list` and `python -m torch.utils.collect_env`",
-        env=False,
-        short="-e",
-    ),
 )
 
 

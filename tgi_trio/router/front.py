@@ -20,7 +20,7 @@ from tgi_trio.router.supervisor import Supervisor
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.validation import ValidationLimits, Validator
-from tgi_trio.settings import Settings
+from tgi_trio.settings import Settings, public_json
 
 BACKLOG = 4096  # connections that may wait to be accepted
 GRACE = 1.0  # seconds; the launcher has drained already when the server is told to stop
@@ -97,6 +97,7 @@ def http_settings(settings: Settings) -> HttpSettings:
         docker_label=os.environ.get("DOCKER_LABEL"),
         predict_route=settings.aip_predict_route,
         health_route=settings.aip_health_route,
+        shown=public_json(settings),
     )
 
 

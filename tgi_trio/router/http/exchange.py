@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from tgi_trio.router.http.engine_api import Engine
 from tgi_trio.router.http.errors import Header
@@ -22,6 +23,7 @@ class HttpSettings:
     docker_label: str | None = None
     predict_route: str | None = None  # another path of /vertex, --aip-predict-route
     health_route: str | None = None  # another path of /health, --aip-health-route
+    shown: Mapping[str, Any] = field(default_factory=dict)  # every setting that /info tells
     body_timeout: float = 60.0  # seconds a client may take to send its body
     silence: float = 15.0  # seconds without an event before a keep-alive comment
     stream_backlog: int = 1 << 20  # bytes one stream may fall behind its generation

@@ -6,7 +6,7 @@ field that is left out, `T | None` one that may be null.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -276,6 +276,7 @@ class Info(Struct, forbid_unknown_fields=True):
     version: str
     sha: str | None
     docker_label: str | None
+    settings: dict[str, Any]  # every resolved setting that is no secret; ours, not TGI's
 
 
 class VertexResponse(Struct, forbid_unknown_fields=True):

@@ -49,6 +49,7 @@ async def info(call: Call) -> Reply:
                 "version": __version__,
                 "sha": None,
                 "docker_label": call.settings.docker_label,
+                "settings": call.settings.shown,  # ours, beside TGI's
             }
         )
     )
