@@ -108,7 +108,7 @@ MALFORMED = [
     ("", "400", "Failed to parse the request body as JSON: "),
     ('{"inputs": "a"', "400", "Failed to parse the request body as JSON: "),
     ("[]", "422", "Failed to deserialize the JSON body into the target type: "),
-    ('{"inputs": 1}', "422", "inputs: Expected `str`"),
+    ('{"inputs": 1}', "422", "inputs: Expected `str | array`"),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import h11
 import msgspec
 import pytest
 import trio
@@ -181,6 +182,44 @@ async def test_a_body_that_does_not_come_is_not_waited_for(http):
         while more := await stream.receive_some(65536):
             data += more
     assert data.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_bodies_too_large_or_too_slow_are_told_of_in_openais_shape(http, path):
+    settings = HttpSettings(payload_limit=1000, body_timeout=0.05, shortcut=http.shortcut)
+    async with served(http=settings) as server:
+        client = await server.connect()
+        large = await client.post(path, b"x" * 1001)
+        late = await server.connect()
+        await late.stream.send_all(Client.request("POST", path, b"", {"content-length": "9"}))
+        late.connection.send(h11.Request(method="POST", target=path, headers=[("host", "t")]))
+        slow = await late.answer()
+    for answer, status in ((large, 413), (slow, 408)):
+        assert answer.status == status
+        found = msgspec.json.decode(answer.body, type=replies.OpenAIErrorResponse)
+        assert found.error.http_status_code == status and found.error_type == "invalid_body"
+        assert answer.headers["content-type"] == "application/json"
+
+
+async def test_a_client_that_asks_first_is_told_to_send_or_not_to(http):
+    settings = HttpSettings(payload_limit=1000, shortcut=http.shortcut)
+    async with served(http=settings) as server:
+        stream = await server.raw()
+        ask = {"expect": "100-continue"}
+        body = b'{"inputs":"x"}'
+        head = Client.request("POST", "/generate", b"", {**ask, "content-length": str(len(body))})
+        await stream.send_all(head)
+        assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 100 ")
+        await stream.send_all(body)
+        assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200 ")
+
+        stream = await server.raw()
+        head = Client.request("POST", "/generate", b"", {**ask, "content-length": "100000000"})
+        await stream.send_all(head)
+        data = b""
+        while more := await stream.receive_some(65536):
+            data += more
+        assert data.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 100" not in data
 
 
 KEYS = HttpSettings(api_keys=("Secret", "other"))

@@ -20,17 +20,18 @@ from quart.asgi import ASGIHTTPConnection
 from quart.wrappers.response import ResponseBody
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 
-from tgi_trio.router.http.dispatch import (
-    TOO_LARGE,
-    TOO_SLOW,
-    Cors,
-    RequestIds,
-    answer,
-)
+from tgi_trio.router.http.dispatch import Cors, RequestIds, answer, rejected
 from tgi_trio.router.http.engine_api import Engine
-from tgi_trio.router.http.errors import Header, header_block, internal
+from tgi_trio.router.http.errors import (
+    BodyRejected,
+    Header,
+    header_block,
+    internal,
+    too_large,
+    too_slow,
+)
 from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.routes import (
     chat,
@@ -111,14 +112,19 @@ class HttpConnection(TrioASGIHTTPConnection):
     # ---- the short way --------------------------------------------------------------------------
 
     async def _shortcut(self, route: Route, receive: Receive, send: Send) -> None:
-        found: bytes | Reply | None = TOO_SLOW
+        found: bytes | Reply | None = None
         with trio.CancelScope(deadline=self.began + self.app.http.body_timeout) as scope:
-            found = await self._read_body(receive)
+            try:
+                found = await self._read_body(receive)
+            except BodyRejected as error:
+                found = rejected(error, route.openai)
             scope.deadline = math.inf
             leave = partial(self._leave, scope)
             if isinstance(found, bytes) and self.transport.on_leave(leave):
                 self.watched = False
                 await self._transmit(send, await answer(route, self.call(found)))
+        if scope.cancelled_caught and self.watched:
+            found = rejected(too_slow(), route.openai)
         if found is None or not self.watched:
             return
         async with trio.open_nursery() as nursery:
@@ -134,13 +140,13 @@ class HttpConnection(TrioASGIHTTPConnection):
         self.resources.close()
         request.cancel()
 
-    async def _read_body(self, receive: Receive) -> bytes | Reply | None:
-        """Return the body; None when the client left, a reply when it is too large."""
+    async def _read_body(self, receive: Receive) -> bytes | None:
+        """Return the body; None when the client left. Raises BodyRejected (413)."""
         limit = self.app.http.payload_limit
-        length = self.headers.get(b"content-length", b"")
-        expected = int(length) if length.isdigit() else 0
+        expected = self._announced()
         if expected > limit:
-            return TOO_LARGE
+            raise too_large()
+        await self.transport.invite_body()
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -150,12 +156,17 @@ class HttpConnection(TrioASGIHTTPConnection):
             piece = message.get("body", b"")
             size += len(piece)
             if size > limit:
-                return TOO_LARGE
+                raise too_large()
             if piece:
                 pieces.append(piece)
             # The message that says that all was said is not worth another turn of the scheduler.
             if not message.get("more_body", False) or (expected and size == expected):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _announced(self) -> int:
+        """Return how many bytes of body the head of the request announces."""
+        length = self.headers.get(b"content-length", b"")
+        return int(length) if length.isdigit() else 0
 
     async def _watch(self, receive: Receive, request: trio.CancelScope) -> None:
         """End the request when its client has left."""
@@ -169,6 +180,8 @@ class HttpConnection(TrioASGIHTTPConnection):
         self, nursery: trio.Nursery, request: Any, receive: Receive
     ) -> None:
         """Feed the body to Quart's request; end the request when its client has left."""
+        if self._announced() <= self.app.http.payload_limit:
+            await self.transport.invite_body()
         await ASGIHTTPConnection.handle_messages(self, request, receive)
         self._leave(nursery.cancel_scope)
 
@@ -262,7 +275,12 @@ class Application(QuartTrio):
     def _register(self, route: Route) -> None:
         async def view(**path: str) -> Response:
             connection = _connection()
-            body = cast(bytes, await request.get_data(cache=False, as_text=False))
+            try:
+                body = cast(bytes, await request.get_data(cache=False, as_text=False))
+            except RequestEntityTooLarge:
+                return _response(rejected(too_large(), route.openai))
+            except RequestTimeout:
+                return _response(rejected(too_slow(), route.openai))
             return _response(await answer(route, connection.call(body, path)))
 
         self.add_url_rule(
@@ -312,10 +330,6 @@ async def _reply_of(response: Any) -> Reply:
 
 async def _http_error(error: HTTPException) -> Response:
     """Answer what no route answers: like TGI without a body, or in its words."""
-    if error.code == TOO_LARGE.status:
-        return _response(TOO_LARGE)
-    if error.code == TOO_SLOW.status:
-        return _response(TOO_SLOW)
     headers: list[Header] = []
     for name, value in error.get_headers():
         if name.lower() == "allow":

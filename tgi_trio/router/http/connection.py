@@ -8,6 +8,7 @@ What differs from hypercorn's own, and why:
   leaves in one write (`cork`);
 * one task per connection watches for idleness, where hypercorn starts and cancels one per request;
 * a client that leaves is noticed even behind a pipelined request that waits its turn;
+* the application decides whether a client that asks (`Expect: 100-continue`) may send its body;
 * closing lingers, so that a client still sending its body reads the answer instead of a reset.
 """
 
@@ -39,6 +40,7 @@ _READ_AHEAD = 1 << 18
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST and forgets unsent bytes
 
+_CONTINUE = b"HTTP/1.1 100 "
 
 SEND_TIMEOUT = 30.0  # seconds
 
@@ -73,6 +75,7 @@ class Connection(TCPServer):
         self.on_leave: Callable[[], None] | None = None  # set by the request being answered
         self._corked: list[bytes] | None = None
         self._block = b""
+        self._invitation = b""  # "100 Continue", while the client waits for it
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
         self._lingering = False  # we have said goodbye to a client that is still sending
@@ -101,6 +104,9 @@ class Connection(TCPServer):
     async def protocol_send(self, event: Event) -> None:
         """Called by the protocol with bytes to send, or with a change of its state."""
         if isinstance(event, RawData):
+            if event.data.startswith(_CONTINUE) and self._corked is None:
+                self._invitation = event.data  # for the application to send, or not
+                return
             if self._corked is not None:
                 self._corked.append(event.data)
             else:
@@ -108,6 +114,11 @@ class Connection(TCPServer):
             return
         await self.uncork()
         await super().protocol_send(event)
+
+    async def invite_body(self) -> None:
+        """Send the 100 that hypercorn would have sent without asking whether we want the body."""
+        invitation, self._invitation = self._invitation, b""
+        await self._send(invitation)
 
     async def _send(self, data: bytes) -> None:
         if not data:

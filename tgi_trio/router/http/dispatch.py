@@ -19,16 +19,6 @@ log = logging.getLogger(__name__)
 
 _LONGEST_ID = 128  # characters of a client's request id that are taken over
 
-TOO_LARGE = Reply(
-    b"Failed to buffer the request body: length limit exceeded",
-    status=413,
-    content_type=b"text/plain; charset=utf-8",
-)
-TOO_SLOW = Reply(
-    b"The request body did not arrive in time",
-    status=408,
-    content_type=b"text/plain; charset=utf-8",
-)
 UNAUTHORIZED = Reply(b"", status=401, content_type=b"")
 _NO_KEY = Problem(
     401, "The API key is missing or wrong: send `Authorization: Bearer <key>`", "unauthorized"
@@ -42,10 +32,7 @@ async def answer(route: Route, call: Call) -> Reply:
     try:
         return await route.handler(call)
     except BodyRejected as error:
-        if route.openai:
-            return reply_for(Problem(error.status, str(error), "invalid_body"), openai=True)
-        text = str(error).encode("utf-8", "replace")
-        return Reply(text, error.status, b"text/plain; charset=utf-8")
+        return rejected(error, route.openai)
     except TgiTrioError as error:
         return reply_for(explain(call, error), route.openai)
     except Exception as error:
@@ -61,6 +48,14 @@ def reply_for(problem: Problem, openai: bool) -> Reply:
     """Return the reply that carries a problem, in OpenAI's shape or in TGI's."""
     body = problem.openai_body() if openai else problem.body()
     return Reply(body, problem.status, headers=problem.headers())
+
+
+def rejected(error: BodyRejected, openai: bool) -> Reply:
+    """Return the reply to a body that could not be read: plain text, or OpenAI's shape."""
+    if openai:
+        return reply_for(Problem(error.status, str(error), "invalid_body"), openai=True)
+    text = str(error).encode("utf-8", "replace")
+    return Reply(text, error.status, b"text/plain; charset=utf-8")
 
 
 def authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:

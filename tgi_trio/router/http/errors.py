@@ -82,6 +82,16 @@ class BodyRejected(errors.TgiTrioError):
         self.status = status
 
 
+def too_large() -> BodyRejected:
+    """Return the error for a body above --payload-limit."""
+    return BodyRejected(413, "Failed to buffer the request body: length limit exceeded")
+
+
+def too_slow() -> BodyRejected:
+    """Return the error for a body that takes longer than we wait."""
+    return BodyRejected(408, "The request body did not arrive in time")
+
+
 def problem_of(error: BaseException) -> Problem | None:
     """Return what to tell the client about `error`; None when it is not one of ours."""
     text = str(error)

@@ -38,6 +38,9 @@ class Transport:
     async def uncork(self) -> None:
         """Send what is held so far."""
 
+    async def invite_body(self) -> None:
+        """Tell a client that asks first (`Expect: 100-continue`) to send its body."""
+
     def on_leave(self, callback: Callable[[], None] | None) -> bool:
         """Have `callback` called, once and synchronously, when the client leaves.
 
@@ -90,6 +93,9 @@ class Http1(Transport):
 
     async def uncork(self) -> None:
         await self._connection.uncork()
+
+    async def invite_body(self) -> None:
+        await self._connection.invite_body()
 
     def on_leave(self, callback: Callable[[], None] | None) -> bool:
         self._connection.on_leave = callback
