@@ -69,6 +69,24 @@ def test_a_prefill_is_laid_out_flat() -> None:
     assert types == {"token_ids": "int64", "kv_slots": "int64", "samples": "bool"}
 
 
+def test_a_held_sequence_sits_steps_out_and_does_not_count_as_stalled() -> None:
+    batch = new_batch()
+    for sequence in (1, 2, 3):
+        batch.add(row(sequence, [11, 12], 9))
+    batch.hold(2)
+    assert step(batch)[0].sequence == [1, 3]
+    assert [sequence.id for sequence in batch.held] == [2]
+    batch.remove([1])  # the others move up, and what is held stays so
+    assert step(batch)[0].sequence == [3]
+    assert batch.counts.stalled_rows == 0
+    batch.hold(2, False)
+    assert sorted(step(batch)[0].sequence) == [2, 3]
+    batch.hold(2)
+    batch.remove([3])
+    assert batch.plan(BUDGET) is None
+    assert batch.counts.stalled_rows == 0
+
+
 def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
     batch = new_batch()
     batch.add(row(1, list(range(20, 50)), 3))

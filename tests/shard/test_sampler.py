@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -428,21 +427,26 @@ def test_a_bias_for_a_token_that_does_not_exist_faults_its_row_alone() -> None:
 
 
 class OnlyAfter:
-    """A grammar under which token n + 1 follows token n."""
+    """Grammars under which token n + 1 follows token n; n is where one begins."""
 
-    def __init__(self, text: str) -> None:
-        if text == "broken":
-            raise ValueError("expected a rule at 'broken'")
-        self.first = int(text)
+    def prepare(self, sequence: Sequence) -> bool:
+        return sequence.sampling.grammar != "slow"
 
-    def mask(self, generated: NDArray[np.int32]) -> NDArray[np.bool_]:
-        allowed = np.zeros(50, np.bool_)
-        allowed[self.first + len(generated)] = True
-        return allowed
+    def drop(self, sequence: Sequence) -> None:
+        self.dropped = sequence
+
+    def forbidden(self, sequences: list[Sequence]) -> tuple[NDArray[np.bool_], dict[int, str]]:
+        masks, faults = np.ones((len(sequences), 50), np.bool_), {}
+        for place, one in enumerate(sequences):
+            if one.sampling.grammar == "broken":
+                faults[place] = "expected a rule at 'broken'"
+            else:
+                first = int(one.sampling.grammar)
+                masks[place, first + one.length - one.prompt_length] = False
+        return masks, faults
 
 
 def test_a_grammar_masks_its_own_row() -> None:
-    compiler: Callable[[str], OnlyAfter] = OnlyAfter
     rows = [
         sequence([5, 6, 7, 20, 21], grammar="20"),
         sequence(),
@@ -450,12 +454,19 @@ def test_a_grammar_masks_its_own_row() -> None:
         sequence(grammar="20", sample=True, temperature=3.0),
     ]
     logits = normal(4, 50)
-    forced, free, broken, sampled = choose(logits, rows, grammars=compiler)
+    forced, free, broken, sampled = choose(logits, rows, grammars=OnlyAfter())
     assert (forced.token_ids, forced.logprobs) == ((22,), (0.0,))
     assert free.token_ids == (int(logits[1].argmax()),)
     assert broken.fault == "grammar: expected a rule at 'broken'"
     assert sampled.token_ids == (22,)
-    assert "no grammar compiler" in (choose(logits[:1], rows[:1])[0].fault or "")
+    assert "without a tokenizer" in (choose(logits[:1], rows[:1])[0].fault or "")
+
+
+def test_only_sequences_with_a_grammar_may_have_to_wait() -> None:
+    sampler = Sampler(50, [EOS], CPU, grammars=OnlyAfter())
+    assert sampler.prepare(sequence())
+    assert sampler.prepare(sequence(grammar="20"))
+    assert not sampler.prepare(sequence(grammar="slow"))
 
 
 def test_logits_may_be_wider_than_the_vocabulary_and_of_any_float_type() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -177,6 +178,23 @@ def test_a_stalled_sequence_does_not_hold_the_others_up() -> None:
         assert router.tokens(2) == answer([8, 9], 20)
         stalled = [r.stalled_rows for r in router.reports if r.sequence == [2]]
         assert stalled and set(stalled) == {1}
+
+
+def test_a_sequence_sits_out_until_its_grammar_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = threading.Event()
+    monkeypatch.setattr(FakeRunner, "prepare", lambda self, sequence: compiled.is_set())
+    with fake_shard() as (router, _):
+        router.prefill(row(1, PROMPT, 10, grammar="x"), row(2, [8, 9], 20))
+        router.finished(2)
+        assert router.tokens(2) == answer([8, 9], 20) and not router.rows(1)
+        command = router.prefill(row(3, PROMPT, 5, grammar="y"))
+        router.acknowledged(command)  # with nothing that can move
+        router.acknowledged(router.filter(3))
+        compiled.set()
+        router.finished(1)
+        assert router.tokens(1) == answer(PROMPT, 10) and not router.rows(3)
 
 
 def test_chunks_stay_within_the_budget_and_decoding_goes_on_beside_them() -> None:

@@ -28,6 +28,7 @@ class ShardSettings:
     spin_us: int | None = None  # None: as the channel says
     threads: int | None = None  # None: as many as torch thinks
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
 
     @classmethod
     def parse(cls, text: str) -> ShardSettings:
@@ -63,6 +64,7 @@ def main(argv: list[str]) -> int:
             rank=settings.rank,
             world_size=settings.world_size,
             threads=settings.threads,
+            tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
         )
 
     return process.serve(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from tgi_trio.shard.step import RowResult, Sequence, StepPlan, StepResult
 _FIRST_ROWS = 16  # rows and table width to start with; both double when they no longer do
 _FIRST_WIDTH = 8
 _MISCHOSEN = "the model runner chose a token where none was due, or none where one was"
+_COLUMNS = ("_length", "_computed", "_given", "_granted", "_last", "_held", "_table")
 _SPARE_TOKENS = 256  # room for new tokens in a sequence's buffer; doubled when it is used up
 
 _Moved = tuple[Sequence, RowResult, int, Finish]  # and how many of the result's tokens count
@@ -72,6 +73,7 @@ class Batch:
         self._given = np.zeros(_FIRST_ROWS, np.int64)  # tokens known at admission: prefill ends
         self._granted = np.zeros(_FIRST_ROWS, np.int64)  # KV tokens its blocks hold
         self._last = np.zeros(_FIRST_ROWS, np.int64)  # id of its last known token
+        self._held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
         self._table = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32)
         self._chosen: NDArray[np.int64] = np.empty(0, np.int64)  # rows of the plan in hand
         self._taken: NDArray[np.int64] = np.empty(0, np.int64)  # and their query tokens
@@ -114,6 +116,7 @@ class Batch:
         self._computed[place] = row.cached_length
         self._last[place] = token_ids[count - 1]
         self._granted[place] = 0
+        self._held[place] = False
         self._table[place] = 0
         self._grant(place, row.block_ids)
         return sequence
@@ -125,6 +128,15 @@ class Batch:
             self._check_blocks(row.block_ids)
             self._grant(place, row.block_ids)
 
+    def hold(self, sequence: int, held: bool = True) -> None:
+        """Let a sequence sit steps out, or (`held` False) no longer."""
+        self._held[self._by_id[sequence]] = held
+
+    @property
+    def held(self) -> list[Sequence]:
+        """The sequences that sit steps out, in admission order."""
+        return [self._rows[place] for place in np.flatnonzero(self._held[: len(self._rows)])]
+
     def remove(self, sequences: Iterable[int]) -> list[Sequence]:
         """Drop sequences by id and return those that were held; unknown ids are skipped."""
         places = {self._by_id[s] for s in sequences if s in self._by_id}
@@ -132,9 +144,9 @@ class Batch:
             return []
         dropped = [self._rows[place] for place in sorted(places)]
         keep = np.array([p for p in range(len(self._rows)) if p not in places], np.int64)
-        for column in (self._length, self._computed, self._given, self._granted, self._last):
+        for name in _COLUMNS:
+            column = getattr(self, name)
             column[: len(keep)] = column[keep]
-        self._table[: len(keep)] = self._table[keep]
         self._rows = [self._rows[place] for place in keep.tolist()]
         self._by_id = {sequence.id: place for place, sequence in enumerate(self._rows)}
         return dropped
@@ -152,12 +164,13 @@ class Batch:
         Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
         short prompt does not wait behind a long one; the router's admission counts on it), until
         `token_budget` query tokens (at least 1) are taken. What is left of it goes to guesses of
-        the decode rows' next tokens. Rows at the end of their granted blocks sit out. The plan's
-        arrays are copies: commands applied later do not change it.
+        the decode rows' next tokens. Rows that are held or at the end of their granted blocks sit
+        out. The plan's arrays are copies: commands applied later do not change it.
         """
         n = len(self._rows)
         computed = self._computed[:n]
-        wanted = np.minimum(self._length[:n], self._granted[:n]) - computed
+        held = self._held[:n]
+        wanted = (np.minimum(self._length[:n], self._granted[:n]) - computed) * ~held
         if (
             n
             and n <= token_budget
@@ -176,7 +189,7 @@ class Batch:
             wanted = wanted[order]
             before = np.cumsum(wanted) - wanted
             taken = np.clip(max(token_budget, 1) - before, 0, wanted)
-            stalled = int(np.count_nonzero(wanted == 0))
+            stalled = int(np.count_nonzero(wanted == 0) - np.count_nonzero(held))
             chosen, taken = order[taken > 0], taken[taken > 0]
         self._chosen, self._taken = chosen, taken
         prefill = computed[chosen] < self._given[chosen]
@@ -371,8 +384,8 @@ class Batch:
         """Make room for `rows` rows in every array."""
         if rows <= len(self._length):
             return
-        for name in ("_length", "_computed", "_given", "_granted", "_last", "_table"):
-            old: NDArray[np.int64] = getattr(self, name)
+        for name in _COLUMNS:
+            old: NDArray[Any] = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))
 
 

@@ -23,15 +23,15 @@ _WATERMARK_PRIME = 15485863  # TGI's; a detector must use the same
 Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-class GrammarMatcher(Protocol):
-    """Says which tokens may come next under one sequence's grammar."""
+class Grammars(Protocol):
+    """What sampling needs of `shard.grammars.Grammars`."""
 
-    def mask(self, generated: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return bool [vocab_size], True = allowed, after the tokens `generated` so far.
+    def prepare(self, sequence: Sequence) -> bool: ...
 
-        Called with the same tokens again when a step is repeated, or with fewer when that step had
-        guessed ahead; with one more otherwise.
-        """
+    def drop(self, sequence: Sequence) -> None: ...
+
+    def forbidden(self, sequences: list[Sequence]) -> tuple[NDArray[np.bool_], dict[int, str]]:
+        """Return bool [S, vocab_size], True = may not follow, and faults by place."""
         ...
 
 
@@ -76,7 +76,6 @@ class RowState:
     all: TokenCounts  # prompt and generated
     generated: TokenCounts
     bias: dict[int, float]
-    matcher: GrammarMatcher | None = None
 
     @classmethod
     def of(cls, sequence: Sequence) -> RowState:
@@ -189,24 +188,19 @@ def forbid(scores: torch.Tensor, rows: list[int], ids: NDArray[np.int64]) -> Non
 
 
 def grammar(
-    scores: torch.Tensor,
-    rows: Iterable[tuple[int, Sequence]],
-    compiler: Callable[[str], GrammarMatcher] | None,
-    size: int,
+    scores: torch.Tensor, rows: list[tuple[int, Sequence]], grammars: Grammars | None
 ) -> dict[int, str]:
-    """Make what each row's grammar does not allow impossible; return rows that have no matcher."""
-    faults = {}
-    for row, sequence in rows:
-        state = RowState.of(sequence)
-        try:
-            if compiler is None:
-                raise ValueError("this shard has no grammar compiler")
-            if state.matcher is None:
-                state.matcher = compiler(sequence.sampling.grammar)
-            generated = sequence.token_ids[sequence.prompt_length : sequence.length]
-            allowed = torch.from_numpy(state.matcher.mask(generated))
-        except ValueError as error:
-            faults[row] = f"grammar: {error}"
-            continue
-        scores[row, :size].masked_fill_(~allowed.to(scores.device), -torch.inf)
-    return faults
+    """Make what each row's grammar does not allow impossible; return rows that have no mask."""
+    if grammars is None:
+        return {row: "grammar: this shard was started without a tokenizer" for row, _ in rows}
+    forbidden, faults = grammars.forbidden([sequence for _, sequence in rows])
+    size = forbidden.shape[1]
+    if scores.device.type == "cpu":
+        table = scores.numpy()  # the same memory; torch wakes its threads for every row
+        for (row, _), mask in zip(rows, forbidden, strict=True):
+            np.copyto(table[row, :size], -np.inf, where=mask)
+    else:
+        at = torch.tensor([row for row, _ in rows], device=scores.device)
+        masks = torch.from_numpy(forbidden).to(scores.device)
+        scores[at, :size] = scores[at, :size].masked_fill(masks, -torch.inf)
+    return {rows[place][0]: f"grammar: {why}" for place, why in faults.items()}

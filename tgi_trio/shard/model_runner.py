@@ -7,8 +7,10 @@ transformers fallback otherwise; both are runners to the worker loop.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -37,6 +39,9 @@ from tgi_trio.shard.step import (
 )
 from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
 from tgi_trio.shard.weights import WeightSource
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.grammars import Grammars
 
 # Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
 _BYTES_PER_THREAD = 32 << 20
@@ -114,10 +119,12 @@ class TorchRunner:
         rank: int = 0,
         world_size: int = 1,
         threads: int | None = None,
+        tokenizer: Path | None = None,
         sampler: RowSampler | None = None,
     ) -> Runner:
         """Load a folder as written by `save_pretrained`.
 
+        `tokenizer` is the tokenizer.json that grammars are compiled for; None: they are refused.
         `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on a CPU). Raises
         ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
         """
@@ -128,7 +135,8 @@ class TorchRunner:
         config, where = read_config(folder), torch.device(device)
         kind = resolve_dtype(dtype, config, where)
         if sampler is None:
-            sampler = Sampler(config.vocab_size, config.eos_ids, where)
+            grammars = _load_grammars(tokenizer, config)
+            sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
         spec = decoder_spec(config)
         if spec is None:
             if world_size > 1:
@@ -211,6 +219,9 @@ class TorchRunner:
                 results[index] = result
         return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
 
+    def prepare(self, sequence: Sequence) -> bool:
+        return self.sampler.prepare(sequence)
+
     def drop(self, sequence: Sequence) -> None:
         self.sampler.drop(sequence)
 
@@ -240,6 +251,21 @@ def _picked(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     if len(places) == len(hidden):
         return hidden
     return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
+
+
+def _load_grammars(tokenizer: Path | None, config: ModelConfig) -> Grammars | None:
+    """Return what serves grammars; a tokenizer that cannot have any does not end the shard."""
+    if tokenizer is None:
+        return None
+    # llguidance is imported only where grammars are wanted.
+    from tgi_trio.shard.grammars import Grammars, load_tokenizer
+
+    try:
+        loaded = load_tokenizer(tokenizer, config.eos_ids, config.vocab_size)
+    except ModelLoadError as error:
+        print(f"requests with a grammar will fail: {error}", file=sys.stderr)
+        return None
+    return Grammars(loaded, config.vocab_size)
 
 
 def _lengths(plan: StepPlan) -> NDArray[np.int64]:

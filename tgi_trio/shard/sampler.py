@@ -13,7 +13,7 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +48,8 @@ class RowSampler(Protocol):
     """What a runner needs of a sampler; `Sampler` is the one that is served."""
 
     def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]: ...
+
+    def prepare(self, sequence: Sequence) -> bool: ...
 
     def drop(self, sequence: Sequence) -> None: ...
 
@@ -123,11 +125,11 @@ class Sampler:
         eos_ids: Iterable[int],
         device: torch.device,
         *,
-        grammars: Callable[[str], processors.GrammarMatcher] | None = None,
+        grammars: processors.Grammars | None = None,
         watermark_gamma: float = 0.5,
         watermark_delta: float = 2.0,
     ) -> None:
-        """`grammars` compiles a grammar's text; it raises ValueError for one it cannot use."""
+        """Without `grammars`, rows that have one fail."""
         self._vocab_size = vocab_size
         self._eos_ids = np.array(sorted(eos_ids), np.int64)
         self._device = device
@@ -138,9 +140,17 @@ class Sampler:
         self._rows: list[Sequence] = []  # of the last call
         self._blocks: list[_Settings] = []  # what they ask for, `_block_rows` at a time
 
+    def prepare(self, sequence: Sequence) -> bool:
+        """Have what the sequence's choices need made ready; return whether it is."""
+        if self._grammars is None or not sequence.sampling.grammar:
+            return True
+        return self._grammars.prepare(sequence)
+
     def drop(self, sequence: Sequence) -> None:
         """Forget the sequence."""
         sequence.state.pop(processors.STATE, None)
+        if self._grammars is not None:
+            self._grammars.drop(sequence)
         self._rows, self._blocks = [], []
 
     @torch.inference_mode()
@@ -218,7 +228,7 @@ class Sampler:
         if early:
             processors.forbid(scores, early, self._eos_ids)
         if settings.grammar:
-            faults |= processors.grammar(scores, settings.grammar, self._grammars, size)
+            faults |= processors.grammar(scores, settings.grammar, self._grammars)
         return faults
 
     def _choose(self, scores: torch.Tensor, settings: _Settings) -> _Choice:

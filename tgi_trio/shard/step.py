@@ -127,6 +127,13 @@ class Runner(Protocol):
         """Compute the plan's tokens, write their K and V, choose next tokens where asked."""
         ...
 
+    def prepare(self, sequence: Sequence) -> bool:
+        """Start what a sequence with a grammar needs before its first step; is it ready?
+
+        Asked before every step until it is; the sequence sits them out.
+        """
+        ...
+
     def drop(self, sequence: Sequence) -> None:
         """Forget whatever is held for `sequence`."""
         ...

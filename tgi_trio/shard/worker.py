@@ -31,6 +31,7 @@ from tgi_trio.shard.step import (
 )
 
 _BEAT_S = 1.0  # an idle shard shows life this often
+_HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
 _HELLO_S = 30.0  # how long the router may take to say HELLO
 
 
@@ -141,6 +142,7 @@ class Worker:
             if self._dropped:  # at once: the blocks may be granted while the next step runs
                 self._dropped = False
                 self._report_idle()
+            self._release_ready()
             plan = self._batch.plan(self._token_budget)
             if plan is not None:
                 self._run_step(plan)
@@ -148,7 +150,7 @@ class Worker:
                 self._report_idle()
                 self._computed_at = 0
                 self._beat(Phase.IDLE)
-                self._channel.wait(_BEAT_S)
+                self._channel.wait(_HELD_S if self._batch.held else _BEAT_S)
         self._beat(Phase.STOPPING)
         self._report_idle()
 
@@ -193,7 +195,9 @@ class Worker:
     def _on_prefill(self, frame: Frame) -> None:
         for row in decode_prefill(frame):
             try:
-                self._batch.add(row)
+                sequence = self._batch.add(row)
+                if sequence.sampling.grammar:
+                    self._batch.hold(sequence.id)
             except ValueError as error:
                 self._faults.append(Fault(row.sequence, f"cannot be run: {error}"))
 
@@ -220,6 +224,12 @@ class Worker:
             self._runner.drop(sequence)
 
     # --- steps --------------------------------------------------------------------------------
+
+    def _release_ready(self) -> None:
+        """Let those sequences take part whose grammars are compiled."""
+        for sequence in self._batch.held:
+            if self._runner.prepare(sequence):
+                self._batch.hold(sequence.id, False)
 
     def _run_step(self, plan: StepPlan) -> None:
         batch = self._batch

@@ -160,6 +160,10 @@ class FakeRunner:
         rows = [self._row(plan, i) for i in range(len(plan.rows))]
         return StepResult(rows, forward_ns=time.perf_counter_ns() - started, sample_ns=0)
 
+    def prepare(self, sequence: Sequence) -> bool:
+        """Ready at once: grammars mean nothing here."""
+        return True
+
     def drop(self, sequence: Sequence) -> None:
         """Remember that the worker let this sequence go."""
         self.dropped.append(sequence.id)

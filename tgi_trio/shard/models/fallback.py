@@ -155,6 +155,9 @@ class FallbackRunner:
                 results[index] = result
         return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
 
+    def prepare(self, sequence: Sequence) -> bool:
+        return self.sampler.prepare(sequence)
+
     def drop(self, sequence: Sequence) -> None:
         self.way.drop(sequence)
         self.sampler.drop(sequence)

@@ -1,0 +1,171 @@
+"""Grammars in the shard: what the masks allow, faults that stay alone, replays, the cache."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from tgi_trio.demo import model_path
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.text import grammars as texts
+from tgi_trio.shard.grammars import STATE, Grammars, compile_grammar, load_tokenizer
+from tgi_trio.shard.step import Sequence
+
+EOS = 0
+VOCAB = 2048
+TOKENIZER = load_tokenizer(model_path() / "tokenizer.json", [EOS], VOCAB)
+PROMPT = [5, 6, 7]  # never counts: it matches no grammar here
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(TOKENIZER, VOCAB)
+
+
+def sequence(grammar: str, generated: list[int] | None = None) -> Sequence:
+    ids = np.zeros(500, np.int32)
+    known = [*PROMPT, *(generated or [])]
+    ids[: len(known)] = known
+    return Sequence(
+        id=1,
+        token_ids=ids,
+        length=len(known),
+        prompt_length=len(PROMPT),
+        computed=0,
+        block_ids=[],
+        remaining=400,
+        min_remaining=0,
+        sampling=SamplingParameters(grammar=grammar),
+    )
+
+
+def allowed(grammars: Grammars, one: Sequence) -> list[int]:
+    forbidden, faults = grammars.forbidden([one])
+    assert not faults and forbidden.shape == (1, VOCAB)
+    return np.flatnonzero(~forbidden[0]).tolist()
+
+
+def append(one: Sequence, token: int) -> None:
+    one.token_ids[one.length] = token
+    one.length += 1
+
+
+def wander(grammars: Grammars, one: Sequence, seed: int, most: int = 300) -> str:
+    """Follow the masks at random until EOS is chosen; return the text."""
+    choose = random.Random(seed)
+    while EOS not in (tokens := allowed(grammars, one)):
+        append(one, choose.choice(tokens))
+        assert one.length < most, "no end"
+    return TOKENIZER.decode_str(one.token_ids[len(PROMPT) : one.length].tolist())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_way_through_a_regex_matches_it(grammars: Grammars, seed: int) -> None:
+    pattern = r"[A-Z][a-z]{1,5}(-\d{2,4})?|x{3}"
+    assert re.fullmatch(pattern, wander(grammars, sequence(texts.regex(pattern)), seed))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_way_through_a_schema_is_valid_compact_json(grammars: Grammars, seed: int) -> None:
+    schema: texts.Schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["cat", "dog"]},
+            "legs": {"type": "integer", "minimum": 0, "maximum": 4},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["kind", "legs"],
+        "additionalProperties": False,
+    }
+    text = wander(grammars, sequence(texts.json_schema(schema)), seed)
+    value = json.loads(text)
+    assert text == json.dumps(value, separators=(",", ":"))
+    assert value["kind"] in ("cat", "dog") and value["legs"] in range(5)
+    assert value.keys() <= {"kind", "legs", "tags"}
+    assert len(value.get("tags", [])) <= 2
+
+
+def test_eos_is_allowed_when_the_text_may_end_and_alone_when_it_must(grammars: Grammars) -> None:
+    one = sequence(texts.regex("[0-9]{1,2}"))
+    assert EOS not in allowed(grammars, one)
+    append(one, TOKENIZER.tokenize_str("4")[0])
+    assert {EOS} < set(allowed(grammars, one))
+    append(one, TOKENIZER.tokenize_str("2")[0])
+    assert allowed(grammars, one) == [EOS]
+
+
+def test_a_replayed_sequence_goes_on_where_it_was(grammars: Grammars) -> None:
+    text = texts.json_schema({"type": "array", "items": {"type": "string"}})
+    one = sequence(text)
+    for token in TOKENIZER.tokenize_str('["a","b'):
+        assert token in allowed(grammars, one)
+        append(one, token)
+    replayed = sequence(text, one.token_ids[len(PROMPT) : one.length].tolist())
+    assert allowed(grammars, replayed) == allowed(grammars, one)
+
+
+def test_a_step_may_be_repeated_and_tokens_taken_back(grammars: Grammars) -> None:
+    one = sequence(texts.choice(["yes", "no"]))
+    before = allowed(grammars, one)
+    append(one, TOKENIZER.tokenize_str("yes")[0])
+    after = allowed(grammars, one)
+    assert allowed(grammars, one) == after != before
+    one.length -= 1
+    assert allowed(grammars, one) == before
+
+
+def test_a_fault_stays_with_its_sequence(grammars: Grammars) -> None:
+    good = sequence(texts.choice(["yes"]))
+    broken = sequence(texts.lark("start: nothing_here"))
+    strayed = sequence(texts.choice(["yes"]), TOKENIZER.tokenize_str("no"))
+    forbidden, faults = grammars.forbidden([broken, good, strayed])
+    assert faults.keys() == {0, 2}
+    assert "nothing_here" in faults[0] and "grammar" in faults[2]
+    assert np.flatnonzero(~forbidden[1]).tolist() == allowed(grammars, good)
+
+
+def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[str] = []
+
+    def counted(text: str, tokenizer: object) -> LLMatcher:
+        compiled.append(text)
+        return compile_grammar(text, TOKENIZER)
+
+    monkeypatch.setattr("tgi_trio.shard.grammars.compile_grammar", counted)
+    own = Grammars(TOKENIZER, VOCAB)
+    first = texts.choice(["first"])
+    for text in [first, first, *(texts.choice([str(i)]) for i in range(64)), first]:
+        allowed(own, sequence(text))
+    assert compiled.count(first) == 2
+    assert len(compiled) == 66
+
+
+def test_a_sequence_is_ready_when_its_grammar_is_compiled_well_or_not(
+    grammars: Grammars,
+) -> None:
+    broken = sequence(texts.lark("start: nowhere"))
+    grammars.prepare(broken)
+    guide = broken.state[STATE]
+    with pytest.raises(ValueError, match="nowhere"):
+        guide.at(np.empty(0, np.int32))  # type: ignore[attr-defined]
+    assert grammars.prepare(broken)
+    grammars.drop(broken)
+    assert not broken.state
+
+
+def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    with pytest.raises(ModelLoadError, match="cannot be used for grammars"):
+        load_tokenizer(file)
+    file.write_text("{}")
+    with pytest.raises(ModelLoadError, match="cannot be used for grammars"):
+        load_tokenizer(file, [EOS], VOCAB)

@@ -1,0 +1,173 @@
+"""Grammars in the shard: compiled beside the steps, and asked before every choice.
+
+A grammar is compiled in a thread of low priority while its sequence sits steps out, so that the
+others notice nothing; llguidance releases the GIL for it. What is compiled is kept for the next
+sequences, which get a copy each. A sequence's place in its grammar is a function of its generated
+tokens, so a replayed one goes on where it was. No torch in this file: `grammar_check` uses it too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.step import Sequence
+
+STATE = "grammar"  # key in Sequence.state
+
+_KEPT = 64  # compiled grammars
+_COMPILING = 2  # at the same time
+_LOWEST_PRIORITY = 19
+# What one mask may cost; beyond it the sequence fails alone. About 15 ms at llguidance's speed.
+# `max_items_in_row` is what objects with several hundred optional properties need.
+_LIMITS = LLParserLimits(
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    max_items_in_row=8_000,
+    max_lexer_states=100_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+
+def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0) -> LLTokenizer:
+    """Return llguidance's view of a tokenizer.json; takes seconds for a large vocabulary.
+
+    `eos_ids` end a text (none: those the file suggests), `vocab_size` is the least number of ids.
+    Raises ModelLoadError where the file cannot be used.
+    """
+    eos = list(eos_ids) or None
+    try:
+        text = path.read_text(encoding="utf-8")
+        try:
+            return LLTokenizer(text, n_vocab=vocab_size or None, eos_token=eos)
+        except ValueError:  # it may have more ids than the model
+            return LLTokenizer(text, eos_token=eos)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
+
+
+def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """Return a matcher at the start of the grammar, its first mask computed.
+
+    Raises ValueError with llguidance's words, which name the keyword or the position.
+    """
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # builds what the masks of all copies need
+    _raise_error(matcher)
+    return matcher
+
+
+def _raise_error(matcher: LLMatcher) -> None:
+    if matcher.is_error():
+        raise ValueError(matcher.get_error().removesuffix("<non-verbose/>").strip())
+
+
+class Guide:
+    """One sequence's place in its grammar."""
+
+    def __init__(self, compiled: Future[LLMatcher]) -> None:
+        self._compiled = compiled
+        self._matcher: LLMatcher | None = None
+        self._consumed = 0  # generated tokens that the matcher has seen
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the compilation has ended, well or not."""
+        return self._compiled.done()
+
+    def at(self, generated: NDArray[np.int32]) -> LLMatcher:
+        """Return the matcher after the tokens `generated`; waits for the compilation.
+
+        They must continue what was given last, or be the beginning of it. Raises ValueError when
+        the grammar could not be compiled or does not allow them.
+        """
+        if self._matcher is None:
+            self._matcher = self._compiled.result().deep_copy()
+        new = len(generated) - self._consumed
+        if new < 0:
+            self._matcher.rollback(-new)
+        elif new > 0:
+            self._matcher.consume_tokens(generated[self._consumed :].tolist())
+        self._consumed = len(generated)
+        _raise_error(self._matcher)
+        return self._matcher
+
+
+class Grammars:
+    """Compiles grammars and computes masks; keeps a `Guide` in each sequence's state."""
+
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
+        """`vocab_size`: the width of masks, at most the tokenizer's."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._words = -(-tokenizer.vocab_size // 32)
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._pool = ThreadPoolExecutor(_COMPILING, "grammar", initializer=_give_way)
+        self._executor = LLExecutor()
+
+    def prepare(self, sequence: Sequence) -> bool:
+        """Have the sequence's grammar compiled; return whether that has ended."""
+        return self._guide(sequence).ready
+
+    def forbidden(self, sequences: list[Sequence]) -> tuple[NDArray[np.bool_], dict[int, str]]:
+        """Return what may not follow each sequence, and why those that have no mask have none.
+
+        bool [S, vocab_size], True = forbidden; the reasons by place in `sequences`.
+        """
+        words = np.zeros((len(sequences), self._words), np.int32)
+        faults: dict[int, str] = {}
+        jobs: list[tuple[LLMatcher, int]] = []
+        for place, sequence in enumerate(sequences):
+            generated = sequence.token_ids[sequence.prompt_length : sequence.length]
+            try:
+                jobs.append((self._guide(sequence).at(generated), place))
+            except ValueError as error:
+                faults[place] = str(error)
+        row_bytes = words.itemsize * self._words
+        self._executor.unsafe_compute_mask_ptr(jobs, words.ctypes.data, row_bytes, len(words))
+        for matcher, place in jobs:
+            if matcher.is_error():
+                faults[place] = matcher.get_error()
+        np.invert(words, out=words)
+        bits = np.unpackbits(
+            words.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little"
+        )
+        return bits.view(np.bool_), faults
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        sequence.state.pop(STATE, None)
+
+    def _guide(self, sequence: Sequence) -> Guide:
+        guide = sequence.state.get(STATE)
+        if not isinstance(guide, Guide):
+            guide = sequence.state[STATE] = Guide(self._compile(sequence.sampling.grammar))
+        return guide
+
+    def _compile(self, text: str) -> Future[LLMatcher]:
+        """Return the compilation of a grammar, under way or finished."""
+        future = self._compiled.pop(text, None)
+        if future is None:
+            # The router has checked the grammar in as many processes, each as slow as this thread:
+            # that keeps the pool's queue short.
+            future = self._pool.submit(compile_grammar, text, self._tokenizer)
+        self._compiled[text] = future
+        if len(self._compiled) > _KEPT:
+            self._compiled.popitem(last=False)
+        return future
+
+
+def _give_way() -> None:
+    """Let this thread run only where the steps leave a core idle."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
