@@ -3,8 +3,9 @@
     python -m bench.http --json bench/out/http.json --plot bench/out/http.png
 
 Every server is a process on core 0, the client runs on core 1, and all of them are measured in
-turns within one run. Costs are CPU time of the server (`/proc/PID/stat`) per event or request, so
-they hold on a machine that others use too; rates are what one full core would reach at that cost.
+turns within one run. Costs are CPU time of the server (`schedstat`) per event or request, so they
+hold on a machine that others use too; rates are what one full core would reach at that cost. The
+floor is a loop that writes ready-made bytes to the sockets: nothing in Python could cost less.
 FastAPI needs `pip install tgi-trio[peers]` and is left out where it is missing.
 """
 
@@ -34,7 +35,6 @@ from bench.server import free_port
 ENDLESS = 10**9
 SERVER_CORE, CLIENT_CORE = 0, 1
 GRACE = 2.0  # seconds, of every server
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def server(kind: str, paced: bool) -> Iterator[tuple[int, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    """Return the CPU time that a process's threads have used, from the scheduler's own books."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 def resident(pid: int) -> int:
@@ -268,25 +268,35 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=2.0, help="measured time of one point")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each point")
     parser.add_argument("--plot", type=Path, help="also draw the costs into this file")
+    parser.add_argument("--cases", nargs="+", help="only these loads; without goals")
+    parser.add_argument("--servers", nargs="+", help="only these servers; without goals")
     stats.add_output_flags(parser)
     return parser.parse_args()
 
 
-def main() -> None:
-    """Run the benchmark."""
-    arguments = parse_arguments()
-    os.sched_setaffinity(0, {min(CLIENT_CORE, (os.cpu_count() or 1) - 1)})
-    kinds = ["ours", "ours-plain", "stock"]
+def servers() -> list[str]:
+    """Return the servers that can be measured here."""
+    kinds = ["ours", "ours-plain", "stock", "floor"]
     if all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "uvloop")):
         kinds.append("fastapi")
-    runs = [(case, kind) for _ in range(arguments.repeats) for case in CASES for kind in kinds]
+    return kinds
+
+
+def measure_loads(
+    cases: list[Case], kinds: list[str], seconds: float, repeats: int
+) -> dict[tuple[str, str], Point]:
+    """Put every load on every server in turn, `repeats` times; returns the medians."""
+    runs = [(case, kind) for _ in range(repeats) for case in cases for kind in kinds]
     measured: dict[tuple[str, str], list[Point]] = {}
     for case, kind in tqdm(runs, desc="loads", unit="run"):
-        measured.setdefault((case.name, kind), []).append(measure(case, kind, arguments.seconds))
-    points = {key: median_point(each) for key, each in measured.items()}
+        measured.setdefault((case.name, kind), []).append(measure(case, kind, seconds))
+    return {key: median_point(each) for key, each in measured.items()}
 
+
+def measure_extremes() -> dict[str, Any]:
+    """Return what clients that never read do to the servers' memory and to their end."""
     protocols = {"HTTP/1.1": http_load.stuck, "HTTP/2": http_load.stuck_h2}
-    extra: dict[str, Any] = {
+    return {
         "bytes per never-read stream": {
             name: {kind: memory_per_stream(kind, opener) for kind in ("ours", "stock")}
             for name, opener in tqdm(protocols.items(), desc="never read")
@@ -295,18 +305,27 @@ def main() -> None:
             kind: exit_after_sigterm(kind) for kind in tqdm(("ours", "stock"), desc="SIGTERM")
         },
     }
+
+
+def main() -> None:
+    """Run the benchmark."""
+    arguments = parse_arguments()
+    os.sched_setaffinity(0, {min(CLIENT_CORE, (os.cpu_count() or 1) - 1)})
+    cases = [case for case in CASES if case.name in (arguments.cases or [case.name])]
+    kinds = [kind for kind in servers() if kind in (arguments.servers or [kind])]
+    points = measure_loads(cases, kinds, arguments.seconds, arguments.repeats)
     columns = ("events_per_core", "core", "us_per_event", "us_per_request", "age_p50_ms",
                "age_p99_ms", "answer_p50_ms", "answer_p99_ms", "errors")  # fmt: skip
     rows = [[p.case, p.server, *(getattr(p, name) for name in columns)] for p in points.values()]
     print(stats.table(("case", "server", *columns), rows))
-    print()
-    reached = goals(points, extra)
-    print(stats.table(("what", "goal", "reached", "met"), reached))
-    results = {
-        "points": [{**vars(p), "events_per_core": p.events_per_core} for p in points.values()],
-        "extra": extra,
-        "goals": reached,
+    results: dict[str, Any] = {
+        "points": [{**vars(p), "events_per_core": p.events_per_core} for p in points.values()]
     }
+    if not arguments.cases and not arguments.servers:
+        results["extra"] = measure_extremes()
+        results["goals"] = goals(points, results["extra"])
+        print()
+        print(stats.table(("what", "goal", "reached", "met"), results["goals"]))
     stats.write_json(arguments.json, "http", results)
     if arguments.plot is not None:
         plot(arguments.plot, list(points.values()))

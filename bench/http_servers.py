@@ -1,15 +1,19 @@
 """The servers that `bench.http` compares, each a process of its own.
 
-    python -m bench.http_servers {ours,ours-plain,stock,fastapi} PORT {lockstep,paced}
+    python -m bench.http_servers {ours,ours-plain,stock,fastapi,floor} PORT {lockstep,paced}
 
 All of them generate in the same way: an engine inside the process gives every live stream one
 token per step. In lockstep the next step begins when every stream has sent its token; paced, steps
 are 10 ms apart. Only what turns tokens into bytes on sockets differs.
+
+`floor` is no server but a bound: one loop over sockets that reads no more of a request than it must
+and writes bytes that were made beforehand. What is above it is Python's part, the rest the kernel's.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,8 +27,11 @@ WORDS = (" the", " of", " and", " token", " a", " stream", "ing", ' "quoted"', "
 
 
 def token_text(step: int, paced: bool) -> str:
-    """Return the token of a step; paced it is the time, so that clients can see its age."""
-    return f"{time.perf_counter():.6f}" if paced else WORDS[step % len(WORDS)]
+    """Return the token of a step; paced it is the step's time, so that clients see its age.
+
+    The time is `time.time`, the clock of the kernel's receive stamps.
+    """
+    return f"{time.time():.6f}" if paced else WORDS[step % len(WORDS)]
 
 
 def event(index: int, step: int, text: str) -> bytes:
@@ -122,7 +129,7 @@ class BenchEngine:
         """Return a stream."""
         self._next_id += 1
         timings.queued = timings.started = timings.received
-        stream = self._stream(self, self._next_id, request, None, timings)
+        stream = self._stream(self._next_id, request, None, timings, self.leave)
         self._live[stream.id] = stream
         self._work.set()
         return stream
@@ -151,15 +158,16 @@ class BenchEngine:
             else:
                 await trio.lowlevel.checkpoint()
             step += 1
+            text = token_text(step, self._paced)
             for served, stream in enumerate(list(self._live.values()), start=1):
-                self._deliver(stream, step)
+                self._deliver(stream, step, text)
                 if served % 128 == 0:
                     await trio.lowlevel.checkpoint()
 
-    def _deliver(self, stream: Any, step: int) -> None:
+    def _deliver(self, stream: Any, step: int, text: str) -> None:
         if stream.id not in self._live:
             return
-        token = self._token(step % 32000, token_text(step, self._paced), -0.25, False)
+        token = self._token(step % 32000, text, -0.25, False)
         if stream.generated + 1 < stream.request.stopping.max_new_tokens:
             stream.deliver([token], None)
             return
@@ -186,8 +194,9 @@ class Streams:
 
     def step(self, step: int) -> None:
         """Give every stream a token."""
+        text = token_text(step, self._paced)
         for entry in list(self._entries.values()):
-            entry[0].append((step, token_text(step, self._paced)))
+            entry[0].append((step, text))
             entry[1].set()
 
     async def events(self, count: int) -> AsyncIterator[bytes]:
@@ -330,11 +339,66 @@ def fastapi(port: int, paced: bool) -> None:
     )  # fmt: skip
 
 
+# ---- the floor ---------------------------------------------------------------------------------
+
+
+def floor(port: int, paced: bool) -> None:
+    """Write made-up bytes to sockets in a plain loop: what the kernel and one loop cost."""
+    import select
+    import socket
+
+    listener = socket.create_server(("127.0.0.1", port), backlog=4096)
+    listener.setblocking(False)
+    poll = select.epoll()
+    poll.register(listener, select.EPOLLIN)
+    clients: dict[int, socket.socket] = {}
+    live: dict[int, int] = {}  # descriptor of a stream -> tokens still to be sent
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    whole = b'HTTP/1.1 200 OK\r\ncontent-length: 27\r\n\r\n{"generated_text":" Paris"}'
+
+    def read() -> None:
+        wait = 0 if live else -1
+        for number, _ in poll.poll(wait):
+            if number == listener.fileno():
+                accepted, _ = listener.accept()
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                clients[accepted.fileno()] = accepted
+                poll.register(accepted, select.EPOLLIN)
+                continue
+            data = clients[number].recv(1 << 16)
+            if not data:
+                live.pop(number, None)
+                clients.pop(number).close()
+            elif data.startswith(b"POST /generate_stream"):
+                live[number] = max_new_tokens(data.partition(b"\r\n\r\n")[2])
+                os.write(number, head)
+            else:
+                os.write(number, whole)
+
+    step, due = 0, time.perf_counter()
+    while True:
+        read()
+        if paced:
+            due = max(due + STEP, time.perf_counter())
+            time.sleep(max(0.0, due - time.perf_counter()))
+        step += 1
+        made = event(step, step, token_text(step, paced))
+        chunk = b"%x\r\n%b\r\n" % (len(made), made)
+        for number, left in list(live.items()):
+            live[number] = left - 1
+            os.write(number, chunk if left > 1 else chunk + b"0\r\n\r\n")
+            if left == 1:
+                del live[number]
+
+
 KINDS: dict[str, Callable[[int, bool], None]] = {
     "ours": lambda port, paced: ours(port, paced, direct=True),
     "ours-plain": lambda port, paced: ours(port, paced, direct=False),
     "stock": stock,
     "fastapi": fastapi,
+    "floor": floor,
 }
 
 
