@@ -1,0 +1,175 @@
+"""What the grammar of tool calls allows, held against llguidance and against the parser."""
+
+# ruff: noqa: RUF001 - DeepSeek's own marks have a bar of full width
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from tests.router.text.tools.test_parser import BY_NAME, deltas, fold
+from tgi_trio.router.text.tools.formats import FORMATS, HERMES, Format
+from tgi_trio.router.text.tools.functions import Function, ToolUse
+from tgi_trio.router.text.tools.grammar import tool_grammar
+
+WEATHER = Function.of(
+    "get_weather",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"enum": ["Paris", "Rome"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["city"],
+    },
+)
+REF = {"$ref": "#/$defs/side"}
+TURN = Function.of(
+    "get", {"properties": {"to": REF}, "required": ["to"], "$defs": {"side": {"enum": ["l", "r"]}}}
+)
+STOP = Function.of("stop", None)
+ALL = (WEATHER, TURN, STOP)
+EOS = 0
+
+
+def tokenizer_with(special: tuple[str, ...]) -> tokenizers.Tokenizer:
+    """Return a tokenizer with a token per byte and some that are special, as in a real one."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    names = ["</s>", *special]
+    vocab = {token: i for i, token in enumerate([*names, *alphabet])}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(names)
+    return backend
+
+
+class Model:
+    """A tokenizer, and what it may write under a grammar."""
+
+    def __init__(self, form: Format, marked: bool) -> None:
+        """`marked`: the marks of the format are special tokens."""
+        marks = {
+            "[TOOL_CALLS]",
+            "[ARGS]",
+            "<|tool_call|>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁begin｜>",
+        }
+        texts = "".join(form.texts)
+        special = tuple(sorted(m for m in marks if m in texts)) if marked else ()
+        self.form = form
+        self.backend = tokenizer_with(special)
+        self.tokenizer = LLTokenizer(self.backend.to_str(), eos_token=EOS)
+        self.special = {text: i + 1 for i, text in enumerate(special)}
+
+    def matcher(self, use: ToolUse) -> LLMatcher:
+        matcher = LLMatcher(self.tokenizer, tool_grammar(self.form, use, self.special), log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        return matcher
+
+    def accepts(self, use: ToolUse, text: str) -> bool:
+        matcher = self.matcher(use)
+        ids = self.backend.encode(text).ids
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    def write(self, use: ToolUse, seed: int, most: int = 600) -> tuple[str, bool]:
+        """Return what a model of random taste writes, and whether it came to an end."""
+        matcher, source = self.matcher(use), random.Random(seed)
+        mask = allocate_token_bitmask(1, self.tokenizer.vocab_size)
+        ids: list[int] = []
+        while len(ids) < most and not matcher.is_stopped():
+            fill_next_token_bitmask(matcher, mask)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            token = int(source.choice(allowed.tolist()))
+            assert matcher.consume_token(token), matcher.get_error()
+            if token == EOS:
+                break
+            ids.append(token)
+        ended = matcher.is_accepting() or matcher.is_stopped()
+        return self.backend.decode(ids, skip_special_tokens=False), ended
+
+
+def use_of(*functions: Function, required: bool = False, most: int = 4) -> ToolUse:
+    return ToolUse(functions or ALL, required, most)
+
+
+MODELS = [
+    pytest.param(form, marked, id=f"{form.name}-{'tokens' if marked else 'text'}")
+    for form in FORMATS
+    for marked in (False, True)
+]
+
+
+@pytest.mark.parametrize(("form", "marked"), MODELS)
+def test_prose_or_calls(form: Format, marked: bool) -> None:
+    model, auto, required = Model(form, marked), use_of(), use_of(required=True)
+    paris = ("get_weather", {"city": "Paris", "days": 3})
+    one, two = form.write([paris]), form.write([paris, ("get", {"to": "l"})])
+    for text in (one, two, form.write([("stop", {})])):
+        assert model.accepts(auto, text)
+        assert model.accepts(required, text)
+    for prose in ("", 'Hello, {"world"}', "<tool", "naïve 雨"):
+        assert model.accepts(auto, prose)
+        assert not model.accepts(required, prose)
+    assert model.accepts(auto, f"I shall look. {one}")
+    assert not model.accepts(required, f"I shall look. {one}")
+    for wrong in (
+        form.write([("unknown", {})]),
+        form.write([("get_weather", {"city": "Berlin"})]),
+        form.write([("get_weather", {"days": 1})]),
+        form.write([("get", {"to": "l", "more": 1})]),
+        form.write([("get", '{"to": "l"}')]),  # not compact
+        one + " and so on",
+        one[:-1] if form.closing else one[:-2],
+    ):
+        assert not model.accepts(auto, wrong), wrong
+        assert not model.accepts(required, wrong), wrong
+
+
+def test_as_many_calls_as_allowed() -> None:
+    model, stops = Model(HERMES, False), [("stop", {})]
+    for most in (1, 2, 4):
+        use = use_of(required=True, most=most)
+        assert model.accepts(use, HERMES.write(stops * most))
+        assert not model.accepts(use, HERMES.write(stops * (most + 1)))
+
+
+@pytest.mark.parametrize(("form", "marked"), MODELS)
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_written_under_the_grammar_is_read_as_calls(
+    form: Format, marked: bool, seed: int
+) -> None:
+    model = Model(form, marked)
+    text, ended = model.write(use_of(required=True), seed)
+    answer = fold(deltas(form, list(text), required=True))
+    assert ended and answer.content == "" and 1 <= len(answer.calls) <= 4
+    for call in answer.calls:
+        valid(call.name or "", json.loads(call.arguments))
+
+
+def valid(name: str, arguments: dict[str, Any]) -> None:
+    """Check arguments by hand, without the engine that made them."""
+    if name == "get_weather":
+        assert arguments["city"] in ("Paris", "Rome")
+        assert set(arguments) <= {"city", "days"}
+        assert 1 <= arguments.get("days", 1) <= 9
+    elif name == "get":
+        assert arguments in ({"to": "l"}, {"to": "r"})
+    else:
+        assert (name, arguments) == ("stop", {})
+
+
+def test_a_name_that_begins_another_is_told_apart() -> None:
+    model = Model(BY_NAME["llama-3"], False)
+    short, long = Function.of("get", None), Function.of("get_all", None)
+    use = ToolUse((short, long), True, 1)
+    for name in ("get", "get_all"):
+        assert model.accepts(use, model.form.write([(name, {})]))

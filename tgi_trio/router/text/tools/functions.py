@@ -1,0 +1,74 @@
+"""The tools of a request: checked, and narrowed down to those that may be called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tgi_trio.errors import ToolError
+
+MOST_CALLS = 16  # in one answer: a model that repeats itself must come to an end
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+# Where one of these is at its top, a schema allows properties that `properties` does not list.
+_COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties"})
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that a model may call."""
+
+    name: str
+    schema: dict[str, Any]  # of its arguments: an object
+
+    @classmethod
+    def of(cls, name: str, parameters: Any) -> Function:
+        """Check a function; `parameters` is a JSON schema, None where it takes no arguments.
+
+        Raises ToolError.
+        """
+        if not _NAME.fullmatch(name):
+            raise ToolError(
+                f"`{name[:140]}` is no name for a function: 1 to 128 letters, digits, `_`, `-`, "
+                "`.`, `:` and `/` are"
+            )
+        if parameters is None:
+            parameters = {"properties": {}}
+        if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+            raise ToolError(f"the `parameters` of `{name}` must be a JSON schema of type `object`")
+        schema = {"type": "object", **parameters}
+        if "properties" in schema and not _COMPOSED & schema.keys():
+            # As TGI has it: what is not listed is not meant, unless the schema says so.
+            schema.setdefault("additionalProperties", False)
+        return cls(name, schema)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What one request allows: which functions, whether one must be called, how many times."""
+
+    functions: tuple[Function, ...]  # at least one
+    required: bool
+    most: int  # calls in one answer
+
+
+def tool_use(
+    functions: Sequence[Function], choice: str | None, *, named: bool, parallel: bool
+) -> ToolUse | None:
+    """Return what `tool_choice` makes of the functions of a request; None where none is to be used.
+
+    `choice`: `auto` or None, `required`, or the name of the function that must be called; with
+    `named` it can only be a name. Raises ToolError.
+    """
+    names = [function.name for function in functions]
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        raise ToolError(f"two tools have the name `{twice}`")
+    if not named and choice in (None, "auto", "required"):
+        if not functions:
+            return None
+        return ToolUse(tuple(functions), choice == "required", MOST_CALLS if parallel else 1)
+    chosen = tuple(function for function in functions if function.name == choice)
+    if not chosen:
+        raise ToolError(f"Tool with name {choice} not found")
+    return ToolUse(chosen, required=True, most=1)
