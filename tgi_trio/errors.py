@@ -27,6 +27,10 @@ class TemplateError(TgiTrioError):
     """A chat cannot be rendered. The text is the template's own message where it raised one."""
 
 
+class ToolError(TgiTrioError):
+    """The tools of a chat, or its choice among them, cannot be used; the text says why."""
+
+
 class Overloaded(TgiTrioError):
     """No permit or no queue space is left; the client may come back."""
 

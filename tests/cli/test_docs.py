@@ -113,6 +113,7 @@ SHOWN = {
     "ModelLoadError": 0,
     "Refused": 1,
     "TemplateError": 0,
+    "ToolError": 0,
     "Unavailable": 0,
     "UsageError": 0,
     "ValidationError": 0,

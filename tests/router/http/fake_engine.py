@@ -32,14 +32,17 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer with a token per byte; `<s>` (0) is put in front, `</s>` (1) ends."""
+def byte_tokenizer(special: tuple[str, ...] = ()) -> Tokenizer:
+    """Return a tokenizer with a token per byte; `<s>` (0) is put in front, `</s>` (1) ends.
+
+    `special` are more tokens that have no part in a text.
+    """
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate(["<s>", "</s>", *alphabet])}
+    vocab = {token: i for i, token in enumerate(["<s>", "</s>", *alphabet, *special])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>"])
+    backend.add_special_tokens(["<s>", "</s>", *special])
     backend.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", 0)]
     )
@@ -57,11 +60,12 @@ class FakeEngine:
         answer: Callable[[str], str] = lambda prompt: "Hello world",
         limits: Limits | None = None,
         model: ModelCard | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.answer = answer
         self.limits = limits or Limits()
         self.model = model or ModelCard("test/model", sha="abc", aliases=("nick",))
-        self.tokenizer = byte_tokenizer()
+        self.tokenizer = tokenizer or byte_tokenizer()
         self.chat_template: ChatTemplate | None = ChatTemplate({"default": TEMPLATE}, {})
         self.validator = Validator(
             TokenizerPool(self.tokenizer, 1),

@@ -283,21 +283,15 @@ async def test_content_parts_are_joined():
     assert refused.status == 422
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        ({"response_format": {"type": "json_object"}}, "not supported yet"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "not supported yet"),
-    ],
-)
-async def test_what_is_not_there_yet_says_so(body, text):
+async def test_what_is_not_there_yet_says_so():
     async with served(engine()) as server:
         client = await server.connect()
-        answer = await client.post("/v1/chat/completions", {"messages": USER, **body})
-        plain = {"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"}
-        accepted = await client.post("/v1/chat/completions", {"messages": USER, **plain})
+        body = {"messages": USER, "response_format": {"type": "json_object"}}
+        answer = await client.post("/v1/chat/completions", body)
+        plain = {"messages": USER, "response_format": {"type": "text"}}
+        accepted = await client.post("/v1/chat/completions", plain)
     assert answer.status == 422
-    assert text in answer.json()["error"]["message"]
+    assert "not supported yet" in answer.json()["error"]["message"]
     assert accepted.status == 200
 
 

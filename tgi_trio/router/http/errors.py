@@ -102,6 +102,8 @@ def problem_of(error: BaseException) -> Problem | None:
             return Problem(422, f"Input validation error: {text}", "validation")
         case errors.TemplateError():
             return Problem(422, f"Template error: {text}", "template_error")
+        case errors.ToolError():
+            return Problem(422, f"Tool error: {text}", "tool_error")
         case errors.Overloaded():
             return Problem(429, text, "overloaded", error.retry_after)
         case errors.Unavailable():

@@ -178,7 +178,8 @@ def document() -> bytes:
         for each in (operation.body, operation.reply, operation.events)
         if each is not None
     ]
-    types += [replies.ErrorResponse, replies.OpenAIErrorResponse, schema.VertexInstance]
+    types += [replies.ErrorResponse, replies.OpenAIErrorResponse]
+    types += [schema.Tool, schema.VertexInstance]  # bodies name them, but are not decoded to them
     schemas, components = msgspec.json.schema_components(types, ref_template=schema.COMPONENT)
     by_type = {str(each): found for each, found in zip(types, schemas, strict=True)}
     paths: dict[str, Any] = {}

@@ -137,11 +137,27 @@ class ChatCompletionLogprobs(Struct, forbid_unknown_fields=True):
     content: list[ChatCompletionLogprob]
 
 
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    """What is called, and with what."""
+
+    name: str
+    arguments: str  # JSON
+
+
+class OutputToolCall(Struct, forbid_unknown_fields=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class OutputMessage(Struct, forbid_unknown_fields=True):
     """The model's turn."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null where there are calls and no prose
+    tool_calls: list[OutputToolCall] | UnsetType = UNSET
 
 
 class ChatCompletionComplete(Struct, forbid_unknown_fields=True):
@@ -165,11 +181,35 @@ class ChatCompletion(Struct, forbid_unknown_fields=True):
     usage: Usage
 
 
+class FunctionDelta(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a call's function."""
+
+    name: str | UnsetType = UNSET  # with the first piece of a call alone
+    arguments: str  # to be put together
+
+
+class ToolCallDelta(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a call."""
+
+    index: int  # of the call
+    id: str | UnsetType = UNSET  # with the first piece alone
+    type: Literal["function"] | UnsetType = UNSET  # the same
+    function: FunctionDelta
+
+
+class DeltaMessage(Struct, forbid_unknown_fields=True):
+    """A piece of the model's turn."""
+
+    role: Literal["assistant"]
+    content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
 class ChatCompletionChoice(Struct, forbid_unknown_fields=True):
     """A piece of one answer."""
 
     index: int
-    delta: OutputMessage
+    delta: DeltaMessage
     logprobs: ChatCompletionLogprobs | None
     finish_reason: OpenAIFinishReason | None
 

@@ -112,7 +112,7 @@ class MessageChunk(Struct):
 
 
 class FunctionDefinition(Struct):
-    """A function a model may call, or called."""
+    """A function a model may call, or called; TGI takes `arguments` for `parameters` and back."""
 
     name: str
     description: str | None = None
@@ -127,12 +127,20 @@ class Tool(Struct):
     function: FunctionDefinition
 
 
+# Read as they are, since templates show every field in the order in which it was sent; what we need
+# of them is converted to `Tool`.
+Tools = Annotated[
+    list[dict[str, Any]],
+    Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Tool"}}),
+]
+
+
 class ToolCall(Struct):
     """A call the model made in an earlier turn."""
 
-    id: str
-    type: str
     function: FunctionDefinition
+    id: str | None = None
+    type: str = "function"
 
 
 class Message(Struct):
@@ -143,6 +151,10 @@ class Message(Struct):
     tool_calls: list[ToolCall] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    # What a model thought in an earlier turn: templates read it under these names.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
 
 
 class StreamOptions(Struct, frozen=True):
@@ -190,9 +202,10 @@ class ChatRequest(Struct):
     seed: U64 | None = None
     temperature: float | None = None
     top_p: float | None = None
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
     tool_prompt: str | None = None
     tool_choice: str | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions = StreamOptions()
     # Not OpenAI's, but sent by benchmark tools and by clients of other servers.
@@ -324,6 +337,15 @@ class FirstFit:
 
 _SYNTAX = "Failed to parse the request body as JSON: "
 _SHAPE = "Failed to deserialize the JSON body into the target type: "
+
+
+def converted(value: Json, shape: type[Body], path: str) -> Body:
+    """Return a part of a body as `shape`; raises BodyRejected (422) that names its `path`."""
+    try:
+        return msgspec.convert(value, shape)
+    except msgspec.ValidationError as error:
+        what, _, inner = str(error).partition(" - at `$")
+        raise invalid(path + inner.rstrip("`"), what) from error
 
 
 def _is_json(content_type: bytes) -> bool:

@@ -58,6 +58,8 @@ class EventBody:
 
     def write(self, events: bytes) -> None:
         """Send `events`, now if the socket takes them. Never blocks, never raises."""
+        if not events:
+            return  # an empty chunk would end the response
         socket = self._socket
         if socket is None:
             self._gather(events)

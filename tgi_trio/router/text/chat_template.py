@@ -43,6 +43,7 @@ class ChatTemplate:
         """
         environment = _environment(clock)
         self._special_tokens = dict(special_tokens)
+        self._sources = dict(sources)
         self._templates: dict[str, jinja2.Template] = {}
         self._variables: dict[str, set[str]] = {}
         for name, source in sources.items():
@@ -67,6 +68,10 @@ class ChatTemplate:
     def uses(self, variable: str, *, tools: bool = False) -> bool:
         """Return whether the template (the one for tools, if there are any) reads `variable`."""
         return variable in self._variables.get(self._name(tools), ())
+
+    def source(self, *, tools: bool = False) -> str:
+        """Return the template's text (of the one for tools, if there are any); "" without one."""
+        return self._sources.get(self._name(tools), "")
 
     def render(
         self,

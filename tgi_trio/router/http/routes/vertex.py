@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tgi_trio.router.http import schema
+from tgi_trio.router.http.conversation import chat_tools
 from tgi_trio.router.http.errors import Refused
 from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.generation import admit, gather, resolve_model
 from tgi_trio.router.http.render import text_json
-from tgi_trio.router.http.routes import native, openai
-from tgi_trio.router.http.routes.chat import render_prompt
+from tgi_trio.router.http.routes import chat, native
 from tgi_trio.router.http.routes.operations import health
 from tgi_trio.router.http.urgency import validated
 from tgi_trio.router.request import Request
@@ -43,8 +43,8 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
     """Return what one instance asks for; as in TGI a prompt always samples."""
     if isinstance(instance, schema.ChatRequest):
         resolve_model(call, instance.model)
-        prompt = render_prompt(call, instance)
-        asked = openai.wanted(instance, top_n_tokens=None)
+        prompt, asked = chat.asked(call, instance, chat_tools(call, instance))
+        asked = replace(asked, top_n_tokens=None)
         return await validated(call, prompt, asked, instance, add_special_tokens=False)
     parameters = native.parameters_of(instance)
     asked = replace(native.wanted(parameters), do_sample=True, best_of=None)
