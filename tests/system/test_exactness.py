@@ -15,7 +15,7 @@ from tgi_trio.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.system
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "t5")
 NEW_TOKENS = 24
 
 
@@ -29,9 +29,11 @@ def prompts() -> list[str]:
 def reference(folder: Path, ids: list[list[int]]) -> list[list[int]]:
     """Return transformers' greedy continuation of each prompt, one at a time."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    two_stacks = AutoConfig.from_pretrained(folder).is_encoder_decoder
+    kind = AutoModelForSeq2SeqLM if two_stacks else AutoModelForCausalLM
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     answers = []
     for prompt in ids:
         with torch.inference_mode():
@@ -41,7 +43,8 @@ def reference(folder: Path, ids: list[list[int]]) -> list[list[int]]:
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
             )
-        answers.append(out[0, len(prompt) :].tolist())
+        skipped = 1 if two_stacks else len(prompt)  # a decoder's start token, or the prompt
+        answers.append(out[0, skipped:].tolist())
     return answers
 
 

@@ -10,20 +10,22 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.attention.interface import AttentionBackend
+from tgi_trio.shard.attention.interface import PlanLayout
 from tgi_trio.shard.attention.reference import ReferenceAttention
+from tgi_trio.shard.decoder_sampler import DecoderSampler
 from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
 from tgi_trio.shard.model_config import ModelConfig, read_config
-from tgi_trio.shard.models.decoder import Decoder
 from tgi_trio.shard.models.families import decoder_spec
 from tgi_trio.shard.models.loading import load_decoder
+from tgi_trio.shard.models.t5 import T5Layout
+from tgi_trio.shard.models.t5_loading import T5_FAMILIES, load_t5, t5_spec
 from tgi_trio.shard.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.sampler import RowSampler, Sampler
 from tgi_trio.shard.speculation import verify
@@ -71,18 +73,41 @@ def sensible_threads(folder: Path) -> int:
     return max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD))
 
 
+class Model(Protocol):
+    """A model whose state is the KV cache alone: the generic decoder, T5."""
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]: ...  # layers, heads, head size of the cache
+    @property
+    def needs_lengths(self) -> bool: ...  # forward reads `lengths`
+    @property
+    def prefix_reuse(self) -> bool: ...  # see ModelInfo
+    @property
+    def predicts_prompt(self) -> bool: ...  # False: an encoder reads the prompt
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        attention: Any,
+        batch: Any,
+    ) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+    def nbytes(self) -> int: ...
+
+
 class TorchRunner:
-    """The generic decoder with paged attention; see the Runner protocol."""
+    """A model over paged KV memory; see the Runner protocol."""
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         config: ModelConfig,
         *,
         dtype: torch.dtype,
         device: torch.device,
         sampler: RowSampler,
-        attention: AttentionBackend | None = None,
+        attention: PlanLayout | None = None,
         load_ns: int = 0,
     ) -> None:
         self.model = model
@@ -91,14 +116,15 @@ class TorchRunner:
         self.device = device
         self.sampler = sampler
         self.attention = attention or ReferenceAttention()
-        self.prompt_logprobs = PromptLogprobs(model.logits, config.vocab_size)
+        self.prompt_logprobs = PromptLogprobs(
+            model.logits if model.predicts_prompt else None, config.vocab_size
+        )
         self._cache: KVCache | None = None  # set by warm_up
-        layer = model.layers[0].attention
-        self._kv_shape = (len(model.layers), layer.kv_heads, layer.head_dim)
+        self._kv_shape = model.kv_shape
         self._info = ModelInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
-            layers=len(model.layers),
+            layers=self._kv_shape[0],
             kv_bytes_per_token=kv_bytes_per_token(*self._kv_shape, dtype),
             max_positions=config.max_positions,
             eos_ids=config.eos_ids,
@@ -106,7 +132,7 @@ class TorchRunner:
             device=str(device),
             backend=self.attention.name,
             load_ns=load_ns,
-            prefix_reuse=not model.needs_lengths,
+            prefix_reuse=model.prefix_reuse,
             drafts=True,
         )
 
@@ -137,6 +163,10 @@ class TorchRunner:
         if sampler is None:
             grammars = _load_grammars(tokenizer, config)
             sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
+        if config.model_type in T5_FAMILIES:
+            return _load_t5(
+                config, dtype=kind, device=where, world_size=world_size, sampler=sampler
+            )
         spec = decoder_spec(config)
         if spec is None:
             if world_size > 1:
@@ -266,6 +296,36 @@ def _load_grammars(tokenizer: Path | None, config: ModelConfig) -> Grammars | No
         print(f"requests with a grammar will fail: {error}", file=sys.stderr)
         return None
     return Grammars(loaded, config.vocab_size)
+
+
+def _load_t5(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    world_size: int,
+    sampler: RowSampler,
+) -> TorchRunner:
+    """Load an encoder-decoder; raises ModelLoadError as `TorchRunner.load` does."""
+    began = time.monotonic_ns()
+    if world_size > 1:
+        raise ModelLoadError(
+            f"Model type {config.model_type!r} is an encoder-decoder, which is not split over "
+            "shards here; use --num-shard 1."
+        )
+    spec = t5_spec(config)
+    with WeightSource(config.folder, dtype=dtype, device=device) as source, torch.inference_mode():
+        model = load_t5(spec, source)
+        model.pack()
+    return TorchRunner(
+        model,
+        config,
+        dtype=dtype,
+        device=device,
+        sampler=DecoderSampler(sampler, spec.start_token),
+        attention=T5Layout(),
+        load_ns=time.monotonic_ns() - began,
+    )
 
 
 def _lengths(plan: StepPlan) -> NDArray[np.int64]:

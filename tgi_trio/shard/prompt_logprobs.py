@@ -28,8 +28,13 @@ def prompt_span(plan: StepPlan, index: int) -> tuple[int, int] | None:
 class PromptLogprobs:
     """Fills the results of rows that asked; memory does not grow with the prompt."""
 
-    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor], vocab_size: int) -> None:
-        """`logits` maps hidden states [n, hidden] to float32 [n, vocab]."""
+    def __init__(
+        self, logits: Callable[[torch.Tensor], torch.Tensor] | None, vocab_size: int
+    ) -> None:
+        """`logits` maps hidden states [n, hidden] to float32 [n, vocab].
+
+        None: an encoder reads the prompt, so nothing predicts its tokens, and all values are NaN.
+        """
         self._logits = logits
         self._chunk = max(1, _CHUNK_LOGITS // max(1, vocab_size))
 
@@ -49,6 +54,8 @@ class PromptLogprobs:
             results[index].prompt_logprobs = [math.nan, *values] if first == 0 else values
 
     def _values(self, hidden: torch.Tensor, targets: torch.Tensor) -> list[float]:
+        if self._logits is None:
+            return [math.nan] * len(targets)
         values: list[float] = []
         for begin in range(0, len(targets), self._chunk):
             part = slice(begin, begin + self._chunk)

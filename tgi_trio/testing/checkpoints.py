@@ -39,6 +39,18 @@ _GPT: dict[str, Any] = {
     "n_head": 4,
     "n_positions": 512,
 }
+_T5: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 2,
+}
 _ABSENT = object()
 # What a family's configuration class wants that differs from _COMMON; _ABSENT takes a name away.
 _FAMILY: dict[str, dict[str, Any]] = {
@@ -107,6 +119,9 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
     },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
+    "t5": _T5,
+    "mt5": _T5,
+    "umt5": _T5,
     "recurrent_gemma": {
         "num_hidden_layers": 3,
         "num_key_value_heads": 1,
@@ -134,13 +149,14 @@ def make_checkpoint(
     repeating one token. `overrides` change its configuration. Returns `folder`.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     special = _FAMILY.get(family, {})
     values = ({} if "vocab_size" in special else _COMMON) | special | overrides
     values = {name: value for name, value in values.items() if value is not _ABSENT}
     config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
-    model = AutoModelForCausalLM.from_config(config)
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    model = kind.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -202,7 +218,9 @@ def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, minus_
 
     noise = torch.randn(parameter.shape, generator=generator)
     if parameter.dim() >= 2:
-        embedding = "emb" in name or "wte" in name or "wpe" in name
+        embedding = any(part in name for part in ("emb", "wte", "wpe", "shared"))
+        if "Attention.q." in name:  # T5 keeps the scale of its scores in these weights
+            noise = noise / 4.0
         parameter.copy_(noise if embedding else noise * (2.0 / parameter.shape[-1] ** 0.5))
     elif "norm" in name or "ln_" in name:
         centre = 0.0 if name.endswith("bias") or minus_one else 1.0

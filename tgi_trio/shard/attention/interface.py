@@ -30,14 +30,18 @@ class AttentionLayer:
     slopes: torch.Tensor | None = None  # ALiBi: float32 [heads], added as slope * key position
 
 
-class AttentionBackend(Protocol):
-    """Causal attention of the plan's tokens over their sequences."""
+class PlanLayout(Protocol):
+    """Turns a plan into what a model's forward wants to know of it."""
 
     name: str
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> Any:
-        """Return what `attend` needs of the plan, on the device."""
+        """Return what attention needs of the plan, on the device."""
         ...
+
+
+class AttentionBackend(PlanLayout, Protocol):
+    """Causal attention of the plan's tokens over their sequences."""
 
     def attend(
         self,

@@ -76,6 +76,19 @@ class Decoder:
         self.head = head
         self.ranks = ranks
 
+    predicts_prompt = True
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads and head size of the KV cache, as this rank has it."""
+        layer = self.layers[0].attention
+        return len(self.layers), layer.kv_heads, layer.head_dim
+
+    @property
+    def prefix_reuse(self) -> bool:
+        """Whether a token's K and V depend on nothing but the tokens before it."""
+        return not self.needs_lengths
+
     @property
     def needs_lengths(self) -> bool:
         """Whether `forward` reads `lengths`."""

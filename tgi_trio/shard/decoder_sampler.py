@@ -1,0 +1,43 @@
+"""Sampling for encoder-decoder models: penalties look at the decoder's tokens alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.step import RowResult, Sequence
+
+_STATE = "decoder"  # our key in Sequence.state
+
+
+class DecoderSampler:
+    """Shows another sampler what the decoder has said so far, behind its start token."""
+
+    def __init__(self, sampler: RowSampler, start_token: int) -> None:
+        self._sampler = sampler
+        self._start = start_token
+
+    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]:
+        return self._sampler.choose(logits, [self._decoder_side(row) for row in rows])
+
+    def prepare(self, sequence: Sequence) -> bool:
+        return self._sampler.prepare(self._decoder_side(sequence))
+
+    def drop(self, sequence: Sequence) -> None:
+        sequence.state.pop(_STATE, None)
+        self._sampler.drop(sequence)
+
+    def _decoder_side(self, row: Sequence) -> Sequence:
+        """Return the decoder's sequence, the same object at every step: start token, output."""
+        said = row.token_ids[row.prompt_length : row.length]
+        token_ids = np.concatenate(([self._start], said)).astype(np.int32)
+        side = row.state.get(_STATE)
+        if not isinstance(side, Sequence):
+            side = replace(row, prompt_length=1)
+            row.state[_STATE] = side
+        side.token_ids, side.length = token_ids, len(token_ids)
+        side.remaining, side.min_remaining = row.remaining, row.min_remaining
+        return side
