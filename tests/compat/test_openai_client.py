@@ -148,6 +148,24 @@ def test_log_probabilities_of_a_completion(openai: OpenAI) -> None:
         assert top[token] == value == max(top.values())
 
 
+def test_log_probabilities_of_a_prompt_alone(openai: OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "tgi", "prompt": STORY, "temperature": 0, "logprobs": 1}
+    alone = openai.completions.create(**fields, echo=True, max_tokens=0)
+    longer = openai.completions.create(**fields, echo=True, max_tokens=3)
+    choice, other = alone.choices[0], longer.choices[0]
+    assert choice.text == STORY and choice.finish_reason == "length"
+    assert alone.usage is not None and alone.usage.completion_tokens == 0
+    assert choice.logprobs is not None and other.logprobs is not None
+    values, tokens = choice.logprobs.token_logprobs, choice.logprobs.tokens
+    assert values and tokens and other.logprobs.tokens and other.logprobs.token_logprobs
+    assert len(values) == alone.usage.prompt_tokens
+    assert values[0] is None and all(value <= 0 for value in values[1:])
+    assert "".join(tokens).endswith(STORY)
+    assert other.logprobs.tokens[: len(tokens)] == tokens
+    assert other.logprobs.token_logprobs[1 : len(tokens)] == pytest.approx(values[1:], abs=1e-4)
+    assert other.text == STORY + "".join(other.logprobs.tokens[len(tokens) :])
+
+
 def test_several_prompts_with_several_answers_come_in_order(openai: OpenAI) -> None:
     prompts = ["The queue", "The ring"]
     fields: dict[str, Any] = {"model": "tgi", "temperature": 0, "max_tokens": 4}

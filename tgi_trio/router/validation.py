@@ -60,6 +60,7 @@ class GenerateParameters:
     keep_stop: bool = True  # OpenAI: False
     absolute_penalties: bool = False  # OpenAI's formula for frequency and presence
     accept_top_p_one: bool = False  # OpenAI's default, which TGI rejects
+    top_n_allowed: int = 0  # OpenAI promises 20, whatever --max-top-n-tokens says
 
     @property
     def sampling(self) -> bool:
@@ -170,10 +171,9 @@ class Validator:
         if p.seed is not None and (p.best_of or 1) > 1:
             raise ValidationError("`seed` must not be set when `best_of` > 1")
         top_n = p.top_n_tokens or 0
-        if not 0 <= top_n <= limits.max_top_n_tokens:
-            raise ValidationError(
-                f"`top_n_tokens` must be >= 0 and <= {limits.max_top_n_tokens}. Given: {top_n}"
-            )
+        most = max(limits.max_top_n_tokens, p.top_n_allowed)
+        if not 0 <= top_n <= most:
+            raise ValidationError(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {top_n}")
 
     def _check_extensions(self, p: GenerateParameters) -> None:
         """Check what TGI does not know or leaves to its JSON parser."""

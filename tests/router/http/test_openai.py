@@ -356,12 +356,51 @@ async def test_completion_logprobs_in_stream_and_body():
         stream = await client.post("/v1/completions", {**body, "stream": True})
     reply = msgspec.json.decode(whole.body, type=replies.CompletionFinal)
     logprobs = reply.choices[0].logprobs
-    assert logprobs.tokens == ["H", "i", "</s>"]
-    assert logprobs.text_offset == [2, 3, 4]
-    assert logprobs.top_logprobs[0] == {"H": -0.5, "!": -1.25}
+    # The prompt's tokens: the beginning, two bytes of one character, and a third token.
+    assert logprobs.tokens == ["<s>", "", "é", "!", "H", "i", "</s>"]
+    assert logprobs.text_offset == [0, 0, 0, 1, 2, 3, 4]
+    assert logprobs.token_logprobs == [None, -1.0, -1.0, -1.0, -0.5, -0.5, -0.5]
+    assert logprobs.top_logprobs[:5] == [None] * 4 + [{"H": -0.5, "!": -1.25}]
     pieces = [msgspec.json.decode(e)["choices"][0]["logprobs"] for e in stream.events()[:-1]]
     for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
-        assert [each for piece in pieces for each in piece[name]] == getattr(logprobs, name)
+        assert [each for piece in pieces for each in piece[name]] == getattr(logprobs, name)[4:]
+
+
+@pytest.mark.parametrize("prompt", ["Yo", [58, 80]])
+async def test_the_log_probabilities_of_a_prompt_alone(http, prompt):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        body = {"prompt": prompt, "logprobs": 1, "echo": True, "max_tokens": 0}
+        whole = await client.post("/v1/completions", body)
+        stream = await client.post("/v1/completions", {**body, "stream": True})
+        silent = await client.post("/v1/completions", {**body, "echo": False})
+    choice = msgspec.json.decode(whole.body, type=replies.CompletionFinal).choices[0]
+    start = ["<s>"] * isinstance(prompt, str)
+    assert (choice.text, choice.finish_reason) == ("Yo", "length")
+    assert choice.logprobs.tokens == [*start, "Y", "o"]
+    assert choice.logprobs.token_logprobs == [None, -1.0, -1.0][: len(start) + 2]
+    usage = whole.json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(start) + 2, 0)
+    assert whole.headers["x-generated-tokens"] == "0"
+    assert stream.status == silent.status == 422
+    assert "`max_tokens` = 0 is not supported when streaming" in stream.json()["error"]["message"]
+    assert "`max_new_tokens` must be strictly positive" in silent.json()["error"]["message"]
+
+
+async def test_openai_allows_20_alternatives():
+    async with served(engine()) as server:
+        client = await server.connect()
+        chat = {"messages": USER, "logprobs": True}
+        for path, body, name in (
+            ("/v1/chat/completions", chat, "top_logprobs"),
+            ("/v1/completions", {"prompt": "x"}, "logprobs"),
+        ):
+            assert (await client.post(path, {**body, name: 20})).status == 200
+            refused = await client.post(path, {**body, name: 21})
+            assert refused.status == 422
+            assert "must be >= 0 and <= 20. Given: 21" in refused.json()["error"]["message"]
+        native = {"inputs": "x", "parameters": {"top_n_tokens": 6}}
+        assert (await client.post("/generate", native)).status == 422
 
 
 async def test_best_of_completions_returns_n():

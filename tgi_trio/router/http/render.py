@@ -97,7 +97,10 @@ def completion_logprobs_json(tokens: Sequence[Token], top: int, offset: int = 0)
     tops = b"null"
     if top:
         tops = orjson.dumps(
-            [{other.text: np.float32(other.logprob) for other in token.top} for token in tokens],
+            [
+                {other.text: np.float32(other.logprob) for other in token.top} or None
+                for token in tokens
+            ],
             option=NUMPY,
         )
     return b'{"tokens":%b,"token_logprobs":[%b],"top_logprobs":%b,"text_offset":%b}' % (

@@ -231,7 +231,7 @@ class CompletionLogprobs(Struct, forbid_unknown_fields=True):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float | None]] | None
+    top_logprobs: list[dict[str, float | None] | None] | None  # null: a token of the prompt
     text_offset: list[int]
 
 

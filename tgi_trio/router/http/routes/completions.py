@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tgi_trio.router.http import schema
 from tgi_trio.router.http.errors import Refused
@@ -29,7 +30,8 @@ from tgi_trio.router.http.render import OPENAI_REASONS, completion_logprobs_json
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.http.urgency import validated
-from tgi_trio.router.request import Request
+from tgi_trio.router.request import FinishReason, Request, StoppingCriteria, Token
+from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.validation import spread
 
 _COMPLETION = schema.BodyReader(schema.CompletionRequest)
@@ -48,7 +50,15 @@ async def completions(call: Call) -> Reply:
     resolve_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     candidates = _candidates(request, count)
-    parameters = openai.wanted(request, top_n_tokens=request.logprobs)
+    unwritten = _writes_nothing(request)
+    read_prompts = bool(request.echo) and request.logprobs is not None and not request.stream
+    more = {"max_new_tokens": 1} if unwritten else {}
+    parameters = openai.wanted(
+        request,
+        top_n_tokens=request.logprobs,
+        decoder_input_details=read_prompts,
+        **more,
+    )
     admit(call, len(prompts) * candidates)
     requests: list[Request] = []
     for prompt in prompts:
@@ -76,8 +86,10 @@ async def completions(call: Call) -> Reply:
 
     keep = request.logprobs is not None or candidates > count
     results = await gather(call, requests, keep_tokens=keep)
+    if unwritten:
+        results = [_forget(result) for result in results]
     best = _best(results, candidates, count)
-    body = _body(envelope, request, best, results, echoes, count)
+    body = _body(call, request, envelope, best, results, echoes)
     headers = timing_headers(call, characters, results, compute_time=False)
     return Reply(body, headers=headers)
 
@@ -114,6 +126,27 @@ def _candidates(request: schema.CompletionRequest, count: int) -> int:
     raise Refused(422, f"Input validation error: {problem}", "validation")
 
 
+def _writes_nothing(request: schema.CompletionRequest) -> bool:
+    """Return whether the prompt alone is asked for: evaluation tools read its log-probabilities.
+
+    Raises Refused.
+    """
+    if request.max_tokens != 0 or not request.echo:
+        return False
+    if request.stream:
+        text = "Input validation error: `max_tokens` = 0 is not supported when streaming tokens"
+        raise Refused(422, text, "validation")
+    return True
+
+
+def _forget(result: Result) -> Result:
+    """Return a result without what was generated: the end of a prefill always brings a token."""
+    nothing = replace(
+        result.outcome, text="", tail="", generated_tokens=0, reason=FinishReason.LENGTH
+    )
+    return replace(result, outcome=nothing, tokens=[])
+
+
 def _texts(call: Call, prompts: Sequence[Prompt]) -> list[str]:
     decode = call.engine.tokenizer.decode
     return [each if isinstance(each, str) else decode(each) for each in prompts]
@@ -135,25 +168,23 @@ def _best(results: list[Result], candidates: int, count: int) -> list[Result]:
 
 
 def _body(
-    envelope: Envelope,
+    call: Call,
     request: schema.CompletionRequest,
+    envelope: Envelope,
     best: list[Result],
     results: list[Result],
     echoes: list[str],
-    count: int,
 ) -> bytes:
+    count = len(best) // len(echoes)
     choices = []
     for i, result in enumerate(best):
         echo = echoes[i // count]
-        logprobs = b"null"
-        if request.logprobs is not None:
-            logprobs = completion_logprobs_json(result.tokens, request.logprobs, len(echo))
         choices.append(
             b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
             % (
                 i,
                 text_json(echo + result.outcome.text),
-                logprobs,
+                _logprobs(call, request, result),
                 OPENAI_REASONS[result.outcome.reason],
             )
         )
@@ -166,6 +197,20 @@ def _body(
         b",".join(choices),
         usage.json(),
     )
+
+
+def _logprobs(call: Call, request: schema.CompletionRequest, result: Result) -> bytes:
+    """Return the logprobs object; an echoed prompt has its tokens in it, too."""
+    if request.logprobs is None:
+        return b"null"
+    return completion_logprobs_json(_prompt_tokens(call, result) + result.tokens, request.logprobs)
+
+
+def _prompt_tokens(call: Call, result: Result) -> list[Token]:
+    """Return the tokens of a prompt whose log-probabilities were asked for, else nothing."""
+    text = OutputText(call.engine.tokenizer, [], StoppingCriteria(max_new_tokens=1))
+    ids, logprobs = result.request.prompt_ids.tolist(), result.outcome.prompt_logprobs
+    return [text.push(id, logprob) for id, logprob in zip(ids, logprobs, strict=False)]
 
 
 ROUTES = (Route("POST", "/v1/completions", completions, openai=True),)

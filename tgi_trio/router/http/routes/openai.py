@@ -8,6 +8,8 @@ from tgi_trio.router.http import schema
 from tgi_trio.router.http.errors import Refused
 from tgi_trio.router.validation import GenerateParameters
 
+MOST_LOGPROBS = 20  # alternatives per token that OpenAI allows
+
 Request = schema.ChatRequest | schema.CompletionRequest
 
 
@@ -37,6 +39,7 @@ def wanted(request: Request, **more: Any) -> GenerateParameters:
         "keep_stop": False,
         "absolute_penalties": True,
         "accept_top_p_one": True,
+        "top_n_allowed": MOST_LOGPROBS,
     }
     return GenerateParameters(**{**parameters, **more})
 
