@@ -40,6 +40,7 @@ from tgi_trio.router.http.routes import (
     native,
     operations,
     sagemaker,
+    ui,
     vertex,
 )
 from tgi_trio.router.http.sse import EventBody
@@ -53,6 +54,7 @@ ROUTES: tuple[Route, ...] = (
     *vertex.ROUTES,
     *kserve.ROUTES,
     *operations.ROUTES,
+    *ui.ROUTES,
 )
 
 access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO

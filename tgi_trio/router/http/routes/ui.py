@@ -1,0 +1,40 @@
+"""The page at /ui: chat, completion and a live dashboard, served from the package's own files."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Final
+
+from tgi_trio.router.http.errors import Header
+from tgi_trio.router.http.exchange import Call, Reply, Route
+
+_TYPES: Final = {
+    "html": b"text/html; charset=utf-8",
+    "css": b"text/css; charset=utf-8",
+    "js": b"text/javascript; charset=utf-8",
+}
+_FILES: Final = ("page.css", "page.js", "server.js", "chances.js", "dashboard.js")
+
+# Nothing from elsewhere runs or is asked for; what a model writes is never markup.
+_POLICY: Final[list[Header]] = [
+    (b"content-security-policy", b"default-src 'self'; img-src data:; frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-cache"),
+]
+
+
+@cache
+def _content(name: str) -> bytes:
+    return files("tgi_trio.router.http").joinpath("ui", name).read_bytes()
+
+
+def _route(path: str, name: str) -> Route:
+    async def handler(call: Call) -> Reply:
+        kind = _TYPES[name.rpartition(".")[2]]
+        return Reply(_content(name), content_type=kind, headers=list(_POLICY))
+
+    return Route("GET", path, handler, protected=False)
+
+
+ROUTES = (_route("/ui", "index.html"), *(_route(f"/ui/{name}", name) for name in _FILES))
