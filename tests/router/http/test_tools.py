@@ -158,10 +158,11 @@ async def test_the_format_is_the_templates_own_and_its_special_tokens_are_seen(f
     """A mark that is a special token is a part of the call, and never of the answer's text."""
     template = TEMPLATE + "{#" + " ".join(form.signs) + "#}"
     tokenizer = byte_tokenizer(("[TOOL_CALLS]", "[ARGS]", "<|tool_call|>"))
-    for text, content in ((form.write([ROME, PARIS]), None), ("Dry.", "Dry.")):
+    calls = [ROME, PARIS] if form.next else [PARIS]
+    for text, content in ((form.write(calls), None), ("Dry.", "Dry.")):
         message, _ = message_of(await asked(engine(text, template, tokenizer=tokenizer)))
         assert message.content == content
-        assert len(message.tool_calls or []) == (2 if content is None else 0)
+        assert len(message.tool_calls or []) == (len(calls) if content is None else 0)
 
 
 # ---- what the model is told --------------------------------------------------------------------

@@ -72,6 +72,7 @@ PLACES = st.lists(st.integers(0, 10**6), max_size=12)
 def test_what_was_written_is_read(form: Format, prose: str, calls: Any, places: list[int]) -> None:
     if form.anchored and calls:
         prose = ""
+    calls = calls if form.next else calls[:1]
     text = prose + (form.write(calls) if calls else "")
     expected = [(name, compact(arguments)) for name, arguments in calls]
     for pieces in (cut(text, places), [text], list(text)):
@@ -86,6 +87,7 @@ def test_a_broken_answer_reads_the_same_in_all_pieces(
     form: Format, prose: str, calls: Any, junk: str, end: int, places: list[int]
 ) -> None:
     """Cut anywhere, with anything put in: no piece of a call's markup becomes content."""
+    calls = calls if form.next else calls[:1]
     whole = prose + (form.write(calls) if calls else "")
     text = whole[: end % (len(whole) + 1)] + junk
     one = fold(deltas(form, [text]))
@@ -151,6 +153,7 @@ def test_an_answer_that_ends_early(
 def test_llamas_calls_begin_with_the_answer() -> None:
     form = BY_NAME["llama-3"]
     call = form.write([("f", {"a": 1})])
+    assert said(fold(deltas(form, [call, "; ", call]))) == ("", [("f", '{"a":1}')])
     assert said(fold(deltas(form, list(call)))) == ("", [("f", '{"a":1}')])
     prose = f"Like this: {call}"
     assert said(fold(deltas(form, list(prose)))) == (prose, [])

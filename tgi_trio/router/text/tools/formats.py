@@ -27,7 +27,7 @@ class Format:
     trigger: str  # ends the prose: from here on it is a call
     opening: str  # between the trigger and the first name
     middle: str  # between a name and its arguments
-    next: str  # between arguments and the next name
+    next: str  # between arguments and the next name; "" where an answer makes one call at most
     closing: str  # after the last arguments
     anchored: bool = False  # the trigger counts only where the answer begins
 
@@ -39,7 +39,8 @@ class Format:
     def write(self, calls: Iterable[tuple[str, Any]]) -> str:
         """Return calls, at least one, as the model would write them: pairs of name and arguments.
 
-        Arguments are JSON values, or text that is taken as it is.
+        Arguments are JSON values, or text that is taken as it is. Where the format has no way to
+        write several, they stand side by side.
         """
         written = [
             f"{name}{self.middle}{arguments if isinstance(arguments, str) else _json(arguments)}"
@@ -111,12 +112,14 @@ FORMATS = (
     ),
     HERMES,
     Format(
-        name="llama-3",  # Llama 3.1, 3.2 and 3.3; there is no mark but the JSON itself
+        # Llama 3.1, 3.2 and 3.3; there is no mark but the JSON itself, and their templates refuse
+        # a turn of several calls.
+        name="llama-3",
         signs=('"parameters": ', "<|start_header_id|>"),
         trigger='{"name": "',
         opening="",
         middle='", "parameters": ',
-        next='}; {"name": "',
+        next="",
         closing="}",
         anchored=True,
     ),

@@ -22,7 +22,7 @@ def tool_grammar(form: Format, use: ToolUse, special: Mapping[str, int]) -> str:
     `special`: text -> id of the tokens that the tokenizer marks as special. Such a token is no text
     to the grammar: where the format has one, it is named by its id.
     """
-    more = f" (next call){{0,{use.most - 1}}}" if use.most > 1 else ""
+    more = f" (next call){{0,{use.most - 1}}}" if use.most > 1 and form.next else ""
     rules = {
         **_beginning(form, use, special),
         "calls": f"opening call{more} closing",

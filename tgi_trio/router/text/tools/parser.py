@@ -123,6 +123,8 @@ class CallParser:
         if self._state is State.CONTENT and self._prose_only():
             self._state = State.PROSE
             return True
+        if self._state is State.AFTER and not self._form.next:
+            return False  # one call was all
         end_of, following = ENDS[self._state]
         end = end_of(self._form)
         position = self._text.find(end)
