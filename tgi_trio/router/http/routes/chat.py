@@ -94,8 +94,10 @@ def asked(
     """
     _refuse_unsupported(request)
     prompt = render_prompt(call, request, tools)
-    grammar = None if tools is None else tools.grammar()
-    return prompt, openai.wanted(request, top_n_tokens=request.top_logprobs, grammar=grammar)
+    parameters = openai.wanted(request, top_n_tokens=request.top_logprobs)
+    if tools is not None:
+        parameters = replace(parameters, grammar=tools.grammar())
+    return prompt, parameters
 
 
 def _refuse_unsupported(request: schema.ChatRequest) -> None:

@@ -11,6 +11,12 @@ from tgi_trio.errors import ToolError
 
 MOST_CALLS = 16  # in one answer: a model that repeats itself must come to an end
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+# What a schema says to people alone; the template shows it, the grammar is smaller without.
+_ANNOTATIONS = frozenset(
+    {"$comment", "$schema", "default", "deprecated", "description", "examples", "title"}
+)
+_NAMED = frozenset({"$defs", "definitions", "patternProperties", "properties"})  # name -> schema
+_DATA = frozenset({"const", "enum"})
 # Where one of these is at its top, a schema allows properties that `properties` does not list.
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties"})
 
@@ -20,7 +26,7 @@ class Function:
     """A function that a model may call."""
 
     name: str
-    schema: dict[str, Any]  # of its arguments: an object
+    schema: dict[str, Any]  # of its arguments: an object; without descriptions
 
     @classmethod
     def of(cls, name: str, parameters: Any) -> Function:
@@ -37,11 +43,31 @@ class Function:
             parameters = {"properties": {}}
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
             raise ToolError(f"the `parameters` of `{name}` must be a JSON schema of type `object`")
-        schema = {"type": "object", **parameters}
+        try:
+            schema = {"type": "object", **_bare(parameters)}
+        except RecursionError as error:
+            raise ToolError(f"the `parameters` of `{name}` nest too deeply") from error
         if "properties" in schema and not _COMPOSED & schema.keys():
             # As TGI has it: what is not listed is not meant, unless the schema says so.
             schema.setdefault("additionalProperties", False)
         return cls(name, schema)
+
+
+def _bare(schema: Any) -> Any:
+    """Return a schema without annotations."""
+    if isinstance(schema, list):
+        return [_bare(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    bare = {}
+    for key, value in schema.items():
+        if key in _DATA:
+            bare[key] = value
+        elif key in _NAMED and isinstance(value, dict):
+            bare[key] = {name: _bare(each) for name, each in value.items()}
+        elif key not in _ANNOTATIONS:
+            bare[key] = _bare(value)
+    return bare
 
 
 @dataclass(frozen=True, slots=True)
