@@ -6,8 +6,9 @@ All of them generate in the same way: an engine inside the process gives every l
 token per step. In lockstep the next step begins when every stream has sent its token; paced, steps
 are 10 ms apart. Only what turns tokens into bytes on sockets differs.
 
-`floor` is no server but a bound: one loop over sockets that reads no more of a request than it must
-and writes bytes that were made beforehand. What is above it is Python's part, the rest the kernel's.
+`floor` is no server but a bound: one loop over sockets that reads no more of a request than it
+must and writes bytes that were made beforehand. What is above it is Python's part, the rest the
+kernel's.
 """
 
 from __future__ import annotations
