@@ -343,6 +343,19 @@ async def test_health_tells_why():
     }
 
 
+async def test_ready_tells_why_and_live_does_not_ask():
+    async with served() as server:
+        client = await server.connect()
+        answer = await client.get("/ready")
+        assert (answer.status, answer.json()["ready"]) == (200, True)
+        server.engine.healthy = (False, "no step for 40 s")
+        answer = await client.get("/ready")
+        assert answer.status == 503
+        assert answer.json()["error"] == "unhealthy: no step for 40 s"
+        answer = await client.get("/live")
+        assert (answer.status, answer.json()) == (200, {"live": True})
+
+
 async def test_info_and_models():
     async with served() as server:
         client = await server.connect()

@@ -163,6 +163,8 @@ OPERATIONS = (
         failures=(422, 500),
     ),
     Operation("get", "/info", "Model and limits", reply=replies.Info),
+    Operation("get", "/live", "That the router answers", reply=dict[str, bool]),
+    Operation("get", "/ready", "Health check", reply=dict[str, bool], failures=(503,)),
     Operation("get", "/health", "Health check", failures=(503,)),
     Operation("get", "/ping", "Health check: SageMaker", failures=(503,)),
     Operation("get", "/metrics", "Prometheus metrics", reply=str, reply_type="text/plain"),

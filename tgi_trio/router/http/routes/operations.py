@@ -29,6 +29,17 @@ async def health(call: Call) -> Reply:
     return Reply(problem.body(), status=problem.status)
 
 
+async def live(call: Call) -> Reply:
+    """GET /live: that the router's loop turns; whether it can serve is /ready's to say."""
+    return Reply(b'{"live":true}')
+
+
+async def ready(call: Call) -> Reply:
+    """GET /ready: /health with a body either way."""
+    reply = await health(call)
+    return reply if reply.status != 200 else Reply(b'{"ready":true}')
+
+
 async def info(call: Call) -> Reply:
     """GET /info."""
     card, limits = call.engine.model, call.engine.limits
@@ -116,6 +127,8 @@ ROUTES = (
     Route("GET", "/", health, protected=False),
     Route("GET", "/health", health, protected=False),
     Route("GET", "/ping", health, protected=False),
+    Route("GET", "/live", live, protected=False),
+    Route("GET", "/ready", ready, protected=False),
     Route("GET", "/info", info, protected=False),
     Route("GET", "/v1/models", models, protected=False, openai=True),
     Route("GET", "/v1/models/<path:name>", model, protected=False, openai=True),
