@@ -24,6 +24,7 @@ from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.supervisor import Started, Supervisor, Watch
+from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.settings import Options, Settings, as_json, as_rows, with_kv
 
 log = logging.getLogger("tgi_trio")
@@ -119,6 +120,13 @@ def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
+def _grammar_tokenizer(settings: Settings) -> str | None:
+    """Return the file that the shard compiles grammars for, made first where it is missing."""
+    if settings.disable_grammar_support:
+        return None
+    return str(tokenizer_json(settings.model_path, None, settings.trust_remote_code))
+
+
 class Launcher:
     """One run of the server."""
 
@@ -142,6 +150,7 @@ class Launcher:
                 model_path=str(settings.model_path),
                 dtype=settings.dtype,
                 speculate=settings.speculate,
+                tokenizer_path=_grammar_tokenizer(settings),
             ),
             WarmupLimits(
                 max_prefill_tokens=settings.step_token_budget,

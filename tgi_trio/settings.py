@@ -42,6 +42,9 @@ class _AsGiven:
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
     max_client_batch_size: int = 4
+    disable_grammar_support: bool = False
+    max_grammar_bytes: int = 2**16  # of a grammar as llguidance reads it
+    max_grammar_seconds: float = 1.0  # of CPU time to compile one
     payload_limit: int = 2_000_000  # bytes
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
@@ -205,6 +208,8 @@ _AT_LEAST_ONE: Final = (
     "max_best_of",
     "max_client_batch_size",
     "payload_limit",
+    "max_grammar_bytes",
+    "max_grammar_seconds",
     "max_input_tokens",
     "max_input_length",
     "max_total_tokens",

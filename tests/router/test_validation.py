@@ -35,7 +35,12 @@ def validator(**changes: Any) -> Validator:
         max_top_n_tokens=4,
     )
     pool = TokenizerPool(TOKENIZER, workers=1)
-    return Validator(pool, replace(limits, **changes), random.Random(7))
+    return Validator(pool, replace(limits, **changes), random.Random(7), check_grammar)
+
+
+async def check_grammar(grammar: str) -> None:
+    if grammar == "broken":
+        raise ValidationError("grammar is not valid: what it is")
 
 
 async def refusal(prompt: Any, parameters: P, **changes: Any) -> str:
@@ -143,9 +148,11 @@ async def test_every_text_about_the_prompt() -> None:
     assert await refusal(TEN, P(max_new_tokens=1)) == (
         "`inputs` must have less than 5 tokens. Given: 10"
     )
-    assert await refusal(TEN[:2], P(grammar="{}"), grammar_support=False) == (
-        "grammar is not supported"
-    )
+    assert await refusal(TEN[:2], P(grammar="broken")) == "grammar is not valid: what it is"
+    limits = ValidationLimits(5, 106, TOKENIZER.vocab_size)
+    without = Validator(TokenizerPool(TOKENIZER, workers=1), limits)
+    with pytest.raises(ValidationError, match=r"^grammar is not supported$"):
+        await without.validate(TEN[:2], P(grammar="{}"))
 
 
 @pytest.mark.trio
@@ -279,7 +286,7 @@ async def test_everything_given_arrives() -> None:
         presence_penalty=0.25,
         absolute_penalties=True,
         watermark=True,
-        ignore_eos=True,
+        ignore_eos=False,  # a grammar says where a text ends
         top_n=3,
         prompt_logprobs=True,
         logit_bias=((5, -1.5),),

@@ -156,6 +156,9 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("max-top-n-tokens", "int", "largest top_n_tokens"),
             Flag("max-client-batch-size", "int", "most prompts in one completion call"),
             Flag("payload-limit", "bytes", "largest request body"),
+            Flag("disable-grammar-support", "switch", "refuse grammars, response_format and tools"),
+            Flag("max-grammar-bytes", "bytes", "largest grammar or schema"),
+            Flag("max-grammar-seconds", "seconds", "of CPU time to compile a grammar"),
         ),
     ),
     (
@@ -242,7 +245,6 @@ REFUSED: Final[tuple[Refused, ...]] = (
     Refused("watermark-gamma", _NO_WATERMARK),
     Refused("watermark-delta", _NO_WATERMARK),
     Refused("weights-cache-override", "give the folder of the weights to --model-id"),
-    Refused("disable-grammar-support", "grammars are not in this build", same=("true",)),
     Refused(
         "enable-prefill-logprobs",
         "any request may ask for them with decoder_input_details",

@@ -10,6 +10,7 @@ from pathlib import Path
 import trio
 
 from tgi_trio.router.engine import Admission, Engine
+from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.exchange import HttpSettings
 from tgi_trio.router.http.server import ServerSettings, serve
@@ -19,6 +20,7 @@ from tgi_trio.router.service import Service
 from tgi_trio.router.supervisor import Supervisor
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
+from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.validation import ValidationLimits, Validator
 from tgi_trio.settings import Settings, public_json
 
@@ -30,12 +32,17 @@ class Front:
     """What serves HTTP, once the shard has said how much it can hold."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, metrics: Metrics
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        metrics: Metrics,
+        grammars: GrammarChecker | None = None,
     ) -> None:
         self.closed = trio.Event()
         self._tokenizer = tokenizer
         self._template = template
         self._metrics = metrics
+        self._grammars = grammars
 
     def open(
         self, settings: Settings, limits: SchedulingLimits, supervisor: Supervisor, vocab_size: int
@@ -59,7 +66,11 @@ class Front:
             supervisor=supervisor,
             tokenizer=self._tokenizer,
             chat_template=self._template,
-            validator=Validator(pool, validation),
+            validator=Validator(
+                pool,
+                validation,
+                check_grammar=None if self._grammars is None else self._grammars.check,
+            ),
             metrics=self._metrics,
         )
         self._application = Application(self._service, http_settings(settings))
@@ -84,6 +95,8 @@ class Front:
                 task_status=task_status,
             )
         finally:
+            if self._grammars is not None:
+                await self._grammars.close()
             self.closed.set()
 
 
@@ -136,4 +149,13 @@ async def load_front(settings: Settings, metrics: Metrics) -> Front:
         return tokenizer, load_chat_template(settings, tokenizer)
 
     tokenizer, template = await trio.to_thread.run_sync(load)
-    return Front(tokenizer, template, metrics)
+    return Front(tokenizer, template, metrics, grammar_checker(settings))
+
+
+def grammar_checker(settings: Settings) -> GrammarChecker | None:
+    """Return what checks grammars; None with `--disable-grammar-support`."""
+    if settings.disable_grammar_support:
+        return None
+    file = tokenizer_json(settings.model_path, None, settings.trust_remote_code)
+    limits = GrammarLimits(settings.max_grammar_bytes, settings.max_grammar_seconds)
+    return GrammarChecker(file, limits, settings.validation_workers)

@@ -52,6 +52,7 @@ class ShardSettings:
     rank: int = 0
     world_size: int = 1
     threads: int = 0  # 0 = one per core
+    tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
 
     def as_json(self) -> str:

@@ -13,7 +13,7 @@ Checks come in TGI's order and speak TGI's words. What differs on purpose:
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -79,7 +79,6 @@ class ValidationLimits:
     max_best_of: int = 2
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
-    grammar_support: bool = True
     adapters: tuple[str, ...] = ()  # names; the shard numbers them from 1, 0 is the base model
 
 
@@ -91,11 +90,17 @@ class Validator:
         pool: TokenizerPool,
         limits: ValidationLimits,
         source: random.Random | None = None,
+        check_grammar: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """`source`: where seeds come from for clients that give none (default: the system's)."""
+        """`source`: where seeds come from for clients that give none (default: the system's).
+
+        `check_grammar` raises ValidationError for a grammar that the shard cannot serve; None:
+        there are no grammars.
+        """
         self._pool = pool
         self._limits = limits
         self._random = source or random.SystemRandom()
+        self._check_grammar = check_grammar
 
     def check_endpoint(self, parameters: GenerateParameters, *, streaming: bool) -> None:
         """Check what TGI checks before it takes a permit: `best_of` and streaming."""
@@ -142,8 +147,10 @@ class Validator:
         ids, length = await self._tokenised(prompt, add_special_tokens, parameters.truncate)
         max_new_tokens = self._max_new_tokens(length, parameters.max_new_tokens)
         self._check_ids(ids)
-        if parameters.grammar is not None and not self._limits.grammar_support:
-            raise ValidationError("grammar is not supported")
+        if parameters.grammar is not None:
+            if self._check_grammar is None:
+                raise ValidationError("grammar is not supported")
+            await self._check_grammar(parameters.grammar)
         return Request(
             prompt_ids=ids,
             sampling=self._sampling(parameters),
@@ -264,7 +271,7 @@ class Validator:
             presence_penalty=_given(p.presence_penalty, 0.0),
             absolute_penalties=p.absolute_penalties,
             watermark=p.watermark,
-            ignore_eos=p.ignore_eos,
+            ignore_eos=p.ignore_eos and p.grammar is None,  # a grammar says where a text ends
             top_n=p.top_n_tokens or 0,
             prompt_logprobs=p.decoder_input_details,
             logit_bias=tuple(p.logit_bias.items()),

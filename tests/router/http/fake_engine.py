@@ -52,6 +52,11 @@ def byte_tokenizer(special: tuple[str, ...] = ()) -> Tokenizer:
     )
 
 
+async def any_grammar(grammar: str) -> None:
+    """Accept every grammar: what is generated here follows none."""
+    await trio.lowlevel.checkpoint()
+
+
 class FakeEngine:
     """See the module's docstring; satisfies `engine_api.Engine`."""
 
@@ -74,6 +79,7 @@ class FakeEngine:
                 max_total_tokens=self.limits.max_total_tokens,
                 vocab_size=self.tokenizer.vocab_size,
             ),
+            check_grammar=any_grammar,
         )
         self.metrics = Metrics()
         self.healthy = (True, "")

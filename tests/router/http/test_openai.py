@@ -283,18 +283,6 @@ async def test_content_parts_are_joined():
     assert refused.status == 422
 
 
-async def test_what_is_not_there_yet_says_so():
-    async with served(engine()) as server:
-        client = await server.connect()
-        body = {"messages": USER, "response_format": {"type": "json_object"}}
-        answer = await client.post("/v1/chat/completions", body)
-        plain = {"messages": USER, "response_format": {"type": "text"}}
-        accepted = await client.post("/v1/chat/completions", plain)
-    assert answer.status == 422
-    assert "not supported yet" in answer.json()["error"]["message"]
-    assert accepted.status == 200
-
-
 async def test_completion_body_and_stream(http):
     async with served(engine(), http) as server:
         client = await server.connect()

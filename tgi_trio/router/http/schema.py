@@ -37,9 +37,9 @@ def any_of(*names: str) -> Meta:
 
 
 class GrammarType(Struct):
-    """Constrained decoding: a JSON schema or a regular expression."""
+    """Constrained decoding: a JSON schema, a regular expression, a grammar or a list of texts."""
 
-    type: Literal["json", "json_object", "json_schema", "regex"]
+    type: Literal["json", "json_object", "json_schema", "regex", "lark", "choice"]
     value: Json
 
 
@@ -179,7 +179,7 @@ class NamedToolChoice(Struct):
 class ResponseFormat(Struct):
     """What the answer must look like, in TGI's shape or OpenAI's."""
 
-    type: Literal["text", "json", "json_object", "json_schema", "regex"]
+    type: Literal["text", "json", "json_object", "json_schema", "regex", "lark", "choice"]
     value: Json = None
     json_schema: Json = None
 
@@ -241,6 +241,7 @@ class CompletionRequest(Struct):
     best_of: U32 | None = None
     echo: bool | None = None
     logprobs: U32 | None = None
+    response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     top_k: I32 | None = None
     min_p: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -40,6 +41,31 @@ class Prefill:
 
     number: int
     rows: list[PrefillRow]
+
+
+# Of one PREFILL; a frame may take half of a ring, and one row has much less than the rest.
+_PREFILL_BYTES = 2**19
+
+
+def prefills(rows: Iterable[PrefillRow], number: Callable[[], int]) -> Iterator[Prefill]:
+    """Yield the rows in order in as few commands as frames have room for; `number` counts them."""
+    part: list[PrefillRow] = []
+    size = 0
+    for row in rows:
+        size += _bytes(row)
+        if part and size > _PREFILL_BYTES:
+            yield Prefill(number(), part)
+            part, size = [], _bytes(row)
+        part.append(row)
+    if part:
+        yield Prefill(number(), part)
+
+
+def _bytes(row: PrefillRow) -> int:
+    """Return at least what the columns of changing length take for a row."""
+    sampling = row.sampling
+    # A character takes 4 bytes at most.
+    return 4 * (len(row.token_ids) + len(sampling.grammar)) + 8 * len(sampling.logit_bias)
 
 
 Command: TypeAlias = Limits | Filter | Extend | Prefill

@@ -26,6 +26,7 @@ from tgi_trio.router.scheduling.commands import (
     Limits,
     Prefill,
     Progress,
+    prefills,
 )
 from tgi_trio.router.scheduling.departures import Departures
 from tgi_trio.router.scheduling.invariants import check_states
@@ -249,9 +250,8 @@ class Scheduler:
         if budget != self._budget_sent:
             self._budget_sent = budget
             commands.append(Limits(self._next_number(), budget))
-        if admitted:
-            rows = [sequence.prefill_row() for sequence in admitted]
-            commands.append(Prefill(self._next_number(), rows))
+        rows = [sequence.prefill_row() for sequence in admitted]
+        commands += prefills(rows, self._next_number)
         return commands
 
     def _grow(self) -> list[ExtendRow]:

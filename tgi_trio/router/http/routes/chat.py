@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from tgi_trio.router.http import schema
 from tgi_trio.router.http.conversation import ChatTools, chat_tools, render_prompt
-from tgi_trio.router.http.errors import Refused
 from tgi_trio.router.http.events import (
     ChatEvents,
     Envelope,
@@ -90,21 +89,13 @@ def asked(
 ) -> tuple[str, GenerateParameters]:
     """Return a chat as a prompt and its parameters.
 
-    Raises TemplateError, and Refused for what is not supported.
+    Raises TemplateError, ValidationError and what `render_prompt` raises.
     """
-    _refuse_unsupported(request)
     prompt = render_prompt(call, request, tools)
     parameters = openai.wanted(request, top_n_tokens=request.top_logprobs)
     if tools is not None:
         parameters = replace(parameters, grammar=tools.grammar())
     return prompt, parameters
-
-
-def _refuse_unsupported(request: schema.ChatRequest) -> None:
-    form = request.response_format
-    if form is not None and form.type != "text":
-        text = "Input validation error: `response_format` is not supported yet"
-        raise Refused(422, text, "validation")
 
 
 def _events(

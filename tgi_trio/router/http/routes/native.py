@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tgi_trio.errors import TgiTrioError, ValidationError
+from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.http import schema
 from tgi_trio.router.http.events import NativeEvents, QueryEvents
 from tgi_trio.router.http.exchange import Call, Reply, Route
@@ -20,6 +20,7 @@ from tgi_trio.router.http.generation import (
     timing_headers,
 )
 from tgi_trio.router.http.render import optional_json, prefill_json, text_json, tokens_json
+from tgi_trio.router.http.response_format import native_grammar
 from tgi_trio.router.http.urgency import validated
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerateParameters, spread
@@ -70,9 +71,7 @@ def parameters_of(request: WithParameters) -> schema.GenerateParameters:
 
 
 def wanted(p: schema.GenerateParameters) -> GenerateParameters:
-    """Return the parameters as the validator reads them; raises ValidationError."""
-    if p.grammar is not None:
-        raise ValidationError("grammar is not supported yet")
+    """Return the parameters as the validator reads them; raises for a broken grammar."""
     return GenerateParameters(
         best_of=p.best_of,
         temperature=p.temperature,
@@ -89,6 +88,7 @@ def wanted(p: schema.GenerateParameters) -> GenerateParameters:
         seed=p.seed,
         top_n_tokens=p.top_n_tokens,
         decoder_input_details=p.decoder_input_details,
+        grammar=native_grammar(p.grammar),
         adapter_id=p.adapter_id,
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from tgi_trio.router.http import schema
 from tgi_trio.router.http.errors import Refused
+from tgi_trio.router.http.response_format import response_grammar
 from tgi_trio.router.validation import GenerateParameters
 
 MOST_LOGPROBS = 20  # alternatives per token that OpenAI allows
@@ -36,6 +37,7 @@ def wanted(request: Request, **more: Any) -> GenerateParameters:
         "stop": stops(request.stop),
         "seed": request.seed,
         "logit_bias": biases(request.logit_bias),
+        "grammar": response_grammar(request.response_format),
         "keep_stop": False,
         "absolute_penalties": True,
         "accept_top_p_one": True,

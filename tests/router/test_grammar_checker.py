@@ -1,0 +1,143 @@
+"""Grammars are tried out in processes that may die of it: verdicts, limits, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tgi_trio.demo import model_path
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
+from tgi_trio.router.text import grammars
+
+TOKENIZER = model_path() / "tokenizer.json"
+# 5 s of compilation, which none of llguidance's own limits shortens.
+MONSTER = grammars.json_schema({"type": "integer", "multipleOf": 1000003, "minimum": 0})
+
+
+@asynccontextmanager
+async def checker(workers: int = 1, file: Path = TOKENIZER, **limits: Any) -> AsyncIterator[Any]:
+    one = GrammarChecker(file, GrammarLimits(**limits), workers)
+    before = children()
+    try:
+        yield one
+    finally:
+        with trio.CancelScope(shield=True):
+            await one.close()
+    assert children() == before
+
+
+def children() -> set[int]:
+    """Child processes of this one, zombies too."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= set(map(int, (task / "children").read_text().split()))
+    return found
+
+
+async def wrong(one: GrammarChecker, grammar: str) -> str:
+    with pytest.raises(ValidationError) as caught:
+        await one.check(grammar)
+    return str(caught.value)
+
+
+@pytest.mark.trio
+async def test_good_grammars_pass_and_bad_ones_are_told_what_is_wrong() -> None:
+    async with checker() as one:
+        await one.check(grammars.json_schema({"type": "object"}))
+        await one.check(grammars.regex("[a-z]+"))
+        for grammar, words in [
+            (grammars.json_schema({"type": "objekt"}), "Invalid type: objekt"),
+            (grammars.json_schema({"properties": {"a": {"not": {}}}}), 'keys: ["not"]'),
+            (grammars.json_schema({"type": "string", "pattern": "(["}), "unclosed character"),
+            (grammars.regex("(?=a)b"), "look-around"),
+            (grammars.lark("start: here nowhere"), 'at 1(8): unknown name: "here"'),
+            (grammars.json_schema({"minimum": 3, "maximum": 1, "type": "integer"}), "minimum (3)"),
+        ]:
+            message = await wrong(one, grammar)
+            assert message.startswith("grammar is not valid: ") and words in message, message
+        await one.check(grammars.choice(["a", "é\n"]))
+
+
+@pytest.mark.trio
+async def test_a_monster_hits_the_time_limit_and_the_next_one_is_served() -> None:
+    async with checker(max_grammar_seconds=0.3) as one:
+        assert "more than 0.3 s (--max-grammar-seconds)" in await wrong(one, MONSTER)
+        await one.check(grammars.regex("a"))
+        began = time.process_time()
+        assert "more than 0.3 s" in await wrong(one, MONSTER)  # remembered, not tried again
+        assert time.process_time() - began < 0.1
+
+
+@pytest.mark.trio
+async def test_sizes_and_depths_have_limits() -> None:
+    schema: grammars.Schema = {"type": "string"}
+    for _ in range(130):
+        schema = {"type": "array", "items": schema}
+    async with checker(max_grammar_bytes=5000) as one:
+        assert "recursion limit exceeded" in await wrong(one, grammars.json_schema(schema))
+        assert "5000 are allowed (--max-grammar-bytes)" in await wrong(
+            one, grammars.choice(["x" * 5000])
+        )
+
+
+@pytest.mark.trio
+async def test_a_grammar_whose_steps_would_hold_up_the_others_is_refused() -> None:
+    async with checker(max_grammar_bytes=2**20, max_grammar_seconds=10.0) as one:
+        message = await wrong(one, grammars.json_schema({"const": "x" * 60_000}))
+    assert "20 ms are allowed" in message
+
+
+@pytest.mark.trio
+async def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._MEMORY", 2**20)
+    async with checker(max_grammar_bytes=2**20, max_grammar_seconds=30.0) as one:
+        message = await wrong(one, grammars.choice([f"{i:09}" for i in range(20_000)]))
+        assert "takes more than 1 MiB of memory" in message
+
+
+@pytest.mark.trio
+async def test_a_client_that_leaves_takes_the_process_with_it() -> None:
+    async with checker(max_grammar_seconds=30.0) as one:
+        await one.check(grammars.regex("a"))
+        with trio.move_on_after(0.2) as scope:
+            await one.check(MONSTER)
+        assert scope.cancelled_caught
+        await one.check(grammars.regex("b"))
+
+
+@pytest.mark.trio
+async def test_a_monster_holds_up_only_its_own_process() -> None:
+    async with checker(workers=2, max_grammar_seconds=30.0) as one, trio.open_nursery() as nursery:
+        nursery.start_soon(one.check, MONSTER)
+        await trio.testing.wait_all_tasks_blocked()
+        for i in range(3):
+            await one.check(grammars.choice([str(i)]))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_tokenizer_that_cannot_be_used_refuses_all_grammars(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    file.write_text("{}")
+    async with checker(file=file) as one:
+        message = await wrong(one, grammars.regex("a"))
+    assert message.startswith("grammar is not supported: ") and str(file) in message
+
+
+@pytest.mark.trio
+async def test_a_process_that_is_killed_is_replaced() -> None:
+    async with checker() as one:
+        before = children()
+        await one.check(grammars.regex("a"))
+        for pid in children() - before:
+            os.kill(pid, 9)
+        await trio.sleep(0.05)
+        await one.check(grammars.regex("b"))

@@ -1,0 +1,114 @@
+"""Guided generation through the whole server: what is asked for is what comes."""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from jsonschema import validate  # type: ignore[import-untyped]
+
+from tests.system.client import TIMEOUT, generate
+from tests.system.server import ServerProcess, serving
+
+pytestmark = pytest.mark.system
+
+# Small, because the embedded model knows nothing of JSON: what is open ends soon.
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "pets": {"type": "array", "items": {"enum": ["cat", "dog"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+SAMPLED = {"do_sample": True, "max_new_tokens": 200}
+
+
+def answer(url: str, kind: str, value: object, **parameters: object) -> str:
+    grammar = {"type": kind, "value": value}
+    result = generate(url, "Tell me", grammar=grammar, details=True, **SAMPLED, **parameters)
+    assert result["details"]["finish_reason"] == "eos_token"
+    return str(result["generated_text"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_finished_answer_is_in_its_grammar(demo: ServerProcess, seed: int) -> None:
+    person = json.loads(answer(demo.url, "json", PERSON, seed=seed, temperature=1.5))
+    validate(person, PERSON)
+    pattern = r"\d{1,3}(\.\d{1,3}){3}"
+    assert re.fullmatch(pattern, answer(demo.url, "regex", pattern, seed=seed))
+    options = ["maybe", "yes, of course", "no"]
+    assert answer(demo.url, "choice", options, seed=seed, top_p=0.9) in options
+    lark = 'start: "a" start? "b"'
+    nested = answer(demo.url, "lark", lark, seed=seed)
+    assert nested == "a" * (len(nested) // 2) + "b" * (len(nested) // 2)
+
+
+def test_a_seed_gives_the_same_alone_and_among_others(demo: ServerProcess) -> None:
+    alone = [answer(demo.url, "json", PERSON, seed=seed) for seed in range(6)]
+    with ThreadPoolExecutor(12) as threads:
+        plain = [threads.submit(generate, demo.url, "Hello", max_new_tokens=60) for _ in range(6)]
+        together = [
+            threads.submit(answer, demo.url, "json", PERSON, seed=seed) for seed in range(6)
+        ]
+        assert [each.result() for each in together] == alone
+        assert len({each.result()["generated_text"] for each in plain}) == 1
+
+
+def test_openais_json_schema_in_stream_and_body(demo: ServerProcess) -> None:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Who are you?"}],
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "person", "schema": PERSON, "strict": True},
+        },
+        "seed": 4,
+        "max_tokens": 200,
+    }
+    url = f"{demo.url}/v1/chat/completions"
+    choice = httpx.post(url, json=body, timeout=TIMEOUT).json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    validate(json.loads(choice["message"]["content"]), PERSON)
+    lines = httpx.post(url, json=body | {"stream": True}, timeout=TIMEOUT).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
+    assert "".join(pieces) == choice["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("json", {"properties": {"a": {"type": "objekt"}}}, "Invalid type: objekt"),
+        ("regex", "([", "unclosed character class"),
+        ("lark", "start: nothing", 'unknown name: "nothing"'),
+        ("json", {"type": "integer", "multipleOf": 1000003}, "--max-grammar-seconds"),
+        ("json", {"enum": ["x" * 70_000]}, "--max-grammar-bytes"),
+    ],
+)
+def test_bad_and_monstrous_grammars_are_422(
+    demo: ServerProcess, kind: str, value: object, text: str
+) -> None:
+    parameters = {"grammar": {"type": kind, "value": value}}
+    refused = httpx.post(
+        f"{demo.url}/generate", json={"inputs": "x", "parameters": parameters}, timeout=TIMEOUT
+    )
+    assert refused.status_code == 422 and text in refused.json()["error"]
+    assert refused.json()["error_type"] == "validation"
+
+
+def test_disable_grammar_support() -> None:
+    with serving("--disable-grammar-support") as server:
+        grammar = {"type": "regex", "value": "a"}
+        refused = httpx.post(
+            f"{server.url}/generate",
+            json={"inputs": "x", "parameters": {"grammar": grammar}},
+            timeout=TIMEOUT,
+        )
+    assert refused.status_code == 422
+    assert refused.json()["error"] == "Input validation error: grammar is not supported"
