@@ -39,6 +39,7 @@ MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),  # 1.1
     ("mt5", {}),
     ("umt5", {}),
+    ("bart", {}),  # through transformers
 )
 
 

@@ -1,13 +1,14 @@
-"""Any causal model of transformers as a runner: for types the generic decoder does not cover.
+"""Any text model of transformers as a runner: for types that we have no model of our own for.
 
-There are three ways to run such a model, each checked at load against a plain forward pass of the
+There are three ways to run a causal model, each checked at load against a plain forward pass of the
 whole sequence; the first that agrees is taken.
 
 paged      one flat forward for all rows, our paged attention registered with transformers
 cached     a forward per row, over the cache object that transformers keeps for it
 recompute  a forward per row over its whole sequence, for models that keep no usable cache
 
-transformers is imported in this file and in `fallback_ways.py` only.
+Encoder-decoder models have a way of their own, in `fallback_seq2seq.py`. transformers is imported
+in this file and in `fallback_ways.py` only.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import torch
 from safetensors import SafetensorError
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.decoder_sampler import DecoderSampler
 from tgi_trio.shard.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models.fallback_seq2seq import EncoderDecoderWay
 from tgi_trio.shard.models.fallback_ways import CachedWay, PagedWay, RecomputeWay, Way, agree, probe
 from tgi_trio.shard.prompt_logprobs import prompt_span
 from tgi_trio.shard.step import (
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from tgi_trio.shard.sampler import RowSampler
 
 
-# What from_pretrained raises for a folder that it cannot make a causal model of.
+# What from_pretrained raises for a folder that it cannot make such a model of.
 _LOAD_ERRORS = (
     ValueError,
     KeyError,
@@ -89,12 +92,17 @@ class FallbackRunner:
     def load(
         config: ModelConfig, *, dtype: torch.dtype, device: torch.device, sampler: RowSampler
     ) -> FallbackRunner:
-        """Load through transformers; raises ModelLoadError when it is no causal model of theirs."""
+        """Load through transformers; raises ModelLoadError when it is no text model of theirs."""
         began = time.monotonic_ns()
         find_safetensors(config.folder)  # for our own words about missing or damaged files
         model = _load_model(config, dtype, device)
-        with torch.inference_mode():
-            way = _choose_way(model, config)
+        way: Way
+        if model.config.is_encoder_decoder:
+            way = EncoderDecoderWay(model)
+            sampler = DecoderSampler(sampler, way.start_token)
+        else:
+            with torch.inference_mode():
+                way = _choose_way(model, config)
         load_ns = time.monotonic_ns() - began
         return FallbackRunner(
             way, config, dtype=dtype, device=device, sampler=sampler, load_ns=load_ns
@@ -133,7 +141,8 @@ class FallbackRunner:
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
-        wanted = [_wanted(plan, i) for i in range(len(plan.rows))]
+        predicts = self.way.predicts_prompt
+        wanted = [_wanted(plan, i, predicts) for i in range(len(plan.rows))]
         outcomes = self.way.forward(plan, wanted)
         results = [RowResult() for _ in plan.rows]
         sampled: list[int] = []
@@ -143,7 +152,7 @@ class FallbackRunner:
                 results[index].fault = outcome
                 continue
             logits = outcome[:, : self._info.vocab_size].float()
-            results[index].prompt_logprobs = _prompt_logprobs(plan, index, logits)
+            results[index].prompt_logprobs = _prompt_logprobs(plan, index, logits, predicts)
             if plan.samples[index]:
                 sampled.append(index)
                 last.append(logits[-1])
@@ -172,22 +181,30 @@ class FallbackRunner:
 
 
 def _load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        known = AutoConfig.from_pretrained(config.folder, local_files_only=True)
+        kind = AutoModelForSeq2SeqLM if known.is_encoder_decoder else AutoModelForCausalLM
+        loaded: Any = kind.from_pretrained(
             config.folder,
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,  # absent, transformers may ask on a terminal that is not there
+            output_loading_info=True,
         )
     except _LOAD_ERRORS as error:
-        first = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
         raise ModelLoadError(
             f"Model type {config.model_type!r} is not one of ours, and transformers cannot load "
-            f"{config.folder} as a causal model: {first[0] if first else type(error).__name__}"
+            f"{config.folder} as a model that generates text: {reason}"
         ) from error
+    model, report = loaded
+    if report["missing_keys"]:  # transformers would go on with random numbers
+        name = min(report["missing_keys"])
+        raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {config.folder}.")
     return model.to(device).eval()
 
 
@@ -205,9 +222,11 @@ def _choose_way(model: Any, config: ModelConfig) -> Way:
     return plain
 
 
-def _wanted(plan: StepPlan, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _wanted(
+    plan: StepPlan, index: int, predicts_prompt: bool
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return which of a row's query tokens need logits, as offsets within the row, rising."""
-    span = prompt_span(plan, index)
+    span = prompt_span(plan, index) if predicts_prompt else None
     offsets = np.arange(span[1] - span[0], dtype=np.int64) if span else np.empty(0, np.int64)
     count = int(plan.query_starts[index + 1] - plan.query_starts[index])
     if plan.samples[index] and (len(offsets) == 0 or offsets[-1] != count - 1):
@@ -215,12 +234,16 @@ def _wanted(plan: StepPlan, index: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     return offsets
 
 
-def _prompt_logprobs(plan: StepPlan, index: int, logits: torch.Tensor) -> list[float]:
+def _prompt_logprobs(
+    plan: StepPlan, index: int, logits: torch.Tensor, predicts_prompt: bool
+) -> list[float]:
     """Return the row's prompt log-probabilities from the leading rows of its logits."""
     span = prompt_span(plan, index)
     if span is None:
         return []
     first, end = span
+    if not predicts_prompt:
+        return [math.nan] * (end - first + (first == 0))
     ids = plan.rows[index].token_ids[first + 1 : end + 1].astype(np.int64)
     scores = logits[: end - first]
     targets = torch.from_numpy(ids).to(logits.device)

@@ -35,6 +35,7 @@ class Way(Protocol):
     model: Any
     kv_bytes_per_token: int
     prefix_reuse: bool  # what one sequence computed may serve another
+    predicts_prompt: bool  # False: an encoder reads the prompt
 
     def allocate(self, blocks: int) -> None:
         """Make room for `blocks` KV blocks; 0 frees it."""
@@ -56,6 +57,7 @@ class RecomputeWay:
 
     name = "recompute"
     prefix_reuse = True  # nothing is reused, so nothing can be wrong
+    predicts_prompt = True
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -165,6 +167,7 @@ class PagedWay:
     """One flat forward for all rows over our block tables."""
 
     name = "paged"
+    predicts_prompt = True
 
     def __init__(self, model: Any, layers: dict[int, AttentionLayer]) -> None:
         self.model = model

@@ -18,6 +18,7 @@ SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 
 FAMILIES: dict[str, SpecFunction] = {
     "llama": llama_like.llama,
+    "baichuan": llama_like.baichuan,
     "mistral": llama_like.mistral,
     "mixtral": llama_like.mixtral,
     "qwen2": llama_like.qwen2,
@@ -42,7 +43,29 @@ FAMILIES: dict[str, SpecFunction] = {
     "opt": gpt_like.opt,
     "bloom": gpt_like.bloom,
     "falcon": gpt_like.falcon,
+    "RefinedWeb": gpt_like.refined_web,
+    "RefinedWebModel": gpt_like.refined_web,
     "mpt": gpt_like.mpt,
+}
+
+# Types that are known to run through transformers, and the way each takes (see `fallback.py`).
+# Any other type that transformers knows is tried in the same ways.
+THROUGH_TRANSFORMERS: dict[str, str] = {
+    "bart": "encoder-decoder",
+    "codegen": "cached",
+    "cohere2": "paged",
+    "dbrx": "paged",
+    "deepseek_v2": "cached",  # K and V of different widths
+    "deepseek_v3": "cached",
+    "glm4": "paged",
+    "gpt_oss": "cached",  # attention sinks
+    "llama4_text": "cached",
+    "mamba": "cached",
+    "mamba2": "cached",
+    "olmo3": "paged",
+    "olmoe": "paged",
+    "phimoe": "paged",
+    "recurrent_gemma": "recompute",  # a state that is the module's own
 }
 
 

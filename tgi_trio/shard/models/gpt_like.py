@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tgi_trio.shard.model_config import ModelConfig
@@ -225,6 +226,18 @@ def falcon(config: ModelConfig) -> DecoderSpec | None:
         activation=config.get("activation", "gelu"),
         tied_head=bool(config.get("tie_word_embeddings", True)),
     )
+
+
+def refined_web(config: ModelConfig) -> DecoderSpec | None:
+    """Falcon under its first name, with other names for its numbers."""
+    values = config.values
+    renamed = {
+        "num_attention_heads": values.get("n_head"),
+        "num_hidden_layers": values.get("n_layer"),
+        "num_kv_heads": values.get("n_head_kv"),
+        "new_decoder_architecture": "n_head_kv" in values,
+    }
+    return falcon(replace(config, values={**values, **renamed}))
 
 
 def mpt(config: ModelConfig) -> DecoderSpec | None:

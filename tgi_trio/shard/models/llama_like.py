@@ -64,6 +64,13 @@ def llama(config: ModelConfig) -> DecoderSpec:
     return _spec(config, mlp_bias=bool(config.get("mlp_bias", False)), **_attention_bias(config))
 
 
+def baichuan(config: ModelConfig) -> DecoderSpec:
+    """Baichuan 7B; the larger one, with linear biases, is told by its lack of positions."""
+    if not config.max_positions:
+        raise ValueError("only the 7B models, with max_position_embeddings, can be run")
+    return _spec(config, names=names.BAICHUAN, qkv_layout="stacked")
+
+
 def mistral(config: ModelConfig) -> DecoderSpec:
     return _spec(config, windows=_same_window(config, 4096))
 

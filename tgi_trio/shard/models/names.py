@@ -22,6 +22,8 @@ LLAMA = Names(
     down="mlp.down_proj",
 )
 
+BAICHUAN = replace(LLAMA, qkv="self_attn.W_pack")
+
 QWEN3 = replace(LLAMA, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
 
 GPT2 = Names(

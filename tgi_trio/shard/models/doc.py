@@ -1,0 +1,86 @@
+"""Generates docs/models.md from the family tables: `python -m tgi_trio.shard.models.doc`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from tgi_trio.shard.model_runner import DTYPES
+from tgi_trio.shard.models.families import FAMILIES, THROUGH_TRANSFORMERS
+from tgi_trio.shard.models.t5_loading import T5_FAMILIES
+
+_HEAD = """# Models
+
+Generated from the code by `python -m tgi_trio.shard.models.doc --write`. The name of a family is
+`model_type` in a checkpoint's config.json. Weights are safetensors, one file or several with an
+index; no checkpoint's own code is run.
+
+| path | what it is |
+|---|---|
+| decoder | our generic decoder: a small spec per family, paged KV memory, one forward for all rows |
+| encoder-decoder | our T5 on the same memory; the encoder runs when the prompt's end is reached |
+| transformers, paged | the model of `transformers` with our paged attention in it |
+| transformers, cached | the model of `transformers`, row by row, each with a cache of its own |
+| transformers, recompute | the same without a cache, every token from the first: slow, always right |
+| transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
+
+A type that is not listed here and that `transformers` knows is tried in the same ways: at load each
+way's logits are compared with a plain forward pass of the whole sequence, and the first that agrees
+is taken. `/info` and the shard's log say which.
+
+Every path has {dtypes} (`--dtype`); a CPU computes float16 in
+float32 unless it is asked for.
+
+"""
+
+_TESTS = """
+How they are tested, each on a tiny checkpoint with seeded random weights, in float32 against
+`transformers`:
+
+- *exactness*: `tests/shard/test_models_exact.py`. Greedy tokens equal and logits within 1e-4 alone,
+  in a batch, in chunks among decodes, over shuffled blocks, behind a shared prefix, replayed,
+  repeated; prompt log-probabilities; bfloat16 near float32; the whole server in
+  `tests/system/test_exactness.py`.
+- *families*: `tests/shard/test_models_families.py`. Tokens and logits of prompts in chunks among
+  decodes over shuffled blocks, and the variants of a family that its config.json allows.
+- *encoder-decoder*: `tests/shard/test_encoder_decoder.py`. As *exactness*, with
+  penalties and seeds.
+"""
+
+_EXACT = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+
+
+def render() -> str:
+    """Return the document."""
+    lines = ["| family | path | tensor parallel | prefix cache | tested |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in _rows()]
+    head = _HEAD.format(dtypes=", ".join(DTYPES))
+    return head + "\n".join(lines) + "\n" + _TESTS
+
+
+def _rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield (family, path, tensor parallel, prefix cache, tested)."""
+    for family in sorted(FAMILIES, key=str.lower):
+        tested = "exactness, families" if family in _EXACT else "families"
+        yield f"`{family}`", "decoder", "yes", "yes, unless its rotary scaling is by length", tested
+    for family in sorted(T5_FAMILIES):
+        yield f"`{family}`", "encoder-decoder", "no", "no", "encoder-decoder"
+    for family, way in sorted(THROUGH_TRANSFORMERS.items()):
+        reuse = "no" if way in ("cached", "encoder-decoder") else "yes"
+        tested = "encoder-decoder" if way == "encoder-decoder" else "families"
+        yield f"`{family}`", f"transformers, {way}", "no", reuse, tested
+
+
+def main() -> None:
+    """Print the document, or write it to docs/models.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/models.md")
+    if parser.parse_args().write:
+        Path("docs/models.md").write_text(render())
+    else:
+        print(render(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Encoder-decoder models of transformers that are not of T5's kind: BART, Pegasus, Marian, ...
+
+Each row keeps transformers' encoder output and cache in its state. Prompt and output share a
+sequence as `t5.py` describes: the encoder runs when the prompt's end is reached, and the decoder's
+first token is at the position of the last prompt token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from tgi_trio.shard.models.fallback_ways import Offsets, RecomputeWay
+from tgi_trio.shard.step import StepPlan
+
+_STATE = "transformers"  # our key in Sequence.state
+
+
+class EncoderDecoderWay(RecomputeWay):
+    """A forward per row over transformers' own cache."""
+
+    name = "encoder-decoder"
+    prefix_reuse = False  # an encoder's output depends on the whole prompt
+    predicts_prompt = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        config = model.config
+        start = model.generation_config.decoder_start_token_id
+        self.start_token = int(config.decoder_start_token_id if start is None else start)
+        # The router counts one token per prompt token and per output token; the decoder keeps two
+        # pairs of K and V for each at most. All such models have as many key heads as heads.
+        self.kv_bytes_per_token = 4 * config.decoder_layers * config.d_model * model.dtype.itemsize
+
+    def _logits(self, plan: StepPlan, index: int, offsets: Offsets) -> torch.Tensor:
+        row = plan.rows[index]
+        start, stop = plan.query_starts[index : index + 2].tolist()
+        begin = row.prompt_length - 1  # position of the decoder's first token
+        first, end = int(plan.positions[start]), int(plan.positions[start]) + stop - start
+        # Taken out first: a cache that a failed call half filled must not be met again.
+        held = row.state.pop(_STATE, None)
+        if end <= begin:
+            return torch.empty((0, self.model.config.vocab_size), device=self.model.device)
+        known, options = held if isinstance(held, tuple) else (0, {})
+        if known != max(first - begin, 0) or not options:  # new, or this step was run before
+            ids = torch.from_numpy(row.token_ids[: begin + 1].astype(np.int64))[None]
+            encoder = self.model.get_encoder()
+            known, options = 0, {"encoder_outputs": encoder(ids.to(self.model.device))}
+        said = np.concatenate(([self.start_token], row.token_ids[begin + 1 : end]))
+        tokens = torch.from_numpy(said[known:].astype(np.int64))[None].to(self.model.device)
+        out = self.model(decoder_input_ids=tokens, use_cache=True, return_dict=True, **options)
+        row.state[_STATE] = (
+            end - begin,
+            {**options, "past_key_values": out.past_key_values},
+        )
+        keep = torch.from_numpy(first + offsets - begin - known).to(self.model.device)
+        logits: torch.Tensor = out.logits[0].index_select(0, keep)
+        return logits
