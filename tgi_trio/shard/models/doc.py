@@ -18,11 +18,11 @@ index; no checkpoint's own code is run.
 
 | path | what it is |
 |---|---|
-| decoder | our generic decoder: a small spec per family, paged KV memory, one forward for all rows |
+| decoder | our generic decoder: a small spec per family, paged memory, one forward for all rows |
 | encoder-decoder | our T5 on the same memory; the encoder runs when the prompt's end is reached |
 | transformers, paged | the model of `transformers` with our paged attention in it |
 | transformers, cached | the model of `transformers`, row by row, each with a cache of its own |
-| transformers, recompute | the same without a cache, every token from the first: slow, always right |
+| transformers, recompute | the same without a cache, every token from the first: slow, but right |
 | transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
 
 A type that is not listed here and that `transformers` knows is tried in the same ways: at load each
