@@ -15,12 +15,13 @@ from tgi_trio.router.http import replies, schema
 from tgi_trio.router.http.schema import any_of
 
 _TAG = "Text Generation Inference"
-_ERRORS = {
+_NO_KEY = "The API key is missing or wrong"
+_REJECTED = {
     400: "The body is not JSON",
     408: "The body did not arrive in time",
     413: "The body is larger than --payload-limit",
     415: "The body is not declared as JSON",
-    401: "The API key is missing or wrong",
+    422: "The body has the wrong shape",
 }
 _FAILURES = {
     404: "No such model",
@@ -46,6 +47,7 @@ class Operation:
     reply_type: str = "application/json"
 
 
+_NAME = {"type": "string", "pattern": "^[!-.0-~]+$"}  # no path matches a line break
 _KSERVE = "/v2/models/{model}/versions/{version}"
 
 _GENERATION = (404, 422, 424, 429, 500, 503)
@@ -219,22 +221,34 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     }
     if parts := re.findall(r"{(\w+)}", operation.path):
         described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in parts
+            {"name": name, "in": "path", "required": True, "schema": _NAME} for name in parts
         ]
     if operation.body is not None:
         described["requestBody"] = {
             "required": True,
             "content": {"application/json": {"schema": schemas[str(operation.body)]}},
         }
-        for status, text in _ERRORS.items():
-            answers[str(status)] = {"description": text}
+    answers.update(_failures(operation, schemas))
+    return described
+
+
+def _failures(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return what an operation answers when something is wrong, by status."""
     openai = operation.path.startswith("/v1/")
     shape = replies.OpenAIErrorResponse if openai else replies.ErrorResponse
     error = {"application/json": {"schema": schemas[str(shape)]}}
+    plain = {"text/plain": {"schema": {"type": "string"}}}
+    answers: dict[str, Any] = {}
+    if operation.body is not None:
+        answers["401"] = {"description": _NO_KEY, **({"content": error} if openai else {})}
+        for status, text in _REJECTED.items():
+            answers[str(status)] = {"description": text, "content": error if openai else plain}
     for status in operation.failures:
-        answers[str(status)] = {"description": _FAILURES[status], "content": error}
-    return described
+        content = error
+        if status == 422 and operation.body is not None and not openai:
+            content = {**error, **plain}
+        answers[str(status)] = {"description": _FAILURES[status], "content": content}
+    return answers
 
 
 DOCS_PAGE = b"""<!doctype html>
