@@ -75,6 +75,8 @@ def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLim
         reserve=False,
         prefix_caching=prefix_caching,
         speculate=settings.speculate,
+        target_itl=settings.target_itl,
+        target_ttft=float("inf") if settings.target_ttft is None else settings.target_ttft,
     )
 
 

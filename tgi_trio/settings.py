@@ -48,6 +48,8 @@ class _AsGiven:
     payload_limit: int = 2_000_000  # bytes
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
+    target_itl: float = 0.05  # seconds between tokens that are fine while requests wait
+    target_ttft: float | None = None  # seconds to a first token; None: nobody is passed for it
     prefix_caching: bool = True  # only where the model allows it
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
     hostname: str = "0.0.0.0"
@@ -219,12 +221,14 @@ _AT_LEAST_ONE: Final = (
     "step_token_budget",
     "max_queued_tokens",
     "stall_timeout",
+    "target_ttft",
 )
 _AT_LEAST_ZERO: Final = (
     "max_stop_sequences",
     "max_top_n_tokens",
     "waiting_served_ratio",
     "max_waiting_tokens",
+    "target_itl",
     "port",
     "aip_http_port",
     "graceful_termination_timeout",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.router.scheduling.harness import limits, request
@@ -138,9 +140,9 @@ def test_a_queue_for_memory_does_not_get_full_steps() -> None:
     assert max(chunks[3:]) < 200
 
 
-@pytest.mark.parametrize(("ratio", "patience"), [(0.5, 1000), (1000.0, 3)])
-def test_a_growing_queue_gets_full_steps(ratio: float, patience: int) -> None:
-    clocked = Clocked(waiting_served_ratio=ratio, max_waiting_tokens=patience)
+def behind_a_long_prompt(**changes: object) -> Clocked:
+    """Four generate beside a long prompt, and nobody waits behind it yet."""
+    clocked = Clocked(**changes)
     for id in range(4):
         clocked.scheduler.add(id, request(10, 5000), 0.0)
     for _ in range(10):
@@ -148,26 +150,29 @@ def test_a_growing_queue_gets_full_steps(ratio: float, patience: int) -> None:
     clocked.scheduler.add(10, request(20_000, 10), 0.0)
     for _ in range(20):
         tokens, _ = clocked.step()
-    assert tokens < 200
+    assert tokens < 120
+    return clocked
+
+
+@pytest.mark.parametrize(("target", "least", "most"), [(0.05, 260, 320), (0.2, 900, 1024)])
+def test_many_that_wait_get_steps_as_long_as_the_target_allows(
+    target: float, least: int, most: int
+) -> None:
+    clocked = behind_a_long_prompt(waiting_served_ratio=0.5, target_itl=target)
     for id in range(11, 14):
         clocked.scheduler.add(id, request(20_000, 10), 0.0)
-    for _ in range(5):
-        tokens, _ = clocked.step()
-    assert tokens == 512 - 4
+    steps = [clocked.step() for _ in range(12)]
+    assert least <= steps[-1][0] <= most
+    assert max(ns for _, ns in steps) <= target * 1e9
 
 
-def test_nobody_waits_longer_than_max_waiting_tokens_says_when_few_wait() -> None:
-    clocked = Clocked(waiting_served_ratio=1000.0, max_waiting_tokens=10)
-    for id in range(4):
-        clocked.scheduler.add(id, request(10, 5000), 0.0)
-    for _ in range(10):
-        clocked.step()
-    clocked.scheduler.add(10, request(20_000, 10), 0.0)
-    for _ in range(20):
-        clocked.step()
+def test_few_that_wait_get_one_such_step_after_every_max_waiting_tokens() -> None:
+    clocked = behind_a_long_prompt(waiting_served_ratio=1000.0, max_waiting_tokens=9)
     clocked.scheduler.add(11, request(20_000, 10), 0.0)
-    tokens = [clocked.step()[0] for _ in range(12)]
-    assert max(tokens[:8]) < 200 and tokens[-1] == 512 - 4
+    tokens = [clocked.step()[0] for _ in range(40)]
+    large = [step for step, count in enumerate(tokens) if count > 200]
+    assert len(large) == 4
+    assert {after - before for before, after in pairwise(large)} == {10}
 
 
 def test_a_deadline_that_the_queue_does_not_allow_is_refused_at_once() -> None:

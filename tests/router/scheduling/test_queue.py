@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.router.scheduling.harness import limits, request
+from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling import Prefill, Scheduler
 from tgi_trio.router.scheduling.queue import WaitingQueue
 from tgi_trio.router.scheduling.sequence import Sequence
 
 
-def admitted(scheduler: Scheduler) -> list[int]:
-    commands = scheduler.schedule(0.0)
+def admitted(scheduler: Scheduler, now: float = 0.0) -> list[int]:
+    commands = scheduler.schedule(now)
     return [r.sequence for c in commands if isinstance(c, Prefill) for r in c.rows]
 
 
 @given(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 3)), max_size=30), st.randoms())
 def test_order_is_priority_then_started_then_arrival(wishes: list[tuple[int, int]], rng) -> None:
-    queue = WaitingQueue()
+    queue = WaitingQueue(limits())
     sequences = []
     for arrival, (priority, order) in enumerate(wishes):
         sequence = Sequence(arrival, request(3, priority=priority), arrival, 0.0, 0)
@@ -76,3 +78,36 @@ def test_who_has_left_the_queue_is_not_admitted() -> None:
 def test_max_batch_total_tokens_bounds_the_blocks() -> None:
     scheduler = Scheduler(limits(max_batch_total_tokens=40))
     assert scheduler.total_blocks == 10
+
+
+def serve_one_after_the_other(scheduler: Scheduler, now: float) -> int:
+    """Admit one (the batch holds no more), end it, and return who it was."""
+    (id,) = admitted(scheduler, now)
+    one = {"sequence": [id], "computed": [3], "token_count": [1], "prompt_count": [0]}
+    rest = {"finish": [1], "token_ids": [5], "logprobs": [0.0], "top_count": [0]}
+    scheduler.commit(StepReport(id + 1, 1 << 30, **one, **rest), now)
+    scheduler.check()
+    return id
+
+
+def test_who_is_late_lets_those_go_first_that_can_be_in_time() -> None:
+    scheduler = Scheduler(limits(max_batch_size=1, target_ttft=2.0))
+    for id, arrival in enumerate([0.0, 0.1, 0.9, 1.0]):
+        scheduler.add(id, request(3, 1), arrival)
+    order = [serve_one_after_the_other(scheduler, 1.5) for _ in range(4)]
+    assert order == [2, 3, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["late", "of low priority"])
+def test_nobody_is_passed_more_often_than_patience_says(kind: str) -> None:
+    late = kind == "late"
+    scheduler = Scheduler(
+        limits(max_batch_size=1, patience=5, target_ttft=2.0 if late else float("inf"))
+    )
+    scheduler.add(0, request(3, 1, priority=0 if late else 9), 0.0)
+    order = []
+    for id in range(1, 20):  # somebody more urgent is always there
+        scheduler.add(id, request(3, 1), 5.0)
+        order.append(serve_one_after_the_other(scheduler, 5.0))
+    assert order.index(0) == 6
+    assert sorted(order) == list(range(19))

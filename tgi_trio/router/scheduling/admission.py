@@ -34,7 +34,7 @@ class Admission:
         # State of queue and memory when a look at the queue found that nobody has room.
         self._no_room_at = (-1, 0)
 
-    def admit(self) -> list[Sequence]:
+    def admit(self, now: float) -> list[Sequence]:
         """Move who can go, in queue order; returns them.
 
         Whoever cannot go yet may be passed by later ones that can, within limits, so that a large
@@ -42,39 +42,49 @@ class Admission:
         `skip_limit` times at most, one whose turn it is not by as many prompt tokens as it has.
         """
         queue, batch, skip_limit = self._queue, self._batch, self._limits.skip_limit
+        queue.rank(now)
         version, available = self._no_room_at
         if queue.version == version and self._available <= available:
             return []
         admitted: list[Sequence] = []
-        passed: list[Sequence] = []
         without_room: list[Sequence] = []
         without_turn: list[Sequence] = []
+        passed = 0
+        skips = 0  # of the one of `without_room` that was passed most often
+        room = self._available
         anyone_has_turn = batch.has_turn(1)
-        while anyone_has_turn and len(passed) < len(queue) and not batch.is_full:
-            sequence = queue.at(len(passed))
-            verdict = self._try(sequence, without_turn)
+        while anyone_has_turn and passed < len(queue) and not batch.is_full:
+            sequence = queue.at(passed)
+            if room <= sequence.short_at:
+                verdict = Verdict.NO_ROOM  # as before: not worth a look
+            else:
+                verdict = self._try(sequence, room, without_turn)
             if verdict is Verdict.ADMITTED:
-                queue.remove(sequence)
+                queue.admit(sequence)
                 batch.enter(sequence)
                 admitted.append(sequence)
+                if without_room:
+                    skips += 1
                 for other in without_room:
                     other.skipped += 1
                 for other in without_turn:
                     other.overtaken += sequence.target - sequence.computed
+                room = self._available
             else:
-                passed.append(sequence)
+                passed += 1
                 if verdict is Verdict.NO_ROOM:
                     without_room.append(sequence)
+                    skips = max(skips, sequence.skipped)
                 elif verdict is Verdict.NOT_ITS_TURN:
                     without_turn.append(sequence)
-            if len(passed) > skip_limit or any(s.skipped >= skip_limit for s in without_room):
+            if passed > skip_limit or skips >= skip_limit:
                 break
             if verdict is not Verdict.NO_ROOM:
                 anyone_has_turn = batch.has_turn(1, without_turn)
         self.behind = len(without_turn)
         if not anyone_has_turn:
-            self.behind += len(queue) - len(passed)
-        only_room_lacks = without_room and len(without_room) == len(passed) and anyone_has_turn
+            self.behind += len(queue) - passed
+        only_room_lacks = without_room and len(without_room) == passed and anyone_has_turn
         self._no_room_at = (queue.version, self._available) if only_room_lacks else (-1, 0)
         return admitted
 
@@ -84,12 +94,9 @@ class Admission:
         headroom = 0 if self._limits.reserve else len(self._batch)
         return self._memory.available - headroom
 
-    def _try(self, sequence: Sequence, without_turn: list[Sequence]) -> Verdict:
-        """Grant `sequence` its blocks if it can go now."""
+    def _try(self, sequence: Sequence, available: int, without_turn: list[Sequence]) -> Verdict:
+        """Grant `sequence` its blocks if it can go now; `available` are to be had."""
         limits, memory = self._limits, self._memory
-        available = self._available
-        if available <= sequence.short_at:
-            return Verdict.NO_ROOM  # as before: not worth a look
         match = memory.match(sequence)
         if match is not None and match.claimed:
             return Verdict.SHARES_SOON

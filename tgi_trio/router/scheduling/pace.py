@@ -9,6 +9,28 @@ from tgi_trio.router.scheduling.limits import SchedulingLimits
 _ROUND = 16  # tokens; a budget that moves less is not worth a command
 _LEAST_SHARE = 16  # prompts always get at least this part of the token budget
 _WEIGHT = 0.1  # of the newest sample in a moving average
+_GROWTH = 1.25  # a share grows by this factor at most, from one step to the next
+_MARGIN = 0.8  # of the allowed time is aimed at: steps of one size do not take the same time
+
+
+class Share:
+    """How many prompt tokens fit into a step, learned from how long steps take."""
+
+    def __init__(self, first: int, least: float, most: int) -> None:
+        """Begin with `first` tokens and stay within `least` and `most`."""
+        self.tokens = float(first)
+        self._least = least
+        self._most = float(most)
+
+    def adapt(self, tokens: int, took_ns: float, base_ns: float, limit_ns: float) -> None:
+        """A step with `tokens` prompt tokens took `took_ns`, `base_ns` of it without them."""
+        extra = took_ns - base_ns
+        fitting = tokens * (limit_ns - base_ns) / extra if extra > 0.0 else self._most
+        if took_ns > limit_ns:
+            self.tokens = max(self._least, min(self.tokens, fitting))
+        elif tokens >= 0.75 * self.tokens:  # what rode along says something about the limit
+            grown = min(self.tokens * _GROWTH, fitting, self._most)
+            self.tokens = max(self.tokens, grown)
 
 
 class Pace:
@@ -19,40 +41,38 @@ class Pace:
     - Nobody generates: the full `token_budget`.
     - Somebody does: as many as make a step at most `stretch` times as long as one without a
       prompt, learned from the steps' own times.
-    - `max_batch_prefill_tokens` are on the shard and more requests wait behind them, more than
-      `waiting_served_ratio` for each one that generates or for more than `max_waiting_tokens`
-      steps: the full budget. A step then takes longer for those who generate, by no more than
-      `token_budget` costs. Those who wait for memory do not count: larger steps give them none.
+    - `max_batch_prefill_tokens` are on the shard and more requests wait behind them, at least
+      `waiting_served_ratio` for each one that generates: as many as fit into `target_itl`, up to
+      `max_batch_prefill_tokens`; those who generate have been promised no more. When fewer wait,
+      that goes for one step after every `max_waiting_tokens`. Those who wait for memory do not
+      count: larger steps give them none.
     """
 
     def __init__(self, limits: SchedulingLimits) -> None:
+        budget = limits.token_budget
+        least = max(1.0, budget / _LEAST_SHARE)
         self._limits = limits
         self._decode_ns = 0.0  # of a step without prompts, moving average; 0: not known yet
-        self._share = float(limits.token_budget)  # prompt tokens that ride along
-        self._least = max(1.0, limits.token_budget / _LEAST_SHARE)
+        self._calm = Share(budget, least, budget)
+        self._rush = Share(budget, least, max(budget, limits.max_batch_prefill_tokens))
         self._behind = 0  # requests that wait behind prompts
-        self._waited = 0  # steps for which there have been any
-        self._budget = limits.token_budget
+        self._waited = 0  # steps for which there have been any, since they were last let in
+        self._budget = budget
 
     def observe(self, step: StepReport) -> None:
         """Learn from a step."""
-        self._waited = self._waited + 1 if self._behind else 0
+        limits = self._limits
+        self._waited = (self._waited + 1) % (limits.max_waiting_tokens + 1) if self._behind else 0
         if not step.decode_rows or not step.forward_ns:
             return
+        base = self._decode_ns
         if not step.prefill_tokens:
-            known = self._decode_ns
-            self._decode_ns += (step.forward_ns - known) * (_WEIGHT if known else 1.0)
-        elif self._decode_ns:
-            self._adapt(step.forward_ns / self._decode_ns, step.prefill_tokens)
-
-    def _adapt(self, stretch: float, tokens: int) -> None:
-        """A step with `tokens` prompt tokens took `stretch` times one without."""
-        wanted = self._limits.stretch
-        if stretch > wanted:
-            fitting = tokens * (wanted - 1.0) / (stretch - 1.0)
-            self._share = max(self._least, min(self._share, fitting))
-        elif tokens >= 0.75 * self._share:  # what rode along says something about the limit
-            self._share = min(self._share * 1.1, float(self._limits.token_budget))
+            self._decode_ns += (step.forward_ns - base) * (_WEIGHT if base else 1.0)
+        elif base:
+            tokens, took = step.prefill_tokens, step.forward_ns
+            calm = base * limits.stretch
+            self._calm.adapt(tokens, took, base, calm)
+            self._rush.adapt(tokens, took, base, max(calm, _MARGIN * 1e9 * limits.target_itl))
 
     def budget(self, batch: Batch, behind: int) -> int:
         """Return the tokens a step may compute now, while `behind` requests wait for prompts."""
@@ -61,17 +81,20 @@ class Pace:
         if not batch.prefilling:
             return self._budget  # nothing rides along: leave it
         budget = limits.token_budget
-        if batch.running and self._decode_ns and not self._pressed(batch.running):
-            budget = min(budget, -(-(len(batch) + int(self._share)) // _ROUND) * _ROUND)
+        if batch.running and self._decode_ns:
+            pressed = self._pressed(batch.running)
+            share = len(batch) + int((self._rush if pressed else self._calm).tokens)
+            most = limits.max_batch_prefill_tokens if pressed else budget
+            budget = min(most, -(-share // _ROUND) * _ROUND)
         self._budget = budget
         return budget
 
     def _pressed(self, running: int) -> bool:
-        limits = self._limits
-        if not self._behind:
+        limits, behind = self._limits, self._behind
+        if not behind:
             return False
-        many = self._behind >= limits.waiting_served_ratio * running
-        return many or self._waited > limits.max_waiting_tokens
+        many = behind >= limits.waiting_served_ratio * running
+        return many or self._waited == limits.max_waiting_tokens
 
 
 class DrainRate:

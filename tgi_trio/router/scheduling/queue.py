@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
-from tgi_trio.router.scheduling.sequence import Sequence
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.sequence import Rank, Sequence
 
 Key: TypeAlias = tuple[int, int, int]
+
+_BEFORE_ALL = -(1 << 62)  # in the place of a priority
 
 
 class WaitingQueue:
     """Waiting sequences in the order in which they are to be admitted.
 
-    That order is: priority (lower is sooner); then those that were on the shard before (pushed out
-    or lost with it), in the order of their first admission; then arrival. Someone reads the former
-    as a stream, so they go before anyone who has not seen a token.
+    That order is: those that are owed a turn; then by priority (lower is sooner), within it by
+    `Rank`, within that by arrival, or by first admission for those that were on the shard before.
+
+    Whoever has waited for half of `target_ttft` (the other half is for the prompt) lets those go
+    first that can still be in time.
+    Neither that nor priorities starve anyone: nobody is admitted more than `patience` admissions
+    later than the order of arrival alone would have it (then a turn is owed).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SchedulingLimits) -> None:
+        self._limits = limits
         self._keys: list[Key] = []  # parallel to _sequences; sorted, no two alike
         self._sequences: list[Sequence] = []
+        # By arrival: who was never on the shard and is owed no turn, and of those who is in time.
+        self._patient: OrderedDict[int, Sequence] = OrderedDict()
+        self._in_time: OrderedDict[int, Sequence] = OrderedDict()
+        self._admissions = 0
         self.tokens = 0  # known tokens of all waiting sequences
         self.version = 0  # changes with every change
 
@@ -35,21 +48,28 @@ class WaitingQueue:
     @staticmethod
     def key(sequence: Sequence) -> Key:
         """Return what a sequence is sorted by."""
-        if sequence.order:
-            return (sequence.priority, 0, sequence.order)
-        return (sequence.priority, 1, sequence.arrival)
+        rank = sequence.rank
+        if rank is Rank.OWED:
+            return (_BEFORE_ALL, rank, sequence.arrival)
+        number = sequence.order if rank is Rank.RETURNING else sequence.arrival
+        return (sequence.priority, rank, number)
 
     def add(self, sequence: Sequence) -> None:
         """Put `sequence` where it belongs."""
-        key = self.key(sequence)
-        at = bisect_left(self._keys, key)
-        self._keys.insert(at, key)
-        self._sequences.insert(at, sequence)
-        self.tokens += sequence.length
-        self.version += 1
+        if sequence.order:
+            sequence.rank = Rank.RETURNING
+        else:
+            sequence.turn = self._admissions + len(self._sequences)
+            self._patient[sequence.id] = self._in_time[sequence.id] = sequence
+        self._insert(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take `sequence` out; raises KeyError when it is not here."""
+        self._take(sequence)
+        self._patient.pop(sequence.id, None)
+        self._in_time.pop(sequence.id, None)
+
+    def _take(self, sequence: Sequence) -> None:
         at = bisect_left(self._keys, self.key(sequence))
         if at == len(self._sequences) or self._sequences[at] is not sequence:
             raise KeyError(sequence.id)
@@ -57,12 +77,48 @@ class WaitingQueue:
         self.tokens -= sequence.length
         self.version += 1
 
+    def admit(self, sequence: Sequence) -> None:
+        """Take out `sequence`, whose turn it is; raises KeyError when it is not here."""
+        self.remove(sequence)
+        self._admissions += 1
+
+    def rank(self, now: float) -> None:
+        """Move whoever is late by now, or owed a turn."""
+        late = now - self._limits.target_ttft / 2
+        while self._in_time and (first := next(iter(self._in_time.values()))).queued < late:
+            del self._in_time[first.id]
+            self._move(first, Rank.LATE)
+        owed = self._admissions - self._limits.patience
+        while self._patient and (first := next(iter(self._patient.values()))).turn < owed:
+            self._move(first, Rank.OWED)
+
+    def _insert(self, sequence: Sequence) -> None:
+        key = self.key(sequence)
+        at = bisect_left(self._keys, key)
+        self._keys.insert(at, key)
+        self._sequences.insert(at, sequence)
+        self.tokens += sequence.length
+        self.version += 1
+
+    def _move(self, sequence: Sequence, rank: Rank) -> None:
+        self._take(sequence)
+        sequence.rank = rank
+        self._insert(sequence)
+        if rank is Rank.OWED:
+            del self._patient[sequence.id]
+            self._in_time.pop(sequence.id, None)
+
     def at(self, index: int) -> Sequence:
         """Return the sequence at `index` from the front."""
         return self._sequences[index]
 
     def check(self) -> None:
         """Raise AssertionError when order or accounting is wrong."""
+        ranks = {s.id: s.rank for s in self._sequences}
+        if self._patient.keys() != {id for id, rank in ranks.items() if rank >= Rank.IN_TIME}:
+            raise AssertionError("turns are kept for others than those that may be passed")
+        if self._in_time.keys() != {id for id, rank in ranks.items() if rank is Rank.IN_TIME}:
+            raise AssertionError("others are in time than are said to be")
         keys = [self.key(sequence) for sequence in self._sequences]
         if keys != self._keys or any(a >= b for a, b in pairwise(keys)):
             raise AssertionError("the queue is out of order")

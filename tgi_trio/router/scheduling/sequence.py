@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from array import array
 from dataclasses import replace
 
@@ -13,6 +14,15 @@ from tgi_trio.router.scheduling.lifecycle import Event, State, following
 from tgi_trio.router.scheduling.prefix_cache import Namespace, Node
 
 NEVER = 1 << 62  # a token count no sequence reaches
+
+
+class Rank(enum.IntEnum):
+    """Who goes first among those that wait."""
+
+    OWED = 0  # passed by as many as `patience` allows
+    RETURNING = 1  # pushed out or lost with the shard: somebody reads its stream
+    IN_TIME = 2
+    LATE = 3  # its first token cannot be in time any more
 
 
 class Sequence:
@@ -39,6 +49,7 @@ class Sequence:
         "prompt_logprobs_delivered",
         "prompt_logprobs_reported",
         "queued",
+        "rank",
         "request",
         "shared",
         "short_at",
@@ -46,6 +57,7 @@ class Sequence:
         "started",
         "state",
         "target",
+        "turn",
     )
 
     def __init__(self, id: int, request: Request, arrival: int, now: float, speculate: int) -> None:
@@ -63,6 +75,9 @@ class Sequence:
         self.queued = now
         self.started: float | None = None  # first sent to the shard
         self.cached = 0  # prompt tokens found in the prefix cache at the first admission
+        # Set by the queue.
+        self.rank = Rank.IN_TIME
+        self.turn = 0  # admissions before its own, by the order of arrival
         # Set by admission and growth.
         self.skipped = 0  # how often a later request was admitted before this one
         self.short_at = -1  # available blocks when it last did not fit; more are worth a try
