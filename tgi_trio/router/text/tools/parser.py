@@ -221,7 +221,7 @@ class _JsonEnd:
 
 def _overlap(text: str, end: str) -> int:
     """Return how much of the end of `text` may be the beginning of `end`."""
-    for length in range(min(len(text), len(end) - 1), 0, -1):
-        if end.startswith(text[-length:]):
-            return length
-    return 0
+    start = text.find(end[0], max(0, len(text) - len(end) + 1))
+    while start >= 0 and not end.startswith(text[start:]):
+        start = text.find(end[0], start + 1)
+    return len(text) - start if start >= 0 else 0
