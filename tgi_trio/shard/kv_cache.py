@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-BLOCK_SIZE = 16  # tokens per block
+from tgi_trio.shard.step import BLOCK_SIZE as BLOCK_SIZE
+
 NULL_BLOCK = 0  # never handed out: unused entries of block tables point here
 
 

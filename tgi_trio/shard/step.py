@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.messages import SamplingParameters
 
 
+BLOCK_SIZE = 16  # tokens per KV block
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence as the shard holds it. Created by a PREFILL row, changed by the worker only."""

@@ -1,0 +1,47 @@
+"""Checkpoints that the CPU kernels fit, and runners of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.shard.models_support import BLOCK, GreedyRecorder
+from tgi_trio.shard.cpu.checkpoint import Checkpoint
+from tgi_trio.shard.cpu.forward import Forward
+from tgi_trio.shard.cpu.runner import CpuRunner
+from tgi_trio.shard.model_config import read_config
+from tgi_trio.shard.models.families import decoder_spec
+from tgi_trio.shard.step import WarmupRequest
+
+# Families the kernels serve, in sizes that they fit.
+FITTING: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
+    "mistral": {"head_dim": 32, "sliding_window": 24},
+    "qwen2": {"hidden_size": 128},
+    "qwen3": {"head_dim": 64, "num_attention_heads": 6},
+    "gemma": {"head_dim": 32, "num_key_value_heads": 1},
+    "gemma2": {"head_dim": 32},
+    "gemma3_text": {"head_dim": 32},
+    "phi3": {"hidden_size": 192, "num_attention_heads": 2, "num_key_value_heads": 1},
+    "olmo": {"hidden_size": 128, "clip_qkv": None},
+    "granite": {"hidden_size": 128},
+    "starcoder2": {"hidden_size": 128},
+}
+
+
+@contextmanager
+def cpu_runner(
+    folder: Path, dtype: str = "float32", *, portable: bool = False, threads: int = 1
+) -> Iterator[tuple[CpuRunner, GreedyRecorder]]:
+    """Yield a warmed-up runner and its sampler; `threads` share whatever cores there are."""
+    config = read_config(folder)
+    spec = decoder_spec(config)
+    assert spec is not None
+    recorder = GreedyRecorder()
+    tensors = Checkpoint(folder, spec.names.base)
+    with Forward(spec, tensors, dtype, list(range(threads)), portable=portable) as forward:
+        runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
+        runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
+        yield runner, recorder

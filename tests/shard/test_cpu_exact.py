@@ -1,0 +1,147 @@
+"""The CPU kernels give the reference's tokens in float32, however a step is put together."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shard.cpu_support import FITTING, cpu_runner
+from tests.shard.models_support import (
+    Golden,
+    advance,
+    assert_greedy,
+    generated,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+
+PROMPTS = prompts(16)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Checkpoint = Callable[..., Path]
+
+
+def rows(shuffle: int | None = None) -> list:
+    blocks = tables(PROMPTS, shuffle)
+    return [sequence(i, prompt, blocks[i]) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize("family", FITTING)
+def test_tokens_and_logits_of_every_family(checkpoint: Checkpoint, family: str) -> None:
+    folder = checkpoint(family, **FITTING[family])
+    golden = Golden(folder)
+    with cpu_runner(folder) as (runner, recorder):
+        batch = rows(shuffle=3)
+        run(runner, batch, chunk=20, joins=3, seed=1)
+        for row in batch:
+            assert_greedy(golden, recorder, row)
+    assert len({tuple(generated(row)) for row in batch}) == len(batch)
+
+
+@pytest.fixture(scope="module")
+def llama(checkpoint: Checkpoint) -> Path:
+    return checkpoint("llama", **FITTING["llama"])
+
+
+@pytest.fixture(scope="module")
+def golden(llama: Path) -> Golden:
+    return Golden(llama)
+
+
+@pytest.fixture(scope="module")
+def runner(llama: Path) -> Iterator[tuple]:
+    with cpu_runner(llama) as pair:
+        yield pair
+
+
+def test_a_batch_at_once_and_one_by_one(runner: tuple, golden: Golden) -> None:
+    batch = rows()
+    run(runner[0], batch)
+    for row in batch:
+        assert_greedy(golden, runner[1], row)
+    for row in rows()[:6]:
+        runner[1].logits.clear()
+        run(runner[0], [row])
+        assert_greedy(golden, runner[1], row)
+    runner[1].logits.clear()
+
+
+def test_a_long_context(checkpoint: Checkpoint) -> None:
+    """Positions to 8192; the reference computes the whole sequence at once."""
+    folder = checkpoint("llama", **FITTING["llama"], max_position_embeddings=8192)
+    long = prompts(1, vocab=512, seed=3)[0] + [3 + (i * i) % 500 for i in range(8150)]
+    with cpu_runner(folder) as (runner, recorder):
+        blocks = list(range(1, 511))
+        blocks[::2], blocks[1::2] = blocks[1::2], blocks[::2]
+        row = sequence(0, long, [*blocks, 511], new=8)
+        while row.length - row.computed > 1:
+            advance(runner, [row], [min(700, row.length - row.computed)])
+        while row.remaining:
+            advance(runner, [row], [1])
+        assert_greedy(Golden(folder), recorder, row, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("chunk", [1000, 5])
+def test_prompt_logprobs(runner: tuple, golden: Golden, chunk: int) -> None:
+    prompt = PROMPTS[5]
+    row = sequence(5, prompt, range(1, 20), new=2, prompt_logprobs=True)
+    other = sequence(6, PROMPTS[6], range(20, 40), new=2)
+    found: list[float] = []
+    while row.length == len(prompt):
+        count = min(chunk, row.length - row.computed)
+        results = advance(runner[0], [row, other], [count, 1])
+        found += results[0].prompt_logprobs
+        assert not results[1].prompt_logprobs
+    assert len(found) == len(prompt) and math.isnan(found[0])
+    assert found[1:] == pytest.approx(golden.prompt_logprobs(prompt), abs=1e-4)
+    runner[1].logits.clear()
+
+
+def test_threads_share_every_operation(llama: Path, golden: Golden) -> None:
+    """More threads than cores here, so that they are interrupted at any place."""
+    before = os.sched_getaffinity(0)
+    try:
+        with cpu_runner(llama, threads=2) as (runner, recorder):
+            batch = rows(shuffle=8)
+            run(runner, batch, chunk=30, joins=5, seed=2)
+            for row in batch:
+                assert_greedy(golden, recorder, row)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def bfloat16_distance(golden: Golden, recorder: object, batch: list) -> float:
+    """Norm of the logits' difference to float32, relative; over what the runner chose from."""
+    ours, exact = [], []
+    for row in batch:
+        prompt = row.token_ids[: row.prompt_length].tolist()
+        exact.append(golden.logits(prompt, generated(row)))
+        ours.append(torch.stack(recorder.logits[row.id]))  # type: ignore[attr-defined]
+    a, b = torch.cat(ours), torch.cat(exact)
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_bfloat16_is_as_near_as_torch(
+    checkpoint: Checkpoint, family: str, portable: bool
+) -> None:
+    from tests.shard.models_support import load
+
+    folder = checkpoint(family, **FITTING[family], dtype="bfloat16")
+    golden = Golden(folder)
+    torch_runner, torch_recorder = load(folder, dtype="bfloat16")
+    reference = rows()
+    run(torch_runner, reference, chunk=16, joins=4)
+    with cpu_runner(folder, "bfloat16", portable=portable) as (runner, recorder):
+        batch = rows(shuffle=4)
+        run(runner, batch, chunk=16, joins=4)
+        ours = bfloat16_distance(golden, recorder, batch)
+    assert ours <= bfloat16_distance(golden, torch_recorder, reference)

@@ -1,0 +1,74 @@
+"""Which models and machines the kernels fit, and how they are compiled for them."""
+
+from __future__ import annotations
+
+import llvmlite.binding as llvm
+
+from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, Variant
+from tgi_trio.shard.cpu.tables import Activation
+from tgi_trio.shard.models.specs import DecoderSpec
+
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+}
+_ROTARY_KINDS = ("default", "linear", "llama3", "yarn")  # the same frequencies at every length
+_DTYPES = ("float32", "bfloat16")
+_MOST_HEADS = 8  # that attend together: two blocks of scores for each fill half of the registers
+_VALUE_TILE = 16  # vectors of a tile of values
+
+
+def misfit(spec: DecoderSpec | None, dtype: str) -> str | None:
+    """Return why the kernels cannot run a model, or None when they can."""
+    if spec is None:
+        return "the model runs through transformers"
+    rotaries = [layer.rotary for layer in spec.layers if layer.rotary is not None]
+    reasons = {
+        f"dtype {dtype} is not one of {', '.join(_DTYPES)}": dtype not in _DTYPES,
+        f"head size {spec.head_dim} is no multiple of {PANEL}": spec.head_dim % PANEL,
+        f"hidden size {spec.hidden_size} is no multiple of {PANEL}": spec.hidden_size % PANEL,
+        f"MLP width {spec.mlp_width} is no multiple of {PANEL}": spec.mlp_width % PANEL,
+        f"activation {spec.activation!r} is not built": spec.activation not in ACTIVATIONS,
+        "attention and MLP run in parallel": spec.parallel,
+        "it is a mixture of experts": any(layer.experts for layer in spec.layers),
+        "positions are learned": spec.position_rows,
+        "attention has linear biases": spec.alibi,
+        "embeddings are normed": spec.names.embedding_norm,
+        "queries and keys are normed over all heads": spec.query_key_norm == "whole",
+        "query and key norms have a mean": spec.query_key_norm == "head" and spec.norm == "layer",
+        "queries, keys and values are clamped": spec.qkv_clip,
+        "weights are stored transposed": spec.transposed,
+        "query, key and value rows are grouped": spec.qkv_layout == "grouped",
+        "a layer lacks a norm": not (spec.names.attention_norm and spec.names.mlp_norm),
+        "rotary pairs are neighbours": any(r.interleaved for r in rotaries),
+        "rotary frequencies depend on the length": any(
+            r.kind not in _ROTARY_KINDS for r in rotaries
+        ),
+        "part of a head that turns is no multiple of 32": any(
+            r.dim % (2 * LANES) for r in rotaries
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def variant_for(spec: DecoderSpec, dtype: str, *, portable: bool = False) -> Variant:
+    """Return how to compile for this model and this machine.
+
+    `portable`: without bfloat16 dot products even where the machine has them.
+    """
+    features = llvm.get_host_cpu_features()
+    bf16 = dtype == "bfloat16"
+    group = spec.heads // spec.kv_heads
+    heads = next(n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0)
+    return Variant(
+        bf16=bf16,
+        dot=bf16 and not portable and bool(features.get("avx512bf16")),
+        heads=heads,
+        value_vectors=4 if heads * 4 <= _VALUE_TILE and spec.head_dim % (4 * LANES) == 0 else 2,
+        rows=8 if features.get("avx512f") else 2,
+    )

@@ -1,0 +1,143 @@
+"""One model on one team of threads: tokens in, logits out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.cpu.fitting import variant_for
+from tgi_trio.shard.cpu.kernels.attention import TILE_BYTES
+from tgi_trio.shard.cpu.memory import address, zeroed
+from tgi_trio.shard.cpu.program import Program, Tensors
+from tgi_trio.shard.cpu.tables import Buffer
+from tgi_trio.shard.cpu.team import Team
+from tgi_trio.shard.models.specs import DecoderSpec
+from tgi_trio.shard.step import BLOCK_SIZE, StepPlan
+
+_PAGE = 4096
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The query tokens of a step as the kernels read them: flat, int32, in rows of sequences."""
+
+    ids: Ints  # [T]
+    positions: Ints  # [T]
+    slots: Ints  # [T] where each token's K and V go: block * BLOCK_SIZE + offset
+    rows: Ints  # [T] the row of `tables` each token belongs to
+    tables: Ints  # [R, widest] block ids
+    longest: int  # the largest context
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Tokens:
+        counts = np.diff(plan.query_starts)
+        return cls(
+            ids=plan.token_ids.astype(np.int32),
+            positions=plan.positions.astype(np.int32),
+            slots=plan.kv_slots.astype(np.int32),
+            rows=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            tables=np.ascontiguousarray(plan.block_tables, np.int32),
+            longest=int(plan.context_lengths.max()),
+        )
+
+
+class Forward:
+    """A program, its buffers and its team. A context manager: ends the threads."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        tensors: Tensors,
+        dtype: str,
+        cores: list[int],
+        *,
+        portable: bool = False,
+    ) -> None:
+        """Pack the weights, compile the kernels, start a thread on each of `cores`.
+
+        `portable`: without instructions that few processors have. Raises ModelLoadError for a
+        checkpoint that lacks something, RuntimeError when LLVM cannot compile for this machine.
+        """
+        self.spec = spec
+        self.variant = variant_for(spec, dtype, portable=portable)
+        self.program = Program(spec, tensors, self.variant.bf16)
+        self.team = Team(self.variant, self.program.operations, cores)
+        self._step = self.team.step
+        self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
+        self._room = (0, 0, 0)  # tokens, wanted rows, context
+        self._scratch = zeroed((0,))
+        self._held: Any = None  # arrays whose addresses the step holds
+        for name in ("heads", "kv_heads", "head_dim"):
+            self._step[name] = getattr(spec, name)
+        self.team.start()
+
+    def reserve(self, tokens: int, wanted: int, longest: int) -> int:
+        """Make room for a step of so many tokens, rows of logits and a context; return its bytes.
+
+        Memory that no step touches is never taken from the system.
+        """
+        if longest > self._room[2]:
+            self.program.set_positions(longest)
+        self._room = (tokens, wanted, longest)
+        step = self._step
+        self._buffers = {}
+        for buffer, size in self.program.buffer_bytes(tokens, wanted).items():
+            self._buffers[buffer] = zeroed((size,))
+            step["buffers"][0, buffer] = address(self._buffers[buffer])
+        # Scores of whole pairs of blocks, and a line, so that heads do not share a cache set.
+        scores = (-(-longest // (2 * BLOCK_SIZE)) * 2 * BLOCK_SIZE) * 4 + 64
+        each = TILE_BYTES + self.variant.heads * scores
+        each = max(each, TILE_BYTES + 4 * self.spec.head_dim)
+        each += -each % _PAGE
+        self._scratch = zeroed((len(self.team.cores) * each,))
+        step["scores_bytes"], step["scratch_bytes"] = scores, each
+        step["scratch"] = address(self._scratch)
+        return sum(b.nbytes for b in self._buffers.values()) + self._scratch.nbytes
+
+    def run(self, tokens: Tokens, wanted: Ints) -> Floats:
+        """Compute the tokens; return logits [len(wanted), vocabulary] of those at places `wanted`.
+
+        K and V go to the cache. The logits are a view that the next call overwrites.
+        """
+        have = self._room
+        need = (len(tokens.ids), len(wanted), tokens.longest)
+        if any(n > h for n, h in zip(need, have, strict=True)):
+            self.reserve(*(max(pair) for pair in zip(need, have, strict=True)))
+        step = self._step
+        step["tokens"] = len(tokens.ids)
+        for name in ("positions", "slots", "rows", "tables"):
+            step[name] = address(getattr(tokens, name))
+        step["token_ids"] = address(tokens.ids)
+        step["table_width"] = tokens.tables.shape[1]
+        self._held = tokens
+        return self._operate(0, wanted)
+
+    def logits(self, wanted: Ints) -> Floats:
+        """Return logits of other tokens of the last `run`, at most as many rows as reserved."""
+        return self._operate(self.program.body, wanted)
+
+    def close(self) -> None:
+        self.team.stop()
+
+    def __enter__(self) -> Forward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _operate(self, first: int, wanted: Ints) -> Floats:
+        step, program = self._step, self.program
+        step["first"] = first
+        step["end"] = len(program.operations) if len(wanted) else program.body
+        step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
+        self.team.run()
+        logits = self._buffers[Buffer.LOGITS].view(np.float32)
+        width = program.padded_vocab
+        rows = logits[: len(wanted) * width].reshape(len(wanted), width)
+        return rows[:, : self.spec.vocab_size]

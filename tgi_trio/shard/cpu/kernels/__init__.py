@@ -1,0 +1,24 @@
+"""The compiled part: everything here runs without the interpreter, on raw addresses.
+
+`variant.py` names the compile-time choices, `emit.py` and `vectors.py` hold the operations that
+numba lacks, `threads.py` those of the team; the other files are the kernels, one per part of a
+step, and `step.py` is the way in.
+"""
+
+from __future__ import annotations
+
+from numba import config, njit
+
+from tgi_trio.shard.cpu.kernels.cache import cache_folder
+
+_FOLDER = cache_folder()
+if _FOLDER is not None:
+    config.CACHE_DIR = str(_FOLDER)  # read by the decorator, so it cannot wait
+
+# numpy's error model spares a test at each division.
+_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+# For kernels that other kernels call: compiled into each caller, so there is nothing to keep, and
+# no way in from Python, which would take as long to compile.
+kernel = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+# For those that Python calls; they are kept with everything they call.
+entry = njit(cache=_FOLDER is not None, **_OPTIONS)

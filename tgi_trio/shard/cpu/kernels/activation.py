@@ -1,0 +1,64 @@
+"""Functions of one vector."""
+
+from __future__ import annotations
+
+from tgi_trio.shard.cpu.kernels import kernel
+from tgi_trio.shard.cpu.kernels.vectors import (
+    add,
+    divide,
+    exp,
+    fill,
+    fma,
+    maximum,
+    multiply,
+    subtract,
+)
+from tgi_trio.shard.cpu.tables import Activation
+
+SILU, GELU_TANH, GELU = (int(a) for a in (Activation.SILU, Activation.GELU_TANH, Activation.GELU))
+
+
+@kernel
+def sigmoid_times(x, y):
+    """Return x * sigmoid(y)."""
+    return divide(x, add(fill(1.0), exp(subtract(fill(0.0), y))))
+
+
+@kernel
+def gelu(x):
+    """Return x * (1 + erf(x / sqrt 2)) / 2; erf by Abramowitz and Stegun 7.1.26, error 1.5e-7.
+
+    x * erf(x / sqrt 2) is the same for x and -x, so only positive arguments are needed.
+    """
+    size = maximum(x, subtract(fill(0.0), x))
+    z = multiply(size, fill(0.70710678))
+    t = divide(fill(1.0), fma(fill(0.3275911), z, fill(1.0)))
+    sum_ = fill(1.061405429)
+    sum_ = fma(sum_, t, fill(-1.453152027))
+    sum_ = fma(sum_, t, fill(1.421413741))
+    sum_ = fma(sum_, t, fill(-0.284496736))
+    sum_ = fma(sum_, t, fill(0.254829592))
+    erf = subtract(fill(1.0), multiply(multiply(sum_, t), exp(subtract(fill(0.0), multiply(z, z)))))
+    return multiply(fill(0.5), fma(size, erf, x))
+
+
+@kernel
+def activated(kind, x):
+    """Return the activation function `kind` of x."""
+    if kind == SILU:
+        return sigmoid_times(x, x)
+    if kind == GELU_TANH:  # (1 + tanh(u)) / 2 is sigmoid(2u)
+        cubic = fma(multiply(multiply(x, x), x), fill(0.044715), x)
+        return sigmoid_times(x, multiply(cubic, fill(2.0 * 0.7978845608)))
+    if kind == GELU:
+        return gelu(x)
+    return maximum(x, fill(0.0))
+
+
+@kernel
+def soft_capped(x, cap):
+    """Return cap * tanh(x / cap), or x where cap is 0. tanh(u) is 1 - 2 / (1 + e^2u)."""
+    if cap == 0.0:
+        return x
+    grown = add(fill(1.0), exp(multiply(x, fill(2.0 / cap))))
+    return multiply(fill(cap), subtract(fill(1.0), divide(fill(2.0), grown)))

@@ -1,0 +1,148 @@
+"""Attention of one token's query heads over the blocks of its sequence.
+
+A work item is a token and a KV head (and a part of its query heads, where they are many): all
+heads of the item are computed together, so that every key and value is read once for all. Items
+are taken from a counter that the threads share: contexts differ, and whoever is done takes the
+next.
+
+Scores of a block of 16 tokens are a tile of heads x 1 vector, summed over the head's dimensions
+like a panel of a linear layer. Two blocks at a time keep the multiply-adds from waiting for each
+other. The scores of the whole context are kept, so the softmax needs no corrections afterwards.
+"""
+
+from __future__ import annotations
+
+from tgi_trio.shard.cpu.kernels import kernel
+from tgi_trio.shard.cpu.kernels.activation import soft_capped
+from tgi_trio.shard.cpu.kernels.norm import BLOCK
+from tgi_trio.shard.cpu.kernels.threads import NEXT_ITEM, atomic_add
+from tgi_trio.shard.cpu.kernels.variant import LANES, count
+from tgi_trio.shard.cpu.kernels.vectors import (
+    add,
+    add_weighted,
+    exp,
+    fill,
+    first_lanes,
+    largest,
+    load,
+    load_int,
+    maximum,
+    multiply,
+    multiply_add,
+    prefetch,
+    store,
+    store_active,
+    store_tile,
+    subtract,
+    total,
+    zeros,
+)
+from tgi_trio.shard.cpu.tables import Buffer
+
+QUERY, ATTENDED = int(Buffer.QUERY), int(Buffer.ATTENDED)
+_NOTHING = -1e30  # score of a token that is not seen
+TILE_BYTES = 1024  # room for a tile of values: at most 16 vectors
+
+
+@kernel
+def attend(variant, step, op, control, scratch):
+    """Take items until none is left."""
+    parts = step.heads // (step.kv_heads * variant.heads)
+    items = step.tokens * step.kv_heads * parts
+    item = items - 1 - atomic_add(control + NEXT_ITEM, 1)
+    while item >= 0:
+        part = item % (step.kv_heads * parts)
+        attend_item(variant, step, op, item // (step.kv_heads * parts), part, parts, scratch)
+        item = items - 1 - atomic_add(control + NEXT_ITEM, 1)
+
+
+@kernel
+def attend_item(variant, step, op, token, part, parts, scratch):
+    """Attend with the `variant.heads` query heads from part * heads on."""
+    size, kv_head = step.head_dim, part // parts
+    seen = load_int(step.positions + 4 * token) + 1  # tokens before and including this one
+    hidden = max(0, seen - op.window) if op.window else 0  # of them, those outside the window
+    table = step.tables + load_int(step.rows + 4 * token) * step.table_width * 4
+    first = step.heads * token + part * variant.heads
+    query = step.buffers[QUERY] + first * size * variant.active_bytes
+    block_bytes = size * BLOCK * variant.stored_bytes
+    scores = scratch + TILE_BYTES
+    keys, values = op.keys + kv_head * block_bytes, op.values + kv_head * block_bytes
+    stride = block_bytes * step.kv_heads
+    begin, end = hidden // BLOCK, (seen + BLOCK - 1) // BLOCK
+    score_blocks(variant, step, table, begin, end, keys, stride, query, scores)
+    for head in range(variant.heads):
+        softmax(scores + head * step.scores_bytes, begin, end, hidden, seen, op.cap)
+    target = step.buffers[ATTENDED] + first * size * variant.active_bytes
+    sum_values(variant, step, table, begin, end, seen, values, stride, scores, scratch, target)
+
+
+@kernel
+def score_blocks(variant, step, table, begin, end, keys, stride, query, scores):
+    """scores[head, token] = query[head] . key[token] for the tokens of blocks begin to end."""
+    heads, one = count(variant.heads), count(1)
+    query_bytes = step.head_dim * variant.active_bytes
+    for block in range(begin, end, 2):
+        other = min(block + 1, end - 1)  # of an odd number the last block is computed twice
+        a = keys + load_int(table + 4 * block) * stride
+        b = keys + load_int(table + 4 * other) * stride
+        ahead_a = keys + load_int(table + 4 * min(block + 2, end - 1)) * stride
+        ahead_b = keys + load_int(table + 4 * min(block + 3, end - 1)) * stride
+        tile_a, tile_b, x = zeros(heads, one), zeros(heads, one), query
+        for i in range(0, step.head_dim // variant.step * 64, 64):
+            prefetch(ahead_a + i)
+            prefetch(ahead_b + i)
+            tile_a = multiply_add(variant, heads, one, one, tile_a, a + i, x, query_bytes)
+            tile_b = multiply_add(variant, heads, one, one, tile_b, b + i, x, query_bytes)
+            x += variant.step_bytes
+        store_tile(heads, one, tile_a, scores + 64 * block, step.scores_bytes)
+        store_tile(heads, one, tile_b, scores + 64 * block + 64, step.scores_bytes)
+
+
+@kernel
+def softmax(scores, begin, end, hidden, seen, cap):
+    """Turn one head's scores into weights that sum to 1; of tokens not seen, 0."""
+    best = fill(_NOTHING)
+    for block in range(begin, end):
+        value = soft_capped(load(scores + 64 * block), cap)
+        if seen < (block + 1) * BLOCK:
+            value = first_lanes(seen - block * BLOCK, value, fill(_NOTHING))
+        if hidden > block * BLOCK:
+            value = first_lanes(hidden - block * BLOCK, fill(_NOTHING), value)
+        store(scores + 64 * block, value)
+        best = maximum(value, best)
+    best, sums = fill(largest(best)), fill(0.0)
+    for block in range(begin, end):
+        value = exp(subtract(load(scores + 64 * block), best))
+        store(scores + 64 * block, value)
+        sums = add(sums, value)
+    factor = fill(1.0 / total(sums))
+    for block in range(begin, end):
+        store(scores + 64 * block, multiply(load(scores + 64 * block), factor))
+
+
+@kernel
+def sum_values(variant, step, table, begin, end, seen, values, stride, weights, tile_at, target):
+    """target[head] = sum over tokens of weights[head, token] * value[token]."""
+    heads, columns = count(variant.heads), count(variant.value_vectors)
+    stored, active, size = variant.stored_bytes, variant.active_bytes, step.head_dim
+    width = LANES * variant.value_vectors
+    for d in range(0, size, width):
+        tile = zeros(heads, columns)
+        for block in range(begin, end):
+            value = values + load_int(table + 4 * block) * stride + d * stored
+            ahead = values + load_int(table + 4 * min(block + 1, end - 1)) * stride + d * stored
+            weight = weights + 64 * block
+            for _ in range(min(BLOCK, seen - block * BLOCK)):
+                prefetch(ahead)
+                tile = add_weighted(
+                    variant, heads, columns, tile, value, weight, step.scores_bytes
+                )
+                value += size * stored
+                ahead += size * stored
+                weight += 4
+        store_tile(heads, columns, tile, tile_at, 4 * width)
+        for i in range(variant.heads):
+            for j in range(0, width, LANES):
+                sum_ = load(tile_at + (i * width + j) * 4)
+                store_active(variant, target + (i * size + d + j) * active, sum_)

@@ -1,0 +1,144 @@
+"""y = x W^T: the packed matrix product, where nearly all of a step's time goes.
+
+Weights are packed into *panels* of 32 output features. A panel is a list of steps; a step holds,
+for a pair of input features (one feature in float32), the weights of all 32 outputs, which is two
+vectors. So the kernel reads weights strictly in order, at the speed of memory:
+
+    panel p, step k:   w[32p + 0, 2k]  w[32p + 0, 2k + 1]  w[32p + 1, 2k]  w[32p + 1, 2k + 1]  ...
+
+For up to eight rows of x, the 32 sums of each row stay in registers (a *tile* of 8 x 2 vectors)
+over the whole panel: per step two loads of weights, and per row one load of a pair of x, given to
+all lanes, and two multiply-adds. The tile is then written once, and `finish` does what is left to
+do with a result: bias, activation, adding to the residual stream.
+
+A batch of more rows takes several tiles per panel. The panel is then in the cache, and memory
+would idle while the processor multiplies; so each tile fetches its share of the next panel ahead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tgi_trio.shard.cpu.kernels import kernel
+from tgi_trio.shard.cpu.kernels.activation import activated, soft_capped
+from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, count, number, twice
+from tgi_trio.shard.cpu.kernels.vectors import (
+    add,
+    fill,
+    fold,
+    fma,
+    load,
+    multiply,
+    multiply_add,
+    prefetch,
+    store,
+    store_active,
+    store_tile,
+    zeros,
+)
+from tgi_trio.shard.cpu.tables import Epilogue
+
+_STEP_BYTES = 4 * PANEL  # of a step of a panel
+_AHEAD = 2048  # bytes that a lone tile fetches ahead
+STORE, ADD, ACTIVATE, GATE = (
+    int(e) for e in (Epilogue.STORE, Epilogue.ADD, Epilogue.ACTIVATE, Epilogue.GATE)
+)
+
+
+@kernel
+def linear(variant, rank, step, op, sums):
+    """Compute this thread's share of the panels of one linear layer.
+
+    `sums`: float32 [8, 32] of this thread's own.
+    """
+    rows = step.wanted if op.wanted_only else step.tokens
+    source = step.buffers[op.source]
+    stride = op.inputs * variant.active_bytes
+    steps = op.inputs // variant.step
+    panels = op.outputs // PANEL
+    tiles = rows // variant.rows
+    for panel in range(panels * rank // step.threads, panels * (rank + 1) // step.threads):
+        weights = op.weights + panel * steps * _STEP_BYTES
+        ahead, ahead_step = weights + _AHEAD, _STEP_BYTES
+        if tiles > 1:
+            ahead, ahead_step = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
+        row = np.int64(0)  # a bare 0 is a type of its own: everything would be compiled twice
+        while row < rows:
+            inputs = source + row * stride
+            taken = multiply_rows(
+                variant, rows - row, inputs, stride, weights, steps, ahead, ahead_step, sums
+            )
+            finish(variant, step, op, panel, row, taken, sums)
+            ahead += steps * ahead_step
+            row += taken
+
+
+@kernel
+def multiply_rows(variant, rows, inputs, stride, weights, steps, ahead, ahead_step, sums):
+    """Multiply as many of the `rows` as one tile takes; return how many."""
+    if rows >= 8 and variant.rows >= 8:
+        return panel_product(
+            variant, count(8), count(1), inputs, stride, weights, steps, ahead, ahead_step, sums
+        )
+    if rows >= 4 and variant.rows >= 4:
+        return panel_product(
+            variant, count(4), count(1), inputs, stride, weights, steps, ahead, ahead_step, sums
+        )
+    if rows >= 2:
+        return panel_product(
+            variant, count(2), count(variant.unroll_two), inputs, stride, weights, steps, ahead, ahead_step, sums
+        )
+    return panel_product(
+        variant, count(1), count(variant.unroll_one), inputs, stride, weights, steps, ahead, ahead_step, sums
+    )
+
+
+@kernel
+def panel_product(
+    variant, rows, unroll, inputs, stride, weights, steps, ahead, ahead_step, sums
+):
+    """sums[rows, 32] = inputs[rows, K] x one panel. See the module.
+
+    A tile of few rows has few sums, and each multiply-add waits for the one before it; `unroll`
+    steps at a time keep sums of their own.
+    """
+    columns = count(2)
+    tile = zeros(rows, twice(unroll))
+    for _ in range(steps // number(unroll)):
+        for i in range(number(unroll)):
+            prefetch(ahead + i * ahead_step)
+            prefetch(ahead + i * ahead_step + 64)
+        tile = multiply_add(variant, rows, columns, unroll, tile, weights, inputs, stride)
+        ahead += number(unroll) * ahead_step
+        weights += number(unroll) * _STEP_BYTES
+        inputs += number(unroll) * variant.step_bytes
+    store_tile(rows, columns, fold(rows, columns, unroll, tile), sums, 4 * PANEL)
+    return number(rows)
+
+
+@kernel
+def finish(variant, step, op, panel, row, rows, sums):
+    """Take the sums of one panel to where they belong; `op.epilogue` says how."""
+    target = step.buffers[op.target]
+    scale, bytes_ = fill(op.scale), variant.active_bytes
+    for i in range(rows):
+        first, second = load(sums + i * 4 * PANEL), load(sums + i * 4 * PANEL + 4 * LANES)
+        if op.bias:
+            first = add(first, load(op.bias + panel * 4 * PANEL))
+            second = add(second, load(op.bias + panel * 4 * PANEL + 4 * LANES))
+        begin = target + (row + i) * op.width * 4 + panel * 4 * PANEL
+        if op.epilogue == ADD:
+            store(begin, fma(first, scale, load(begin)))
+            store(begin + 4 * LANES, fma(second, scale, load(begin + 4 * LANES)))
+        elif op.epilogue == GATE:
+            value = multiply(activated(op.activation, first), second)
+            store_active(
+                variant, target + ((row + i) * op.width + panel * LANES) * bytes_, value
+            )
+        elif op.epilogue == ACTIVATE:
+            begin = target + ((row + i) * op.width + panel * PANEL) * bytes_
+            store_active(variant, begin, activated(op.activation, first))
+            store_active(variant, begin + LANES * bytes_, activated(op.activation, second))
+        else:
+            store(begin, soft_capped(multiply(first, scale), op.cap))
+            store(begin + 4 * LANES, soft_capped(multiply(second, scale), op.cap))

@@ -1,0 +1,134 @@
+"""Embedding, norms and rotary positions: the cheap parts, one row or head at a time."""
+
+from __future__ import annotations
+
+import math
+
+from tgi_trio.shard.cpu.kernels import kernel
+from tgi_trio.shard.cpu.kernels.variant import LANES
+from tgi_trio.shard.cpu.kernels.vectors import (
+    add,
+    copy_word,
+    fill,
+    fma,
+    load,
+    load_int,
+    load_stored,
+    multiply,
+    store,
+    store_active,
+    store_stored,
+    subtract,
+    total,
+)
+from tgi_trio.shard.cpu.tables import Buffer, Epilogue
+
+ADD, QKV, QUERY = int(Epilogue.ADD), int(Buffer.QKV), int(Buffer.QUERY)
+BLOCK = 16  # tokens per KV block: one vector of scores
+
+
+@kernel
+def embed(variant, rank, step, op):
+    """hidden[t] = embedding[token t] * scale."""
+    scale = fill(op.scale)
+    for t in range(rank, step.tokens, step.threads):
+        source = op.weights + load_int(step.token_ids + 4 * t) * op.width * variant.stored_bytes
+        target = step.buffers[op.target] + t * op.width * 4
+        for i in range(0, op.width, LANES):
+            value = load_stored(variant, source + i * variant.stored_bytes)
+            store(target + 4 * i, multiply(value, scale))
+
+
+@kernel
+def inverse_deviation(x, size, mean, eps):
+    """Return 1 / sqrt(mean((x - mean)^2) + eps)."""
+    squares, centre = fill(0.0), fill(mean)
+    for i in range(0, size, LANES):
+        value = subtract(load(x + 4 * i), centre)
+        squares = fma(value, value, squares)
+    return 1.0 / math.sqrt(total(squares) / size + eps)
+
+
+@kernel
+def norm(variant, rank, step, op):
+    """RMSNorm or LayerNorm of every row; wanted rows are gathered."""
+    size = op.inputs
+    for row in range(rank, step.wanted if op.wanted_only else step.tokens, step.threads):
+        place = load_int(step.wanted_ids + 4 * row) if op.wanted_only else row
+        source = step.buffers[op.source] + place * size * 4
+        mean = 0.0
+        if op.centred:
+            sums = fill(0.0)
+            for i in range(0, size, LANES):
+                sums = add(sums, load(source + 4 * i))
+            mean = total(sums) / size
+        centre = fill(mean)
+        factor = fill(inverse_deviation(source, size, mean, op.eps))
+        for i in range(0, size, LANES):
+            value = multiply(subtract(load(source + 4 * i), centre), factor)
+            if op.weights:
+                value = multiply(value, load(op.weights + 4 * i))
+            if op.bias:
+                value = add(value, load(op.bias + 4 * i))
+            if op.epilogue == ADD:
+                target = step.buffers[op.target] + (row * size + i) * 4
+                store(target, fma(value, fill(op.scale), load(target)))
+            else:
+                target = step.buffers[op.target] + (row * size + i) * variant.active_bytes
+                store_active(variant, target, value)
+
+
+@kernel
+def turn_head(x, size, weights, op, position):
+    """Norm one head [size] in place if it has norm weights, then turn it to its position.
+
+    Dimensions i and i + rotated / 2 are a point in a plane, turned by position * frequency i.
+    """
+    if weights:
+        factor = fill(inverse_deviation(x, size, 0.0, op.eps))
+        for i in range(0, size, LANES):
+            store(x + 4 * i, multiply(multiply(load(x + 4 * i), factor), load(weights + 4 * i)))
+    if op.cosines:
+        half = op.rotated // 2
+        angles = position * half * 4
+        for i in range(0, 4 * half, 4 * LANES):
+            cosine, sine = load(op.cosines + angles + i), load(op.sines + angles + i)
+            a, b = load(x + i), load(x + 4 * half + i)
+            store(x + i, subtract(multiply(a, cosine), multiply(b, sine)))
+            store(x + 4 * half + i, fma(a, sine, multiply(b, cosine)))
+
+
+@kernel
+def rotate(variant, rank, step, op, scratch):
+    """Turn queries and keys; queries go to their buffer, scaled; K and V go to the cache.
+
+    K of a block is [head_dim / step, 16 tokens, step], so that scores of 16 tokens are summed up
+    like a panel of a linear layer; V is [16 tokens, head_dim].
+    """
+    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.stored_bytes
+    group = step.heads // kv_heads
+    scale = fill(op.scale)
+    for item in range(rank, step.tokens * kv_heads, step.threads):
+        t, kv_head = item // kv_heads, item % kv_heads
+        position = load_int(step.positions + 4 * t)
+        qkv = step.buffers[QKV] + t * (step.heads + 2 * kv_heads) * size * 4
+        for head in range(kv_head * group, (kv_head + 1) * group):
+            query = qkv + head * size * 4
+            turn_head(query, size, op.query_norm, op, position)
+            target = step.buffers[QUERY] + (t * step.heads + head) * size * variant.active_bytes
+            for i in range(0, size, LANES):
+                value = multiply(load(query + 4 * i), scale)
+                store_active(variant, target + i * variant.active_bytes, value)
+        key = qkv + (step.heads + kv_head) * size * 4
+        value = key + kv_heads * size * 4
+        turn_head(key, size, op.key_norm, op, position)
+        slot = load_int(step.slots + 4 * t)
+        block = ((slot // BLOCK) * kv_heads + kv_head) * size * BLOCK * stored
+        place = slot % BLOCK
+        for i in range(0, size, LANES):
+            store_stored(variant, scratch + i * stored, load(key + 4 * i))
+            store_stored(
+                variant, op.values + block + (place * size + i) * stored, load(value + 4 * i)
+            )
+        for i in range(size // variant.step):
+            copy_word(op.keys + block + (i * BLOCK + place) * 4, scratch + 4 * i)

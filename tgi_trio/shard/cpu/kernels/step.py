@@ -1,0 +1,68 @@
+"""A whole step: the operations of a model, one after the other, each shared by all threads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tgi_trio.shard.cpu.kernels import entry, kernel
+from tgi_trio.shard.cpu.kernels.attention import attend
+from tgi_trio.shard.cpu.kernels.linear import linear
+from tgi_trio.shard.cpu.kernels.norm import embed, norm, rotate
+from tgi_trio.shard.cpu.kernels.threads import (
+    NEXT_ITEM,
+    STOPPED,
+    atomic_exchange,
+    atomic_load,
+    barrier,
+    post,
+    wait_for_post,
+)
+from tgi_trio.shard.cpu.tables import Code
+
+EMBED, NORM, LINEAR, ROTATE = (
+    int(code) for code in (Code.EMBED, Code.NORM, Code.LINEAR, Code.ROTATE)
+)
+
+
+@kernel
+def run_operations(variant, rank, steps, operations, control):
+    """Run one thread's part of the operations that the step names.
+
+    `steps` and `operations` are arrays of the records in `tables.py`; a barrier after each
+    operation lets the next one read what all threads have written. Every kernel is called from one
+    place only: numba compiles it into each caller anew.
+    """
+    step = steps[0]
+    arrived = step.arrived
+    scratch = step.scratch + rank * step.scratch_bytes
+    for i in range(step.first, step.end):
+        op = operations[i]
+        if op.code == LINEAR:
+            linear(variant, rank, step, op, scratch)
+        elif op.code == NORM:
+            norm(variant, rank, step, op)
+        elif op.code == ROTATE:
+            if rank == 0:
+                atomic_exchange(control + NEXT_ITEM, 0)  # for the attention that follows
+            rotate(variant, rank, step, op, scratch)
+        elif op.code == EMBED:
+            embed(variant, rank, step, op)
+        else:
+            attend(variant, step, op, control, scratch)
+        arrived = barrier(control, step.threads, arrived)
+
+
+@entry
+def take_part(variant, rank, steps, operations, control):
+    """Rank 0 posts one step, runs its part and returns; a worker runs steps until it is stopped."""
+    if rank == 0:
+        post(control, steps[0].threads)
+    seen = np.int64(0)  # a bare 0 is a type of its own
+    while True:
+        if rank > 0:
+            seen = wait_for_post(control, rank, seen)
+            if atomic_load(control + STOPPED):
+                return
+        run_operations(variant, rank, steps, operations, control)
+        if rank == 0:
+            return

@@ -1,0 +1,144 @@
+"""Compile-time choices: how weights are stored, which instructions multiply, how wide tiles are.
+
+A `Variant` is handed to every kernel as an argument without a value: all of it is in its *type*,
+so numba compiles each kernel once per variant, and `variant.step` in a kernel is a constant.
+`Count` does the same for one number, the rows of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import llvmlite.ir as ir
+from numba import types
+from numba.core.imputils import lower_getattr_generic
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import (
+    NativeValue,
+    infer_getattr,
+    intrinsic,
+    models,
+    register_model,
+    typeof_impl,
+    unbox,
+)
+
+LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
+PANEL = 2 * LANES  # output features that are computed together
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to compile the kernels."""
+
+    bf16: bool  # weights, K and V are bfloat16; otherwise float32
+    dot: bool  # activations are bfloat16 too, multiplied by AVX512_BF16's dot product
+    heads: int  # query heads that attend together; they share their KV head
+    value_vectors: int  # vectors of a head's values that are summed at once
+    rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 2
+
+    @property
+    def instructions(self) -> str:
+        """What an operator is shown."""
+        numbers = "float32" if not self.bf16 else "bfloat16 dot product" if self.dot else "bfloat16"
+        return f"{numbers}, tiles of {self.rows}"
+
+    @property
+    def step(self) -> int:
+        """Input features that one vector of packed weights holds per output: pairs in bfloat16."""
+        return 2 if self.bf16 else 1
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of one weight, key or value."""
+        return 2 if self.bf16 else 4
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of one activation that goes into a product."""
+        return 2 if self.dot else 4
+
+    @property
+    def unroll_one(self) -> int:
+        """Steps at a time for a tile of one row; see `linear.panel_product`."""
+        return 4 if self.rows >= 8 else 2
+
+    @property
+    def unroll_two(self) -> int:
+        """Steps at a time for a tile of two rows."""
+        return 2 if self.rows >= 8 else 1
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the activations that one vector of packed weights is multiplied with."""
+        return self.step * self.active_bytes
+
+
+class VariantType(types.Type):
+    """The type that carries a Variant."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        super().__init__(name=repr(variant))
+
+
+class CountType(types.Type):
+    """The type that carries a number."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        super().__init__(name=f"Count({value})")
+
+
+register_model(VariantType)(models.OpaqueModel)
+register_model(CountType)(models.OpaqueModel)
+
+
+@typeof_impl.register(Variant)
+def _type_of(value: Variant, context: Any) -> VariantType:
+    return VariantType(value)
+
+
+@unbox(VariantType)
+def _unbox(kind: VariantType, value: Any, context: Any) -> NativeValue:
+    return NativeValue(context.context.get_dummy_value())
+
+
+@infer_getattr
+class _VariantAttributes(AttributeTemplate):
+    key = VariantType
+
+    def generic_resolve(self, kind: VariantType, name: str) -> types.Type | None:
+        value = getattr(kind.variant, name, None)
+        return None if value is None else types.literal(int(value))
+
+
+@lower_getattr_generic(VariantType)
+def _variant_attribute(context: Any, builder: Any, kind: VariantType, value: Any, name: str) -> Any:
+    return ir.Constant(ir.IntType(64), int(getattr(kind.variant, name)))
+
+
+@intrinsic(prefer_literal=True)
+def count(context: Any, value: types.IntegerLiteral) -> Any:
+    """Return a number that is known when compiling, as a type."""
+    if not isinstance(value, types.IntegerLiteral):
+        return None
+    return CountType(value.literal_value)(value), lambda ctx, builder, signature, arguments: (
+        ctx.get_dummy_value()
+    )
+
+
+@intrinsic
+def number(context: Any, value: CountType) -> Any:
+    """Return a Count as an ordinary number."""
+    constant = ir.Constant(ir.IntType(64), value.value)
+    return types.int64(value), lambda ctx, builder, signature, arguments: constant
+
+
+@intrinsic
+def twice(context: Any, value: CountType) -> Any:
+    """Return the Count of twice as many."""
+    return CountType(2 * value.value)(value), lambda ctx, builder, signature, arguments: (
+        ctx.get_dummy_value()
+    )

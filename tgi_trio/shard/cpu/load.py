@@ -1,0 +1,81 @@
+"""From a model folder to a CpuRunner, or to the reason why there is none."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from tgi_trio.shard.cpu import self_test
+from tgi_trio.shard.cpu.checkpoint import Checkpoint
+from tgi_trio.shard.cpu.fitting import misfit, variant_for
+from tgi_trio.shard.cpu.forward import Forward
+from tgi_trio.shard.cpu.runner import CpuRunner
+from tgi_trio.shard.cpu.team import usable_cores
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models.specs import DecoderSpec
+from tgi_trio.shard.sampler import RowSampler
+
+log = logging.getLogger(__name__)
+
+# Weights that are worth a thread of their own: below that its core serves others better.
+_BYTES_PER_THREAD = 32 << 20
+
+
+class UnfitError(Exception):
+    """The kernels cannot run this model, or not on this machine."""
+
+
+def load(
+    config: ModelConfig,
+    spec: DecoderSpec | None,
+    *,
+    dtype: str,
+    sampler: RowSampler,
+    threads: int | None = None,
+) -> CpuRunner:
+    """Load a checkpoint into a runner with `threads` threads (None: what its size is worth).
+
+    Raises UnfitError, before any weight is read, when the kernels do not fit or fail their
+    self-test; ModelLoadError for a checkpoint that cannot be used.
+    """
+    began = time.monotonic_ns()
+    reason = misfit(spec, dtype)
+    if spec is None or reason is not None:
+        raise UnfitError(reason)
+    portable = _portable(spec, dtype)
+    cores = usable_cores()
+    count = threads or sensible_threads(config.folder, len(cores))
+    forward = Forward(
+        spec,
+        Checkpoint(config.folder, spec.names.base),
+        dtype,
+        cores[:count],
+        portable=portable,
+    )
+    return CpuRunner(
+        config, forward, dtype=dtype, sampler=sampler, load_ns=time.monotonic_ns() - began
+    )
+
+
+def sensible_threads(folder: Path, cores: int) -> int:
+    """Return how many threads a model of this size is worth."""
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return max(1, min(cores, size // _BYTES_PER_THREAD))
+
+
+def _portable(spec: DecoderSpec, dtype: str) -> bool:
+    """Return whether to do without rare instructions; raises UnfitError if nothing passes."""
+    reason = ""
+    for portable in (False, True):
+        if portable and variant_for(spec, dtype) == variant_for(spec, dtype, portable=True):
+            break  # the same kernels again
+        try:
+            found = self_test.fault(spec, dtype, portable=portable)
+        except Exception as error:  # whatever numba and LLVM raise: there are other backends
+            found = f"{type(error).__name__}: {error}"
+        if found is None:
+            return portable
+        reason = f"the self-test of the kernels failed: {found}"
+        log.warning("%s%s", reason, "" if portable else "; trying portable instructions")
+    raise UnfitError(reason)

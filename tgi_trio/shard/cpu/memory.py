@@ -1,0 +1,29 @@
+"""Memory for kernels: aligned, zeroed, taken from the system only where it is touched."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HUGE = 2 << 20  # below that, huge pages gain nothing
+
+
+def zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
+    """Return an array of zeros that begins on a page; in huge pages where the system has them."""
+    kind = np.dtype(dtype)
+    count = int(np.prod(shape))
+    mapping = mmap.mmap(-1, max(1, count * kind.itemsize))
+    if len(mapping) >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without them
+            pass
+    return np.frombuffer(mapping, kind, count).reshape(shape)
+
+
+def address(array: NDArray[Any] | None) -> int:
+    """Return where an array begins; 0 for none. The caller keeps the array alive."""
+    return 0 if array is None else int(array.ctypes.data)

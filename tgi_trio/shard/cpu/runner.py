@@ -1,0 +1,132 @@
+"""The runner of the CPU backend: a plan in, chosen tokens out."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.shard.cpu.forward import Forward, Tokens
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.prompt_logprobs import prompt_span
+from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.step import (
+    BLOCK_SIZE,
+    ModelInfo,
+    RowResult,
+    Sequence,
+    StepPlan,
+    StepResult,
+    WarmupRequest,
+    WarmupResult,
+)
+from tgi_trio.shard.warm_up import kv_tokens
+
+_LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
+_DEFAULT_LENGTH = 4096  # where neither the model nor the router bounds a sequence
+_HOST = torch.device("cpu")
+
+
+class CpuRunner:
+    """A model in kernels; see the Runner protocol. `close` ends its threads."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        forward: Forward,
+        *,
+        dtype: str,
+        sampler: RowSampler,
+        load_ns: int = 0,
+    ) -> None:
+        self.sampler = sampler
+        self._forward = forward
+        self.close = weakref.finalize(self, forward.close)
+        spec, team = forward.spec, forward.team
+        self._info = ModelInfo(
+            vocab_size=config.vocab_size,
+            block_size=BLOCK_SIZE,
+            layers=len(spec.layers),
+            kv_bytes_per_token=forward.program.kv_bytes_per_token,
+            max_positions=config.max_positions,
+            eos_ids=config.eos_ids,
+            dtype=dtype,
+            device="cpu",
+            backend=f"numba ({forward.variant.instructions}, {len(team.cores)} threads)",
+            load_ns=load_ns,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        """Make room for the largest step, and the KV cache.
+
+        Raises ConfigurationError when memory does not hold even one sequence.
+        """
+        began = time.monotonic_ns()
+        forward, program = self._forward, self._forward.program
+        longest = request.max_total_tokens or self._info.max_positions or _DEFAULT_LENGTH
+        wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
+        activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
+        tokens, spare = kv_tokens(request, self._info, _HOST, activation)
+        blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
+        kv_bytes = program.allocate_kv(blocks)
+        return WarmupResult(
+            blocks=blocks,
+            block_size=BLOCK_SIZE,
+            weight_bytes=program.weight_bytes,
+            activation_bytes=activation,
+            kv_bytes=kv_bytes,
+            spare_bytes=max(0, spare - kv_bytes),
+            warmup_ns=time.monotonic_ns() - began,
+        )
+
+    def step(self, plan: StepPlan) -> StepResult:
+        began = time.monotonic_ns()
+        sampled = np.flatnonzero(plan.samples)
+        last = (plan.query_starts[1:][sampled] - 1).astype(np.int32)
+        logits = self._forward.run(Tokens.of(plan), last)
+        chosen = time.monotonic_ns()
+        results = [RowResult() for _ in plan.rows]
+        if len(sampled):
+            rows = [plan.rows[i] for i in sampled.tolist()]
+            answers = self.sampler.choose(torch.from_numpy(logits), rows)
+            for i, answer in zip(sampled.tolist(), answers, strict=True):
+                results[i] = answer
+        ended = time.monotonic_ns()
+        for i, result in enumerate(results):
+            result.prompt_logprobs = self._prompt_logprobs(plan, i)
+        prompts_ns = time.monotonic_ns() - ended
+        return StepResult(results, chosen - began + prompts_ns, ended - chosen)
+
+    def drop(self, sequence: Sequence) -> None:
+        self.sampler.drop(sequence)
+
+    def _prompt_logprobs(self, plan: StepPlan, index: int) -> list[float]:
+        """Return what the row's prompt tokens get in this step; see `PromptLogprobs`."""
+        span = prompt_span(plan, index)
+        if span is None:
+            return []
+        (first, end), start = span, int(plan.query_starts[index])
+        targets = plan.rows[index].token_ids[first + 1 : end + 1]
+        values = [math.nan] if first == 0 else []
+        for begin in range(0, len(targets), _LOGITS_AT_ONCE):
+            part = targets[begin : begin + _LOGITS_AT_ONCE]
+            wanted = np.arange(start + begin, start + begin + len(part), dtype=np.int32)
+            values += _log_softmax_at(self._forward.logits(wanted), part)
+        return values
+
+
+def _log_softmax_at(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> list[float]:
+    """Return the log-softmax of one entry of each row: logits [n, vocabulary], ids [n]."""
+    best = logits.max(axis=1, keepdims=True)
+    masses = np.exp(logits - best).sum(axis=1, dtype=np.float64)
+    own = logits[np.arange(len(ids)), ids] - best[:, 0]
+    result: list[float] = (own - np.log(masses)).tolist()
+    return result

@@ -1,0 +1,137 @@
+"""A tiny model run through the kernels at every start, and compared with numpy.
+
+Compiled code is only as good as the compiler's idea of this machine; a wrong one would answer
+requests with plausible nonsense. The test also compiles, before there is a team to wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.cpu.fitting import variant_for
+from tgi_trio.shard.cpu.forward import Forward, Tokens
+from tgi_trio.shard.cpu.packing import to_bfloat16, to_float32
+from tgi_trio.shard.layers.rotary import RotarySpec
+from tgi_trio.shard.models.names import LLAMA
+from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec
+from tgi_trio.shard.step import BLOCK_SIZE
+
+Floats = NDArray[np.float32]
+_TOLERANCES = {True: 0.05, False: 1e-4}  # bfloat16 or not; of the logits' norm
+_LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
+_THETA = 10000.0
+
+
+def fault(spec: DecoderSpec, dtype: str, *, portable: bool) -> str | None:
+    """Return what is wrong with the kernels that `spec` would use, or None.
+
+    Raises what the compiler raises when it has no instructions for them.
+    """
+    tiny = _tiny(spec, dtype, portable)
+    tensors = _Random()
+    expected = np.concatenate([_logits(tiny, tensors, _ids(n)) for n in _LENGTHS])
+    with Forward(tiny, tensors, dtype, [0], portable=portable) as forward:
+        forward.program.allocate_kv(8)
+        found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
+    # In the order they were computed: 17 + 2 tokens, then 4 + 1.
+    order = [*range(17), 21, 22, *range(17, 21), 23]
+    error = float(np.linalg.norm(found - expected[order]) / np.linalg.norm(expected))
+    limit = _TOLERANCES[dtype == "bfloat16"]
+    if error < limit:  # and not for NaN
+        return None
+    return f"its logits are {error:.2g} of their norm away from the reference, allowed {limit:g}"
+
+
+def _tiny(spec: DecoderSpec, dtype: str, portable: bool) -> DecoderSpec:
+    """Return a model of one layer that is compiled in the same way as `spec`."""
+    variant = variant_for(spec, dtype, portable=portable)
+    head_dim = 16 * variant.value_vectors
+    rotary = RotarySpec(dim=head_dim, theta=_THETA)
+    return DecoderSpec(
+        family="self-test",
+        vocab_size=64,
+        hidden_size=64,
+        heads=2 * variant.heads,
+        kv_heads=2,
+        head_dim=head_dim,
+        mlp_width=64,
+        layers=(LayerSpec(scale=head_dim**-0.5, rotary=rotary),),
+        names=LLAMA,
+        tied_head=True,
+    )
+
+
+class _Random:
+    """Weights that are the same at every start, exact in bfloat16."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Floats:
+        draw = np.random.default_rng(sum(name.encode()))
+        values = draw.standard_normal(shape, np.float32) / math.sqrt(shape[-1])
+        return to_float32(to_bfloat16(values))
+
+    def vector(self, name: str, size: int) -> Floats:
+        return 1.0 + self.tensor(name, (size,))
+
+
+def _ids(count: int) -> NDArray[np.int32]:
+    return (np.arange(count, dtype=np.int32) * 7 + count) % 64
+
+
+def _run(forward: Forward, begin: int, count: int) -> Floats:
+    """Run `count` tokens of the first sequence from `begin` on, and some of the second."""
+    tables = np.array([[5, 2], [3, 0]], np.int32)
+    other = np.arange(2, dtype=np.int32) if begin == 0 else np.array([2], np.int32)
+    positions = np.concatenate([np.arange(begin, begin + count, dtype=np.int32), other])
+    rows = np.repeat(np.arange(2, dtype=np.int32), [count, len(other)])
+    ids = np.concatenate([_ids(_LENGTHS[0])[begin : begin + count], _ids(_LENGTHS[1])[other]])
+    slots = tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    tokens = Tokens(ids, positions, slots.astype(np.int32), rows, tables, begin + count)
+    return forward.run(tokens, np.arange(len(ids), dtype=np.int32)).copy()
+
+
+def _logits(spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32]) -> Floats:
+    """Return float32 [T, vocabulary]: the model in plain numpy."""
+    names, prefix, hidden = spec.names, spec.names.layer.format(0), spec.hidden_size
+
+    def linear(x: Floats, name: str, outputs: int) -> Any:
+        return x @ weights.tensor(f"{prefix}{name}.weight", (outputs, x.shape[1])).T
+
+    def norm(x: Floats, name: str) -> Any:
+        scaled = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + spec.norm_eps)
+        return scaled * weights.vector(f"{name}.weight", hidden)
+
+    embedding = weights.tensor(f"{names.embedding}.weight", (spec.vocab_size, hidden))
+    x = embedding[ids]
+    x = x + linear(_attended(spec, linear, norm(x, prefix + names.attention_norm)), names.output, hidden)
+    inner = norm(x, prefix + names.mlp_norm)
+    gate = linear(inner, names.gate, spec.mlp_width)
+    gated = gate / (1.0 + np.exp(-gate)) * linear(inner, names.up, spec.mlp_width)
+    x = x + linear(gated, names.down, hidden)
+    return np.asarray(norm(x, names.final_norm) @ embedding.T)
+
+
+def _attended(spec: DecoderSpec, linear: Any, x: Floats) -> Any:
+    names, count, size = spec.names, len(x), spec.head_dim
+
+    def heads(name: str, number: int, turned: bool) -> Any:
+        parts = linear(x, name, number * size).reshape(count, number, size)
+        if not turned:
+            return parts
+        angles = np.arange(count)[:, None] / _THETA ** (np.arange(0, size, 2) / size)
+        cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        a, b = np.split(parts, 2, axis=2)
+        return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=2)
+
+    group = spec.heads // spec.kv_heads
+    query = heads(names.query, spec.heads, True)
+    key = heads(names.key, spec.kv_heads, True).repeat(group, axis=1)
+    value = heads(names.value, spec.kv_heads, False).repeat(group, axis=1)
+    scores = np.einsum("qhd,khd->hqk", query, key) * spec.layers[0].scale
+    scores += np.triu(np.full((count, count), -np.inf), 1)
+    odds = np.exp(scores - scores.max(axis=2, keepdims=True))
+    odds /= odds.sum(axis=2, keepdims=True)
+    return np.einsum("hqk,khd->qhd", odds, value).reshape(count, -1).astype(np.float32)

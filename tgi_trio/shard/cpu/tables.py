@@ -1,0 +1,107 @@
+"""The tables that Python fills and the kernels read: a model's operations, and one step's facts.
+
+Addresses are int64; sizes are in elements unless they say bytes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+
+class Code(IntEnum):
+    """What an operation does."""
+
+    EMBED = 0  # hidden states of the tokens
+    NORM = 1
+    LINEAR = 2
+    ROTATE = 3  # head norms, rotary positions; K and V go to the cache
+    ATTEND = 4
+
+
+class Epilogue(IntEnum):
+    """What becomes of a result."""
+
+    STORE = 0  # float32, scaled and soft-capped
+    ADD = 1  # to float32 that is there, scaled
+    ACTIVATE = 2  # through the activation function, as activations of the next product
+    GATE = 3  # activation(first half of the panel) * second half
+    PASS = 4  # as activations of the next product
+
+
+class Activation(IntEnum):
+    """Activation functions; their names in config.json are in `fitting.ACTIVATIONS`."""
+
+    SILU = 0
+    GELU_TANH = 1
+    GELU = 2
+    RELU = 3
+
+
+class Buffer(IntEnum):
+    """Where operations leave their results for the next: one row per token of the step."""
+
+    HIDDEN = 0  # float32 [T, hidden]: the residual stream
+    NORMED = 1  # activations [T, hidden]
+    QKV = 2  # float32 [T, (heads + 2 kv_heads) * head_dim]
+    QUERY = 3  # activations [T, heads * head_dim], rotated and scaled
+    ATTENDED = 4  # activations [T, heads * head_dim]
+    INNER = 5  # activations [T, mlp_width]
+    BRANCH = 6  # float32 [T, hidden]: a branch that is normed before it joins the residual stream
+    LOGITS = 7  # float32 [wanted rows, padded vocabulary]
+
+
+OPERATION = np.dtype(
+    [
+        ("code", "i8"),
+        ("source", "i8"),  # Buffer
+        ("target", "i8"),  # Buffer
+        ("epilogue", "i8"),
+        ("activation", "i8"),
+        ("wanted_only", "i8"),  # 1: only for the tokens whose logits are wanted
+        ("weights", "i8"),  # embedding rows, norm weights (0: none) or packed panels
+        ("bias", "i8"),  # 0: none
+        ("inputs", "i8"),  # features of a source row
+        ("outputs", "i8"),  # features of a linear, padded to whole panels
+        ("width", "i8"),  # features of a target row
+        ("centred", "i8"),  # 1: LayerNorm, 0: RMSNorm
+        ("keys", "i8"),  # the layer's K and V
+        ("values", "i8"),
+        ("window", "i8"),  # 0: none
+        ("cosines", "i8"),  # float32 [positions, rotated / 2]; 0: no rotary positions
+        ("sines", "i8"),
+        ("rotated", "i8"),  # leading dimensions of a head that turn
+        ("query_norm", "i8"),  # float32 [head_dim]; 0: none
+        ("key_norm", "i8"),
+        ("eps", "f4"),
+        ("scale", "f4"),
+        ("cap", "f4"),  # 0: none
+        ("spare", "f4"),
+    ]
+)
+
+STEP = np.dtype(
+    [
+        ("threads", "i8"),
+        ("first", "i8"),  # operations to run
+        ("end", "i8"),
+        ("tokens", "i8"),  # T
+        ("wanted", "i8"),  # tokens whose logits are wanted
+        ("wanted_ids", "i8"),  # int32 [wanted]: their places in the flat list
+        ("token_ids", "i8"),  # int32 [T]
+        ("positions", "i8"),  # int32 [T]
+        ("slots", "i8"),  # int32 [T]
+        ("tables", "i8"),  # int32 [R, table_width]
+        ("table_width", "i8"),
+        ("rows", "i8"),  # int32 [T]: row of each token
+        ("heads", "i8"),
+        ("kv_heads", "i8"),
+        ("head_dim", "i8"),
+        ("scores_bytes", "i8"),  # room for one head's scores
+        ("scratch", "i8"),  # the threads' own memory
+        ("scratch_bytes", "i8"),  # of each
+        ("arrived", "i8"),  # arrivals at barriers before this step
+        ("buffers", "i8", (len(Buffer),)),
+    ]
+)

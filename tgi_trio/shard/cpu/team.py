@@ -1,0 +1,112 @@
+"""The threads that run a step together: pinned, spinning between operations, asleep when idle."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.cpu.kernels import threads as layout
+from tgi_trio.shard.cpu.kernels.step import take_part
+from tgi_trio.shard.cpu.kernels.variant import Variant
+from tgi_trio.shard.cpu.memory import address, zeroed
+from tgi_trio.shard.cpu.tables import STEP
+
+
+def usable_cores() -> list[int]:
+    """Return one processor of every physical core this process may use, first ones first.
+
+    A container's CPU quota counts: threads beyond it would only wait for each other.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            siblings = path.read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, cpu)
+    return list(cores.values())[: max(1, _quota())]
+
+
+def _quota() -> int:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return len(os.sched_getaffinity(0)) if quota == "max" else int(quota) // int(period)
+    except (OSError, ValueError):
+        return len(os.sched_getaffinity(0))
+
+
+class Team:
+    """Threads that run `take_part` for one table of operations. A context manager: stops them.
+
+    The calling thread is rank 0. Nothing may fork a process that has a team: the child would hold
+    its locks without its threads.
+    """
+
+    def __init__(self, variant: Variant, operations: NDArray[np.void], cores: list[int]) -> None:
+        """`cores`: a processor for each thread; the first is the caller's."""
+        self.step = zeroed((1,), STEP)  # what the next `run` works on; filled by the caller
+        self.variant = variant
+        self._operations = operations
+        self.cores = cores
+        self._control = zeroed((layout.control_bytes(len(cores)),), np.uint8)
+        self._signals = self._control.view(np.int64)
+        self._workers: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Compile, then start the workers and pin all threads; a team of one stays where it is."""
+        self.step["threads"] = 1
+        self.step["first"] = self.step["end"] = 0
+        self.run()  # an error while compiling must not leave workers that wait for us
+        if len(self.cores) == 1:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        for rank in range(1, len(self.cores)):
+            where = address(self._control) + layout.semaphore_offset(rank)
+            if libc.sem_init(ctypes.c_void_p(where), 0, 0):
+                raise OSError(ctypes.get_errno(), "sem_init failed")
+        self._signals[layout.POSTED // 8] = 0
+        for rank in range(1, len(self.cores)):
+            worker = threading.Thread(
+                target=self._work, args=(rank,), name=f"cpu-{rank}", daemon=True
+            )
+            worker.start()
+            self._workers.append(worker)
+        os.sched_setaffinity(0, {self.cores[0]})
+        self.step["threads"] = len(self.cores)
+
+    def run(self) -> None:
+        """Run the operations that `step` names, on all threads; returns when all are done."""
+        self.step["arrived"] = self._signals[layout.ARRIVED // 8]
+        self._take_part(0)
+
+    def stop(self) -> None:
+        """End the workers; harmless when there are none."""
+        self._signals[layout.STOPPED // 8] = 1
+        if self._workers:
+            self.step["first"] = self.step["end"] = 0
+            self.run()
+        for worker in self._workers:
+            worker.join()
+        self._workers.clear()
+
+    def __enter__(self) -> Team:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _work(self, rank: int) -> None:
+        os.sched_setaffinity(0, {self.cores[rank]})  # of this thread alone
+        self._take_part(rank)
+
+    def _take_part(self, rank: int) -> Any:
+        take_part(self.variant, rank, self.step, self._operations, address(self._control))
