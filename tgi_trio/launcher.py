@@ -151,6 +151,8 @@ class Launcher:
             ShardSettings(
                 model_path=str(settings.model_path),
                 dtype=settings.dtype,
+                threads=settings.cpu_threads,
+                cpu_backend=settings.cpu_backend,
                 speculate=settings.speculate,
                 tokenizer_path=_grammar_tokenizer(settings),
             ),

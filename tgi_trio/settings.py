@@ -20,6 +20,7 @@ from tgi_trio.model_facts import ModelFacts as ModelFacts
 from tgi_trio.model_facts import read_model_facts as read_model_facts
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
+CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
 
 DEFAULT_POSITIONS: Final = 4096  # for a model that states no longest sequence
 DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, where no accelerator suggests another
@@ -52,6 +53,8 @@ class _AsGiven:
     target_ttft: float | None = None  # seconds to a first token; None: nobody is passed for it
     prefix_caching: bool = True  # only where the model allows it
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    cpu_backend: str = "auto"  # of CPU_BACKENDS
+    cpu_threads: int = 0  # 0: as many as the model's size is worth
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free one
     cors_allow_origin: tuple[str, ...] = ()
@@ -235,6 +238,7 @@ _AT_LEAST_ZERO: Final = (
     "shard_restart_limit",
     "spin_us",
     "speculate",
+    "cpu_threads",
 )
 
 
@@ -259,6 +263,10 @@ def check(options: Options) -> None:
         raise ConfigurationError(
             f"`hostname` must be an IP address such as 127.0.0.1. Given: {options.hostname}"
         ) from None
+    if options.cpu_backend not in CPU_BACKENDS:
+        raise ConfigurationError(
+            f"`cpu_backend` must be one of {', '.join(CPU_BACKENDS)}. Given: {options.cpu_backend}"
+        )
     if options.dtype is not None and options.dtype not in DTYPES:
         raise ConfigurationError(
             f"`dtype` must be one of {', '.join(DTYPES)}. Given: {options.dtype}"

@@ -29,6 +29,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "text": ("x", "x"),
     "path": ("/x", Path("/x")),
     "dtype": ("bfloat16", "bfloat16"),
+    "backend": ("torch", "torch"),
     "ip": ("127.0.0.1", "127.0.0.1"),
     "key": ("secret", "secret"),
     "url": ("https://a.example/b", "https://a.example/b"),

@@ -129,10 +129,8 @@ def bfloat16_distance(golden: Golden, recorder: object, batch: list) -> float:
 
 
 @pytest.mark.parametrize("portable", [False, True])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-def test_bfloat16_is_as_near_as_torch(
-    checkpoint: Checkpoint, family: str, portable: bool
-) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, portable: bool) -> None:
     from tests.shard.models_support import load
 
     folder = checkpoint(family, **FITTING[family], dtype="bfloat16")

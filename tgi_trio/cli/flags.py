@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.settings import DTYPES, Options
+from tgi_trio.settings import CPU_BACKENDS, DTYPES, Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,12 @@ def _route(text: str) -> str:
     return text
 
 
+def _cpu_backend(text: str) -> str:
+    if text not in CPU_BACKENDS:
+        raise ValueError(f"expected one of {', '.join(CPU_BACKENDS)}")
+    return text
+
+
 def _dtype(text: str) -> str:
     if text not in DTYPES:
         raise ValueError(f"expected one of {', '.join(DTYPES)}")
@@ -121,6 +127,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "text": ("TEXT", str),
     "path": ("PATH", Path),
     "dtype": ("DTYPE", _dtype),
+    "backend": ("BACKEND", _cpu_backend),
     "ip": ("IP", str),
     "key": ("KEY", _key),
     "url": ("URL", _url),
@@ -136,6 +143,8 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("model-id", "text", "hub repository or local folder", "the embedded model"),
             Flag("revision", "text", "branch, commit or refs/pr/N of a hub repository", "main"),
             Flag("dtype", "dtype", f"compute in {', '.join(DTYPES)}", "the checkpoint's"),
+            Flag("cpu-backend", "backend", f"one of {', '.join(CPU_BACKENDS)}; see docs"),
+            Flag("cpu-threads", "int", "threads of a CPU shard", "by the model's size"),
             Flag("trust-remote-code", "switch", "run code that comes with the model"),
             Flag("huggingface-hub-cache", "path", "folder of downloads", "huggingface_hub's"),
             Flag("tokenizer-config-path", "path", "another tokenizer_config.json", "the model's"),

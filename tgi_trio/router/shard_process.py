@@ -51,7 +51,8 @@ class ShardSettings:
     device: str = "cpu"
     rank: int = 0
     world_size: int = 1
-    threads: int = 0  # 0 = one per core
+    threads: int = 0  # 0 = as many as the model's size is worth
+    cpu_backend: str = "auto"
     tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
 

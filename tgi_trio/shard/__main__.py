@@ -26,7 +26,8 @@ class ShardSettings:
     rank: int = 0
     world_size: int = 1
     spin_us: int | None = None  # None: as the channel says
-    threads: int | None = None  # None: as many as torch thinks
+    threads: int = 0  # 0: as many as the model's size is worth
+    cpu_backend: str = "auto"  # "numba", "torch", or "auto": numba where it fits
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
     tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
 
@@ -55,15 +56,16 @@ def main(argv: list[str]) -> int:
 
     def load() -> Runner:
         # torch comes in here, after the router has been told that this process lives.
-        from tgi_trio.shard.model_runner import TorchRunner
+        from tgi_trio.shard.backend import load_runner
 
-        return TorchRunner.load(
+        return load_runner(
             Path(settings.model_path),
             dtype=settings.dtype,
             device=settings.device,
             rank=settings.rank,
             world_size=settings.world_size,
-            threads=settings.threads,
+            threads=settings.threads or None,
+            cpu_backend=settings.cpu_backend,
             tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
         )
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 from pathlib import Path
 
 import torch
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.shard.model_config import read_config
-from tgi_trio.shard.model_runner import TorchRunner, resolve_dtype
+from tgi_trio.shard.model_runner import TorchRunner, load_grammars, resolve_dtype
 from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.sampler import RowSampler, Sampler
+from tgi_trio.shard.sampler import Sampler
 from tgi_trio.shard.step import Runner
-
-log = logging.getLogger(__name__)
 
 
 def load_runner(
@@ -26,28 +24,31 @@ def load_runner(
     world_size: int = 1,
     threads: int | None = None,
     cpu_backend: str = "auto",
-    sampler: RowSampler | None = None,
+    tokenizer: Path | None = None,
 ) -> Runner:
     """Load a folder as written by `save_pretrained`.
 
-    `cpu_backend`: "numba", "torch", or "auto" for numba where it fits. Raises ModelLoadError for
-    files that cannot be used, ConfigurationError for settings that cannot.
+    `cpu_backend`: "numba", "torch", or "auto" for numba where it fits. The rest as for
+    `TorchRunner.load`. Raises ModelLoadError for files that cannot be used, ConfigurationError for
+    settings that cannot.
     """
-    if device == "cpu" and world_size == 1 and cpu_backend != "torch":
+    config, where = read_config(folder), torch.device(device)
+    grammars = load_grammars(tokenizer, config)
+    sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
+    if where.type == "cpu" and world_size == 1 and cpu_backend != "torch":
+        # numba and the kernels are imported only where they may serve.
         from tgi_trio.shard.cpu.load import UnfitError, load
 
-        config = read_config(folder)
-        kind = str(resolve_dtype(dtype, config, torch.device(device))).removeprefix("torch.")
-        own = sampler or Sampler(config.vocab_size, config.eos_ids, torch.device(device))
+        kind = str(resolve_dtype(dtype, config, where)).removeprefix("torch.")
         try:
-            return load(config, decoder_spec(config), dtype=kind, sampler=own, threads=threads)
+            return load(config, decoder_spec(config), dtype=kind, sampler=sampler, threads=threads)
         except UnfitError as error:
             if cpu_backend == "numba":
                 raise ConfigurationError(
-                    f"--cpu-backend numba cannot serve this model: {error}. Leave the flag out to "
+                    f"The CPU kernels cannot serve this model: {error}. Leave --cpu-backend out to "
                     "serve it with torch."
                 ) from error
-            log.warning("served with torch, not with the CPU kernels: %s", error)
+            print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
     return TorchRunner.load(
         folder,
         dtype=dtype,

@@ -161,7 +161,7 @@ class TorchRunner:
         config, where = read_config(folder), torch.device(device)
         kind = resolve_dtype(dtype, config, where)
         if sampler is None:
-            grammars = _load_grammars(tokenizer, config)
+            grammars = load_grammars(tokenizer, config)
             sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
         if config.model_type in T5_FAMILIES:
             return _load_t5(
@@ -283,7 +283,7 @@ def _picked(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
 
 
-def _load_grammars(tokenizer: Path | None, config: ModelConfig) -> Grammars | None:
+def load_grammars(tokenizer: Path | None, config: ModelConfig) -> Grammars | None:
     """Return what serves grammars; a tokenizer that cannot have any does not end the shard."""
     if tokenizer is None:
         return None

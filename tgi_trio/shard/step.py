@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
 
-
 BLOCK_SIZE = 16  # tokens per KV block
 
 

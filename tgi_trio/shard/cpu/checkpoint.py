@@ -35,13 +35,11 @@ class Checkpoint:
         self._base = "" if any(name.startswith(base) for name in self._where) else base
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return a tensor; raises ModelLoadError when it is missing or has another shape or type."""
+        """Return a tensor; raises ModelLoadError for one that is missing or of another shape."""
         name = name.removeprefix(self._base)
         path = self._where.get(name)
         if path is None:
-            raise ModelLoadError(
-                f"Tensor {name!r} is missing from the checkpoint {self.folder}."
-            )
+            raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {self.folder}.")
         header, data = self._open(path)
         entry = header[name]
         if tuple(entry["shape"]) != shape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import sys
 import time
 from pathlib import Path
 
@@ -15,8 +15,6 @@ from tgi_trio.shard.cpu.team import usable_cores
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models.specs import DecoderSpec
 from tgi_trio.shard.sampler import RowSampler
-
-log = logging.getLogger(__name__)
 
 # Weights that are worth a thread of their own: below that its core serves others better.
 _BYTES_PER_THREAD = 32 << 20
@@ -77,5 +75,5 @@ def _portable(spec: DecoderSpec, dtype: str) -> bool:
         if found is None:
             return portable
         reason = f"the self-test of the kernels failed: {found}"
-        log.warning("%s%s", reason, "" if portable else "; trying portable instructions")
+        print(reason + ("" if portable else "; trying portable instructions"), file=sys.stderr)
     raise UnfitError(reason)

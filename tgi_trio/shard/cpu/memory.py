@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -17,10 +18,8 @@ def zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
     count = int(np.prod(shape))
     mapping = mmap.mmap(-1, max(1, count * kind.itemsize))
     if len(mapping) >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without them
-            pass
     return np.frombuffer(mapping, kind, count).reshape(shape)
 
 

@@ -107,15 +107,15 @@ class Program:
         spec, names = self.spec, self.spec.names
         shape = (spec.vocab_size, spec.hidden_size)
         embedding = self._tensors.tensor(f"{names.embedding}.weight", shape)
-        scale = np.float32(spec.embedding_scale)
+        scale = np.array([spec.embedding_scale], np.float32)
         if self._bf16:  # rounded to the dtype first, as Gemma was trained
-            scale = to_float32(to_bfloat16(np.array([scale], np.float32)))[0]
+            scale = to_float32(to_bfloat16(scale))
         self._add(
             Code.EMBED,
             target=Buffer.HIDDEN,
             weights=self._keep(stored(embedding, self._bf16)),
             width=spec.hidden_size,
-            scale=scale,
+            scale=scale[0],
         )
         for index, layer in enumerate(spec.layers):
             self._layer(names.layer.format(index), layer)
@@ -124,9 +124,14 @@ class Program:
             head = self._tensors.tensor(f"{names.head}.weight", shape)
         bias = self._bias([f"{names.head}.bias"], [spec.vocab_size]) if spec.head_bias else None
         self._norm(names.final_norm, Buffer.HIDDEN, wanted_only=1)
-        scale, cap = spec.logit_scale, spec.final_soft_cap
         self._linear(
-            Buffer.NORMED, Buffer.LOGITS, head, bias, scale=scale, cap=cap, wanted_only=1
+            Buffer.NORMED,
+            Buffer.LOGITS,
+            head,
+            bias,
+            scale=spec.logit_scale,
+            cap=spec.final_soft_cap,
+            wanted_only=1,
         )
 
     def _layer(self, prefix: str, layer: LayerSpec) -> None:
@@ -164,34 +169,27 @@ class Program:
 
     def _mlp(self, prefix: str) -> None:
         spec, names, width = self.spec, self.spec.names, self.spec.mlp_width
-        up, biases = [prefix + names.up], spec.mlp_bias
+        parts, rows = [prefix + names.up], [width]
         if names.gate_up:
-            whole = self._matrix([prefix + names.gate_up], [2 * width], spec.hidden_size)
-            halves, bias_halves = [whole[:width], whole[width:]], None
+            parts, rows = [prefix + names.gate_up], [2 * width]
         elif spec.gated:
-            both = [prefix + names.gate, *up]
-            halves = [self._matrix([part], [width], spec.hidden_size) for part in both]
-            bias_halves = [self._bias([part + ".bias"], [width], biases) for part in both]
+            parts, rows = [prefix + names.gate, prefix + names.up], [width, width]
+        weight = self._matrix(parts, rows, spec.hidden_size)
+        bias = self._bias([part + ".bias" for part in parts], rows, spec.mlp_bias)
         if spec.gated:
-            weight, bias = interleave(*halves), None
-            if bias_halves and bias_halves[0] is not None:
-                bias = interleave(*bias_halves)
-            epilogue = Epilogue.GATE
-        else:
-            weight = self._matrix(up, [width], spec.hidden_size)
-            bias = self._bias([up[0] + ".bias"], [width], biases)
-            epilogue = Epilogue.ACTIVATE
+            weight = interleave(weight[:width], weight[width:])
+            bias = None if bias is None else interleave(bias[:width], bias[width:])
         self._linear(
             Buffer.NORMED,
             Buffer.INNER,
             weight,
             bias,
             width=width,
-            epilogue=epilogue,
+            epilogue=Epilogue.GATE if spec.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[spec.activation],
         )
         weight = self._matrix([prefix + names.down], [spec.hidden_size], width)
-        bias = self._bias([prefix + names.down + ".bias"], [spec.hidden_size], biases)
+        bias = self._bias([prefix + names.down + ".bias"], [spec.hidden_size], spec.mlp_bias)
         self._branch(Buffer.INNER, weight, bias, prefix, names.mlp_post_norm)
 
     def _branch(

@@ -14,6 +14,7 @@ from tgi_trio.shard.cpu.forward import Forward, Tokens
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.prompt_logprobs import prompt_span
 from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.speculation import verify
 from tgi_trio.shard.step import (
     BLOCK_SIZE,
     ModelInfo,
@@ -58,6 +59,7 @@ class CpuRunner:
             device="cpu",
             backend=f"numba ({forward.variant.instructions}, {len(team.cores)} threads)",
             load_ns=load_ns,
+            drafts=True,
         )
 
     @property
@@ -90,20 +92,22 @@ class CpuRunner:
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
         sampled = np.flatnonzero(plan.samples)
-        last = (plan.query_starts[1:][sampled] - 1).astype(np.int32)
-        logits = self._forward.run(Tokens.of(plan), last)
+        places = verify.choice_places(plan, sampled).astype(np.int32)
+        logits = self._forward.run(Tokens.of(plan), places)
         chosen = time.monotonic_ns()
         results = [RowResult() for _ in plan.rows]
         if len(sampled):
-            rows = [plan.rows[i] for i in sampled.tolist()]
-            answers = self.sampler.choose(torch.from_numpy(logits), rows)
-            for i, answer in zip(sampled.tolist(), answers, strict=True):
-                results[i] = answer
+            rows = verify.choose(self.sampler, torch.from_numpy(logits), plan, sampled)
+            for i, row in zip(sampled.tolist(), rows, strict=True):
+                results[i] = row
         ended = time.monotonic_ns()
         for i, result in enumerate(results):
             result.prompt_logprobs = self._prompt_logprobs(plan, i)
         prompts_ns = time.monotonic_ns() - ended
         return StepResult(results, chosen - began + prompts_ns, ended - chosen)
+
+    def prepare(self, sequence: Sequence) -> bool:
+        return self.sampler.prepare(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         self.sampler.drop(sequence)

@@ -106,7 +106,8 @@ def _logits(spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32]) -> Floa
 
     embedding = weights.tensor(f"{names.embedding}.weight", (spec.vocab_size, hidden))
     x = embedding[ids]
-    x = x + linear(_attended(spec, linear, norm(x, prefix + names.attention_norm)), names.output, hidden)
+    attended = _attended(spec, linear, norm(x, prefix + names.attention_norm))
+    x = x + linear(attended, names.output, hidden)
     inner = norm(x, prefix + names.mlp_norm)
     gate = linear(inner, names.gate, spec.mlp_width)
     gated = gate / (1.0 + np.exp(-gate)) * linear(inner, names.up, spec.mlp_width)

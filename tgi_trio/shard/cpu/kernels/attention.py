@@ -135,9 +135,7 @@ def sum_values(variant, step, table, begin, end, seen, values, stride, weights, 
             weight = weights + 64 * block
             for _ in range(min(BLOCK, seen - block * BLOCK)):
                 prefetch(ahead)
-                tile = add_weighted(
-                    variant, heads, columns, tile, value, weight, step.scores_bytes
-                )
+                tile = add_weighted(variant, heads, columns, tile, value, weight, step.scores_bytes)
                 value += size * stored
                 ahead += size * stored
                 weight += 4

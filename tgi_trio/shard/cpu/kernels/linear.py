@@ -25,8 +25,8 @@ from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, count, number, twic
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
     fill,
-    fold,
     fma,
+    fold,
     load,
     multiply,
     multiply_add,
@@ -59,44 +59,44 @@ def linear(variant, rank, step, op, sums):
     tiles = rows // variant.rows
     for panel in range(panels * rank // step.threads, panels * (rank + 1) // step.threads):
         weights = op.weights + panel * steps * _STEP_BYTES
-        ahead, ahead_step = weights + _AHEAD, _STEP_BYTES
+        ahead, pace = weights + _AHEAD, _STEP_BYTES
         if tiles > 1:
-            ahead, ahead_step = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
+            ahead, pace = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
         row = np.int64(0)  # a bare 0 is a type of its own: everything would be compiled twice
         while row < rows:
             inputs = source + row * stride
             taken = multiply_rows(
-                variant, rows - row, inputs, stride, weights, steps, ahead, ahead_step, sums
+                variant, rows - row, inputs, stride, weights, steps, ahead, pace, sums
             )
             finish(variant, step, op, panel, row, taken, sums)
-            ahead += steps * ahead_step
+            ahead += steps * pace
             row += taken
 
 
 @kernel
-def multiply_rows(variant, rows, inputs, stride, weights, steps, ahead, ahead_step, sums):
+def multiply_rows(variant, rows, inputs, stride, weights, steps, ahead, pace, sums):
     """Multiply as many of the `rows` as one tile takes; return how many."""
     if rows >= 8 and variant.rows >= 8:
         return panel_product(
-            variant, count(8), count(1), inputs, stride, weights, steps, ahead, ahead_step, sums
+            variant, count(8), count(1), inputs, stride, weights, steps, ahead, pace, sums
         )
     if rows >= 4 and variant.rows >= 4:
         return panel_product(
-            variant, count(4), count(1), inputs, stride, weights, steps, ahead, ahead_step, sums
+            variant, count(4), count(1), inputs, stride, weights, steps, ahead, pace, sums
         )
     if rows >= 2:
+        twofold = count(variant.unroll_two)
         return panel_product(
-            variant, count(2), count(variant.unroll_two), inputs, stride, weights, steps, ahead, ahead_step, sums
+            variant, count(2), twofold, inputs, stride, weights, steps, ahead, pace, sums
         )
+    fourfold = count(variant.unroll_one)
     return panel_product(
-        variant, count(1), count(variant.unroll_one), inputs, stride, weights, steps, ahead, ahead_step, sums
+        variant, count(1), fourfold, inputs, stride, weights, steps, ahead, pace, sums
     )
 
 
 @kernel
-def panel_product(
-    variant, rows, unroll, inputs, stride, weights, steps, ahead, ahead_step, sums
-):
+def panel_product(variant, rows, unroll, inputs, stride, weights, steps, ahead, pace, sums):
     """sums[rows, 32] = inputs[rows, K] x one panel. See the module.
 
     A tile of few rows has few sums, and each multiply-add waits for the one before it; `unroll`
@@ -106,10 +106,10 @@ def panel_product(
     tile = zeros(rows, twice(unroll))
     for _ in range(steps // number(unroll)):
         for i in range(number(unroll)):
-            prefetch(ahead + i * ahead_step)
-            prefetch(ahead + i * ahead_step + 64)
+            prefetch(ahead + i * pace)
+            prefetch(ahead + i * pace + 64)
         tile = multiply_add(variant, rows, columns, unroll, tile, weights, inputs, stride)
-        ahead += number(unroll) * ahead_step
+        ahead += number(unroll) * pace
         weights += number(unroll) * _STEP_BYTES
         inputs += number(unroll) * variant.step_bytes
     store_tile(rows, columns, fold(rows, columns, unroll, tile), sums, 4 * PANEL)
@@ -132,9 +132,7 @@ def finish(variant, step, op, panel, row, rows, sums):
             store(begin + 4 * LANES, fma(second, scale, load(begin + 4 * LANES)))
         elif op.epilogue == GATE:
             value = multiply(activated(op.activation, first), second)
-            store_active(
-                variant, target + ((row + i) * op.width + panel * LANES) * bytes_, value
-            )
+            store_active(variant, target + ((row + i) * op.width + panel * LANES) * bytes_, value)
         elif op.epilogue == ACTIVATE:
             begin = target + ((row + i) * op.width + panel * PANEL) * bytes_
             store_active(variant, begin, activated(op.activation, first))

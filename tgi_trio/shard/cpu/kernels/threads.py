@@ -89,7 +89,7 @@ def wake(builder: Any, semaphore: Any) -> Any:
 
 @kernel
 def barrier(control, threads, arrived):
-    """Wait until all threads are here. `arrived`: arrivals before this barrier; returns those after."""
+    """Wait until all threads are here. `arrived`: arrivals so far; returns those afterwards."""
     target = arrived + threads
     if threads > 1:
         atomic_add(control + ARRIVED, 1)
@@ -116,8 +116,8 @@ def post(control, threads):
 def wait_for_post(control, rank, seen):
     """Wait until more than `seen` steps were posted; return how many. Spins, then sleeps.
 
-    No wake-up is lost: the flag says "asleep" before the last look, and whoever posts takes the flag
-    away and posts the semaphore, which remembers.
+    No wake-up is lost: the flag says "asleep" before the last look, and whoever posts takes the
+    flag away and posts the semaphore, which remembers.
     """
     worker = control + _WORKERS + rank * _WORKER_BYTES
     looks = 0

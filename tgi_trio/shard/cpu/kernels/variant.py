@@ -124,9 +124,9 @@ def count(context: Any, value: types.IntegerLiteral) -> Any:
     """Return a number that is known when compiling, as a type."""
     if not isinstance(value, types.IntegerLiteral):
         return None
-    return CountType(value.literal_value)(value), lambda ctx, builder, signature, arguments: (
-        ctx.get_dummy_value()
-    )
+    return CountType(value.literal_value)(
+        value
+    ), lambda ctx, builder, signature, arguments: ctx.get_dummy_value()
 
 
 @intrinsic
@@ -139,6 +139,6 @@ def number(context: Any, value: CountType) -> Any:
 @intrinsic
 def twice(context: Any, value: CountType) -> Any:
     """Return the Count of twice as many."""
-    return CountType(2 * value.value)(value), lambda ctx, builder, signature, arguments: (
-        ctx.get_dummy_value()
-    )
+    return CountType(2 * value.value)(
+        value
+    ), lambda ctx, builder, signature, arguments: ctx.get_dummy_value()
