@@ -1,8 +1,8 @@
 """Grammars are tried out before a request is admitted, in processes that may die of it.
 
 llguidance's own limits do not bound its time: an integer `multipleOf` 1000003 takes 5 s, and 5 KB
-of `patternProperties` 1 s. So a compilation gets so much CPU time and memory and no more, and what
-needs more is refused before it reaches the shard. What was found is remembered.
+of `patternProperties` 1 s. So `shard.grammar_check` gives a compilation so much CPU time and memory
+and no more, and what needs more is refused before it reaches the shard. Answers are remembered.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Process:
             list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self = cls(process)
-        wrong: str | None = f"it is not ready after {_START_S:g} s"
+        wrong: str | int | None = f"it is not ready after {_START_S:g} s"
         try:
             with trio.move_on_after(_START_S):
                 wrong = await self._answer()
@@ -72,8 +72,8 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    async def ask(self, grammar: str) -> str | None:
-        """Return what is wrong with a grammar; raises _Ended."""
+    async def ask(self, grammar: str) -> str | int | None:
+        """Return what is wrong with a grammar, or the signal it ended in; raises _Ended."""
         stdin = self._process.stdin
         if stdin is None:
             raise RuntimeError("started without a pipe")
@@ -83,7 +83,7 @@ class _Process:
             raise _Ended from error
         return await self._answer()
 
-    async def _answer(self) -> str | None:
+    async def _answer(self) -> str | int | None:
         stdout = self._process.stdout
         if stdout is None:
             raise RuntimeError("started without a pipe")
@@ -93,18 +93,17 @@ class _Process:
                 raise _Ended
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
-        answer: str | None = json.loads(line)
+        answer: str | int | None = json.loads(line)
         return answer
 
-    async def end(self) -> int:
-        """End it, whatever it does, and return its exit code, its own if it has ended already."""
+    async def end(self) -> None:
+        """End it, whatever it does."""
         with trio.CancelScope(shield=True):  # SIGKILL is not waited for long
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     await stream.aclose()
             self._process.kill()
             await self._process.wait()
-        return self._process.returncode or 0
 
 
 class GrammarChecker:
@@ -163,23 +162,24 @@ class GrammarChecker:
             raise Overloaded("too many grammars wait to be checked", retry_after=_IN_LINE_S)
 
     async def _verdict(self, grammar: str) -> str | None:
-        """Have a process try the grammar out; one that dies of it is replaced by the next call."""
+        """Have a process try the grammar out."""
         process = await self._take_process()
         seconds = self._limits.max_grammar_seconds
-        code = 0
+        answer: str | int | None = signal.SIGPROF
         try:
-            with trio.move_on_after(_SLOWDOWN * seconds) as patience:
-                wrong = await process.ask(grammar)
+            with trio.move_on_after(_SLOWDOWN * seconds):
+                answer = await process.ask(grammar)
                 self._idle.append(process)
-                return wrong
         except _Ended:
-            pass  # its exit code says why
+            answer = signal.SIGKILL
         finally:
             if process not in self._idle:
-                code = await process.end()
-        if patience.cancelled_caught or code == -signal.SIGPROF:
+                await process.end()
+        if answer == signal.SIGPROF:
             return f"compiling it takes more than {seconds:g} s (--max-grammar-seconds)"
-        return f"compiling it takes more than {_MEMORY >> 20} MiB of memory"
+        if isinstance(answer, int):
+            return f"compiling it takes more than {_MEMORY >> 20} MiB of memory"
+        return answer
 
     async def _take_process(self) -> _Process:
         while self._idle:

@@ -1,10 +1,11 @@
 """`python -m tgi_trio.shard.grammar_check <tokenizer.json> <seconds> <bytes>`: is a grammar usable?
 
-Compiles grammars as the shard will, in a process that may die of it: some take minutes or all of
-the memory, and no limit of llguidance's own stops them. Every line of standard input is a grammar
-as a JSON string, every line of output null or what is wrong with it as a JSON string; the first
-line says that the tokenizer is loaded. A grammar that needs more than `seconds` of CPU time ends
-the process with SIGPROF, one that needs more than `bytes` of memory with another signal.
+Compiles grammars as the shard will, each in a child of its own that may die of it: some take
+minutes or all of the memory, and no limit of llguidance's own stops them. The tokenizer, which may
+take seconds to load, survives in the parent. Every line of standard input is a grammar as a JSON
+string. Every line of output is null, what is wrong with it as a string, or the number of the signal
+that ended the child: SIGPROF after `seconds` of CPU time, another where it needed more than `bytes`
+of memory. The first line says that the tokenizer is loaded.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,11 +23,15 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.shard.grammars import compile_grammar, load_tokenizer
 
-_NICENESS = 10  # steps and streams go first
+_NICENESS = 5  # steps and streams go first
+_SHORT_S = 0.1  # a compilation that takes longer runs only where a core is idle
+_LOWEST_PRIORITY = 19
+_LONGEST = 4096  # bytes of an answer
 _PROBED = 8  # tokens followed to see what masks cost
-_SLOWEST_MASK_S = 0.02  # of CPU time: every running sequence waits for it in every step
+_SLOWEST_MASK_S = 0.01  # of CPU time: every running sequence waits for it in every step
 
 
 def check(text: str, tokenizer: LLTokenizer) -> None:
@@ -63,7 +69,39 @@ def _limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _answer(value: str | None) -> None:
+def _try(text: str, tokenizer: LLTokenizer, seconds: float, memory: int) -> str | int | None:
+    """Check a grammar in a child; return the answer, or the signal that ended the child."""
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        die_with_parent(parent)
+        _limit_memory(memory)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
+        _slow_down_later()
+        try:
+            check(text, tokenizer)
+        except ValueError as error:
+            os.write(writing, str(error).encode()[:_LONGEST])
+        except BaseException as error:  # llguidance's own defects are PanicExceptions
+            os.write(writing, f"{type(error).__name__}: {error}".encode()[:_LONGEST])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        wrong = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    return -code if (code := os.waitstatus_to_exitcode(status)) < 0 else wrong or None
+
+
+def _slow_down_later() -> None:
+    arguments = (os.PRIO_PROCESS, os.getpid(), _LOWEST_PRIORITY)
+    timer = threading.Timer(_SHORT_S, os.setpriority, arguments)
+    timer.daemon = True
+    timer.start()
+
+
+def _answer(value: str | int | None) -> None:
     print(json.dumps(value), flush=True)
 
 
@@ -76,17 +114,9 @@ def main(argv: list[str]) -> int:
     except ModelLoadError as error:
         _answer(str(error))
         return 1
-    _limit_memory(memory)
     _answer(None)
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
-        wrong: str | None = None
-        try:
-            check(json.loads(line), tokenizer)
-        except ValueError as error:
-            wrong = str(error)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _answer(wrong)
+        _answer(_try(json.loads(line), tokenizer, seconds, memory))
     return 0
 
 

@@ -26,7 +26,8 @@ STATE = "grammar"  # key in Sequence.state
 
 _KEPT = 64  # compiled grammars
 _COMPILING = 2  # at the same time
-_LOWEST_PRIORITY = 19
+_NICENESS = 10  # of the threads that compile
+_TEAM_ROWS = 32  # masks that are worth waking other threads for; most take 10 us
 # What one mask may cost; beyond it the sequence fails alone. About 15 ms at llguidance's speed.
 # `max_items_in_row` is what objects with several hundred optional properties need.
 _LIMITS = LLParserLimits(
@@ -134,8 +135,12 @@ class Grammars:
                 jobs.append((self._guide(sequence).at(generated), place))
             except ValueError as error:
                 faults[place] = str(error)
-        row_bytes = words.itemsize * self._words
-        self._executor.unsafe_compute_mask_ptr(jobs, words.ctypes.data, row_bytes, len(words))
+        start, row_bytes = words.ctypes.data, words.itemsize * self._words
+        if len(jobs) < _TEAM_ROWS:
+            for matcher, place in jobs:
+                matcher.unsafe_compute_mask_ptr(start + place * row_bytes, row_bytes)
+        else:
+            self._executor.unsafe_compute_mask_ptr(jobs, start, row_bytes, len(words))
         for matcher, place in jobs:
             if matcher.is_error():
                 faults[place] = matcher.get_error()
@@ -170,4 +175,4 @@ class Grammars:
 
 def _give_way() -> None:
     """Let this thread run only where the steps leave a core idle."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
