@@ -23,6 +23,10 @@ class ValidationError(TgiTrioError):
     """A request that cannot be served as asked. The text is TGI's own where TGI has one."""
 
 
+class GrammarError(ValidationError):
+    """A grammar that cannot be served; the text says what is wrong with it, or how large it is."""
+
+
 class TemplateError(TgiTrioError):
     """A chat cannot be rendered. The text is the template's own message where it raised one."""
 

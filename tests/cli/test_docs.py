@@ -110,6 +110,7 @@ SHOWN = {
     "BodyRejected": 1,
     "ConfigurationError": 0,
     "Draining": 0,
+    "GrammarError": 0,
     "ModelLoadError": 0,
     "Refused": 1,
     "TemplateError": 0,

@@ -32,6 +32,14 @@ WEATHER = {
     },
 }
 CLOCK = {"type": "function", "function": {"name": "clock"}}
+BROKEN = {
+    "type": "function",
+    "function": {"name": "broken", "parameters": {"properties": {"x": {"type": "strin"}}}},
+}
+DANGLING = {
+    "type": "function",
+    "function": {"name": "dangling", "parameters": {"properties": {"x": {"$ref": "#/nowhere"}}}},
+}
 ASKED: dict[str, Any] = {"messages": QUESTION, "tools": [WEATHER, CLOCK], "max_tokens": 300}
 GREEDY: dict[str, Any] = {**ASKED, "model": "tgi", "temperature": 0}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
@@ -140,6 +148,8 @@ def test_openai_is_told_what_is_wrong(openai: OpenAI) -> None:
         ({"tool_choice": "unknown"}, "Tool with name unknown not found"),
         ({"tools": [CLOCK, CLOCK]}, "two tools have the name `clock`"),
         ({"response_format": {"type": "json_object"}}, "mutually exclusive"),
+        ({"tools": [CLOCK, BROKEN]}, "the `parameters` of `broken`: .*: Invalid type: strin"),
+        ({"tools": [CLOCK, DANGLING]}, "the `parameters` of `dangling`: .*'/nowhere'"),
     ):
         options: Any = {**GREEDY, **wrong}
         with pytest.raises(package.UnprocessableEntityError, match=text):

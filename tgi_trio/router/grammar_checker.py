@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.errors import Overloaded, ValidationError
+from tgi_trio.errors import GrammarError, Overloaded, ValidationError
 
 _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
@@ -125,13 +125,13 @@ class GrammarChecker:
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def check(self, grammar: str) -> None:
-        """Raise ValidationError unless the shard can serve this grammar; Overloaded if it is busy.
+        """Raise GrammarError unless the shard can serve this grammar; Overloaded if it is busy.
 
         A checkpoint; cancelled, it ends the process that is at work on the grammar.
         """
         size, most = len(grammar.encode()), self._limits.max_grammar_bytes
         if size > most:
-            raise ValidationError(
+            raise GrammarError(
                 f"grammar is not valid: it has {size} bytes, {most} are allowed "
                 "(--max-grammar-bytes)"
             )
@@ -148,7 +148,7 @@ class GrammarChecker:
             await trio.lowlevel.checkpoint()
         wrong = self._verdicts[key]
         if wrong is not None:
-            raise ValidationError(f"grammar is not valid: {wrong}")
+            raise GrammarError(f"grammar is not valid: {wrong}")
 
     async def close(self) -> None:
         """End all processes that wait for work."""

@@ -94,7 +94,7 @@ class Validator:
     ) -> None:
         """`source`: where seeds come from for clients that give none (default: the system's).
 
-        `check_grammar` raises ValidationError for a grammar that the shard cannot serve; None:
+        `check_grammar` raises GrammarError for a grammar that the shard cannot serve; None:
         there are no grammars.
         """
         self._pool = pool
@@ -148,9 +148,7 @@ class Validator:
         max_new_tokens = self._max_new_tokens(length, parameters.max_new_tokens)
         self._check_ids(ids)
         if parameters.grammar is not None:
-            if self._check_grammar is None:
-                raise ValidationError("grammar is not supported")
-            await self._check_grammar(parameters.grammar)
+            await self.check_grammar(parameters.grammar)
         return Request(
             prompt_ids=ids,
             sampling=self._sampling(parameters),
@@ -165,6 +163,15 @@ class Validator:
             cache_salt=cache_salt,
             name=name,
         )
+
+    async def check_grammar(self, grammar: str) -> None:
+        """Raise GrammarError for one that the shard cannot serve, ValidationError without grammars.
+
+        Verdicts are remembered: asking again costs nothing.
+        """
+        if self._check_grammar is None:
+            raise ValidationError("grammar is not supported")
+        await self._check_grammar(grammar)
 
     def _check_stopping(self, p: GenerateParameters) -> None:
         limits = self._limits

@@ -10,7 +10,9 @@ import pytest
 
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.served import Answer, served
+from tgi_trio.errors import GrammarError
 from tgi_trio.router.http import replies
+from tgi_trio.router.http.engine_api import Limits
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.formats import FORMATS, HERMES
 
@@ -225,6 +227,35 @@ async def test_the_grammar_reaches_the_shard_and_only_with_tools():
         found = engine(HERMES.write([("clock", {})]))
         await asked(found, **more)
         assert bool(found.submitted[0].sampling.grammar) == constrained, more
+
+
+async def test_a_tool_whose_schema_has_no_grammar_is_named(http):
+    async def check(grammar: str) -> None:
+        if "strin" in grammar.replace("string", ""):
+            raise GrammarError("grammar is not valid: Invalid type: strin")
+        if len(grammar) > 2000:
+            raise GrammarError("grammar is not valid: it has too many bytes")
+
+    broken = named("broken", parameters={"properties": {"x": {"type": "strin"}}})
+    many = [named(f"f{i}", parameters=CITY) for i in range(30)]
+    for tools, text in (
+        ([WEATHER, broken], "Tool error: the `parameters` of `broken`: grammar is not valid: Inv"),
+        (many, "Input validation error: grammar is not valid: it has too many bytes"),
+    ):
+        found = engine("", limits=Limits(max_input_tokens=8000, max_total_tokens=9000))
+        found.validator._check_grammar = check
+        answer = await asked(found, http, tools=tools)
+        assert answer.status == 422
+        assert answer.json()["error"]["message"].startswith(text)
+        assert not found.permits and not found.submitted
+
+
+async def test_without_grammars_there_are_no_tools(http):
+    found = engine("")
+    found.validator._check_grammar = None  # --disable-grammar-support
+    answer = await asked(found, http)
+    assert answer.json()["error"]["message"] == "Input validation error: grammar is not supported"
+    assert (await asked(found, http, tool_choice="none")).status == 200
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ import msgspec
 import orjson
 from msgspec import to_builtins
 
-from tgi_trio.errors import TemplateError, ToolError
+from tgi_trio.errors import GrammarError, TemplateError, ToolError
 from tgi_trio.router.http import schema
 from tgi_trio.router.http.errors import Refused
 from tgi_trio.router.http.exchange import Call
 from tgi_trio.router.http.tool_calls import AnswerReader, new_call_id
+from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tools.formats import Format, format_of
 from tgi_trio.router.text.tools.functions import Function, ToolUse, tool_use
 from tgi_trio.router.text.tools.grammar import tool_grammar
@@ -80,6 +81,15 @@ def chat_tools(call: Call, request: schema.ChatRequest) -> ChatTools | None:
         listed=[_listed(t) for t in request.tools or [] if t["function"]["name"] in names],
         special=call.engine.tokenizer.special_texts,
     )
+
+
+async def blame(call: Call, tools: ChatTools) -> None:
+    """Raise ToolError for the first tool whose arguments have no grammar, if there is one."""
+    for function in tools.use.functions:
+        try:
+            await call.engine.validator.check_grammar(grammars.json_schema(function.schema))
+        except GrammarError as error:
+            raise ToolError(f"the `parameters` of `{function.name}`: {error}") from error
 
 
 def _constrained(request: schema.ChatRequest) -> bool:

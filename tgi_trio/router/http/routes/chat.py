@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tgi_trio.errors import GrammarError
 from tgi_trio.router.http import schema
-from tgi_trio.router.http.conversation import ChatTools, chat_tools, render_prompt
+from tgi_trio.router.http.conversation import ChatTools, blame, chat_tools, render_prompt
 from tgi_trio.router.http.events import (
     ChatEvents,
     Envelope,
@@ -45,7 +46,12 @@ async def chat_completions(call: Call) -> Reply:
     tools = chat_tools(call, request)
     prompt, parameters = asked(call, request, tools)
     admit(call, count)
-    one = await validated(call, prompt, parameters, request, add_special_tokens=False)
+    try:
+        one = await validated(call, prompt, parameters, request, add_special_tokens=False)
+    except GrammarError:
+        if tools is not None:
+            await blame(call, tools)
+        raise
     requests = [one] if count == 1 else spread(one, count)
     logprobs = bool(request.logprobs)
     envelope = Envelope(unix_now(), model, fingerprint(call.settings))
