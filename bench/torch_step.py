@@ -1,0 +1,216 @@
+"""One decode step in plain torch: ours against the least that torch can do, side by side.
+
+    python -m bench.torch_step --shape M --json bench/out/torch_step.json
+
+`floor` is a loop written for this one model shape, with nothing of a server in it: packed oneDNN
+linears, one attention call per sequence over memory that lies in order, the best token taken. Ours
+is `TorchRunner.step` as the worker calls it: any family, block tables, sampling by the sampler.
+The two alternate step by step, so that both see the machine in the same state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from bench import checkpoints
+from bench.stats import add_output_flags, table, write_json
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.kv_cache import BLOCK_SIZE
+from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.step import Runner, Sequence, StepPlan, WarmupRequest
+from tgi_trio.shard.weights import WeightSource
+
+Step = Callable[[], list[int]]
+
+
+class Floor:
+    """The shapes of `bench.checkpoints`, decoding `batch` sequences at position `context`."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], batch: int, context: int) -> None:
+        self.hidden, self.eps = config["hidden_size"], config["rms_norm_eps"]
+        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.dim = config.get("head_dim", self.hidden // self.heads)
+        self.context = context
+        query, key = self.heads * self.dim, self.kv_heads * self.dim
+        inner, biased = config["intermediate_size"], config["model_type"] == "qwen2"
+        with WeightSource(folder, dtype=torch.bfloat16) as source:
+            self.embedding = source.matrix(
+                "model.embed_tokens.weight", (config["vocab_size"], self.hidden)
+            )
+            self.final = source.vector("model.norm.weight", self.hidden)
+            self.layers = []
+            for index in range(config["num_hidden_layers"]):
+                at = f"model.layers.{index}."
+                sizes = (("q", query), ("k", key), ("v", key))
+                qkv = [
+                    source.matrix(f"{at}self_attn.{n}_proj.weight", (size, self.hidden))
+                    for n, size in sizes
+                ]
+                bias = [
+                    source.vector(f"{at}self_attn.{n}_proj.bias", size)
+                    for n, size in sizes
+                    if biased
+                ]
+                up = [
+                    source.matrix(f"{at}mlp.{n}_proj.weight", (inner, self.hidden))
+                    for n in ("gate", "up")
+                ]
+                self.layers.append(
+                    (
+                        source.vector(f"{at}input_layernorm.weight", self.hidden),
+                        _packed(torch.cat(qkv)),
+                        torch.cat(bias) if bias else None,
+                        _packed(
+                            source.matrix(f"{at}self_attn.o_proj.weight", (self.hidden, query))
+                        ),
+                        source.vector(f"{at}post_attention_layernorm.weight", self.hidden),
+                        _packed(torch.cat(up)),
+                        _packed(source.matrix(f"{at}mlp.down_proj.weight", (self.hidden, inner))),
+                    )
+                )
+        self.head = _packed(self.embedding)
+        shape = (len(self.layers), batch, self.kv_heads, context + 1, self.dim)
+        self.keys = torch.zeros(shape, dtype=torch.bfloat16)
+        self.values = torch.zeros(shape, dtype=torch.bfloat16)
+        exponents = torch.arange(0, self.dim, 2).float() / self.dim
+        angles = context / config["rope_theta"] ** exponents
+        self.cos = torch.cat((angles.cos(), angles.cos())).to(torch.bfloat16)
+        self.sin = torch.cat((-angles.sin(), angles.sin())).to(torch.bfloat16)
+
+    @torch.inference_mode()
+    def step(self, token_ids: torch.Tensor) -> list[int]:
+        """Decode one token of every sequence: int64 [B] in, the best next ones out."""
+        batch, shape = len(token_ids), (self.hidden,)
+        heads, kv_heads, half = self.heads, self.kv_heads, self.dim // 2
+        x = functional.embedding(token_ids, self.embedding)
+        for index, (norm, qkv, bias, output, mlp_norm, up, down) in enumerate(self.layers):
+            y = functional.rms_norm(x, shape, norm, self.eps)
+            rows = _linear(y, qkv, bias).view(batch, heads + 2 * kv_heads, self.dim)
+            turned, value = rows.split((heads + kv_heads, kv_heads), dim=1)
+            swapped = torch.cat((turned[..., half:], turned[..., :half]), dim=-1)
+            turned = turned * self.cos + swapped * self.sin
+            self.keys[index, :, :, self.context] = turned[:, heads:]
+            self.values[index, :, :, self.context] = value
+            query = turned[:, :heads].view(batch, kv_heads, heads // kv_heads, self.dim)
+            out = functional.scaled_dot_product_attention(
+                query, self.keys[index], self.values[index]
+            )
+            x = x + _linear(out.reshape(batch, -1), output)
+            y = functional.rms_norm(x, shape, mlp_norm, self.eps)
+            gate, inner = _linear(y, up).chunk(2, dim=-1)
+            x = x + _linear(functional.silu(gate) * inner, down)
+        logits = _linear(functional.rms_norm(x, shape, self.final, self.eps), self.head)
+        best: list[int] = logits.argmax(dim=-1).tolist()
+        return best
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
+    return packed
+
+
+def _linear(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return result
+
+
+def decode_plan(batch: int, context: int) -> StepPlan:
+    """Return a step that decodes one token of `batch` sequences of `context` earlier tokens."""
+    width = -(-(context + 1) // BLOCK_SIZE)
+    tables = 1 + np.arange(batch * width, dtype=np.int32).reshape(batch, width)
+    slots = tables[:, context // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + context % BLOCK_SIZE
+    ids = np.full(context + 8, 5, np.int32)
+    rows = [
+        Sequence(
+            i, ids, context + 1, context, context, tables[i].tolist(), 7, 0, SamplingParameters()
+        )
+        for i in range(batch)
+    ]
+    return StepPlan(
+        rows=rows,
+        token_ids=np.full(batch, 5, np.int64),
+        positions=np.full(batch, context, np.int64),
+        kv_slots=slots,
+        query_starts=np.arange(batch + 1, dtype=np.int32),
+        context_lengths=np.full(batch, context + 1, np.int32),
+        block_tables=tables,
+        samples=np.ones(batch, np.bool_),
+    )
+
+
+def alternate(steps: dict[str, Step], count: int) -> dict[str, list[float]]:
+    """Return each step's times in milliseconds, `count` of each, turn by turn."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(count + 2):  # two to warm up
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if turn >= 2:
+                times[name].append((time.perf_counter() - began) * 1e3)
+    return times
+
+
+def measure(
+    runner: Runner, folder: Path, shape: str, batch: int, context: int, count: int
+) -> dict[str, Any]:
+    """Return the medians of both, and of the ratio of neighbouring steps."""
+    floor = Floor(folder, checkpoints.SHAPES[shape], batch, context)
+    plan, tokens = decode_plan(batch, context), torch.full((batch,), 5)
+    times = alternate(
+        {
+            "floor": lambda: floor.step(tokens),
+            "ours": lambda: [row.token_ids[0] for row in runner.step(plan).rows],
+        },
+        count,
+    )
+    ratios = [a / b for a, b in zip(times["ours"], times["floor"], strict=True)]
+    return {
+        "shape": shape,
+        "batch": batch,
+        "context": context,
+        "floor_ms": statistics.median(times["floor"]),
+        "ours_ms": statistics.median(times["ours"]),
+        "ratio": statistics.median(ratios),
+    }
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench.torch_step", description=__doc__)
+    parser.add_argument("--shape", choices=sorted(checkpoints.SHAPES), default="M")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=160)
+    parser.add_argument("--count", type=int, default=30, help="steps of each")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is made")
+    add_output_flags(parser)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as spare:
+        folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
+        runner = TorchRunner.load(folder, dtype="bfloat16")
+        blocks = max(options.batches) * (options.context // BLOCK_SIZE + 2)
+        runner.warm_up(WarmupRequest(64, 512, max(options.batches), blocks * BLOCK_SIZE))
+        rows = []
+        for batch in options.batches:
+            print(f"batch {batch} ...", file=sys.stderr, flush=True)
+            rows.append(
+                measure(runner, folder, options.shape, batch, options.context, options.count)
+            )
+    print(table(list(rows[0]), [list(row.values()) for row in rows]))
+    write_json(options.json, "torch_step", {"rows": rows, "backend": runner.info.backend})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
