@@ -7,7 +7,7 @@ token per step. In lockstep the next step begins when every stream has sent its 
 are 10 ms apart. Only what turns tokens into bytes on sockets differs.
 
 `floor` is no server but a bound: one loop over sockets that reads no more of a request than it
-must and writes bytes that were made beforehand. What is above it is Python's part, the rest the
+must and writes bytes that were made beforehand. What is above it is Python's part, the rest is the
 kernel's.
 """
 

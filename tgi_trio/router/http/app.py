@@ -27,7 +27,6 @@ from tgi_trio.router.http.engine_api import Engine
 from tgi_trio.router.http.errors import (
     BodyRejected,
     Header,
-    header_block,
     internal,
     too_large,
     too_slow,
@@ -215,20 +214,16 @@ class HttpConnection(TrioASGIHTTPConnection):
 
     async def _send_reply(self, send: Send, reply: Reply) -> None:
         transport, body = self.transport, reply.body
-        framing: list[Header] = []
-        if isinstance(body, bytes):
-            framing.append((b"content-length", b"%d" % len(body)))
         headers = self._headers(reply)
-        if not transport.cork(header_block(headers)):
-            framing += headers
-        await send({"type": "http.response.start", "status": reply.status, "headers": framing})
+        if isinstance(body, bytes):
+            headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if isinstance(body, EventBody):
-            await transport.uncork()  # at once, so that proxies see life during a long prefill
+            await transport.flush()  # at once, so that proxies see life during a long prefill
             body_end = await body.run(send, transport)
             if body.failed:
                 await transport.abort()
                 return
-            transport.cork(b"")
         else:
             body_end = body
         transport.on_leave(None)  # the next request may begin within the next line

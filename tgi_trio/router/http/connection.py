@@ -4,11 +4,9 @@ What differs from hypercorn's own, and why:
 
 * a send that makes no progress is given up after `send_timeout` (hypercorn waits for ever, and so
   does its shutdown);
-* bytes go out without a lock or a scheduler pass while the socket takes them, and a whole response
-  leaves in one write (`cork`);
+* bytes go out without a lock or a scheduler pass while the socket takes them;
+* HTTP/1.1 is our own (`http1.py`), HTTP/2 is hypercorn's;
 * one task per connection watches for idleness, where hypercorn starts and cancels one per request;
-* a client that leaves is noticed even behind a pipelined request that waits its turn;
-* the application decides whether a client that asks (`Expect: 100-continue`) may send its body;
 * closing lingers, so that a client still sending its body reads the answer instead of a reset.
 """
 
@@ -19,11 +17,10 @@ import math
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
@@ -32,17 +29,13 @@ from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
 
+from tgi_trio.router.http.http1 import Http1Protocol
+from tgi_trio.router.http.transport import SEND_TIMEOUT
+
 # A body larger than this goes out in pieces, each of which has `send_timeout` to leave.
 _PIECE = 1 << 16
 
-# Bytes of pipelined requests taken from a client whose current request is still being answered.
-_READ_AHEAD = 1 << 18
-
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST and forgets unsent bytes
-
-_CONTINUE = b"HTTP/1.1 100 "
-
-SEND_TIMEOUT = 30.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,62 +58,27 @@ class Connection(TCPServer):
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(app, config, context, ConnectionState({}), stream)
-        self._idle_watch = IdleWatch(self)
-        self.idle_task = self._idle_watch  # type: ignore[assignment]  # what TCPServer calls it
+        self.idle_watch = IdleWatch(self)
+        self.idle_task = self.idle_watch  # type: ignore[assignment]  # what TCPServer calls it
         self.limits = limits
-        self.early = bytearray()  # read while a pipelined request waited
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
-        self.on_leave: Callable[[], None] | None = None  # set by the request being answered
-        self._corked: list[bytes] | None = None
-        self._block = b""
-        self._invitation = b""  # "100 Continue", while the client waits for it
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
         self._lingering = False  # we have said goodbye to a client that is still sending
 
     # ---- sending ------------------------------------------------------------------------------
 
-    def cork(self, block: bytes) -> None:
-        """Hold the response from its head on, until it ends or `uncork`.
-
-        `block` holds header lines that go into the head beside h11's own: for each header that it
-        is given, h11 spends as much as an event costs.
-        """
-        self._corked = []
-        self._block = block
-
-    async def uncork(self) -> None:
-        """Send what is held, in one write."""
-        held, self._corked = self._corked, None
-        if not held:
-            return
-        if self._block:
-            held[0] = b"%b%b\r\n" % (held[0][:-2], self._block)
-            self._block = b""
-        await self._send(b"".join(held))
-
     async def protocol_send(self, event: Event) -> None:
-        """Called by the protocol with bytes to send, or with a change of its state."""
+        """Called by hypercorn's protocol with bytes to send, or with a change of its state."""
         if isinstance(event, RawData):
-            if event.data.startswith(_CONTINUE) and self._corked is None:
-                self._invitation = event.data  # for the application to send, or not
-                return
-            if self._corked is not None:
-                self._corked.append(event.data)
-            else:
-                await self._send(event.data)
-            return
-        await self.uncork()
-        await super().protocol_send(event)
+            await self.send(event.data)
+        else:
+            await super().protocol_send(event)
 
-    async def invite_body(self) -> None:
-        """Send the 100 that hypercorn would have sent without asking whether we want the body."""
-        invitation, self._invitation = self._invitation, b""
-        await self._send(invitation)
-
-    async def _send(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
+        """Send all of `data`; that the client has left is told to the protocol."""
         if not data:
             return
         try:
@@ -159,45 +117,43 @@ class Connection(TCPServer):
 
     # ---- receiving ----------------------------------------------------------------------------
 
-    async def receive(self) -> bytes:
-        """Return the next bytes from the client, b"" when it has left."""
-        if self.early:
-            data, self.early = bytes(self.early), bytearray()
-            return data
+    async def _receive(self) -> bytes:
         try:
             return bytes(await self.stream.receive_some(MAX_RECV))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""
 
-    def client_left(self) -> None:
-        """The client has hung up while the protocol was not listening."""
-        self._reading.cancel()
-
     async def _read_data(self) -> None:
         self._reader = trio.lowlevel.current_task()
         inner = self.protocol.protocol
         if isinstance(inner, H11Protocol):
-            inner.can_read = Turn(self)
+            ours = Http1Protocol(self, inner.client, inner.server, inner.ssl)
+            self.protocol.protocol = ours  # type: ignore[assignment]
         try:
             with self._reading:
-                while not self._lingering and (data := await self.receive()):
+                while not self._lingering and (data := await self._receive()):
                     await self.protocol.handle(RawData(data))
             if self._lingering:
                 with trio.move_on_after(self.limits.linger):
-                    while await self.receive():
+                    while await self._receive():
                         pass  # the client's rest is read and dropped
         finally:
             self._reader = None
-        self._idle_watch.end()
+        self.idle_watch.end()
         await self._left()
 
     async def _left(self) -> None:
-        """The client has left: tell the request being answered, then the protocol."""
-        if self.on_leave is not None:
-            self.on_leave()
         await self.protocol.handle(Closed())
 
+    def spawn(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Run `function` as a task of this connection."""
+        self._task_group.spawn(function)
+
     # ---- closing ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Close the connection in a way that lets the client read what was sent. Idempotent."""
+        await self._close()
 
     async def _close(self) -> None:
         if self._reader is None or self.plain is None or not self._still_sending():
@@ -213,10 +169,8 @@ class Connection(TCPServer):
 
     def _still_sending(self) -> bool:
         """Whether the client may be in the middle of a request that was answered already."""
-        inner = self.protocol.protocol
-        if not isinstance(inner, H11Protocol):
-            return False
-        return inner.connection.their_state in (h11.SEND_BODY, h11.ERROR)
+        protocol: object = self.protocol.protocol
+        return isinstance(protocol, Http1Protocol) and protocol.still_sending
 
     async def hang_up(self) -> None:
         """Close an idle connection."""
@@ -226,7 +180,11 @@ class Connection(TCPServer):
 
 
 class IdleWatch:
-    """Closes a connection that stays idle for `keep_alive_timeout`, or when the server drains."""
+    """Closes a connection that stays idle for `keep_alive_timeout`, or when the server drains.
+
+    The watch looks up the deadline whenever it wakes. Idle time always ends later than a wait that
+    began before it, so that beginning and ending it costs an assignment and not a timer.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -235,79 +193,39 @@ class IdleWatch:
         self._started = False
         self._ended = False
 
+    def idle(self) -> None:
+        """The connection is idle from now on."""
+        self._deadline = trio.current_time() + self._connection.config.keep_alive_timeout
+
+    def busy(self) -> None:
+        """A request is being served."""
+        self._deadline = math.inf
+
     async def restart(self, task_group: Any, action: object) -> None:
-        """The connection is idle from now on. Called by TCPServer."""
-        self._set(trio.current_time() + self._connection.config.keep_alive_timeout)
+        """`idle`, as TCPServer calls it."""
+        self.idle()
         if not self._started:
             self._started = True
             task_group.spawn(self._watch)
 
     async def stop(self) -> None:
-        """A request is being served. Called by TCPServer."""
-        self._set(math.inf)
+        """`busy`, as TCPServer calls it."""
+        self.busy()
 
     def end(self) -> None:
         """The connection has ended; without this its nursery would wait for the watch."""
         self._ended = True
         self._scope.cancel()
 
-    def _set(self, deadline: float) -> None:
-        self._deadline = self._scope.deadline = deadline
-
     async def _watch(self) -> None:
-        terminated = self._connection.context.terminated
+        context, patience = self._connection.context, self._connection.config.keep_alive_timeout
         while not self._ended:
-            with trio.CancelScope(deadline=self._deadline) as self._scope:
-                await terminated.wait()
-            if self._ended:
-                return
-            if self._deadline != math.inf:
+            until = min(self._deadline, trio.current_time() + patience)
+            with trio.CancelScope(deadline=until) as self._scope:
+                await context.terminated.wait()
+            draining = context.terminated.is_set()
+            if self._ended or (draining and self._deadline == math.inf):
+                return  # what is being served closes the connection after its answer
+            if draining or self._deadline <= trio.current_time():
                 await self._connection.hang_up()
                 return
-            if terminated.is_set():
-                return  # the protocol closes after the response under way
-            # The time ran out in the very moment in which a request came: watch on.
-
-
-class Turn:
-    """The `can_read` event of an HTTP/1.1 protocol: set when the next request may be read.
-
-    hypercorn's reader waits here while a pipelined request stands behind one being answered, deaf
-    to a client that hangs up. This one reads on meanwhile, up to a bound.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._event = trio.Event()
-
-    async def clear(self) -> None:
-        """Begin to wait for the turn."""
-        self._event = trio.Event()
-
-    async def set(self) -> None:
-        """It is the next request's turn."""
-        self._event.set()
-
-    def is_set(self) -> bool:
-        """Whether the next request may be read."""
-        return self._event.is_set()
-
-    async def wait(self) -> None:
-        """Wait for the turn, listening for a client that leaves."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            await self._event.wait()
-            nursery.cancel_scope.cancel()
-
-    async def _listen(self) -> None:
-        connection = self._connection
-        held = bytearray()
-        try:
-            while len(held) < _READ_AHEAD:
-                data = await connection.receive()
-                if not data:
-                    connection.client_left()
-                    return
-                held += data
-        finally:
-            connection.early = held + connection.early

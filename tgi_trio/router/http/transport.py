@@ -1,7 +1,7 @@
 """What carries the bytes of a response: found behind an ASGI `send`.
 
-Private attributes of hypercorn are touched in `Transport.behind` and in the two classes below it,
-behind exact type checks; what is not recognised takes the plain path through `send`.
+HTTP/1.1 is `http1.Exchange`, HTTP/2 is below. Private attributes of hypercorn are touched here
+alone, behind exact type checks; what is not recognised takes the plain path through `send`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from typing import Any
 import trio
 from hypercorn.events import RawData
 from hypercorn.protocol.h2 import H2Protocol
-from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.http_stream import HTTPStream
 
-from tgi_trio.router.http.connection import SEND_TIMEOUT, Connection
+SEND_TIMEOUT = 30.0  # seconds
 
 # Bytes of one HTTP/2 stream that may wait for the client's flow-control window.
 _H2_WINDOW = 1 << 16
@@ -28,15 +27,8 @@ class Transport:
 
     send_timeout: float = SEND_TIMEOUT
 
-    def cork(self, block: bytes) -> bool:
-        """Hold the response, to leave in one write; False when `block` must go another way.
-
-        `block` is further header lines for its head.
-        """
-        return False
-
-    async def uncork(self) -> None:
-        """Send what is held so far."""
+    async def flush(self) -> None:
+        """Send the head of the response, if it waits for the body."""
 
     async def invite_body(self) -> None:
         """Tell a client that asks first (`Expect: 100-continue`) to send its body."""
@@ -66,58 +58,22 @@ class Transport:
     def behind(send: Any) -> Transport:
         """Return what carries the bytes of `send`, if it is one of our connections."""
         stream = getattr(send, "__self__", None)
-        if type(stream) is not HTTPStream:
-            return Transport()
-        protocol = getattr(stream.send, "__self__", None)
-        connection = getattr(getattr(protocol, "send", None), "__self__", None)
-        if type(connection) is not Connection:
-            return Transport()
-        if type(protocol) is H11Protocol:
-            return Http1(connection, stream)
-        if type(protocol) is H2Protocol:
-            return Http2(connection, protocol, stream)
+        if isinstance(stream, Transport):
+            return stream
+        if type(stream) is HTTPStream:
+            protocol = getattr(stream.send, "__self__", None)
+            if type(protocol) is H2Protocol:
+                return Http2(protocol, stream)
         return Transport()
-
-
-class Http1(Transport):
-    """A response that has its connection for itself."""
-
-    def __init__(self, connection: Connection, stream: HTTPStream) -> None:
-        self._connection = connection
-        self.send_timeout = connection.limits.send_timeout
-        self._version = stream.scope["http_version"]
-
-    def cork(self, block: bytes) -> bool:
-        self._connection.cork(block)
-        return True
-
-    async def uncork(self) -> None:
-        await self._connection.uncork()
-
-    async def invite_body(self) -> None:
-        await self._connection.invite_body()
-
-    def on_leave(self, callback: Callable[[], None] | None) -> bool:
-        self._connection.on_leave = callback
-        return True
-
-    def direct_socket(self) -> trio.socket.SocketType | None:
-        # HTTP/1.0 has no chunks, and what goes through TLS is not for us to write.
-        plain = self._connection.plain
-        return plain.socket if plain is not None and self._version == "1.1" else None
-
-    def cut(self) -> None:
-        self._connection.abort()
-
-    async def abort(self) -> None:
-        self._connection.abort()
 
 
 class Http2(Transport):
     """A response that shares its connection; hypercorn buffers it without bound."""
 
-    def __init__(self, connection: Connection, protocol: H2Protocol, stream: HTTPStream) -> None:
-        self.send_timeout = connection.limits.send_timeout
+    def __init__(self, protocol: H2Protocol, stream: HTTPStream) -> None:
+        connection = getattr(protocol.send, "__self__", None)
+        limits = getattr(connection, "limits", None)
+        self.send_timeout = getattr(limits, "send_timeout", SEND_TIMEOUT)
         self._protocol = protocol
         self._id = stream.stream_id
 

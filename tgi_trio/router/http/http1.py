@@ -1,0 +1,400 @@
+"""HTTP/1.1 on one connection: requests parsed by httptools, each answered by a task of its own.
+
+This stands in for hypercorn's H11Protocol and HTTPStream, which spend three times as much on a
+short request as all of our routes: h11 is Python, and every message crosses a channel. Here a
+request is an `Exchange`, which is at once the ASGI `receive` and `send` of the application, and
+the `Transport` that lets a stream write to the socket by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import httptools
+import trio
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H2ProtocolAssumedError
+from hypercorn.typing import HTTPScope
+
+from tgi_trio.router.http.errors import Header, header_block
+from tgi_trio.router.http.transport import Transport
+
+if TYPE_CHECKING:
+    from tgi_trio.router.http.connection import Connection
+
+log = logging.getLogger(__name__)
+
+# Bytes taken from a client beyond what its present request has read: later requests, which wait
+# their turn, and bodies that nobody asked for yet. Its goodbye is heard up to here.
+_READ_AHEAD = 1 << 18
+
+_LONGEST_HEAD = 1 << 14  # bytes of a request's head that may come without its end
+
+_H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # of a client that knows that we speak HTTP/2
+
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODILESS = frozenset({204, 304})
+_LAST_CHUNK = b"0\r\n\r\n"
+_EMPTY: list[Header] = [(b"content-length", b"0")]
+
+
+class Http1Protocol:
+    """What a connection reads and how it is answered, one request after the other."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        client: tuple[str, int] | None,
+        server: tuple[str, int] | None,
+        ssl: bool,
+    ) -> None:
+        self.connection = connection
+        self._parser = httptools.HttpRequestParser(self)
+        self._addresses = (client, server)
+        self._scheme = "https" if ssl else "http"
+        self._first = b""  # bytes that may yet become HTTP/2's preface
+        self._fresh = True  # it is open which protocol the client speaks
+        self._head_size: int | None = None  # bytes of a head that has no end yet
+        self._headers: list[Header] = []
+        self._target = b""
+        self._incoming: Exchange | None = None  # whose body is being received
+        self._current: Exchange | None = None  # which is being answered
+        self._waiting: deque[Exchange] = deque()
+        self._unread = 0  # bytes that count against `_READ_AHEAD`
+        self._room = trio.Event()
+        self._deaf = False  # nothing is parsed any more: the last request has come, or the end
+        self._broken = False  # what came was no HTTP
+        self._ended = False  # the connection is closed, by the client or by us
+
+    async def initiate(self) -> None:
+        """Do nothing: the client speaks first."""
+
+    async def handle(self, event: Event) -> None:
+        """Take bytes, returning when more may come, or the news that the connection has ended.
+
+        Raises H2ProtocolAssumedError with the bytes for a client that speaks HTTP/2.
+        """
+        if isinstance(event, RawData):
+            await self._take(event.data)
+        elif isinstance(event, Closed):
+            self._deaf = self._ended = True
+            self._waiting.clear()
+            if self._current is not None:
+                self._current.leave()
+
+    @property
+    def still_sending(self) -> bool:
+        """Whether the client may be in the middle of a request that was answered already."""
+        return self._broken or self._incoming is not None
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    async def _take(self, data: bytes) -> None:
+        if self._fresh:
+            data = self._first = self._first + data
+            if data.startswith(_H2_PREFACE):
+                raise H2ProtocolAssumedError(data)
+            if _H2_PREFACE.startswith(data):
+                return
+            self._fresh, self._first = False, b""
+        status = self._parse(data)
+        if status is not None:
+            self._deaf = self._broken = True
+            if self._current is None:
+                await self.connection.send(_refusal(status))
+            await self.close()
+        while self._unread > _READ_AHEAD:
+            self._room = trio.Event()
+            await self._room.wait()
+
+    def _parse(self, data: bytes) -> int | None:
+        """Parse what arrived; returns the status of an answer to what cannot be."""
+        if self._head_size is not None:
+            self._head_size += len(data)
+        while data and not self._deaf:
+            try:
+                self._parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]  # we stay with HTTP/1.1, as a server may
+            except httptools.HttpParserError:
+                return None if self._deaf else 400
+        if self._head_size is not None and self._head_size > _LONGEST_HEAD:
+            return 431
+        return None
+
+    def on_message_begin(self) -> None:
+        """Called by the parser: a request begins."""
+        self._headers, self._target = [], b""
+        self._head_size = 0
+
+    def on_url(self, piece: bytes) -> None:
+        """Called by the parser with a part of the request's target."""
+        self._target += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser with a header, or a trailer, which nobody reads."""
+        if self._head_size is not None:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser: the head is whole."""
+        version = self._parser.get_http_version()
+        headers = dict(self._headers)
+        if version == "1.1" and b"host" not in headers:
+            raise ValueError("a request of HTTP/1.1 names its host")
+        size, self._head_size = len(self._target) + 64 * len(self._headers), None
+        scope = self._scope(self._parser.get_method().decode("ascii"), version)
+        exchange = Exchange(self, scope, size)
+        exchange.keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        exchange.expects_continue = headers.get(b"expect", b"").lower() == b"100-continue"
+        self._incoming = exchange
+        if self._current is None:
+            self._start(exchange)
+        else:
+            self._unread += exchange.size
+            self._waiting.append(exchange)
+
+    def on_body(self, piece: bytes) -> None:
+        """Called by the parser with a part of the request's body."""
+        if self._incoming is not None and self._incoming.add(piece):
+            self._unread += len(piece)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser: the request is whole."""
+        exchange, self._incoming = self._incoming, None
+        if exchange is not None:
+            exchange.complete()
+            self._deaf = not exchange.keep_alive  # what follows is not for us
+
+    def _scope(self, method: str, version: str) -> HTTPScope:
+        raw_path, _, query = self._target.partition(b"?")
+        path = raw_path.decode("latin-1")
+        client, server = self._addresses
+        return {
+            "type": "http",
+            "asgi": {"spec_version": "2.1", "version": "3.0"},
+            "http_version": version,
+            "method": method,
+            "scheme": self._scheme,
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": self._headers,
+            "client": client,
+            "server": server,
+            "state": {},  # type: ignore[typeddict-item]  # hypercorn's own type of a dict
+            "extensions": {},
+        }
+
+    # ---- one after the other --------------------------------------------------------------------
+
+    def _start(self, exchange: Exchange) -> None:
+        self._current = exchange
+        self.connection.idle_watch.busy()
+        self.connection.spawn(exchange.run)
+
+    def release(self, count: int) -> None:
+        """Count bytes that were read, or that nobody will read any more."""
+        self._unread -= count
+        if self._unread <= _READ_AHEAD:
+            self._room.set()
+
+    async def answered(self, exchange: Exchange) -> None:
+        """Go on to the next request after the answer to `exchange` has left."""
+        if self._ended:
+            return
+        draining = self.connection.context.terminated.is_set()
+        if draining or not exchange.keep_alive or exchange is self._incoming:
+            await self.close()
+            return
+        self._current = None
+        if self._waiting:
+            following = self._waiting.popleft()
+            self.release(following.size)
+            self._start(following)
+        else:
+            self.connection.idle_watch.idle()
+
+    async def close(self) -> None:
+        """Close the connection, as far as we are concerned; what was asked is answered or lost."""
+        await self.connection.close()
+        await self.handle(Closed())
+
+
+class Exchange(Transport):
+    """One request and its answer."""
+
+    def __init__(self, protocol: Http1Protocol, scope: HTTPScope, size: int) -> None:
+        """`size`: bytes that the request's head may count for while it waits."""
+        self.scope = scope
+        self.size = size
+        self.keep_alive = True  # the connection is good for another request
+        self.expects_continue = False
+        self._protocol = protocol
+        self._connection = protocol.connection
+        self.send_timeout = self._connection.limits.send_timeout
+        # The request:
+        self._pieces: list[bytes] = []
+        self._whole = False
+        self._told = False  # the application has been told that the request is whole
+        self._gone = False  # the client has left, or has its answer
+        self._news = trio.Event()
+        self._on_leave: Callable[[], None] | None = None
+        # The answer:
+        self._head = b""  # leaves with the first bytes of the body
+        self._started = False
+        self._chunked = False
+        self._bodiless = False
+
+    # ---- the request ----------------------------------------------------------------------------
+
+    def add(self, piece: bytes) -> bool:
+        """Take a part of the body; False when nobody will read it."""
+        if self._gone:
+            return False
+        self._pieces.append(piece)
+        self._news.set()
+        return True
+
+    def complete(self) -> None:
+        """The body is whole."""
+        self._whole = True
+        self._news.set()
+
+    def leave(self) -> None:
+        """The client has left. Synchronous, idempotent."""
+        if self._gone:
+            return
+        self._end_request()
+        if self._on_leave is not None:
+            self._on_leave()
+
+    def _end_request(self) -> None:
+        self._gone = True
+        self._protocol.release(sum(map(len, self._pieces)))
+        self._pieces.clear()
+        self._news.set()
+
+    async def receive(self) -> Any:
+        """Return the next ASGI message: parts of the body, in the end `http.disconnect`."""
+        while not (self._pieces or self._gone or (self._whole and not self._told)):
+            self._news = trio.Event()
+            await self._news.wait()
+        if self._gone:
+            return {"type": "http.disconnect"}
+        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._protocol.release(len(body))
+        self._told = self._whole
+        return {"type": "http.request", "body": body, "more_body": not self._whole}
+
+    # ---- the answer -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Have the application answer; whatever it does, the connection knows how to go on."""
+        app = self._connection.app
+        spawn, soon = trio.to_thread.run_sync, trio.from_thread.run
+        try:
+            await app(self.scope, self.receive, self.send, spawn, soon)
+        except Exception as error:
+            log.error("the application failed", exc_info=error)
+        except BaseExceptionGroup as group:
+            _, others = group.split(trio.Cancelled)
+            if others is None:
+                raise
+            log.error("the application failed", exc_info=others)
+        if self._gone:
+            return
+        if self._started:
+            self._connection.abort()  # so that the client sees that something is missing
+            return
+        self.keep_alive = False
+        await self.send({"type": "http.response.start", "status": 500, "headers": _EMPTY})
+        await self.send({"type": "http.response.body", "body": b""})
+
+    async def send(self, message: Any) -> None:
+        """Take an ASGI message of the answer. The head waits for the body, or for `flush`."""
+        if self._gone:
+            return
+        if message["type"] == "http.response.start":
+            self._head = self._render_head(message["status"], message["headers"])
+            self._started = True
+            return
+        body = message.get("body", b"")
+        if self._bodiless:
+            body = b""
+        elif self._chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        if message.get("more_body", False):
+            await self._connection.send(self._take_head() + body)
+            return
+        if self._chunked:
+            body += _LAST_CHUNK
+        await self._connection.send(self._take_head() + body)
+        if not self._gone:
+            self._end_request()
+        await self._protocol.answered(self)
+
+    def _render_head(self, status: int, headers: list[Header]) -> bytes:
+        version, method = self.scope["http_version"], self.scope["method"]
+        self._bodiless = method == "HEAD" or status in _BODILESS
+        framing = b""
+        if not self._bodiless and not any(name == b"content-length" for name, _ in headers):
+            if version == "1.1":
+                self._chunked, framing = True, b"transfer-encoding: chunked\r\n"
+            else:
+                self.keep_alive = False  # the end of the connection is the end of the body
+        if not self._whole or self._connection.context.terminated.is_set():
+            self.keep_alive = False
+        if not self.keep_alive:
+            framing += b"connection: close\r\n"
+        ours = self._connection.config.response_headers("h11")
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        return b"%b%b%b%b\r\n" % (line, header_block(headers), header_block(ours), framing)
+
+    def _take_head(self) -> bytes:
+        head, self._head = self._head, b""
+        return head
+
+    # ---- as a transport -------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        await self._connection.send(self._take_head())
+
+    async def invite_body(self) -> None:
+        if self.expects_continue and not self._whole:
+            self.expects_continue = False
+            await self._connection.send(_CONTINUE)
+
+    def on_leave(self, callback: Callable[[], None] | None) -> bool:
+        self._on_leave = callback
+        if self._gone and callback is not None:
+            callback()
+        return True
+
+    def direct_socket(self) -> trio.socket.SocketType | None:
+        # Without chunks there is nothing to frame events with, and TLS is not for us to write.
+        plain = self._connection.plain
+        return plain.socket if plain is not None and self._chunked else None
+
+    def cut(self) -> None:
+        self._connection.abort()
+
+    async def abort(self) -> None:
+        self._connection.abort()
+
+
+def _refusal(status: int) -> bytes:
+    """Return the answer to what is no request."""
+    return _STATUS_LINES[status] + b"content-length: 0\r\nconnection: close\r\n\r\n"
