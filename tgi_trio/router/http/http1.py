@@ -66,6 +66,7 @@ class Http1Protocol:
         self._head_size: int | None = None  # bytes of a head that has no end yet
         self._headers: list[Header] = []
         self._target = b""
+        self._again = b""  # head to be parsed in place of one that asked for an upgrade
         self._incoming: Exchange | None = None  # whose body is being received
         self._current: Exchange | None = None  # which is being answered
         self._waiting: deque[Exchange] = deque()
@@ -125,7 +126,7 @@ class Http1Protocol:
                 self._parser.feed_data(data)
                 break
             except httptools.HttpParserUpgrade as upgrade:
-                data = data[upgrade.args[0] :]  # we stay with HTTP/1.1, as a server may
+                data, self._again = self._again + data[upgrade.args[0] :], b""
             except httptools.HttpParserError:
                 return None if self._deaf else 400
         if self._head_size is not None and self._head_size > _LONGEST_HEAD:
@@ -148,12 +149,23 @@ class Http1Protocol:
 
     def on_headers_complete(self) -> None:
         """Called by the parser: the head is whole."""
-        version = self._parser.get_http_version()
+        version, method = self._parser.get_http_version(), self._parser.get_method()
         headers = dict(self._headers)
+        if self._parser.should_upgrade() and b"upgrade" in headers:
+            # We stay with HTTP/1.1, as a server may. The parser would take the request's body for
+            # bytes of the other protocol: it gets the head once more, without the question.
+            lines = header_block([each for each in self._headers if each[0] != b"upgrade"])
+            self._again = b"%b %b HTTP/%b\r\n%b\r\n" % (
+                method,
+                self._target,
+                version.encode(),
+                lines,
+            )
+            return
         if version == "1.1" and b"host" not in headers:
             raise ValueError("a request of HTTP/1.1 names its host")
         size, self._head_size = len(self._target) + 64 * len(self._headers), None
-        scope = self._scope(self._parser.get_method().decode("ascii"), version)
+        scope = self._scope(method.decode("ascii"), version)
         exchange = Exchange(self, scope, size)
         exchange.keep_alive = version == "1.1" and self._parser.should_keep_alive()
         exchange.expects_continue = headers.get(b"expect", b"").lower() == b"100-continue"
