@@ -359,8 +359,7 @@ def floor(port: int, paced: bool) -> None:
     )
     whole = b'HTTP/1.1 200 OK\r\ncontent-length: 27\r\n\r\n{"generated_text":" Paris"}'
 
-    def read() -> None:
-        wait = 0 if live else -1
+    def read(wait: float) -> None:
         for number, _ in poll.poll(wait):
             if number == listener.fileno():
                 accepted, _ = listener.accept()
@@ -380,10 +379,11 @@ def floor(port: int, paced: bool) -> None:
 
     step, due = 0, time.perf_counter()
     while True:
-        read()
+        read(0 if live or paced else -1)
         if paced:
             due = max(due + STEP, time.perf_counter())
-            time.sleep(max(0.0, due - time.perf_counter()))
+            while (now := time.perf_counter()) < due:
+                read(due - now)
         step += 1
         made = event(step, step, token_text(step, paced))
         chunk = b"%x\r\n%b\r\n" % (len(made), made)

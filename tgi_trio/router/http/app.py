@@ -226,6 +226,9 @@ class HttpConnection(TrioASGIHTTPConnection):
                 return
         else:
             body_end = body
+        # Given back before the client can know that it has its answer: its next request would
+        # otherwise find the permit of this one still taken.
+        self.resources.close()
         transport.on_leave(None)  # the next request may begin within the next line
         end = {"type": "http.response.body", "body": body_end, "more_body": False}
         if not self.watched:
