@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,11 @@ class Answer:
 
     def json(self):
         return orjson.loads(self.body)
+
+    @property
+    def text(self) -> str:
+        """The body without the receipts of its generations."""
+        return without_receipts(self.body).decode()
 
     def events(self) -> list[bytes]:
         """Return the payloads of the `data:` events, checking the framing of each."""
@@ -98,6 +104,11 @@ class Client:
 
     async def get(self, path: str, **headers: str) -> Answer:
         return await self.ask("GET", path, **headers)
+
+
+def without_receipts(body: bytes) -> bytes:
+    """Return the body of a stream without what tells times."""
+    return re.sub(rb',"receipt":\{[^}]*\}', b"", body)
 
 
 def unchunked(response: bytes) -> bytes:

@@ -54,7 +54,7 @@ async def test_stream_events_come_in_tgis_order_without_a_marker(http):
         )
     tail = '"generated_text":null,"details":null}'
     details = '{"finish_reason":"eos_token","generated_tokens":3,"seed":null,"input_length":3}'
-    assert answer.body.decode() == (
+    assert answer.text == (
         f'data: {{"index":1,"token":{H},{tail}\n\n'
         f'data: {{"index":2,"token":{I},{tail}\n\n'
         f'data: {{"index":3,"token":{EOS},"generated_text":"Hi","details":{details}}}\n\n'
@@ -64,6 +64,9 @@ async def test_stream_events_come_in_tgis_order_without_a_marker(http):
     assert answer.headers["x-accel-buffering"] == "no"
     assert answer.headers["x-compute-characters"] == "2"
     assert "x-total-time" not in answer.headers
+    receipt = msgspec.json.decode(answer.events()[-1], type=replies.StreamResponse).receipt
+    assert (receipt.prompt_tokens, receipt.cached_tokens, receipt.output_tokens) == (3, 0, 3)
+    assert min(receipt.queue_ms, receipt.prefill_ms, receipt.decode_ms) >= 0
 
 
 async def test_stream_events_without_details_and_with_top_tokens(http):
@@ -71,7 +74,7 @@ async def test_stream_events_without_details_and_with_top_tokens(http):
         client = await server.connect()
         parameters = {"top_n_tokens": 2, "max_new_tokens": 1, "return_full_text": True}
         answer = await client.post("/generate_stream", {"inputs": "Yo", "parameters": parameters})
-    assert answer.body.decode() == (
+    assert answer.text == (
         f'data: {{"index":1,"token":{H},"top_tokens":[{H},{ALTERNATIVE}],'
         '"generated_text":"YoH","details":null}\n\n'
     )

@@ -22,8 +22,8 @@ def engine(text: str = "Hi") -> FakeEngine:
     return FakeEngine(lambda prompt: text)
 
 
-def undated(body: bytes) -> str:
-    return re.sub(r'"created":\d{10}', '"created":0', body.decode())
+def undated(answer) -> str:
+    return re.sub(r'"created":\d{10}', '"created":0', answer.text)
 
 
 def frames(*events: str) -> str:
@@ -45,7 +45,7 @@ async def test_chat_body(http):
     async with served(engine(), http) as server:
         client = await server.connect()
         answer = await client.post("/v1/chat/completions", {"messages": USER})
-    assert undated(answer.body) == (
+    assert undated(answer) == (
         f'{{"object":"chat.completion","id":"","created":0,{NAMES},"choices":[{{"index":0,'
         '"message":{"role":"assistant","content":"Hi"},"logprobs":null,"finish_reason":"stop"}],'
         '"usage":{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23}}'
@@ -65,7 +65,7 @@ async def test_chat_stream_with_usage(http):
         f'{{"object":"chat.completion.chunk","id":"","created":0,{NAMES},"choices":[],'
         '"usage":{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23}}'
     )
-    assert undated(answer.body) == frames(
+    assert undated(answer) == frames(
         chat_chunk("H"), chat_chunk("i"), chat_chunk("", '"stop"'), usage, "[DONE]"
     )
     assert answer.headers["x-accel-buffering"] == "no"
@@ -82,7 +82,7 @@ async def test_chat_logprobs_are_the_same_in_stream_and_body(http):
         '{"token":"!","logprob":-1.25}]}]}'
     )
     assert f'"logprobs":{logprobs},"finish_reason":"length"' in whole.body.decode()
-    assert undated(stream.body) == frames(chat_chunk("H", '"length"', logprobs), "[DONE]")
+    assert undated(stream) == frames(chat_chunk("H", '"length"', logprobs), "[DONE]")
 
 
 async def test_stop_text_is_dropped_and_finish_reason_is_openais(http):
@@ -302,8 +302,8 @@ async def test_completion_body_and_stream(http):
             f'"text":"{text}","logprobs":null,"finish_reason":null}}],{NAMES}}}'
         )
 
-    assert undated(whole.body) == last("Hi")
-    assert undated(stream.body) == frames(event("H"), event("i"), last(""), "[DONE]")
+    assert undated(whole) == last("Hi")
+    assert undated(stream) == frames(event("H"), event("i"), last(""), "[DONE]")
     assert "x-compute-time" not in whole.headers
     assert whole.headers["x-prompt-tokens"] == "3"
 

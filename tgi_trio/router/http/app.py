@@ -44,6 +44,7 @@ from tgi_trio.router.http.routes import (
 )
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.transport import Transport
+from tgi_trio.router.receipt import Receipt
 
 ROUTES: tuple[Route, ...] = (
     *native.ROUTES,
@@ -80,6 +81,7 @@ class HttpConnection(TrioASGIHTTPConnection):
         self.request_id = app.request_ids.name(self.headers)
         self.began = trio.current_time()
         self.transport = Transport()
+        self.receipts: list[Receipt] = []
         self.watched = True  # a task of ours waits for hypercorn's `http.disconnect`
 
     async def __call__(self, receive: Receive, send: Send) -> None:
@@ -108,6 +110,7 @@ class HttpConnection(TrioASGIHTTPConnection):
             received=self.began,
             resources=self.resources,
             path=path or {},
+            receipts=self.receipts,
         )
 
     # ---- the short way --------------------------------------------------------------------------
@@ -200,17 +203,14 @@ class HttpConnection(TrioASGIHTTPConnection):
 
     def _log(self, reply: Reply) -> None:
         scope, client = self.scope, self.scope.get("client")
-        access.info(
-            "%s %s %d",
-            scope["method"],
-            scope["path"],
-            reply.status,
-            extra={
-                "request_id": self.request_id,
-                "client": client[0] if client else "local",
-                "seconds": round(trio.current_time() - self.began, 6),
-            },
-        )
+        extra = {
+            "request_id": self.request_id,
+            "client": client[0] if client else "local",
+            "seconds": round(trio.current_time() - self.began, 6),
+        }
+        if self.receipts:
+            extra |= Receipt.sum(self.receipts).fields()
+        access.info("%s %s %d", scope["method"], scope["path"], reply.status, extra=extra)
 
     async def _send_reply(self, send: Send, reply: Reply) -> None:
         transport, body = self.transport, reply.body

@@ -10,6 +10,7 @@ from typing import Any
 from tgi_trio.router.http.engine_api import Engine
 from tgi_trio.router.http.errors import Header
 from tgi_trio.router.http.sse import EventBody
+from tgi_trio.router.receipt import Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Call:
     received: float  # trio clock, seconds
     resources: ExitStack
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
+    receipts: list[Receipt] = field(default_factory=list)  # of its generations that ended well
 
 
 @dataclass(slots=True)

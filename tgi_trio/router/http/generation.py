@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
 import trio
 
@@ -20,6 +22,7 @@ from tgi_trio.router.http.errors import Header, Problem, Refused, internal, prob
 from tgi_trio.router.http.events import Events
 from tgi_trio.router.http.exchange import Call, HttpSettings, Reply
 from tgi_trio.router.http.sse import EventBody, StreamLimits
+from tgi_trio.router.receipt import Receipt
 from tgi_trio.router.request import Outcome, Request, Timings, Token
 
 log = logging.getLogger(__name__)
@@ -33,7 +36,7 @@ class Result:
     """A generation that has ended well."""
 
     request: Request
-    timings: Timings
+    receipt: Receipt
     outcome: Outcome
     tokens: list[Token]  # empty unless they were asked for
 
@@ -56,7 +59,7 @@ async def gather(call: Call, requests: Sequence[Request], keep_tokens: bool) -> 
     done = trio.Event()
     streams: list[TokenStream] = []
     tokens: list[list[Token]] = [[] for _ in requests]
-    ends: list[Outcome | None] = [None] * len(requests)
+    ends: list[tuple[Outcome, Receipt] | None] = [None] * len(requests)
     failures: list[BaseException] = []
 
     def sink_for(i: int) -> Callable[[list[Token], Outcome | BaseException | None], None]:
@@ -67,8 +70,7 @@ async def gather(call: Call, requests: Sequence[Request], keep_tokens: bool) -> 
                 failures.append(end)
                 done.set()
             elif end is not None:
-                ends[i] = end
-                observe(call, streams[i].timings, end)
+                ends[i] = end, settle(call, streams[i].timings, end)
                 if None not in ends:
                     done.set()
 
@@ -81,9 +83,9 @@ async def gather(call: Call, requests: Sequence[Request], keep_tokens: bool) -> 
     if failures:
         raise failures[0]
     return [
-        Result(request, stream.timings, outcome, kept)
-        for request, stream, outcome, kept in zip(requests, streams, ends, tokens, strict=True)
-        if outcome is not None
+        Result(request, end[1], end[0], kept)
+        for request, end, kept in zip(requests, ends, tokens, strict=True)
+        if end is not None
     ]
 
 
@@ -130,8 +132,8 @@ def _sink(
             elif isinstance(end, BaseException):
                 body.finish(render.error(tokens, explain(call, end)), last)
             else:
-                observe(call, stream.timings, end)
-                body.finish(render.end(tokens, end), last)
+                receipt = settle(call, stream.timings, end)
+                body.finish(with_receipt(render.end(tokens, end), receipt), last)
         except Exception as defect:  # ours: it may end this stream, but not the engine's step
             failed = True
             body.finish(render.error([], explain(call, defect)), last)
@@ -152,22 +154,25 @@ def explain(call: Call, error: BaseException) -> Problem:
     return problem
 
 
-def observe(call: Call, timings: Timings, outcome: Outcome) -> None:
-    """Count a generation that ended well."""
-    metrics, now = call.engine.metrics, trio.current_time()
-    queued = timings.queued if timings.queued is not None else timings.received
-    started = timings.started if timings.started is not None else queued
-    inference = now - started
+def with_receipt(events: bytes, receipt: Receipt) -> bytes:
+    """Put the receipt into the last of these events, which is an object in every API."""
+    return b'%b,"receipt":%b}\n\n' % (events.removesuffix(b"}\n\n"), receipt.json())
+
+
+def settle(call: Call, timings: Timings, outcome: Outcome) -> Receipt:
+    """Count a generation that ended well, and keep its receipt for the log line of the call."""
+    receipt = Receipt.of(timings, outcome, trio.current_time())
+    metrics = call.engine.metrics
     metrics.inc("tgi_request_success")
-    metrics.observe("tgi_request_duration", now - timings.received)
-    metrics.observe("tgi_request_validation_duration", queued - timings.received)
-    metrics.observe("tgi_request_queue_duration", started - queued)
-    metrics.observe("tgi_request_inference_duration", inference)
-    metrics.observe(
-        "tgi_request_mean_time_per_token_duration", inference / max(outcome.generated_tokens, 1)
-    )
-    metrics.observe("tgi_request_generated_tokens", outcome.generated_tokens)
-    metrics.observe("tgi_request_input_length", outcome.prompt_tokens)
+    metrics.observe("tgi_request_duration", receipt.total)
+    metrics.observe("tgi_request_validation_duration", receipt.validation)
+    metrics.observe("tgi_request_queue_duration", receipt.queue)
+    metrics.observe("tgi_request_inference_duration", receipt.inference)
+    metrics.observe("tgi_request_mean_time_per_token_duration", receipt.per_token)
+    metrics.observe("tgi_request_generated_tokens", receipt.output_tokens)
+    metrics.observe("tgi_request_input_length", receipt.prompt_tokens)
+    call.receipts.append(receipt)
+    return receipt
 
 
 def admit(call: Call, count: int = 1) -> None:
@@ -234,34 +239,34 @@ def timing_headers(
     call: Call, characters: int, results: Sequence[Result], compute_time: bool = True
 ) -> list[Header]:
     """Return the headers of a whole reply; times of several generations are added up."""
-    now = trio.current_time()
-    sums = [0] * 5
-    for result in results:
-        timings = result.timings
-        queued = timings.queued if timings.queued is not None else timings.received
-        started = timings.started if timings.started is not None else queued
-        inference = now - started
-        each = (
-            now - timings.received,
-            queued - timings.received,
-            started - queued,
-            inference,
-            inference / max(result.outcome.generated_tokens, 1),
-        )
-        sums = [total + int(seconds * 1000) for total, seconds in zip(sums, each, strict=True)]
-    names = (b"total", b"validation", b"queue", b"inference")
+    receipts = [result.receipt for result in results]
+    outcomes = [result.outcome for result in results]
     headers = compute_headers(call, characters)
     if compute_time:
-        headers.insert(1, (b"x-compute-time", b"%.9g" % (now - call.received)))
-    headers += [(b"x-%b-time" % name, b"%d" % ms) for name, ms in zip(names, sums, strict=False)]
-    prompt_tokens = sum(result.outcome.prompt_tokens for result in results)
-    generated = sum(result.outcome.generated_tokens for result in results)
+        seconds = trio.current_time() - call.received
+        headers.insert(1, (b"x-compute-time", b"%.9g" % seconds))
+    # Whole milliseconds, each generation's cut off before they are added: TGI's way.
     headers += [
-        (b"x-time-per-token", b"%d" % sums[4]),
-        (b"x-prompt-tokens", b"%d" % prompt_tokens),
-        (b"x-generated-tokens", b"%d" % generated),
+        (b"x-%b" % name, b"%d" % sum(int(1e3 * part(receipt)) for receipt in receipts))
+        for name, part in _TIMES.items()
+    ]
+    headers += [
+        (b"x-prompt-tokens", b"%d" % sum(each.prompt_tokens for each in outcomes)),
+        (b"x-generated-tokens", b"%d" % sum(each.generated_tokens for each in outcomes)),
+        (b"x-cached-tokens", b"%d" % sum(each.cached_tokens for each in outcomes)),
     ]
     return headers
+
+
+_TIMES: Final[Mapping[bytes, Callable[[Receipt], float]]] = {
+    b"total-time": attrgetter("total"),
+    b"validation-time": attrgetter("validation"),
+    b"queue-time": attrgetter("queue"),
+    b"inference-time": attrgetter("inference"),
+    b"time-per-token": attrgetter("per_token"),
+    b"prefill-time": attrgetter("prefill"),
+    b"decode-time": attrgetter("decode"),
+}
 
 
 def event_stream(call: Call, body: EventBody | bytes, characters: int) -> Reply:

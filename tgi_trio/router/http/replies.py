@@ -38,6 +38,17 @@ class OpenAIErrorResponse(Struct, forbid_unknown_fields=True):
     error_type: str
 
 
+class StreamReceipt(Struct, forbid_unknown_fields=True):
+    """What a streamed generation cost; ours, in the last of its events."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, not computed again
+    output_tokens: int
+
+
 class Token(Struct, forbid_unknown_fields=True):
     """A generated token."""
 
@@ -106,6 +117,7 @@ class StreamResponse(Struct, forbid_unknown_fields=True):
     # Only where `inputs` is a list: whose token this is, and which of that answer, from 0.
     query_id: int | UnsetType = UNSET
     position: int | UnsetType = UNSET
+    receipt: StreamReceipt | UnsetType = UNSET
 
 
 class Usage(Struct, forbid_unknown_fields=True):
@@ -224,6 +236,7 @@ class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
     system_fingerprint: str
     choices: list[ChatCompletionChoice]
     usage: Usage | None
+    receipt: StreamReceipt | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct, forbid_unknown_fields=True):
@@ -254,6 +267,7 @@ class CompletionFinal(Struct, forbid_unknown_fields=True):
     system_fingerprint: str
     choices: list[CompletionComplete]
     usage: Usage
+    receipt: StreamReceipt | UnsetType = UNSET
 
 
 class Chunk(Struct, forbid_unknown_fields=True):

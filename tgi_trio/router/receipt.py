@@ -1,0 +1,103 @@
+"""What a generation cost: where its time went, and its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tgi_trio.router.request import Outcome, Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """One generation, or several added up. Times in seconds, by TGI's definitions (spec 1.11).
+
+    validation + queue + inference = total, and inference = prefill + decode.
+    """
+
+    total: float  # received to ended
+    validation: float  # received to queued
+    queue: float  # queued to first sent to the shard
+    prefill: float  # from there to the first token
+    decode: float  # from there to the end
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, not computed again
+    output_tokens: int
+    seed: int | None = None  # None: greedy, or several generations
+
+    @property
+    def inference(self) -> float:
+        """Sent to the shard to ended."""
+        return self.prefill + self.decode
+
+    @property
+    def per_token(self) -> float:
+        """Inference time of one output token."""
+        return self.inference / max(self.output_tokens, 1)
+
+    @classmethod
+    def of(cls, timings: Timings, outcome: Outcome, now: float) -> Receipt:
+        """Return the receipt of a generation that ended well at `now`, on the trio clock."""
+        queued = timings.queued if timings.queued is not None else timings.received
+        started = timings.started if timings.started is not None else queued
+        first = timings.first_token if timings.first_token is not None else now
+        return cls(
+            total=now - timings.received,
+            validation=queued - timings.received,
+            queue=started - queued,
+            prefill=first - started,
+            decode=now - first,
+            prompt_tokens=outcome.prompt_tokens,
+            cached_tokens=outcome.cached_tokens,
+            output_tokens=outcome.generated_tokens,
+            seed=outcome.seed,
+        )
+
+    @classmethod
+    def sum(cls, receipts: Iterable[Receipt]) -> Receipt:
+        """Add up the generations of one call; one alone stays as it is."""
+        first, *others = receipts
+        for other in others:
+            first = cls(
+                *(getattr(first, name) + getattr(other, name) for name in _ADDED),
+            )
+        return first
+
+    def fields(self) -> dict[str, Any]:
+        """Return what the log line of a request says: TGI's names, milliseconds, then ours."""
+        return {
+            "total_time": _ms(self.total),
+            "validation_time": _ms(self.validation),
+            "queue_time": _ms(self.queue),
+            "inference_time": _ms(self.inference),
+            "time_per_token": _ms(self.per_token),
+            "seed": self.seed,
+            "prefill_time": _ms(self.prefill),
+            "decode_time": _ms(self.decode),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+        }
+
+    def json(self) -> bytes:
+        """Return what the last event of a stream says; times in milliseconds."""
+        return (
+            b'{"queue_ms":%.3f,"prefill_ms":%.3f,"decode_ms":%.3f,'
+            b'"prompt_tokens":%d,"cached_tokens":%d,"output_tokens":%d}'
+            % (
+                1e3 * self.queue,
+                1e3 * self.prefill,
+                1e3 * self.decode,
+                self.prompt_tokens,
+                self.cached_tokens,
+                self.output_tokens,
+            )
+        )
+
+
+_ADDED = tuple(name for name in Receipt.__dataclass_fields__ if name != "seed")
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
