@@ -33,8 +33,9 @@ from tgi_trio.router.handshake import WarmupLimits
 from tgi_trio.router.http.sockets import bound
 from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.shard_group import ShardGroup
 from tgi_trio.router.shard_link import ShardLink
-from tgi_trio.router.shard_process import ShardInstance, ShardSettings
+from tgi_trio.router.shard_process import ShardSettings
 from tgi_trio.router.supervisor import Supervisor, Watch
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.settings import Options, read_model_facts, resolve, with_kv
@@ -67,8 +68,8 @@ def warmup(streams: int) -> WarmupLimits:
 async def floor(streams: int, step_ms: float, seconds: float) -> tuple[list[float], float]:
     """Return gaps in seconds and events per second with a reader that only reads."""
     argv = functools.partial(busy_argv, step_ms)
-    with ShardInstance.spawn(argv, ShardSettings(model_path=""), 1, 0) as shard:
-        end = shard.end
+    with ShardGroup.spawn(argv, ShardSettings(model_path=""), warmup(streams), 1, 0) as group:
+        end = group.end
         await handshake.hello(end, 1)
         await handshake.info(end)
         memory = await handshake.warm_up(end, warmup(streams))

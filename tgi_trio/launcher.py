@@ -155,6 +155,7 @@ class Launcher:
                 cpu_backend=settings.cpu_backend,
                 speculate=settings.speculate,
                 tokenizer_path=_grammar_tokenizer(settings),
+                world_size=settings.num_shard,
             ),
             WarmupLimits(
                 max_prefill_tokens=settings.step_token_budget,

@@ -358,11 +358,9 @@ def _num_shard(options: Options) -> int:
         raise ConfigurationError("`sharded` is true but `num_shard` <= 1")
     if count is not None and count < 1:
         raise ConfigurationError("`num_shard` cannot be < 1")
-    if options.sharded or (count or 1) > 1:
-        raise ConfigurationError(
-            "this build runs a model on one rank only: leave --sharded out and set --num-shard to 1"
-        )
-    return 1
+    if options.sharded and count is None:
+        raise ConfigurationError("`sharded` is true: say over how many ranks with `num_shard`")
+    return count or 1
 
 
 def _asked(options: Options) -> frozenset[str]:

@@ -130,7 +130,7 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
             {},
             "--port is not a flag of download-weights",
         ),
-        (["--num-shard", "2"], {}, "one rank only"),
+        (["--sharded", "true"], {}, "over how many ranks"),
         (["--api-key", ""], {}, "--api-key: expected a key"),
         (["--bind", "3000"], {}, "--bind: expected host:port, .* got '3000'"),
         (["--bind", "::1"], {}, "--bind: expected host:port"),

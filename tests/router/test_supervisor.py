@@ -75,7 +75,7 @@ async def supervised(
         await supervisor.ended.wait()
         assert supervisor.state is ShardState.GONE
         with pytest.raises(ProcessLookupError):
-            os.kill(supervisor.pid, 0)
+            os.kill(supervisor.pids[0], 0)
 
 
 async def ids_of(stream: TokenStream) -> list[int]:
@@ -100,7 +100,7 @@ async def test_a_killed_shard_is_a_pause_for_32_streams(tmp_path: Path) -> None:
                 await trio.sleep(0.05)
                 while not supervisor.ready:
                     await trio.sleep(0.01)
-                os.kill(supervisor.pid, signal.SIGKILL)
+                os.kill(supervisor.pids[0], signal.SIGKILL)
         for n, ids in results.items():
             prompt = tokenizer.encode_ids(f"stream {n}", False).tolist()
             assert ids == continuation(argv.base, prompt, 60)
@@ -163,13 +163,13 @@ async def test_a_stopped_shard_is_noticed_even_when_idle_and_named(tmp_path: Pat
         with engine.submit(make_request(byte_tokenizer(tmp_path), "one step", 1)) as stream:
             await ids_of(stream)
         await trio.sleep(0.2)  # for it to go idle
-        os.kill(supervisor.pid, signal.SIGSTOP)
+        os.kill(supervisor.pids[0], signal.SIGSTOP)
         with trio.fail_after(10):
             while supervisor.state is not ShardState.STALLED:
                 await trio.sleep(0.01)
-        assert f"rank 0 (pid {supervisor.pid}" in supervisor.why
+        assert f"rank 0 (pid {supervisor.pids[0]}" in supervisor.why
         assert "phase IDLE, step 1" in supervisor.why and "no heartbeat" in supervisor.why
-        os.kill(supervisor.pid, signal.SIGCONT)
+        os.kill(supervisor.pids[0], signal.SIGCONT)
         with trio.fail_after(10):
             while not supervisor.ready:
                 await trio.sleep(0.01)
@@ -186,7 +186,7 @@ async def test_stopping_during_the_start_leaves_nothing(tmp_path: Path) -> None:
         supervisor.stop()
         await supervisor.ended.wait()
     with pytest.raises(ProcessLookupError):
-        os.kill(supervisor.pid, 0)
+        os.kill(supervisor.pids[0], 0)
 
 
 def test_exit_codes_in_words() -> None:

@@ -17,6 +17,8 @@ from tgi_trio.shard.step import RowResult, Runner, Sequence, StepPlan, WarmupReq
 
 BLOCK = 16
 NEW_TOKENS = 40
+# Types that transformers does not know (any more): a checkpoint of another is renamed.
+RENAMED = {"baichuan", "RefinedWeb", "RefinedWebModel"}
 
 
 @dataclass

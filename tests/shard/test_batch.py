@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.shard.scripted_router import BLOCK, row
 from tgi_trio.ipc.messages import ExtendRow, Fault, Finish, StepReport
-from tgi_trio.shard.batch import Batch, Drafter, slice_plan
-from tgi_trio.shard.step import RowResult, Sequence, StepPlan, StepResult
+from tgi_trio.shard.batch import Batch, Drafter
+from tgi_trio.shard.step import RowResult, Sequence, StepPlan, StepResult, slice_plan
 
 EOS = 2
 BUDGET = 10**6

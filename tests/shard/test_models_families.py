@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.shard.models_support import (
+    RENAMED,
     Golden,
     advance,
     assert_greedy,
@@ -77,10 +78,6 @@ def _check(folder: Path, backend: str, new: int = NEW) -> None:
     for row in rows:
         assert_greedy(golden, recorder, row)
     assert len({tuple(generated(row)) for row in rows}) == len(rows)
-
-
-# Types that transformers does not know (any more): a checkpoint of another is renamed.
-RENAMED = {"baichuan", "RefinedWeb", "RefinedWebModel"}
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RENAMED))

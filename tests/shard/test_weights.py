@@ -15,12 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.shard.models_support import GreedyRecorder, generated, load, run, sequence
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
-from tgi_trio.shard.model_config import read_config
 from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.models.families import FAMILIES, decoder_spec
-from tgi_trio.shard.models.loading import load_decoder
 from tgi_trio.shard.step import WarmupRequest
-from tgi_trio.shard.weights import WeightSource
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -134,16 +130,6 @@ def test_type_that_transformers_does_not_know(folder: Path) -> None:
         _load(folder)
 
 
-def test_ranks_that_do_not_divide_the_heads(folder: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"4 attention heads.*3 shards.*--num-shard"):
-        _load(folder, world_size=3)
-
-
-def test_fallback_is_not_split(checkpoint: Checkpoint) -> None:
-    with pytest.raises(ModelLoadError, match="--num-shard 1"):
-        _load(checkpoint("codegen"), world_size=2)
-
-
 # --- layouts of a checkpoint --------------------------------------------------------------------
 
 
@@ -242,47 +228,6 @@ def test_large_weights_are_packed_and_given_up(checkpoint: Checkpoint) -> None:
     assert not any(layer.qkv.weight.numel() for layer in runner.model.layers)
     file = folder / "model.safetensors"
     assert runner.model.nbytes() == pytest.approx(file.stat().st_size, rel=0.05)
-
-
-# --- ranks --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_slices_of_two_ranks_make_up_the_whole(checkpoint: Checkpoint, family: str) -> None:
-    """Partial sums of a layer's two linears add up to what one rank computes."""
-    folder = checkpoint(family)
-    spec = decoder_spec(read_config(folder))
-    assert spec is not None
-
-    def decoder(rank: int, size: int):  # type: ignore[no-untyped-def]
-        source = WeightSource(
-            folder, dtype=torch.float32, rank=rank, world_size=size, base=spec.names.base
-        )
-        with source:
-            return load_decoder(spec, source)
-
-    whole, halves = decoder(0, 1), [decoder(rank, 2) for rank in range(2)]
-    x = torch.randn(5, spec.hidden_size, generator=torch.Generator().manual_seed(0))
-    for index, layer in enumerate(whole.layers):
-        parts = [half.layers[index] for half in halves]
-        assert sum(part.attention.heads for part in parts) == layer.attention.heads
-        summed = sum(part.mlp(x) for part in parts)
-        torch.testing.assert_close(summed, layer.mlp(x), atol=1e-4, rtol=1e-4)
-        dim, heads, kv_heads = spec.head_dim, spec.heads, spec.kv_heads
-        query, key, value = layer.qkv(x).split((heads * dim, kv_heads * dim, kv_heads * dim), -1)
-        own = [part.attention for part in parts]
-        cut = [
-            part.qkv(x).split((a.heads * dim, a.kv_heads * dim, a.kv_heads * dim), -1)
-            for part, a in zip(parts, own, strict=True)
-        ]
-        for which, expected in enumerate((query, key, value)):
-            pieces = [piece[which] for piece in cut]
-            shared = which > 0 and spec.kv_heads == 1  # it stays whole on each rank
-            joined = pieces[0] if shared else torch.cat(pieces, -1)
-            torch.testing.assert_close(joined, expected, atol=1e-4, rtol=1e-4)
-        ranges = query.split([a.heads * dim for a in own], -1)
-        outputs = [part.output(piece) for part, piece in zip(parts, ranges, strict=True)]
-        torch.testing.assert_close(sum(outputs), layer.output(query), atol=1e-4, rtol=1e-4)
 
 
 # --- warm-up ------------------------------------------------------------------------------------

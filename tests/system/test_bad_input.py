@@ -82,7 +82,7 @@ def test_a_shard_that_is_killed_at_the_start_is_reported_in_words() -> None:
 
 def test_flags_that_cannot_work_are_refused_with_a_sentence() -> None:
     for flags, word in (
-        (("--num-shard", "2"), "--num-shard"),
+        (("--sharded", "true"), "num_shard"),
         (("--quantize", "awq"), "quantize"),
         (("--max-total-tokens", "999999"), "max_total_tokens"),
         (("--no-such-flag",), "--no-such-flag"),

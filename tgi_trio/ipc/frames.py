@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 3
+VERSION = 4
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -50,6 +50,7 @@ class Kind(enum.IntEnum):
     SHUTDOWN = 11
     STEP = 12
     FAULT = 13
+    PLAN = 14
 
 
 class Finish(enum.IntEnum):
@@ -309,6 +310,25 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("messages", "u1", "chars", "messages in UTF-8, concatenated"),
         ),
     ),
+    FrameSpec(
+        Kind.PLAN,
+        "rank 0->other ranks",
+        "Compute a step. WARMUP and SHUTDOWN go the same way; nothing is answered but HELLO.",
+        words=(("width", "block table entries per row"),),
+        counts=("rows", "tokens", "entries"),
+        columns=(
+            Column("query_length", "<u4", "rows", "tokens of this row in the step"),
+            Column("context_length", "<u4", "rows", "KV tokens it sees, those included"),
+            Column("prompt_length", "<u4", "rows", "how many of them are the client's prompt"),
+            Column("samples", "<u4", "rows", "1: logits are wanted of its last token"),
+            Column("drafts", "<u4", "rows", "and of so many before that one"),
+            Column("prompt_logprobs", "<u4", "rows", "1: and of its prompt tokens"),
+            Column("token_ids", "<i8", "tokens", "rows' tokens, concatenated"),
+            Column("positions", "<i8", "tokens", "position of each in its sequence"),
+            Column("kv_slots", "<i8", "tokens", "where its K and V go: block * size + offset"),
+            Column("block_tables", "<i4", "entries", "rows' block tables, `width` entries each"),
+        ),
+    ),
 )
 
 SPECS: Mapping[Kind, FrameSpec] = {spec.kind: spec for spec in FRAMES}
@@ -327,6 +347,13 @@ def layout_text() -> str:
 
 
 LAYOUT_HASH: int = int.from_bytes(hashlib.sha256(layout_text().encode()).digest()[:8], "little")
+
+
+def frame_bytes(kind: Kind, **counts: int) -> int:
+    """Return how many bytes a frame with these counts has."""
+    spec = SPECS[kind]
+    sizes = (counts[column.per] * np.dtype(column.dtype).itemsize for column in spec.columns)
+    return spec.header_bytes + sum(-(-size // WORD) * WORD for size in sizes)
 
 
 def encode(kind: Kind, words: Mapping[str, int], columns: Mapping[str, NDArray[Any]]) -> bytes:

@@ -51,13 +51,13 @@ class WarmupLimits:
     max_batch_total_tokens: int  # 0 = as many as memory allows
 
 
-async def hello(end: RouterEnd, incarnation: int) -> None:
+async def hello(end: RouterEnd, incarnation: int, world_size: int = 1) -> None:
     """Exchange HELLO; raises ProtocolMismatch when the shard reads the wire differently."""
     words = {
         "version": VERSION,
         "layout_hash": LAYOUT_HASH,
         "rank": end.page.rank,
-        "world_size": 1,
+        "world_size": world_size,
         "pid": os.getpid(),
         "incarnation": incarnation,
     }

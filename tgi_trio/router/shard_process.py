@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
 
-from tgi_trio.ipc.channel import Endpoints
-from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
+from tgi_trio.ipc.channel import ControlPage, Endpoints
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 
 log = logging.getLogger("tgi_trio.shard")
@@ -55,45 +54,43 @@ class ShardSettings:
     cpu_backend: str = "auto"
     tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others
+    rendezvous: int = -1  # with several ranks: descriptor of the file they meet at
 
     def as_json(self) -> str:
         return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
 class ShardInstance:
-    """A running shard and the router's end of its channel."""
+    """A running shard, what it says of itself, and its last words."""
 
-    def __init__(self, process: ShardProcess, end: RouterEnd, rank: int) -> None:
+    def __init__(self, process: ShardProcess, page: ControlPage) -> None:
         self.process = process
-        self.end = end
-        self.rank = rank
+        self.page = page
+        self.rank = page.rank
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._rest = b""
 
     @classmethod
     @contextmanager
     def spawn(
-        cls, argv: ShardArgv, settings: ShardSettings, incarnation: int, spin_us: int
+        cls, argv: ShardArgv, settings: ShardSettings, endpoints: Endpoints, fds: Sequence[int]
     ) -> Iterator[ShardInstance]:
-        """Start the process; leaving the block kills what is left of it. Main thread only."""
-        with (
-            ReplyBell() as bell,
-            Endpoints.create(
-                settings.rank, incarnation, reply_bell=bell.fd, spin_us=spin_us
-            ) as endpoints,
-            spawn_shard(
-                argv(endpoints.spec.text(), settings.as_json()),
-                endpoints,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            ) as process,
-            RouterEnd(endpoints, bell) as end,
-        ):
-            endpoints.release_child_ends()
+        """Start the process at the lower end of `endpoints`; it inherits `fds`, too.
+
+        Leaving the block kills what is left of it. Main thread only.
+        """
+        with spawn_shard(
+            argv(endpoints.spec.text(), settings.as_json()),
+            endpoints,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            extra_fds=fds,
+        ) as process:
             stdout = process.process.stdout
             if stdout is not None:
                 os.set_blocking(stdout.fileno(), False)
-            yield cls(process, end, settings.rank)
+            yield cls(process, endpoints.page)
 
     async def pump_output(self) -> None:
         """Log the shard's output line by line and keep the last lines, until it closes."""

@@ -13,15 +13,18 @@ from dataclasses import dataclass, replace
 import trio
 
 from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, ShardCannotStart
+from tgi_trio.ipc.control import ControlPage
 from tgi_trio.ipc.doorbell import affordable_spin_us
-from tgi_trio.ipc.frames import Kind, Phase, encode
-from tgi_trio.ipc.watch import StallDetector, wait_for_death
+from tgi_trio.ipc.frames import Kind, encode
+from tgi_trio.ipc.router_end import RouterEnd
+from tgi_trio.ipc.watch import StallDetector
 from tgi_trio.router import handshake
 from tgi_trio.router.engine import Engine
 from tgi_trio.router.handshake import KVMemory, ShardFacts, WarmupLimits
 from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.shard_group import ShardGroup
 from tgi_trio.router.shard_link import ShardLink
-from tgi_trio.router.shard_process import ShardArgv, ShardInstance, ShardSettings, real_shard
+from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.shard_states import ShardEvent, ShardState, after
 
 log = logging.getLogger(__name__)
@@ -64,7 +67,7 @@ class Supervisor:
         self.state = ShardState.GONE
         self.why = "no shard has been started yet"
         self.started: Started | None = None
-        self.pid = 0
+        self.pids: list[int] = []  # of the latest incarnation, in rank order
         self.ended = trio.Event()  # `run` has returned: no shard process is left
         self._engine: Engine | None = None
         self._attached = trio.Event()
@@ -72,7 +75,7 @@ class Supervisor:
         self._settings = settings
         self._warmup = warmup
         self._watch = watch
-        self._spin_us = affordable_spin_us(spin_us, shards=1)
+        self._spin_us = affordable_spin_us(spin_us, shards=settings.world_size)
         self._argv = argv
         self._on_loaded = on_loaded
         self._stop = trio.Event()
@@ -140,22 +143,24 @@ class Supervisor:
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
         """Run one incarnation to its end and return the report of it."""
         self._trouble, self._ready_at = "", None
-        with ShardInstance.spawn(self._argv, self._settings, number, self._spin_us) as shard:
-            self.pid = shard.process.pid
+        with ShardGroup.spawn(
+            self._argv, self._settings, self._warmup, number, self._spin_us
+        ) as group:
+            self.pids = group.pids
             async with trio.open_nursery() as nursery:
                 scope = nursery.cancel_scope
 
                 async def until_death() -> None:
-                    await wait_for_death(shard.process.pidfd, shard.end.page)
+                    await group.wait_for_death()
                     scope.cancel()
 
                 async def life() -> None:
                     try:
-                        await self._live(shard, number, task_status)
+                        await self._live(group.end, number, task_status)
                     except PeerError as error:
                         self._trouble = str(error)
                     except CorruptFrame as error:
-                        self._trouble = f"{shard.end.page.describe_shard()}: {error}"
+                        self._trouble = f"{group.end.page.describe_shard()}: {error}"
                     scope.cancel()
 
                 async def until_stopped() -> None:
@@ -164,27 +169,19 @@ class Supervisor:
                         scope.cancel()  # nobody waits for this start any more
 
                 nursery.start_soon(until_stopped)
-                nursery.start_soon(shard.pump_output)
+                nursery.start_soon(group.pump_output)
                 nursery.start_soon(until_death)
-                nursery.start_soon(self._watch_stalls, shard, scope)
+                nursery.start_soon(self._watch_stalls, group, scope)
                 nursery.start_soon(life)
-            phase = Phase(min(shard.end.vitals.phase, Phase.STOPPING)).name
             with trio.CancelScope(shield=True):  # a killed process is reaped in milliseconds
-                if self._trouble or not self._stop.is_set():
-                    with trio.move_on_after(0.2):  # let a crash finish by itself: its exit code
-                        await trio.lowlevel.wait_readable(shard.process.pidfd)
-                shard.process.kill()
-                code = await shard.process.reap()
-            shard.drain_output()
-            report = shard.report(code, phase)
+                report = await group.end_all(bool(self._trouble) or not self._stop.is_set())
             return f"{self._trouble}\n{report}" if self._trouble else report
 
     async def _live(
-        self, shard: ShardInstance, number: int, task_status: trio.TaskStatus[Started]
+        self, end: RouterEnd, number: int, task_status: trio.TaskStatus[Started]
     ) -> None:
-        """From HELLO to the stop signal; cancelled when the shard dies."""
-        end = shard.end
-        await handshake.hello(end, number)
+        """From HELLO to the stop signal; cancelled when a shard dies."""
+        await handshake.hello(end, number, self._settings.world_size)
         self._move(ShardEvent.HELLO, "loading weights")
         facts = await handshake.info(end)
         if self._on_loaded is not None:
@@ -215,17 +212,17 @@ class Supervisor:
         if self._engine is not None:
             await self._engine.serve(link)
 
-    async def _watch_stalls(self, shard: ShardInstance, scope: trio.CancelScope) -> None:
+    async def _watch_stalls(self, group: ShardGroup, scope: trio.CancelScope) -> None:
         """Turn READY into STALLED and back; end a group that stays stalled as long again."""
         limit = self._watch.stall_timeout
-        detector = StallDetector(limit)
+        detectors = [(StallDetector(limit), shard.page) for shard in group.shards]
         stalled_since = 0.0
         while True:
             await trio.sleep(limit / 10)
             if self.state not in (ShardState.READY, ShardState.STALLED):
                 continue  # no heartbeat while it imports, reads weights or warms up
             now = trio.current_time()
-            why = self._why_stalled(now, detector, shard)
+            why = self._why_stalled(now, detectors)
             if self.state is ShardState.READY and why:
                 self._move(ShardEvent.NO_STEP, why)
                 self._metrics.gauge("tgi_shard_ready", 0)
@@ -238,12 +235,16 @@ class Supervisor:
                 scope.cancel()
                 return
 
-    def _why_stalled(self, now: float, detector: StallDetector, shard: ShardInstance) -> str:
-        """Return why the shard counts as stalled, "" when it does not."""
-        try:
-            detector.observe(now, shard.end.page)
-        except PeerStalled as error:
-            return f"{error} (--stall-timeout)"
+    def _why_stalled(self, now: float, detectors: list[tuple[StallDetector, ControlPage]]) -> str:
+        """Return why the group counts as stalled, "" when it does not; names the ranks."""
+        silent_ranks = []
+        for detector, page in detectors:
+            try:
+                detector.observe(now, page)
+            except PeerStalled as error:
+                silent_ranks.append(str(error))
+        if silent_ranks:
+            return f"{'; '.join(silent_ranks)} (--stall-timeout)"
         engine, limit = self._engine, self._watch.stall_timeout
         if engine is None or (batch_size := engine.scheduler.batch_size) == 0:
             return ""
@@ -251,6 +252,6 @@ class Supervisor:
         if silent <= limit:
             return ""
         return (
-            f"{shard.end.page.describe_shard()}: no step for {silent:.0f} s with {batch_size} "
+            f"{detectors[0][1].describe_shard()}: no step for {silent:.0f} s with {batch_size} "
             f"sequences in the batch (--stall-timeout {limit:g})"
         )

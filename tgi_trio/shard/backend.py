@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.shard.follower import NoSampler
 from tgi_trio.shard.model_config import read_config
 from tgi_trio.shard.model_runner import TorchRunner, load_grammars, resolve_dtype
+from tgi_trio.shard.models.decoder import Ranks
 from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.sampler import RowSampler, Sampler
 from tgi_trio.shard.step import Runner
 
 
@@ -20,22 +22,29 @@ def load_runner(
     *,
     dtype: str | None = None,
     device: str = "cpu",
-    rank: int = 0,
-    world_size: int = 1,
+    ranks: Ranks | None = None,
     threads: int | None = None,
     cpu_backend: str = "auto",
     tokenizer: Path | None = None,
 ) -> Runner:
     """Load a folder as written by `save_pretrained`.
 
-    `cpu_backend`: "numba", "torch", or "auto" for numba where it fits. The rest as for
+    `cpu_backend`: "numba", "torch", or "auto" for numba where it fits, which is on one rank only.
+    With `ranks`, this rank's part is loaded; rank 0 alone chooses tokens. The rest as for
     `TorchRunner.load`. Raises ModelLoadError for files that cannot be used, ConfigurationError for
     settings that cannot.
     """
     config, where = read_config(folder), torch.device(device)
-    grammars = load_grammars(tokenizer, config)
-    sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
-    if where.type == "cpu" and world_size == 1 and cpu_backend != "torch":
+    sampler: RowSampler = NoSampler()
+    if ranks is None or ranks.rank == 0:
+        grammars = load_grammars(tokenizer, config)
+        sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
+    if ranks is not None and cpu_backend == "numba":
+        raise ConfigurationError(
+            "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use "
+            "--num-shard 1."
+        )
+    if where.type == "cpu" and ranks is None and cpu_backend != "torch":
         # numba and the kernels are imported only where they may serve.
         from tgi_trio.shard.cpu.load import UnfitError, load
 
@@ -53,8 +62,7 @@ def load_runner(
         folder,
         dtype=dtype,
         device=device,
-        rank=rank,
-        world_size=world_size,
+        ranks=ranks,
         threads=threads,
         sampler=sampler,
     )

@@ -406,19 +406,3 @@ def _fill(report: StepReport, moved: list[_Moved]) -> None:
     report.top_count = [len(top) for top in tops]
     report.top_ids = [token for top in tops for token, _ in top]
     report.top_logprobs = [logprob for top in tops for _, logprob in top]
-
-
-def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
-    """Return rows `start` to `stop` of a plan as a plan of their own; arrays are views."""
-    first, last = int(plan.query_starts[start]), int(plan.query_starts[stop])
-    return StepPlan(
-        rows=plan.rows[start:stop],
-        token_ids=plan.token_ids[first:last],
-        positions=plan.positions[first:last],
-        kv_slots=plan.kv_slots[first:last],
-        query_starts=plan.query_starts[start : stop + 1] - plan.query_starts[start],
-        context_lengths=plan.context_lengths[start:stop],
-        block_tables=plan.block_tables[start:stop],
-        samples=plan.samples[start:stop],
-        drafts=None if plan.drafts is None else plan.drafts[start:stop],
-    )

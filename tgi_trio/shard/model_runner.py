@@ -22,6 +22,7 @@ from tgi_trio.shard.attention.reference import ReferenceAttention
 from tgi_trio.shard.decoder_sampler import DecoderSampler
 from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
 from tgi_trio.shard.model_config import ModelConfig, read_config
+from tgi_trio.shard.models.decoder import Ranks
 from tgi_trio.shard.models.families import decoder_spec
 from tgi_trio.shard.models.loading import load_decoder
 from tgi_trio.shard.models.t5 import T5Layout
@@ -108,8 +109,10 @@ class TorchRunner:
         device: torch.device,
         sampler: RowSampler,
         attention: PlanLayout | None = None,
+        ranks: Ranks | None = None,
         load_ns: int = 0,
     ) -> None:
+        self._ranks = ranks
         self.model = model
         self.config = config
         self.dtype = dtype
@@ -133,7 +136,7 @@ class TorchRunner:
             backend=self.attention.name,
             load_ns=load_ns,
             prefix_reuse=model.prefix_reuse,
-            drafts=True,
+            drafts=model.predicts_prompt,  # an encoder has read the prompt in one piece
         )
 
     @staticmethod
@@ -142,8 +145,7 @@ class TorchRunner:
         *,
         dtype: str | None = None,
         device: str = "cpu",
-        rank: int = 0,
-        world_size: int = 1,
+        ranks: Ranks | None = None,
         threads: int | None = None,
         tokenizer: Path | None = None,
         sampler: RowSampler | None = None,
@@ -151,12 +153,14 @@ class TorchRunner:
         """Load a folder as written by `save_pretrained`.
 
         `tokenizer` is the tokenizer.json that grammars are compiled for; None: they are refused.
-        `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on a CPU). Raises
-        ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
+        `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on a CPU). With
+        `ranks`, this rank's part is loaded. Raises ModelLoadError for files that cannot be used,
+        ConfigurationError for settings that cannot.
         """
         began = time.monotonic_ns()
+        rank, world_size = (ranks.rank, ranks.size) if ranks else (0, 1)
         if not threads:
-            threads = sensible_threads(folder)
+            threads = max(1, sensible_threads(folder) // world_size)
         torch.set_num_threads(threads)
         config, where = read_config(folder), torch.device(device)
         kind = resolve_dtype(dtype, config, where)
@@ -186,7 +190,7 @@ class TorchRunner:
             base=spec.names.base,
         )
         with source, torch.inference_mode():
-            model = load_decoder(spec, source)
+            model = load_decoder(spec, source, ranks)
             model.pack()
         return TorchRunner(
             model,
@@ -194,6 +198,7 @@ class TorchRunner:
             dtype=kind,
             device=where,
             sampler=sampler,
+            ranks=ranks,
             load_ns=time.monotonic_ns() - began,
         )
 
@@ -215,7 +220,10 @@ class TorchRunner:
             self._cache = self._new_cache(largest.blocks)
             activation = largest.measure(self.device, lambda: self._warm_step(plan))
         self._cache = None  # before the real one: both may not fit
-        tokens, spare = kv_tokens(request, self._info, self.device, activation)
+        size = self._ranks.size if self._ranks else 1
+        tokens, spare = kv_tokens(request, self._info, self.device, activation, size)
+        if self._ranks:  # every rank's cache has the same blocks
+            tokens = self._ranks.least(tokens, self.device)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         self._cache = self._new_cache(blocks)
         return WarmupResult(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from tgi_trio.errors import PeerGone, TgiTrioError
 from tgi_trio.ipc.channel import ChannelSpec
 from tgi_trio.ipc.death import start_shard_end
-from tgi_trio.shard import worker
+from tgi_trio.shard import follower, worker
 from tgi_trio.shard.step import Runner
 
 
@@ -41,14 +41,17 @@ def serve(
         if spin_us is not None:
             spec = replace(spec, spin_us=spin_us)
         end = start_shard_end(spec.text())
-        worker.run(
-            end,
-            factory,
-            rank=rank,
-            world_size=world_size,
-            incarnation=end.page.incarnation,
-            speculate=speculate,
-        )
+        incarnation = end.page.incarnation
+        if rank == 0:
+            worker.run(
+                end,
+                factory,
+                world_size=world_size,
+                incarnation=incarnation,
+                speculate=speculate,
+            )
+        else:
+            follower.run(end, factory, rank=rank, world_size=world_size, incarnation=incarnation)
     except PeerGone:
         return 0  # nobody is left to tell
     except TgiTrioError as error:

@@ -52,6 +52,22 @@ class StepPlan:
     drafts: NDArray[np.int32] | None = None
 
 
+def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
+    """Return rows `start` to `stop` of a plan as a plan of their own; arrays are views."""
+    first, last = int(plan.query_starts[start]), int(plan.query_starts[stop])
+    return StepPlan(
+        rows=plan.rows[start:stop],
+        token_ids=plan.token_ids[first:last],
+        positions=plan.positions[first:last],
+        kv_slots=plan.kv_slots[first:last],
+        query_starts=plan.query_starts[start : stop + 1] - plan.query_starts[start],
+        context_lengths=plan.context_lengths[start:stop],
+        block_tables=plan.block_tables[start:stop],
+        samples=plan.samples[start:stop],
+        drafts=None if plan.drafts is None else plan.drafts[start:stop],
+    )
+
+
 @dataclass(slots=True)
 class RowResult:
     """What one row got; rows that only prefilled get an empty one."""

@@ -78,15 +78,20 @@ def _sequence(index: int, count: int) -> Sequence:
 
 
 def kv_tokens(
-    request: WarmupRequest, info: ModelInfo, device: torch.device, activation: int
+    request: WarmupRequest,
+    info: ModelInfo,
+    device: torch.device,
+    activation: int,
+    ranks: int = 1,
 ) -> tuple[int, int]:
     """Return (KV tokens to allocate, free bytes they come from).
 
     Never more than `max_batch_total_tokens` where that is given. On a CPU, where all of memory is
-    seldom ours, otherwise enough for sixteen of the longest sequences. Raises ConfigurationError
-    when one longest sequence does not fit.
+    seldom ours, otherwise enough for sixteen of the longest sequences; `ranks` share its memory.
+    Raises ConfigurationError when one longest sequence does not fit.
     """
-    spare = max(0, int(free_bytes(device) * _MEMORY_SHARE) - activation)
+    free = free_bytes(device) // (ranks if device.type == "cpu" else 1)
+    spare = max(0, int(free * _MEMORY_SHARE) - activation)
     fits = spare // info.kv_bytes_per_token
     longest = request.max_total_tokens or info.max_positions or _DEFAULT_LENGTH
     if request.max_batch_total_tokens:

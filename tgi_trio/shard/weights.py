@@ -125,6 +125,19 @@ class WeightSource:
     def names(self) -> list[str]:
         return sorted(self._where)
 
+    def block(self, count: int) -> slice:
+        """Return this rank's part of `count` rows; the last rank's may be shorter than the others'.
+
+        Raises ModelLoadError when a rank would get none.
+        """
+        each = -(-count // self.world_size)
+        if each * (self.world_size - 1) >= count:
+            raise ModelLoadError(
+                f"{count} rows cannot be split over {self.world_size} shards; choose a smaller "
+                "--num-shard."
+            )
+        return slice(self.rank * each, min(count, (self.rank + 1) * each))
+
     def share(self, count: int, what: str) -> slice:
         """Return this rank's part of `count` equal things; raises ModelLoadError unless even."""
         if count % self.world_size:

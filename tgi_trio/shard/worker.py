@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
-from tgi_trio.ipc.frames import LAYOUT_HASH, VERSION, Frame, Kind, Phase
+from tgi_trio.ipc.frames import Frame, Kind, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_extend, decode_prefill
 from tgi_trio.shard import replies
-from tgi_trio.shard.batch import Batch, slice_plan
+from tgi_trio.shard.batch import Batch
+from tgi_trio.shard.greeting import expect_hello
+from tgi_trio.shard.group import GroupBroken
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 from tgi_trio.shard.step import (
     RowResult,
@@ -28,11 +30,11 @@ from tgi_trio.shard.step import (
     StepResult,
     WarmupRequest,
     WarmupResult,
+    slice_plan,
 )
 
-_BEAT_S = 1.0  # an idle shard shows life this often
+BEAT_S = 1.0  # an idle shard shows life this often
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
-_HELLO_S = 30.0  # how long the router may take to say HELLO
 
 
 class Writer(Protocol):
@@ -75,31 +77,11 @@ def run(
     try:
         channel.beat(0, Phase.LOADING)
         channel.send(replies.encode_hello(rank, world_size, os.getpid(), incarnation))
-        _expect_hello(channel)
+        expect_hello(channel, "router")
         worker = Worker(channel, factory(), speculate)
         worker.serve()
     except PeerGone:
         return  # nobody is left to report to
-
-
-def _expect_hello(channel: Channel) -> None:
-    deadline = time.monotonic() + _HELLO_S
-    while (view := channel.try_receive()) is None:
-        if time.monotonic() > deadline:
-            raise ProtocolMismatch("router", f"it has not said HELLO for {_HELLO_S:g} s")
-        channel.wait(_BEAT_S)
-    frame = Frame(view)
-    if frame.kind is not Kind.HELLO:
-        raise ProtocolMismatch("router", f"its first frame is {frame.kind.name}, not HELLO")
-    version, layout_hash = frame.word("version"), frame.word("layout_hash")
-    del frame, view
-    channel.release()
-    if (version, layout_hash) != (VERSION, LAYOUT_HASH):
-        raise ProtocolMismatch(
-            "router",
-            f"it speaks protocol {version} with layout {layout_hash:016x}, this shard {VERSION} "
-            f"with {LAYOUT_HASH:016x}; both must come from the same tgi-trio installation",
-        )
 
 
 class Worker:
@@ -150,7 +132,7 @@ class Worker:
                 self._report_idle()
                 self._computed_at = 0
                 self._beat(Phase.IDLE)
-                self._channel.wait(_HELD_S if self._batch.held else _BEAT_S)
+                self._channel.wait(_HELD_S if self._batch.held else BEAT_S)
         self._beat(Phase.STOPPING)
         self._report_idle()
 
@@ -283,6 +265,8 @@ class Worker:
             if len(result.rows) != len(plan.rows):
                 raise RuntimeError(f"{len(result.rows)} results for {len(plan.rows)} rows")
             return result
+        except GroupBroken:
+            raise
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             if len(plan.rows) == 1:

@@ -14,15 +14,18 @@ from tgi_trio.shard.layers.linear import Linear
 from tgi_trio.shard.layers.mlp import Mlp
 from tgi_trio.shard.layers.norm import Norm
 from tgi_trio.shard.layers.rotary import Rotary
+from tgi_trio.shard.layers.vocabulary import Gathering, embed, gather_logits
 from tgi_trio.shard.models.specs import DecoderSpec
 
 RotaryTables = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 
-class Ranks(Protocol):
-    """What a rank needs of the others: partial sums become whole."""
+class Ranks(Gathering, Protocol):
+    """What a rank needs of the others: partial sums become whole, parts are joined."""
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
+    rank: int
+
+    def least(self, value: int, device: torch.device) -> int: ...
 
 
 @dataclass(slots=True)
@@ -64,8 +67,10 @@ class Decoder:
         embedding_norm: Norm | None,
         final_norm: Norm | None,
         head: Linear,
+        vocabulary: slice | None = None,
         ranks: Ranks | None = None,
     ) -> None:
+        """`vocabulary`: the tokens whose rows `embedding` and `head` hold; None: all."""
         self.spec = spec
         self.layers = layers
         self.rotaries = rotaries
@@ -74,6 +79,7 @@ class Decoder:
         self.embedding_norm = embedding_norm
         self.final_norm = final_norm
         self.head = head
+        self.vocabulary = vocabulary or slice(0, spec.vocab_size)
         self.ranks = ranks
 
     predicts_prompt = True
@@ -107,7 +113,10 @@ class Decoder:
         `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what `attention.prepare` returned.
         """
         spec = self.spec
-        x = functional.embedding(token_ids, self.embedding)
+        if self.ranks is None:
+            x = functional.embedding(token_ids, self.embedding)
+        else:
+            x = embed(token_ids, self.embedding, self.vocabulary, self.ranks)
         if spec.embedding_scale != 1.0:
             # Rounded to the dtype first, as Gemma was trained.
             x = x * torch.tensor(spec.embedding_scale, dtype=x.dtype)
@@ -127,6 +136,8 @@ class Decoder:
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
         logits = self.head(hidden)
+        if self.ranks is not None:
+            logits = gather_logits(logits, self.spec.vocab_size, self.ranks)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         if self.spec.final_soft_cap:
@@ -204,7 +215,14 @@ class Decoder:
         shape = layer.attention
         query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         q, k, v = qkv.split((query, key, key), dim=-1)
-        return torch.cat((query_norm(q), key_norm(k), v), dim=-1)
+        return torch.cat((self._normed(query_norm, q), self._normed(key_norm, k), v), dim=-1)
+
+    def _normed(self, norm: Norm, part: torch.Tensor) -> torch.Tensor:
+        """Return this rank's `part` of what is normalised over the parts of all ranks."""
+        if self.ranks is None:
+            return norm(part)
+        whole = norm(self.ranks.all_gather(part))
+        return whole.chunk(self.ranks.size, dim=-1)[self.ranks.rank]
 
     def _normed_heads(self, layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Normalise every query and key head by itself, each with its own weights."""

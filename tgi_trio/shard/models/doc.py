@@ -40,10 +40,12 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
 
 - *exactness*: `tests/shard/test_models_exact.py`. Greedy tokens equal and logits within 1e-4 alone,
   in a batch, in chunks among decodes, over shuffled blocks, behind a shared prefix, replayed,
-  repeated; prompt log-probabilities; bfloat16 near float32; the whole server in
-  `tests/system/test_exactness.py`.
+  preempted and resumed, repeated, with right and wrong guesses; prompt log-probabilities; bfloat16
+  near float32; the whole server in `tests/system/test_exactness.py`.
 - *families*: `tests/shard/test_models_families.py`. Tokens and logits of prompts in chunks among
   decodes over shuffled blocks, and the variants of a family that its config.json allows.
+- *ranks*: `tests/shard/test_ranks.py`. Split over two ranks, tokens and logits as above; over four,
+  with fewer KV heads than ranks.
 - *encoder-decoder*: `tests/shard/test_encoder_decoder.py`. As *exactness*, with
   penalties and seeds.
 """
@@ -62,7 +64,7 @@ def render() -> str:
 def _rows() -> Iterator[tuple[str, str, str, str, str]]:
     """Yield (family, path, tensor parallel, prefix cache, tested)."""
     for family in sorted(FAMILIES, key=str.lower):
-        tested = "exactness, families" if family in _EXACT else "families"
+        tested = "exactness, families, ranks" if family in _EXACT else "families, ranks"
         yield f"`{family}`", "decoder", "yes", "yes, unless its rotary scaling is by length", tested
     for family in sorted(T5_FAMILIES):
         yield f"`{family}`", "encoder-decoder", "no", "no", "encoder-decoder"

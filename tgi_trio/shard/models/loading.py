@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.attention.alibi import alibi_slopes
 from tgi_trio.shard.attention.interface import AttentionLayer
 from tgi_trio.shard.layers.activation import activation
@@ -19,7 +20,7 @@ from tgi_trio.shard.weights import WeightSource
 def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = None) -> Decoder:
     """Read every weight of `spec`; raises ModelLoadError naming one that is missing or misshapen.
 
-    Heads and MLP columns are split over the ranks; embedding, head and norms are whole on each.
+    Heads, MLP columns and the vocabulary are split over the ranks; norms are whole on each.
     """
     return _Loader(spec, source).decoder(ranks)
 
@@ -30,9 +31,8 @@ class _Loader:
         self.names = spec.names
         self.source = source
         self.heads = source.share(spec.heads, "attention heads")
-        # Fewer KV heads than ranks cannot be cut; multi-query attention keeps its one on each.
-        one = spec.kv_heads == 1
-        self.kv_heads = slice(0, 1) if one else source.share(spec.kv_heads, "key-value heads")
+        self.kv_heads = self.kv_share()
+        self.vocabulary = source.block(spec.vocab_size)
         self.columns = source.share(spec.mlp_width, "MLP columns")
         # Partial sums are added up over the ranks, so a bias may be counted on one only.
         self.first = source.rank == 0
@@ -40,16 +40,16 @@ class _Loader:
 
     def decoder(self, ranks: Ranks | None) -> Decoder:
         spec, names, source = self.spec, self.names, self.source
-        embedding = source.matrix(f"{names.embedding}.weight", (spec.vocab_size, spec.hidden_size))
+        embedding = self.vocabulary_rows(names.embedding)
         positions = None
         if spec.position_rows:
             shape = (spec.position_rows, spec.hidden_size)
             positions = source.matrix(f"{names.positions}.weight", shape)
         layers = [self.layer(i, layer) for i, layer in enumerate(spec.layers)]
-        head = embedding
-        if not spec.tied_head:
-            head = source.matrix(f"{names.head}.weight", (spec.vocab_size, spec.hidden_size))
-        head_bias = source.vector(f"{names.head}.bias", spec.vocab_size) if spec.head_bias else None
+        head = embedding if spec.tied_head else self.vocabulary_rows(names.head)
+        head_bias = None
+        if spec.head_bias:
+            head_bias = source.vector(f"{names.head}.bias", spec.vocab_size, self.vocabulary)
         return Decoder(
             spec,
             layers=layers,
@@ -59,7 +59,32 @@ class _Loader:
             embedding_norm=self.norm("", names.embedding_norm, spec.hidden_size),
             final_norm=self.norm("", names.final_norm, spec.hidden_size),
             head=Linear(head, head_bias),
+            vocabulary=self.vocabulary,
             ranks=ranks,
+        )
+
+    def kv_share(self) -> slice:
+        """Return this rank's KV heads: its part, or where there are fewer than ranks a whole one.
+
+        A rank's query heads then all belong to the KV head it shares with its neighbours.
+        """
+        spec, source = self.spec, self.source
+        if spec.kv_heads >= source.world_size or source.world_size % spec.kv_heads:
+            return source.share(spec.kv_heads, "key-value heads")
+        if spec.query_key_norm == "whole":
+            raise ModelLoadError(
+                f"Model type {spec.family!r} normalises all key heads together and has "
+                f"{spec.kv_heads} of them; choose a --num-shard that divides {spec.kv_heads}."
+            )
+        index = source.rank * spec.kv_heads // source.world_size
+        return slice(index, index + 1)
+
+    def vocabulary_rows(self, name: str) -> torch.Tensor:
+        spec = self.spec
+        return self.source.matrix(
+            f"{name}.weight",
+            (spec.vocab_size, spec.hidden_size),
+            rows=self.cut(self.vocabulary, spec.vocab_size),
         )
 
     def layer(self, index: int, layer: LayerSpec) -> Layer:

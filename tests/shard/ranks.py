@@ -1,0 +1,90 @@
+"""Several ranks in one process: a thread each, over gloo and a store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from tgi_trio.shard.distributed import ProcessGroup, gloo_group
+from tgi_trio.shard.follower import NoSampler
+from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.step import (
+    ModelInfo,
+    Runner,
+    Sequence,
+    StepPlan,
+    StepResult,
+    WarmupRequest,
+    WarmupResult,
+)
+
+T = TypeVar("T")
+
+
+class Together:
+    """Calls the same on every rank at once."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool = ThreadPoolExecutor(size)
+
+    def __call__(self, call: Callable[[int], T]) -> list[T]:
+        """Return `call(rank)` of every rank."""
+        return list(self._pool.map(call, range(self.size)))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class Ranks:
+    """A runner of several ranks; rank 0's answers are its own."""
+
+    def __init__(self, together: Together, runners: list[Runner]) -> None:
+        self.runners = runners
+        self._together = together
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.runners[0].info
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        return self._together(lambda rank: self.runners[rank].warm_up(request))[0]
+
+    def step(self, plan: StepPlan) -> StepResult:
+        return self._together(lambda rank: self.runners[rank].step(plan))[0]
+
+    def prepare(self, sequence: Sequence) -> bool:
+        return self.runners[0].prepare(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        self.runners[0].drop(sequence)
+
+
+@contextmanager
+def groups(size: int) -> Iterator[tuple[Together, list[ProcessGroup]]]:
+    """The process groups of `size` ranks, and how to call something on all of them."""
+    store, together = dist.HashStore(), Together(size)
+    try:
+        yield together, together(lambda r: ProcessGroup(gloo_group(store, r, size), r, size))
+    finally:
+        together.close()
+
+
+@contextmanager
+def ranks_of(folder: Path, size: int, sampler: RowSampler, **options: Any) -> Iterator[Ranks]:
+    """A checkpoint over `size` ranks; rank 0 chooses with `sampler`."""
+    with groups(size) as (together, members):
+
+        def load(rank: int) -> Runner:
+            chooses = NoSampler() if rank else sampler
+            return TorchRunner.load(
+                folder, ranks=members[rank], sampler=chooses, threads=1, **options
+            )
+
+        yield Ranks(together, together(load))

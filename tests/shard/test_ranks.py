@@ -1,0 +1,145 @@
+"""Two ranks give what transformers gives, for every family that is split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shard.models_support import (
+    BLOCK,
+    RENAMED,
+    Golden,
+    GreedyRecorder,
+    advance,
+    assert_greedy,
+    guessing_plan,
+    load,
+    plan,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+from tests.shard.ranks import groups, ranks_of
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
+from tgi_trio.shard.models.families import FAMILIES
+from tgi_trio.shard.plans import decode_plan, encode_plan
+from tgi_trio.shard.step import WarmupRequest
+
+Checkpoint = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEW = 8
+SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+
+
+def rows_for(count: int = 4) -> list:
+    some = prompts(8)[8 - count :]
+    blocks = tables(some, shuffle=3, new=NEW)
+    return [sequence(i, p, blocks[i], new=NEW) for i, p in enumerate(some)]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RENAMED))
+def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, family: str) -> None:
+    folder, recorder = checkpoint(family), GreedyRecorder()
+    with ranks_of(folder, 2, recorder) as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        rows = rows_for()
+        run(runner, rows, chunk=20, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+@pytest.mark.parametrize(("family", "kv_heads"), [("llama", 2), ("llama", 1), ("qwen3", 1)])
+def test_four_ranks_share_the_heads_there_are(
+    checkpoint: Checkpoint, family: str, kv_heads: int
+) -> None:
+    folder, recorder = checkpoint(family, num_key_value_heads=kv_heads), GreedyRecorder()
+    with ranks_of(folder, 4, recorder) as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        rows = rows_for(3)
+        run(runner, rows)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+def test_a_vocabulary_that_does_not_divide(checkpoint: Checkpoint) -> None:
+    folder, recorder = checkpoint("llama", vocab_size=515), GreedyRecorder()
+    with ranks_of(folder, 2, recorder) as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        rows = rows_for(2)
+        run(runner, rows)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row)
+
+
+def test_prompt_logprobs_of_two_ranks(checkpoint: Checkpoint) -> None:
+    folder = checkpoint("llama")
+    prompt = prompts(8)[5]
+    with ranks_of(folder, 2, GreedyRecorder()) as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        row = sequence(0, prompt, range(1, 5), new=2, prompt_logprobs=True)
+        found = [*advance(runner, [row], [20])[0].prompt_logprobs]
+        found += advance(runner, [row], [len(prompt) - 20])[0].prompt_logprobs
+    assert math.isnan(found[0])
+    assert found[1:] == pytest.approx(Golden(folder).prompt_logprobs(prompt), abs=1e-4)
+
+
+def test_ranks_agree_on_the_smallest_cache() -> None:
+    with groups(3) as (together, members):
+        cpu = torch.device("cpu")
+        assert together(lambda rank: members[rank].least(10 - rank, cpu)) == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "size", "message"),
+    [
+        ("llama", {}, 3, r"4 attention heads.*3 shards.*--num-shard"),
+        ("llama", SIX_HEADS, 2, "3 key-value heads"),
+        ("llama", {"intermediate_size": 129}, 2, "129 MLP columns"),
+        ("olmo2", {"num_key_value_heads": 1}, 2, "normalises all key heads together"),
+        ("codegen", {}, 2, "--num-shard 1"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(
+    checkpoint: Checkpoint, family: str, overrides: dict[str, int], size: int, message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        with ranks_of(checkpoint(family, **overrides), size, GreedyRecorder()):
+            pass
+
+
+def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None:
+    """Rank 1 computes from the frame, rank 0 from the plan: the K and V they write are the same."""
+    rows = rows_for()
+    rows[1].sampling = sequence(1, [3], [1], prompt_logprobs=True).sampling
+    step = plan(rows, [min(9, row.length) for row in rows])
+    frame = encode_plan(step)
+    counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
+    assert len(frame) == frame_bytes(Kind.PLAN, **counts)
+    got = decode_plan(Frame(memoryview(frame)))
+    for name in ("token_ids", "positions", "kv_slots", "query_starts", "context_lengths"):
+        ours, theirs = getattr(step, name), getattr(got, name)
+        assert ours.dtype == theirs.dtype and ours.tolist() == theirs.tolist()
+    assert got.block_tables.tolist() == step.block_tables.tolist()
+    assert got.samples.tolist() == step.samples.tolist() and got.drafts is None
+    assert [row.prompt_length for row in got.rows] == [row.prompt_length for row in rows]
+    runner, _ = load(checkpoint("llama"))
+    ours = runner.step(step).rows
+    theirs = runner.step(got).rows
+    values = [len(row.prompt_logprobs) for row in ours]
+    assert [len(row.prompt_logprobs) for row in theirs] == values == [0, 10, 0, 0]
+    run(runner, rows[:2])
+    rows[0].remaining = rows[1].remaining = 4
+    for row in rows[:2]:
+        row.token_ids = torch.cat((torch.from_numpy(row.token_ids), torch.zeros(4))).int().numpy()
+    guessed = guessing_plan(rows[:2], [[5, 6], []])
+    again = decode_plan(Frame(memoryview(encode_plan(guessed))))
+    assert again.drafts is not None and again.drafts.tolist() == [2, 0]

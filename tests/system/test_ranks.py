@@ -1,0 +1,92 @@
+"""Two ranks behind one server: the tokens of one, and a group that lives and dies together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import httpx
+import pytest
+import trio
+
+from tests.system.client import TIMEOUT, generate, stream
+from tests.system.server import ServerProcess, command, serving, shared_memory, wait_gone
+
+NEW_TOKENS = 64
+pytestmark = pytest.mark.system
+
+PROMPTS = ["Continuous batching is", "A ring buffer", "Tell me a story about a router", "x"]
+
+
+def rank_of(pid: int) -> int:
+    """Return which rank a shard process is, by its command line."""
+    return int(command(pid).split('"rank": ')[1].split(",")[0])
+
+
+def by_rank(server: ServerProcess) -> list[int]:
+    return sorted(server.shards(), key=rank_of)
+
+
+def texts(server: ServerProcess) -> list[str]:
+    sampled = {"do_sample": True, "seed": 7, "temperature": 0.9}
+    greedy = [generate(server.url, p, max_new_tokens=NEW_TOKENS)["generated_text"] for p in PROMPTS]
+    return [
+        *greedy,
+        generate(server.url, PROMPTS[2], max_new_tokens=NEW_TOKENS, **sampled)["generated_text"],
+    ]
+
+
+async def streamed(server: ServerProcess, harm: int, number: int) -> list[str]:
+    """Return what all prompts are answered while a signal hits rank `harm` in mid-stream."""
+    answers = [""] * len(PROMPTS)
+    seen = 0
+
+    async def client(session: httpx.AsyncClient, n: int) -> None:
+        nonlocal seen
+        async for event in stream(session, server.url, PROMPTS[n], max_new_tokens=NEW_TOKENS):
+            assert "error" not in event, event
+            seen += 1
+            answers[n] = event["generated_text"] or ""
+
+    victim = by_rank(server)[harm]
+    async with httpx.AsyncClient(timeout=TIMEOUT) as session, trio.open_nursery() as nursery:
+        for n in range(len(PROMPTS)):
+            nursery.start_soon(client, session, n)
+        while seen < 8:
+            await trio.sleep(0.005)
+        os.kill(victim, number)
+    assert wait_gone([victim], 30) == []
+    return answers
+
+
+@pytest.mark.trio
+async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one() -> None:
+    before = shared_memory()
+    with serving() as server:
+        expected = texts(server)
+    with serving("--num-shard", "2", "--speculate", "3", "--stall-timeout", "2") as server:
+        assert len(server.shards()) == 2
+        assert texts(server) == expected
+        for restarts, number in enumerate([signal.SIGKILL, signal.SIGSTOP], start=1):
+            assert await streamed(server, 1, number) == expected[: len(PROMPTS)]
+            server.wait_ready()
+            assert server.metric("tgi_shard_restarts") == restarts
+        server.wait_idle()
+        assert "shard rank 1 (pid" in server.output and "was ended by SIGKILL" in server.output
+        assert "rank 1 (pid" in server.output and "no heartbeat" in server.output
+        assert len(server.shards()) == 2
+    assert shared_memory() == before
+
+
+@pytest.mark.parametrize("moment", [0.5, None])
+def test_kill_9_of_the_server_leaves_no_rank(moment: float | None) -> None:
+    before = shared_memory()
+    with serving("--num-shard", "2", ready=moment is None) as server:
+        if moment is not None:
+            time.sleep(moment)
+        shards = server.shards()
+        server.signal(signal.SIGKILL)
+        server.wait()
+        assert wait_gone(shards) == []
+    assert shared_memory() == before

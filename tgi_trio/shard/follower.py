@@ -1,0 +1,84 @@
+"""The loop of every rank but 0: compute the plans that rank 0 sends, choose nothing, reply nothing.
+
+Its tokens are rank 0's: they come back with the next plan. So ranks agree by construction, and a
+rank needs neither sampler nor grammars of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tgi_trio.errors import PeerGone, ProtocolMismatch
+from tgi_trio.ipc.frames import Frame, Kind, Phase
+from tgi_trio.shard.greeting import expect_hello
+from tgi_trio.shard.plans import decode_plan
+from tgi_trio.shard.replies import encode_hello
+from tgi_trio.shard.step import RowResult, Runner, Sequence, WarmupRequest
+from tgi_trio.shard.worker import BEAT_S, Channel
+
+if TYPE_CHECKING:
+    import torch
+
+
+class NoSampler:
+    """The sampler of a rank that chooses nothing."""
+
+    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]:
+        return [RowResult() for _ in rows]
+
+    def prepare(self, sequence: Sequence) -> bool:
+        return True
+
+    def drop(self, sequence: Sequence) -> None:
+        return None
+
+
+def run(
+    channel: Channel,
+    factory: Callable[[], Runner],
+    *,
+    rank: int,
+    world_size: int,
+    incarnation: int = 0,
+) -> None:
+    """Follow rank 0 until it says SHUTDOWN or the router dies.
+
+    Raises ProtocolMismatch when rank 0 reads the wire differently, and whatever `factory` and the
+    runner raise: the group ends with any of its ranks.
+    """
+    try:
+        channel.beat(0, Phase.LOADING)
+        channel.send(encode_hello(rank, world_size, os.getpid(), incarnation))
+        expect_hello(channel, "rank 0")
+        _follow(channel, factory())
+    except PeerGone:
+        return  # nobody is left to follow
+
+
+def _follow(channel: Channel, runner: Runner) -> None:
+    step = 0
+    channel.beat(step, Phase.IDLE)
+    while True:
+        view = channel.try_receive()
+        if view is None:
+            channel.wait(BEAT_S)
+            channel.beat(step, Phase.IDLE)
+            continue
+        frame = Frame(view)
+        if frame.kind is Kind.PLAN:
+            plan = decode_plan(frame)
+            step += 1
+            channel.beat(step, Phase.DECODE)
+            runner.step(plan)
+        elif frame.kind is Kind.WARMUP:
+            channel.beat(step, Phase.WARMING)
+            names = WarmupRequest.__dataclass_fields__
+            runner.warm_up(WarmupRequest(**{name: frame.word(name) for name in names}))
+        elif frame.kind is Kind.SHUTDOWN:
+            return
+        else:
+            raise ProtocolMismatch("rank 0", f"{frame.kind.name} is nothing to follow")
+        del frame, view
+        channel.release()

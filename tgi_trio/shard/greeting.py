@@ -1,0 +1,44 @@
+"""HELLO, as every shard says and expects it: both ends must read the wire alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from tgi_trio.errors import ProtocolMismatch
+from tgi_trio.ipc.frames import LAYOUT_HASH, VERSION, Frame, Kind
+
+HELLO_S = 30.0  # how long the other end may take to say HELLO
+_LOOK_S = 1.0
+
+
+class Receiver(Protocol):
+    """The part of a channel's end that waits for a frame."""
+
+    @property
+    def try_receive(self) -> Callable[[], memoryview | None]: ...
+    @property
+    def release(self) -> Callable[[], None]: ...
+    def wait(self, timeout: float | None) -> bool: ...
+
+
+def expect_hello(end: Receiver, peer: str) -> None:
+    """Wait for the first frame of `peer`; raises ProtocolMismatch unless it is our HELLO."""
+    deadline = time.monotonic() + HELLO_S
+    while (view := end.try_receive()) is None:
+        if time.monotonic() > deadline:
+            raise ProtocolMismatch(peer, f"it has not said HELLO for {HELLO_S:g} s")
+        end.wait(_LOOK_S)
+    frame = Frame(view)
+    if frame.kind is not Kind.HELLO:
+        raise ProtocolMismatch(peer, f"its first frame is {frame.kind.name}, not HELLO")
+    version, layout_hash = frame.word("version"), frame.word("layout_hash")
+    del frame, view
+    end.release()
+    if (version, layout_hash) != (VERSION, LAYOUT_HASH):
+        raise ProtocolMismatch(
+            peer,
+            f"it speaks protocol {version} with layout {layout_hash:016x}, this shard {VERSION} "
+            f"with {LAYOUT_HASH:016x}; both must come from the same tgi-trio installation",
+        )

@@ -1,0 +1,100 @@
+"""Rank 0's model as the worker loop sees it: a runner that takes the other ranks along.
+
+Rank 0 alone reads the router's ring, keeps the running set, plans and chooses tokens. What the
+others must do, it tells them over rings of the same kind: size your cache, compute this plan.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence as ListLike
+
+from tgi_trio.errors import PeerError
+from tgi_trio.ipc.broadcast import Broadcast
+from tgi_trio.ipc.channel import LeaderEnd
+from tgi_trio.ipc.frames import Kind, encode
+from tgi_trio.shard.greeting import expect_hello
+from tgi_trio.shard.plans import encode_plan
+from tgi_trio.shard.replies import encode_hello
+from tgi_trio.shard.step import (
+    ModelInfo,
+    Runner,
+    Sequence,
+    StepPlan,
+    StepResult,
+    WarmupRequest,
+    WarmupResult,
+)
+
+
+class GroupBroken(PeerError):
+    """A step failed on this rank: the others may be in the middle of it, so the group ends."""
+
+
+class Followers:
+    """Rank 0's ends to the other ranks."""
+
+    def __init__(self, ends: ListLike[LeaderEnd]) -> None:
+        """Use `ends`, in rank order."""
+        self._all = Broadcast(ends)
+
+    @classmethod
+    def attach(cls, specs: ListLike[str]) -> Followers:
+        """Map the channels whose specs the router has passed down; raises as LeaderEnd does."""
+        return cls([LeaderEnd.attach(spec) for spec in specs])
+
+    def greet(self) -> None:
+        """Exchange HELLO with every follower; raises ProtocolMismatch naming one that is wrong."""
+        ends = self._all.ends
+        incarnation = ends[0].page.incarnation
+        self._all.send(encode_hello(0, 1 + len(ends), os.getpid(), incarnation))
+        for end in ends:
+            expect_hello(end, end.describe_peer())
+
+    def warm_up(self, request: WarmupRequest) -> None:
+        """Have every follower warm up as this rank does now."""
+        words = {name: getattr(request, name) for name in request.__dataclass_fields__}
+        self._all.send(encode(Kind.WARMUP, {"command": 0, **words}, {}))
+
+    def compute(self, plan: StepPlan) -> None:
+        """Have every follower compute its part of a plan as this rank does now."""
+        self._all.send(encode_plan(plan))
+
+    def dismiss(self) -> None:
+        """Have every follower end. Never blocks: one whose ring is full is left to the router."""
+        frame = encode(Kind.SHUTDOWN, {"command": 0}, {})
+        for end in self._all.ends:
+            end.try_send(frame)
+
+
+class GroupRunner:
+    """A `Runner`: this rank's own, after the others have been told."""
+
+    def __init__(self, runner: Runner, followers: Followers) -> None:
+        """`runner` holds rank 0's part of the model."""
+        self._runner = runner
+        self._followers = followers
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._runner.info
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        self._followers.warm_up(request)
+        return self._runner.warm_up(request)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Compute a plan on all ranks. Raises GroupBroken where another runner's step may raise."""
+        self._followers.compute(plan)
+        try:
+            return self._runner.step(plan)
+        except Exception as error:
+            raise GroupBroken(
+                "rank 0", f"a step failed: {type(error).__name__}: {error}"
+            ) from error
+
+    def prepare(self, sequence: Sequence) -> bool:
+        return self._runner.prepare(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        self._runner.drop(sequence)

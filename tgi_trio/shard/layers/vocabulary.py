@@ -1,0 +1,38 @@
+"""Embedding and head over the vocabulary, each rank holding the rows of a part of the tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+
+class Gathering(Protocol):
+    """What these need of the other ranks."""
+
+    size: int
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+def embed(
+    token_ids: torch.Tensor, rows: torch.Tensor, part: slice, ranks: Gathering
+) -> torch.Tensor:
+    """Return the embeddings [T, hidden] of `token_ids` [T], of which `rows` holds those of `part`.
+
+    A token of another rank's is zero here; the sum over the ranks is exact.
+    """
+    own = token_ids - part.start
+    foreign = (own < 0) | (own >= len(rows))
+    x = functional.embedding(own.masked_fill(foreign, 0), rows)
+    return ranks.all_reduce(x.masked_fill_(foreign[:, None], 0))
+
+
+def gather_logits(logits: torch.Tensor, vocab_size: int, ranks: Gathering) -> torch.Tensor:
+    """Return all logits [S, vocab] of the ranks' own [S, part of the vocabulary]."""
+    width = -(-vocab_size // ranks.size)  # the last rank may hold fewer
+    if logits.shape[-1] < width:
+        logits = functional.pad(logits, (0, width - logits.shape[-1]))
+    return ranks.all_gather(logits)[:, :vocab_size]

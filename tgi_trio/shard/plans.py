@@ -1,0 +1,70 @@
+"""A step's plan on its way to the other ranks: as much of it as they need to compute their part.
+
+They get no sequences, only what decides which tensors exist: so they hold no state that could
+differ from rank 0's, and choose nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.step import Sequence, StepPlan
+
+
+def encode_plan(plan: StepPlan) -> bytes:
+    """Return the PLAN frame of a plan."""
+    rows = len(plan.rows)
+    columns: dict[str, NDArray[Any]] = {
+        "query_length": np.diff(plan.query_starts),
+        "context_length": plan.context_lengths,
+        "prompt_length": np.array([row.prompt_length for row in plan.rows], np.uint32),
+        "samples": plan.samples,
+        "drafts": np.zeros(rows, np.uint32) if plan.drafts is None else plan.drafts,
+        "prompt_logprobs": np.array([row.sampling.prompt_logprobs for row in plan.rows], np.uint32),
+        "token_ids": plan.token_ids,
+        "positions": plan.positions,
+        "kv_slots": plan.kv_slots,
+        "block_tables": np.ascontiguousarray(plan.block_tables).reshape(-1),
+    }
+    return encode(Kind.PLAN, {"width": plan.block_tables.shape[1]}, columns)
+
+
+def decode_plan(frame: Frame) -> StepPlan:
+    """Return the plan of a PLAN frame; nothing in it aliases the ring.
+
+    Its rows are stand-ins: they have lengths and what asks for logits, but no tokens.
+    """
+    lengths = frame.column("query_length")
+    starts = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=starts[1:])
+    contexts = frame.column("context_length").astype(np.int32)
+    prompts = zip(
+        contexts.tolist(),
+        frame.column("prompt_length").tolist(),
+        frame.column("prompt_logprobs").tolist(),
+        strict=True,
+    )
+    drafts = frame.column("drafts").astype(np.int32)
+    return StepPlan(
+        rows=[_stand_in(*numbers) for numbers in prompts],
+        token_ids=frame.column("token_ids").copy(),
+        positions=frame.column("positions").copy(),
+        kv_slots=frame.column("kv_slots").copy(),
+        query_starts=starts,
+        context_lengths=contexts,
+        block_tables=frame.column("block_tables").reshape(len(lengths), frame.word("width")).copy(),
+        samples=frame.column("samples").astype(np.bool_),
+        drafts=drafts if drafts.any() else None,
+    )
+
+
+def _stand_in(context: int, prompt_length: int, prompt_logprobs: int) -> Sequence:
+    # Every rank works prompt log-probabilities out, of whatever tokens: their number counts.
+    ids = np.zeros(context + 1 if prompt_logprobs else 0, np.int32)
+    sampling = SamplingParameters(prompt_logprobs=bool(prompt_logprobs))
+    return Sequence(0, ids, context, prompt_length, 0, [], 0, 0, sampling)
