@@ -39,17 +39,17 @@ class ChatTools:
     use: ToolUse
     format: Format
     listed: Sequence[Mapping[str, Any]]  # as the template shows them
-    special: Mapping[str, int]  # the tokenizer's special tokens: text -> id
+    added: Mapping[str, int]  # the tokenizer's added tokens, special or not: text -> id
 
     def grammar(self) -> str:
         """Return what the answer must look like, for the shard."""
-        return tool_grammar(self.format, self.use, self.special)
+        return tool_grammar(self.format, self.use, self.added)
 
     def reader(self) -> AnswerReader:
         """Return what reads one answer."""
         parser = CallParser(self.format, new_call_id, required=self.use.required)
         texts = "".join(self.format.texts)
-        marks = {id: text for text, id in self.special.items() if text and text in texts}
+        marks = {id: text for text, id in self.added.items() if text and text in texts}
         return AnswerReader(parser, marks)
 
 
@@ -79,7 +79,7 @@ def chat_tools(call: Call, request: schema.ChatRequest) -> ChatTools | None:
         use=use,
         format=format_of(template.source(tools=True) if template is not None else ""),
         listed=[_listed(t) for t in request.tools or [] if t["function"]["name"] in names],
-        special=call.engine.tokenizer.special_texts,
+        added=call.engine.tokenizer.added_tokens,
     )
 
 

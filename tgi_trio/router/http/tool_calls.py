@@ -28,7 +28,7 @@ class AnswerReader:
     """Feeds the tokens of one answer to a parser."""
 
     def __init__(self, parser: CallParser, marks: Mapping[int, str]) -> None:
-        """`marks`: special tokens, by id, that are a part of the format; others have no text."""
+        """`marks`: texts of the tokens, by id, that are a part of the format though special."""
         self._parser = parser
         self._marks = marks
 

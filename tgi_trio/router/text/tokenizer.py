@@ -68,7 +68,7 @@ class Tokenizer:
         self.special_tokens = config.special_tokens  # "eos_token" and so on -> text
         self.special_ids = _special_ids(backend, config)
         added = backend.get_added_tokens_decoder()
-        self.special_texts = {added[id].content: id for id in sorted(self.special_ids)}
+        self.added_tokens = {token.content: id for id, token in added.items()}  # text -> id
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         decoder = backend.decoder
         state = decoder.__getstate__() if decoder is not None else None

@@ -39,45 +39,46 @@ ALL = (WEATHER, TURN, STOP)
 EOS = 0
 
 
-def tokenizer_with(special: tuple[str, ...]) -> tokenizers.Tokenizer:
-    """Return a tokenizer with a token per byte and some that are special, as in a real one."""
+def tokenizer_with(added: tuple[str, ...], special: bool) -> tokenizers.Tokenizer:
+    """Return a tokenizer with a token per byte, and some that are added as in real ones."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    names = ["</s>", *special]
-    vocab = {token: i for i, token in enumerate([*names, *alphabet])}
+    vocab = {token: i for i, token in enumerate(["</s>", *added, *alphabet])}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(names)
+    backend.add_special_tokens(["</s>"])
+    backend.add_tokens([tokenizers.AddedToken(text, special=special) for text in added])
     return backend
+
+
+THOUGHTS = ("<think>", "</think>")
+MARKS = (
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+)
 
 
 class Model:
     """A tokenizer, and what it may write under a grammar."""
 
-    def __init__(self, form: Format, marked: bool) -> None:
-        """`marked`: the marks of the format are special tokens."""
-        marks = {
-            "[TOOL_CALLS]",
-            "[ARGS]",
-            "<|tool_call|>",
-            "<｜tool▁sep｜>",
-            "<｜tool▁call▁begin｜>",
-        }
-        texts = "".join(form.texts)
-        special = tuple(sorted(m for m in marks if m in texts)) if marked else ()
+    def __init__(self, form: Format, added: str) -> None:
+        """`added`: what the marks of the format are: `text`, `tokens` or `special` tokens."""
+        names = (*THOUGHTS, *MARKS) if added != "text" else ()
         self.form = form
-        self.backend = tokenizer_with(special)
+        self.backend = tokenizer_with(names, added == "special")
         self.tokenizer = LLTokenizer(self.backend.to_str(), eos_token=EOS)
-        self.special = {text: i + 1 for i, text in enumerate(special)}
+        self.added = {text: i for i, text in enumerate(("</s>", *names))}
 
     def matcher(self, use: ToolUse) -> LLMatcher:
-        matcher = LLMatcher(self.tokenizer, tool_grammar(self.form, use, self.special), log_level=0)
+        matcher = LLMatcher(self.tokenizer, tool_grammar(self.form, use, self.added), log_level=0)
         assert not matcher.is_error(), matcher.get_error()
         return matcher
 
-    def accepts(self, use: ToolUse, text: str) -> bool:
+    def accepts(self, use: ToolUse, text: str, *, spelled: bool = False) -> bool:
+        """`spelled`: the text comes byte by byte, whatever tokens there are for it."""
         matcher = self.matcher(use)
-        ids = self.backend.encode(text).ids
+        pieces = [chr(byte) for byte in text.encode()] if spelled and text.isascii() else [text]
+        ids = [id for piece in pieces for id in self.backend.encode(piece).ids]
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     def write(self, use: ToolUse, seed: int, most: int = 600) -> tuple[str, bool]:
@@ -102,25 +103,27 @@ def use_of(*functions: Function, required: bool = False, most: int = 4) -> ToolU
 
 
 MODELS = [
-    pytest.param(form, marked, id=f"{form.name}-{'tokens' if marked else 'text'}")
+    pytest.param(form, added, id=f"{form.name}-{added}")
     for form in FORMATS
-    for marked in (False, True)
+    for added in ("text", "tokens", "special")
 ]
 
 
-@pytest.mark.parametrize(("form", "marked"), MODELS)
-def test_prose_or_calls(form: Format, marked: bool) -> None:
-    model, auto, required = Model(form, marked), use_of(), use_of(required=True)
+@pytest.mark.parametrize(("form", "added"), MODELS)
+def test_prose_or_calls(form: Format, added: str) -> None:
+    model, auto, required = Model(form, added), use_of(), use_of(required=True)
     paris = ("get_weather", {"city": "Paris", "days": 3})
     one, two = form.write([paris]), form.write([paris, ("get", {"to": "l"})])
     for text in (one, form.write([("stop", {})]), *([two] if form.next else [])):
-        assert model.accepts(auto, text)
-        assert model.accepts(required, text)
-    for prose in ("", 'Hello, {"world"}', "<tool", "naïve 雨"):
+        for spelled in (False, True):
+            assert model.accepts(auto, text, spelled=spelled)
+            assert model.accepts(required, text, spelled=spelled)
+    for prose in ("", "<think>Hm.</think>Well.", 'Hello, {"world"}', "<tool", "naïve 雨"):
         assert model.accepts(auto, prose)
         assert not model.accepts(required, prose)
     assert model.accepts(auto, f"I shall look. {one}")
     assert not model.accepts(required, f"I shall look. {one}")
+    assert model.accepts(auto, f"<think>Rain?</think> I shall look. {one}")
     for wrong in (
         form.write([("unknown", {})]),
         form.write([("get_weather", {"city": "Berlin"})]),
@@ -130,24 +133,27 @@ def test_prose_or_calls(form: Format, marked: bool) -> None:
         one + " and so on",
         one[:-1] if form.closing else one[:-2],
     ):
-        assert not model.accepts(auto, wrong), wrong
-        assert not model.accepts(required, wrong), wrong
+        for spelled in (False, True):
+            assert not model.accepts(auto, wrong, spelled=spelled), wrong
+            assert not model.accepts(required, wrong, spelled=spelled), wrong
+        if not form.anchored:
+            assert not model.accepts(auto, f"<think>Rain?</think> So: {wrong}"), wrong
 
 
 def test_as_many_calls_as_allowed() -> None:
-    model, stops = Model(HERMES, False), [("stop", {})]
+    model, stops = Model(HERMES, "text"), [("stop", {})]
     for most in (1, 2, 4):
         use = use_of(required=True, most=most)
         assert model.accepts(use, HERMES.write(stops * most))
         assert not model.accepts(use, HERMES.write(stops * (most + 1)))
 
 
-@pytest.mark.parametrize(("form", "marked"), MODELS)
+@pytest.mark.parametrize(("form", "added"), MODELS)
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_is_written_under_the_grammar_is_read_as_calls(
-    form: Format, marked: bool, seed: int
+    form: Format, added: str, seed: int
 ) -> None:
-    model = Model(form, marked)
+    model = Model(form, added)
     text, ended = model.write(use_of(required=True), seed)
     answer = fold(deltas(form, list(text), required=True))
     assert ended and answer.content == "" and 1 <= len(answer.calls) <= 4
@@ -168,7 +174,7 @@ def valid(name: str, arguments: dict[str, Any]) -> None:
 
 
 def test_a_name_that_begins_another_is_told_apart() -> None:
-    model = Model(BY_NAME["llama-3"], False)
+    model = Model(BY_NAME["llama-3"], "text")
     short, long = Function.of("get", None), Function.of("get_all", None)
     use = ToolUse((short, long), True, 1)
     for name in ("get", "get_all"):
