@@ -45,7 +45,7 @@ class _AsGiven:
     max_client_batch_size: int = 4
     disable_grammar_support: bool = False
     max_grammar_bytes: int = 2**16  # of a grammar as llguidance reads it
-    max_grammar_seconds: float = 1.0  # of CPU time to compile one
+    max_grammar_seconds: float = 0.5  # of CPU time to compile one
     payload_limit: int = 2_000_000  # bytes
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 
 from tests.system.client import TIMEOUT, generate
-from tests.system.server import ServerProcess, serving
+from tests.system.server import ServerProcess, children, command, serving, wait_gone
 
 pytestmark = pytest.mark.system
 
@@ -27,7 +29,7 @@ PERSON: dict[str, Any] = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-SAMPLED = {"do_sample": True, "max_new_tokens": 200}
+SAMPLED = {"do_sample": True, "max_new_tokens": 400}
 
 
 def answer(url: str, kind: str, value: object, **parameters: object) -> str:
@@ -59,6 +61,19 @@ def test_a_seed_gives_the_same_alone_and_among_others(demo: ServerProcess) -> No
         ]
         assert [each.result() for each in together] == alone
         assert len({each.result()["generated_text"] for each in plain}) == 1
+
+
+def test_guesses_and_a_crash_of_the_shard_change_nothing(demo: ServerProcess) -> None:
+    pattern = "([a-z]{2,5} (yes|no), ){25}end"
+    alone = [answer(demo.url, "regex", pattern, seed=seed) for seed in range(4)]
+    assert all(re.fullmatch(pattern, text) for text in alone)
+    with serving("--speculate", "3") as server, ThreadPoolExecutor(4) as threads:
+        again = [threads.submit(answer, server.url, "regex", pattern, seed=s) for s in range(4)]
+        while server.metric("tgi_batch_current_size") < 4:
+            assert not any(each.done() for each in again)
+        os.kill(server.shards()[0], signal.SIGKILL)
+        assert [each.result() for each in again] == alone
+        assert server.metric("tgi_shard_restarts") == 1
 
 
 def test_openais_json_schema_in_stream_and_body(demo: ServerProcess) -> None:
@@ -100,6 +115,17 @@ def test_bad_and_monstrous_grammars_are_422(
     )
     assert refused.status_code == 422 and text in refused.json()["error"]
     assert refused.json()["error_type"] == "validation"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_processes_that_check_grammars_end_with_the_server(number: int) -> None:
+    with serving() as server:
+        assert answer(server.url, "choice", ["a", "b"]) in ("a", "b")
+        checkers = [p for p in children(server.process.pid) if "grammar_check" in command(p)]
+        assert checkers
+        server.signal(number)
+        server.wait()
+        assert not wait_gone(checkers)
 
 
 def test_disable_grammar_support() -> None:

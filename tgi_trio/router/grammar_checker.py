@@ -25,7 +25,8 @@ _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
 _START_S = 60.0  # for a process to load the tokenizer
 _IN_LINE_S = 10.0  # how long a grammar waits for those before it
-_SLOWDOWN = 20.0  # how much longer than its CPU time a compilation may take on a busy machine
+_SLOWDOWN = 10.0  # how much longer than its CPU time a compilation may take on a busy machine
+_BUSY = "too many grammars wait to be checked"
 _LINE = 2**16  # longest answer
 
 
@@ -34,7 +35,7 @@ class GrammarLimits:
     """What one grammar may take; each field is named after its flag."""
 
     max_grammar_bytes: int = 2**16
-    max_grammar_seconds: float = 1.0  # of CPU time
+    max_grammar_seconds: float = 0.5  # of CPU time
 
 
 class _Ended(Exception):
@@ -159,15 +160,15 @@ class GrammarChecker:
         with trio.move_on_after(_IN_LINE_S) as waiting:
             await self._limiter.acquire()
         if waiting.cancelled_caught:
-            raise Overloaded("too many grammars wait to be checked", retry_after=_IN_LINE_S)
+            raise Overloaded(_BUSY, retry_after=_IN_LINE_S)
 
     async def _verdict(self, grammar: str) -> str | None:
         """Have a process try the grammar out."""
         process = await self._take_process()
         seconds = self._limits.max_grammar_seconds
-        answer: str | int | None = signal.SIGPROF
+        answer: str | int | None = None
         try:
-            with trio.move_on_after(_SLOWDOWN * seconds):
+            with trio.move_on_after(_SLOWDOWN * seconds) as patience:
                 answer = await process.ask(grammar)
                 self._idle.append(process)
         except _Ended:
@@ -175,6 +176,8 @@ class GrammarChecker:
         finally:
             if process not in self._idle:
                 await process.end()
+        if patience.cancelled_caught:  # it says nothing of the grammar: there was no CPU time
+            raise Overloaded(_BUSY, retry_after=_IN_LINE_S)
         if answer == signal.SIGPROF:
             return f"compiling it takes more than {seconds:g} s (--max-grammar-seconds)"
         if isinstance(answer, int):

@@ -27,8 +27,8 @@ from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.shard.grammars import compile_grammar, load_tokenizer
 
 _NICENESS = 5  # steps and streams go first
-_SHORT_S = 0.1  # a compilation that takes longer runs only where a core is idle
-_LOWEST_PRIORITY = 19
+_SHORT_S = 0.1  # of CPU time: a compilation that takes more goes on only where a core is idle
+_LOOK_S = 0.02
 _LONGEST = 4096  # bytes of an answer
 _PROBED = 8  # tokens followed to see what masks cost
 _SLOWEST_MASK_S = 0.01  # of CPU time: every running sequence waits for it in every step
@@ -95,10 +95,15 @@ def _try(text: str, tokenizer: LLTokenizer, seconds: float, memory: int) -> str 
 
 
 def _slow_down_later() -> None:
-    arguments = (os.PRIO_PROCESS, os.getpid(), _LOWEST_PRIORITY)
-    timer = threading.Timer(_SHORT_S, os.setpriority, arguments)
-    timer.daemon = True
-    timer.start()
+    """Have this thread run only on idle cores once it has worked for a while."""
+    worker = threading.get_native_id()
+
+    def watch() -> None:
+        while time.process_time() < _SHORT_S:
+            time.sleep(_LOOK_S)
+        os.sched_setscheduler(worker, os.SCHED_IDLE, os.sched_param(0))
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _answer(value: str | int | None) -> None:
