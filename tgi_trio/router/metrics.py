@@ -48,7 +48,10 @@ METRICS: Final[tuple[Metric, ...]] = (
         "counter",
         "Requests that failed, by cause",
         label="err",
-        values=("overloaded", "validation", "template", "incomplete", "dropped", "generation"),
+        values=(
+            *("overloaded", "validation", "template", "tools"),
+            *("incomplete", "dropped", "generation"),
+        ),
     ),
     Metric("tgi_request_duration", "histogram", "Handler start to end, seconds", "D"),
     Metric("tgi_request_validation_duration", "histogram", "Validation time, seconds", "D"),

@@ -301,4 +301,5 @@ async def test_wrong_tools_are_told_before_anything_runs(more, text):
     assert text in answer.json()["error"]["message"]
     if "Tool error" in text:
         assert answer.json()["error_type"] == "tool_error"
+        assert b'tgi_request_failure{err="tools"} 1' in found.metrics.render()
     assert not found.submitted and not found.permits

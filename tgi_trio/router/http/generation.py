@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from tgi_trio import __version__
-from tgi_trio.errors import TemplateError, ValidationError
+from tgi_trio.errors import TemplateError, ToolError, ValidationError
 from tgi_trio.router.http.engine_api import TokenStream
 from tgi_trio.router.http.errors import Header, Problem, Refused, internal, problem_of
 from tgi_trio.router.http.events import Events
@@ -151,6 +151,8 @@ def explain(call: Call, error: BaseException) -> Problem:
         call.engine.metrics.inc("tgi_request_failure", err="validation")
     elif isinstance(error, TemplateError):
         call.engine.metrics.inc("tgi_request_failure", err="template")
+    elif isinstance(error, ToolError):
+        call.engine.metrics.inc("tgi_request_failure", err="tools")
     return problem
 
 
