@@ -20,6 +20,7 @@ class Server:
     host: str
     port: int
     ready_s: float  # command to /health answering 200
+    pid: int = 0  # of the router; 0 when it is not ours
 
 
 def free_port() -> int:
@@ -44,16 +45,22 @@ def wait_healthy(port: int, process: subprocess.Popen[bytes], timeout: float = 1
 
 
 @contextmanager
-def running(flags: Sequence[str] = (), *, quiet: bool = True) -> Iterator[Server]:
-    """Serve with `flags` on a free port; SIGTERM on leaving."""
+def running(
+    flags: Sequence[str] = (), *, quiet: bool = True, fake: str | None = None
+) -> Iterator[Server]:
+    """Serve with `flags` on a free port; SIGTERM on leaving.
+
+    `fake`: FakeSettings as JSON, for a shard without a model.
+    """
     port = free_port()
-    argv = [sys.executable, "-m", "tgi_trio", "--hostname", "127.0.0.1", "--port", str(port)]
+    module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
+    argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
     start = time.monotonic()
     output = subprocess.DEVNULL if quiet else None
     process = subprocess.Popen([*argv, *flags], stdout=output, stderr=output)
     try:
         wait_healthy(port, process)
-        yield Server("127.0.0.1", port, time.monotonic() - start)
+        yield Server("127.0.0.1", port, time.monotonic() - start, process.pid)
     finally:
         process.terminate()
         try:

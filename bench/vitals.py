@@ -1,0 +1,41 @@
+"""What a server's processes hold: memory, file descriptors, threads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """Of one process at one moment."""
+
+    rss: int  # bytes
+    descriptors: int
+    threads: int
+
+
+def vitals(pid: int) -> Vitals:
+    """Read them; raises OSError when the process is gone."""
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    )
+    return Vitals(
+        rss=int(status["VmRSS"].split()[0]) * 1024,
+        descriptors=len(os.listdir(f"/proc/{pid}/fd")),
+        threads=int(status["Threads"]),
+    )
+
+
+def children(pid: int) -> list[int]:
+    """Return the direct children of a process, oldest first."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found |= {int(child) for child in (task / "children").read_text().split()}
+    return sorted(found)
+
+
+def shared_memory() -> set[str]:
+    """Return the names in /dev/shm."""
+    return set(os.listdir("/dev/shm"))
