@@ -1,8 +1,4 @@
-"""`huggingface_hub.InferenceClient`, given the server as `base_url` and as `model`.
-
-HF's older `text-generation` client asks for huggingface_hub below 1.0, which transformers 5 does
-not work with, so it cannot be installed beside this server and has no tests here.
-"""
+"""`huggingface_hub.InferenceClient`, given the server as `base_url` and as `model`."""
 
 from __future__ import annotations
 
