@@ -30,9 +30,11 @@ def run(*words: str | Path, timeout: float) -> str:
 
 
 @pytest.fixture(scope="module")
-def python(request: pytest.FixtureRequest) -> Path:
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter that can import the client."""
-    folder = Path(request.config.cache.mkdir("text-generation-client"))
+    cache = getattr(request.config, "cache", None)  # absent under -p no:cacheprovider
+    name = "text-generation-client"
+    folder = Path(cache.mkdir(name)) if cache is not None else tmp_path_factory.mktemp(name)
     interpreter, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists() or ready.read_text() != PACKAGE:
         try:
