@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from bench.fuzz_client import open_files, run, statuses
 from tests.router.http.fake_engine import FakeEngine
@@ -22,6 +23,7 @@ def living() -> tuple[int, int]:
 async def test_hostile_requests_get_no_5xx_and_leave_nothing(shortcut):
     fake = FakeEngine(limits=Limits(max_concurrent_requests=64))
     async with served(fake, HttpSettings(shortcut=shortcut)) as server:
+        await trio.testing.wait_all_tasks_blocked()
         before = living()
         findings = await run(server.raw, count=400, seed=1, parallel=8)
         assert findings.violations == []
