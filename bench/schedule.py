@@ -182,7 +182,8 @@ class Soak:
             for sequence in scheduler.fault([Fault(failed, "")], self.shard.applied, self.now):
                 del self.open[sequence]
         if rng.random() < 0.001:
-            scheduler.shard_lost(self.now)
+            for sequence in scheduler.shard_lost(self.now):
+                del self.open[sequence]
             self.shard = VirtualShard(4, CostModel(), self.shard.outputs)
             self.replies.clear()
         elif self.shard.applied:

@@ -122,15 +122,52 @@ async def test_a_shard_that_cannot_load_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.trio
 async def test_a_crash_loop_ends_in_a_report_and_failed_streams(tmp_path: Path) -> None:
-    argv = FakeArgv(plan=[{"crash_at_step": 3}] * 9)
+    argv = FakeArgv(plan=[{"crash_at_step": 3}, {"load_error": "gone"}, {"load_error": "gone"}])
     async with supervised(tmp_path, argv, limit=1) as (engine, supervisor):
         request = make_request(byte_tokenizer(tmp_path), "crash", 500)
         with engine.submit(request) as stream:
             with pytest.raises(GenerationError, match="crashed 2 times in a row"):
                 await ids_of(stream)
         assert not supervisor.ready
-        assert "exited with code 70" in supervisor.why
+        assert "gone" in supervisor.why
         assert "--shard-restart-limit" in supervisor.why
+
+
+@pytest.mark.trio
+async def test_a_request_that_crashes_every_shard_fails_alone(tmp_path: Path) -> None:
+    poison = 3 + 255
+    argv = FakeArgv(FakeSettings(vocab_size=259, step_ms=2, crash_token=poison))
+    async with supervised(tmp_path, argv, limit=2) as (engine, supervisor):
+        tokenizer = byte_tokenizer(tmp_path)
+        answers = {
+            prompt: continuation(argv.base, tokenizer.encode_ids(prompt, False).tolist(), 25)
+            for prompt in (f"good {n}" for n in range(14))
+        }
+        # Not those that come upon the token by themselves.
+        answers = {prompt: ids for prompt, ids in answers.items() if poison not in ids}
+        assert len(answers) > 8
+        results: dict[str, list[int]] = {}
+
+        async def client(prompt: str) -> None:
+            with engine.submit(make_request(tokenizer, prompt, 25)) as stream:
+                results[prompt] = await ids_of(stream)
+
+        async with trio.open_nursery() as nursery:
+            for prompt in answers:
+                nursery.start_soon(client, prompt)
+            await trio.sleep(0.02)
+            request = make_request(tokenizer, "bad", 30)
+            request.prompt_ids[1] = poison
+            with engine.submit(request) as bad:
+                with pytest.raises(GenerationError, match="ended again and again"):
+                    await ids_of(bad)
+        assert results == answers
+        engine.scheduler.check()
+        assert engine.scheduler.free_blocks == engine.scheduler.total_blocks
+        while not supervisor.ready:
+            await trio.sleep(0.01)
+        with engine.submit(make_request(tokenizer, "after", 5)) as stream:
+            assert len(await ids_of(stream)) == 5
 
 
 @pytest.mark.trio

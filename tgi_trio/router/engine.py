@@ -193,7 +193,12 @@ class Engine:
                 await self._turn(link)
         finally:
             self._link = None
-            self.scheduler.shard_lost(self._clock())
+            for id in self.scheduler.shard_lost(self._clock()):
+                self._fail(
+                    id,
+                    "the model's process ended again and again while it computed this request, "
+                    "and only then: it is not tried again",
+                )
 
     async def watch_deadlines(self) -> None:
         """End requests whose deadline has passed."""

@@ -120,6 +120,8 @@ class Supervisor:
                 raise ShardCannotStart(report)
             long_lived = lived and trio.current_time() - (self._ready_at or 0.0) > STABLE_AFTER
             crashes = 1 if long_lived else crashes + 1
+            if lived and self._engine is not None and self._engine.scheduler.loss_explained:
+                crashes = 1  # a request does it: it has been found, or will be
             log.error("%s", report)
             if crashes > self._watch.restart_limit:
                 self.why = (

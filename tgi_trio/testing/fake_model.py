@@ -53,6 +53,7 @@ class FakeSettings:
     load_error: str = ""  # loading fails with this message
     crash_at_step: int = 0  # the process ends in this step, counted from 1
     hang_at_step: int = 0  # this step never ends
+    crash_token: int = -1  # the process ends in a step with a sequence that has this token
     fail_token: int = -1  # a step with a sequence that has this token raises
     speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
 
@@ -171,17 +172,15 @@ class FakeRunner:
 
     def _misbehave(self, plan: StepPlan) -> None:
         settings = self.settings
-        if self._steps == settings.crash_at_step:
+        if self._steps == settings.crash_at_step or _has_token(plan, settings.crash_token):
             if self._in_thread:
                 raise FakeCrash
             os._exit(CRASH_EXIT_CODE)
         if self._steps == settings.hang_at_step:
             self.released.wait()
             raise FakeCrash
-        if settings.fail_token >= 0:
-            for sequence in plan.rows:
-                if settings.fail_token in sequence.token_ids[: sequence.length]:
-                    raise RuntimeError(f"token {settings.fail_token} cannot be computed")
+        if _has_token(plan, settings.fail_token):
+            raise RuntimeError(f"token {settings.fail_token} cannot be computed")
 
     def _row(self, plan: StepPlan, i: int) -> RowResult:
         sequence = plan.rows[i]
@@ -226,6 +225,11 @@ class FakeRunner:
         if len(wrong) == 0:
             return None
         return f"KV of position {wrong[0]} is not this sequence's (block {table[wrong[0] // size]})"
+
+
+def _has_token(plan: StepPlan, token: int) -> bool:
+    """Return whether a sequence of the plan has `token`, computed yet or not; none has -1."""
+    return token >= 0 and any(token in row.token_ids[: row.length] for row in plan.rows)
 
 
 def _kv_entries(token_ids: NDArray[np.integer], positions: NDArray[np.int64]) -> NDArray[np.int64]:

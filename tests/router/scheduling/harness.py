@@ -246,7 +246,8 @@ class World:
 
     def crash(self) -> None:
         """Lose the shard and everything in its rings."""
-        self.scheduler.shard_lost(self.now)
+        for sequence in self.scheduler.shard_lost(self.now):
+            self.open.remove(sequence)
         self._boot()
 
     def turn(self) -> None:

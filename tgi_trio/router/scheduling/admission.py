@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from tgi_trio.router.scheduling.batch import Batch
+from tgi_trio.router.scheduling.isolation import Isolation
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.memory import KvMemory
 from tgi_trio.router.scheduling.queue import WaitingQueue
@@ -17,6 +18,7 @@ class Verdict(enum.Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"  # too few blocks can be had
     NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
+    HELD_BACK = "held back"  # a suspect's group is full, or it is none and would join suspects
     SHARES_SOON = "shares soon"  # what it starts with is being computed for another: wait for that
 
 
@@ -24,12 +26,18 @@ class Admission:
     """Moves sequences from the queue into the batch."""
 
     def __init__(
-        self, limits: SchedulingLimits, queue: WaitingQueue, batch: Batch, memory: KvMemory
+        self,
+        limits: SchedulingLimits,
+        queue: WaitingQueue,
+        batch: Batch,
+        memory: KvMemory,
+        isolation: Isolation,
     ) -> None:
         self._limits = limits
         self._queue = queue
         self._batch = batch
         self._memory = memory
+        self._isolation = isolation
         self.behind = 0  # waiting sequences that wait for other prompts, not for memory
         # State of queue and memory when a look at the queue found that nobody has room.
         self._no_room_at = (-1, 0)
@@ -49,13 +57,16 @@ class Admission:
         admitted: list[Sequence] = []
         without_room: list[Sequence] = []
         without_turn: list[Sequence] = []
-        passed = 0
+        places = self._isolation.places()
+        passed = held_back = 0
         skips = 0  # of the one of `without_room` that was passed most often
         room = self._available
         anyone_has_turn = batch.has_turn(1)
-        while anyone_has_turn and passed < len(queue) and not batch.is_full:
+        while anyone_has_turn and passed < len(queue) and not batch.is_full and places != 0:
             sequence = queue.at(passed)
-            if room <= sequence.short_at:
+            if places is not None and sequence not in self._isolation:
+                verdict = Verdict.HELD_BACK
+            elif room <= sequence.short_at:
                 verdict = Verdict.NO_ROOM  # as before: not worth a look
             else:
                 verdict = self._try(sequence, room, without_turn)
@@ -63,6 +74,7 @@ class Admission:
                 queue.admit(sequence)
                 batch.enter(sequence)
                 admitted.append(sequence)
+                places = self._isolation.places()
                 if without_room:
                     skips += 1
                 for other in without_room:
@@ -75,9 +87,11 @@ class Admission:
                 if verdict is Verdict.NO_ROOM:
                     without_room.append(sequence)
                     skips = max(skips, sequence.skipped)
+                elif verdict is Verdict.HELD_BACK:
+                    held_back += 1
                 elif verdict is Verdict.NOT_ITS_TURN:
                     without_turn.append(sequence)
-            if passed > skip_limit or skips >= skip_limit:
+            if passed - held_back > skip_limit or skips >= skip_limit:
                 break
             if verdict is not Verdict.NO_ROOM:
                 anyone_has_turn = batch.has_turn(1, without_turn)

@@ -31,6 +31,7 @@ from tgi_trio.router.scheduling.commands import (
 )
 from tgi_trio.router.scheduling.departures import Departures
 from tgi_trio.router.scheduling.invariants import check_states
+from tgi_trio.router.scheduling.isolation import Isolation
 from tgi_trio.router.scheduling.lifecycle import HELD, Event, State
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.memory import KvMemory
@@ -62,7 +63,8 @@ class Scheduler:
         self._memory = KvMemory(limits.usable_blocks, limits.block_size, limits.prefix_caching)
         self._queue = WaitingQueue(limits)
         self._batch = Batch(limits, self._memory)
-        self._admission = Admission(limits, self._queue, self._batch, self._memory)
+        self._isolation = Isolation()
+        self._admission = Admission(limits, self._queue, self._batch, self._memory, self._isolation)
         self._pace = Pace(limits)
         self._drain = DrainRate()
         self._sequences: dict[int, Sequence] = {}  # all that have not finished
@@ -266,24 +268,33 @@ class Scheduler:
             self._end(sequence, Event.FAIL, sound=False)
         return failed
 
-    def shard_lost(self, now: float) -> None:
-        """Forget all blocks and queue what was on the shard again, with the tokens it has."""
+    def shard_lost(self, now: float) -> list[int]:
+        """Forget all blocks and queue what was on the shard again, with the tokens it has.
+
+        Returns the sequence that is found to have brought the shard down, if there is one: it has
+        failed. `Isolation` says how it is found.
+        """
         self._memory.clear()
         self._batch.clear()
         self._departures.clear()
         self._pace = Pace(self.limits)
         self._number = 0
         self._budget_sent = None
+        on_board = (State.PREFILLING, State.RUNNING)
+        culprit = self._isolation.lost(s for s in self._sequences.values() if s.state in on_board)
         for sequence in list(self._sequences.values()):
             if sequence.state is State.WAITING:
                 continue
             self._memory.forget(sequence)
-            sequence.advance(Event.LOSE)
+            sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
+            if sequence is culprit:
+                self.counters["failed"] += 1
             if sequence.state is State.FINISHED:
                 self._forget(sequence)
             else:
                 self._requeue(sequence)
                 self.counters["replayed"] += 1
+        return [culprit.id] if culprit is not None else []
 
     # -- what to send --------------------------------------------------------------------------
 
@@ -407,6 +418,11 @@ class Scheduler:
         return None
 
     @property
+    def loss_explained(self) -> bool:
+        """Whether the last death of the shard is put down to one of the sequences on it."""
+        return self._isolation.explained
+
+    @property
     def queue_size(self) -> int:
         return len(self._queue)
 
@@ -448,4 +464,5 @@ class Scheduler:
         self._batch.check()
         self._memory.check(self._sequences.values())
         self._departures.check()
+        self._isolation.check(self._sequences.values())
         check_states(self._sequences.values(), self._queue, self._batch, self._departures)

@@ -36,7 +36,9 @@ class Sequence:
         "claim",
         "computed",
         "deadline",
+        "deaths",
         "emitted",
+        "emitted_at_death",
         "extend_at",
         "id",
         "key",
@@ -75,6 +77,9 @@ class Sequence:
         self.queued = now
         self.started: float | None = None  # first sent to the shard
         self.cached = 0  # prompt tokens found in the prefix cache at the first admission
+        # Set by Isolation.
+        self.deaths = 0  # of the shard while it was there, without getting further in between
+        self.emitted_at_death = 0  # tokens it had at the last of them
         # Set by the queue.
         self.rank = Rank.IN_TIME
         self.turn = 0  # admissions before its own, by the order of arrival

@@ -109,9 +109,10 @@ class RecordingScheduler(Scheduler):
         )
         return out
 
-    def shard_lost(self, now: float) -> None:
-        super().shard_lost(now)
-        self._line({"do": "shard_lost", "now": now, "out": None})
+    def shard_lost(self, now: float) -> list[int]:
+        out = super().shard_lost(now)
+        self._line({"do": "shard_lost", "now": now, "out": out})
+        return out
 
     def schedule(self, now: float) -> list[Command]:
         out = super().schedule(now)
