@@ -21,6 +21,7 @@ from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.handshake import WarmupLimits
 from tgi_trio.router.http.sockets import bound, tls_context
 from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.schedule_recorder import ScheduleRecorder
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.supervisor import Started, Supervisor, Watch
@@ -158,7 +159,7 @@ class Launcher:
                 world_size=settings.num_shard,
             ),
             WarmupLimits(
-                max_prefill_tokens=settings.step_token_budget,
+                max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,
                 max_batch_size=settings.max_batch_size,
                 max_batch_total_tokens=settings.max_batch_total_tokens,
@@ -219,7 +220,11 @@ class Launcher:
         _tell(settings, supervisor.started)
         facts = supervisor.started.facts
         limits = scheduling_limits(settings, settings.prefix_caching and facts.prefix_reuse)
-        engine = front.open(settings, limits, supervisor, facts.vocab_size)
+        recorder = None
+        if settings.record_schedule is not None:
+            recorder = ScheduleRecorder(settings.record_schedule)
+            await nursery.start(recorder.run)
+        engine = front.open(settings, limits, supervisor, facts.vocab_size, recorder)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()

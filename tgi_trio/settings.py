@@ -71,6 +71,7 @@ class _AsGiven:
     graceful_termination_timeout: float = 90.0  # seconds
     stall_timeout: float = 60.0  # seconds without a step while there is work
     shard_restart_limit: int = 5  # starts that may fail in a row
+    record_schedule: Path | None = None  # a trace of every scheduling decision goes there
     spin_us: int = 0  # microseconds a reader of a ring spins before it sleeps
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,9 +115,12 @@ class Bench:
 
 @asynccontextmanager
 async def engine_on_fake_shard(
-    folder: Path, fake: FakeSettings | None = None, permits: int = 128
+    folder: Path, fake: FakeSettings | None = None, permits: int = 128, growing: bool = False
 ) -> AsyncIterator[Bench]:
-    """Run an engine with a FakeShard thread until the block is left."""
+    """Run an engine with a FakeShard thread until the block is left.
+
+    `growing`: blocks are granted as sequences grow, instead of reserved.
+    """
     tokenizer = byte_tokenizer(folder)
     fake = fake or FakeSettings(vocab_size=259)
     metrics = Metrics(max_input_tokens=4096, max_total_tokens=4096)
@@ -127,6 +130,7 @@ async def engine_on_fake_shard(
             facts = await handshake.info(end)
             memory = await handshake.warm_up(end, WarmupLimits(512, 4096, 64, 0))
             limits = scheduling_limits(memory.blocks, facts.block_size)
+            limits = replace(limits, reserve=not growing)
             engine = Engine(Admission(permits), limits, tokenizer, metrics)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.serve, ShardLink(end))

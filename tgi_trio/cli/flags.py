@@ -233,6 +233,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("graceful-termination-timeout", "seconds", "for streams at SIGTERM", short="-g"),
             Flag("stall-timeout", "seconds", "without a step before a shard counts as hung"),
             Flag("shard-restart-limit", "int", "failed starts of the shard in a row"),
+            Flag("record-schedule", "path", "write a trace to replay scheduling from", "none"),
             Flag("spin-us", "us", "microseconds to spin before sleeping; costs CPU when idle"),
         ),
     ),

@@ -67,8 +67,9 @@ class Engine:
         tokenizer: Tokenizer,
         metrics: Metrics,
         clock: Callable[[], float] = trio.current_time,
+        scheduler: Callable[[SchedulingLimits], Scheduler] = Scheduler,
     ) -> None:
-        self.scheduler = Scheduler(limits)
+        self.scheduler = scheduler(limits)
         self.last_step_at = clock()  # when the shard last showed progress; the supervisor reads it
         self._admission = admission
         self._tokenizer = tokenizer

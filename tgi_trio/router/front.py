@@ -15,7 +15,8 @@ from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.exchange import HttpSettings
 from tgi_trio.router.http.server import ServerSettings, serve
 from tgi_trio.router.metrics import Metrics
-from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.schedule_recorder import ScheduleRecorder
+from tgi_trio.router.scheduling.scheduler import Scheduler, SchedulingLimits
 from tgi_trio.router.service import Service
 from tgi_trio.router.supervisor import Supervisor
 from tgi_trio.router.text.chat_template import ChatTemplate
@@ -45,11 +46,20 @@ class Front:
         self._grammars = grammars
 
     def open(
-        self, settings: Settings, limits: SchedulingLimits, supervisor: Supervisor, vocab_size: int
+        self,
+        settings: Settings,
+        limits: SchedulingLimits,
+        supervisor: Supervisor,
+        vocab_size: int,
+        recorder: ScheduleRecorder | None = None,
     ) -> Engine:
         """Make the engine and the application in front of it."""
         engine = Engine(
-            Admission(settings.max_concurrent_requests), limits, self._tokenizer, self._metrics
+            Admission(settings.max_concurrent_requests),
+            limits,
+            self._tokenizer,
+            self._metrics,
+            scheduler=Scheduler if recorder is None else recorder.scheduler,
         )
         pool = TokenizerPool(self._tokenizer, settings.validation_workers)
         validation = ValidationLimits(

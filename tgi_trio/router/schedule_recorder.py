@@ -1,0 +1,93 @@
+"""--record-schedule: every scheduling decision as a trace that `scheduling.trace.replay` plays.
+
+The event loop only appends lines to a list; a thread writes them. What waits to be written is
+bounded, and so is the file. A trace with a hole cannot be replayed, so at either bound recording
+ends: what is in the file stays a trace of the server's first hours.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import IO
+
+import trio
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.trace import RecordingScheduler
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 64 << 20  # bytes that wait to be written; more means a disk that stands still
+MAX_FILE = 4 << 30  # bytes
+_PAUSE_S = 0.2  # between two writes
+
+
+class ScheduleRecorder:
+    """Takes lines without waiting and writes them to a file."""
+
+    def __init__(
+        self, path: Path, max_waiting: int = MAX_WAITING, max_file: int = MAX_FILE
+    ) -> None:
+        self._path = path
+        self._max_waiting = max_waiting
+        self._max_file = max_file
+        self._lines: list[str] = []
+        self._waiting = 0
+        self._size = 0  # bytes written or waiting
+        self._ended = False
+
+    def scheduler(self, limits: SchedulingLimits) -> RecordingScheduler:
+        """Return a scheduler that is recorded; token ids are veiled by a number of its own."""
+        return RecordingScheduler(limits, self.write, veil=secrets.randbits(30) | 1)
+
+    def write(self, line: str) -> None:
+        """Take a line; never waits. Ends the recording when a bound is reached."""
+        if self._ended:
+            return
+        if self._waiting + len(line) > self._max_waiting or self._size + len(line) > self._max_file:
+            self._ended = True
+            log.warning("%s is complete at %d bytes: recording has ended", self._path, self._size)
+            return
+        self._lines.append(line)
+        self._waiting += len(line)
+        self._size += len(line)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write until cancelled, then what is left.
+
+        Raises ConfigurationError when the file cannot be made.
+        """
+        try:
+            file = self._path.open("w", encoding="ascii")
+        except OSError as error:
+            raise ConfigurationError(f"`record_schedule` cannot be written: {error}") from error
+        with file:
+            task_status.started()
+            try:
+                while True:
+                    await trio.sleep(_PAUSE_S)
+                    await self._flush(file)
+            finally:
+                file.write("".join(self._lines))
+
+    async def _flush(self, file: IO[str]) -> None:
+        lines, self._lines = self._lines, []
+        self._waiting = 0
+        if not lines:
+            return
+        try:
+            # Not given up when the server stops: half a line could follow the other half.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(_write, file, lines)
+        except OSError as error:
+            self._ended = True
+            self._lines.clear()
+            log.warning("recording has ended: %s: %s", self._path, error)
+
+
+def _write(file: IO[str], lines: list[str]) -> None:
+    file.writelines(lines)
+    file.flush()
