@@ -34,7 +34,9 @@ async def client(bench: Bench, rng: random.Random, left: Counter[str]) -> None:
     """Ask for something and leave at a random point; what came must be right until then."""
     prompt, count = "x" * rng.randint(1, 100) + str(rng.random()), rng.randint(1, 300)
     with trio.CancelScope() as scope:
-        kind = rng.choice(["parsing", "at once", "time", "time", "token", "token", "last"])
+        kind = rng.choice(
+            ["parsing", "at once", "prefill", "time", "time", "token", "token", "last"]
+        )
         if kind == "parsing":
             with bench.engine.permit():
                 scope.cancel()
@@ -42,12 +44,16 @@ async def client(bench: Bench, rng: random.Random, left: Counter[str]) -> None:
                 await trio.lowlevel.checkpoint()
         if kind == "time":
             scope.deadline = trio.current_time() + rng.random() * 0.2
-        leave_at = {"at once": 0, "token": rng.randint(1, count), "last": count}.get(kind, 1 << 30)
+        leave_at = {"at once": 0, "prefill": 0, "token": rng.randint(1, count), "last": count}.get(
+            kind, 1 << 30
+        )
         with bench.engine.permit():
             stream = bench.engine.submit(make_request(bench.tokenizer, prompt, count))
             try:
                 with stream:
                     got = 0
+                    while kind == "prefill" and where(bench, stream.id) == "waiting":
+                        await trio.lowlevel.checkpoint()
                     if leave_at > 0:
                         async for tokens in stream:
                             got += len(tokens)
