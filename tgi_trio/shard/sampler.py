@@ -296,16 +296,21 @@ class Sampler:
                     )
             todo = todo[~kept.settled]
         for i in todo.tolist():
-            self._choose_wide(to_numpy(own[i, : self._vocab_size]), i, settings, uniforms, choice)
+            self._choose_wide(own[i, : self._vocab_size], i, settings, uniforms, choice)
 
     def _choose_wide(
-        self, scores: Floats, i: int, settings: _Settings, uniforms: Floats, choice: _Choice
+        self,
+        row_scores: torch.Tensor,
+        i: int,
+        settings: _Settings,
+        uniforms: Floats,
+        choice: _Choice,
     ) -> None:
         """Choose for one row, the i-th of those with a truncation, among all its tokens."""
         row = int(settings.cut[i])
-        keep = truncate_row(scores, settings.cuts, i)
-        places = np.flatnonzero(keep)
-        kept = scores[places]
+        scores = row_scores.cpu().numpy()
+        places = np.flatnonzero(truncate_row(scores, settings.cuts, i))
+        kept = scores[places].astype(np.float64)
         mass = np.exp(kept).cumsum()
         logprobs = kept - np.log(mass[-1])
         if settings.sample[row]:

@@ -1,65 +1,73 @@
 """The same truncations as `truncation.py`, exactly, for one row whose candidates do not suffice.
 
-Such a row is flat: thousands of tokens may survive. Instead of sorting the vocabulary, its mass is
-put into buckets by key, and only the bucket in which the wanted mass is reached gets sorted.
+Such a row is flat: thousands of tokens may survive. Its scores are sorted, without their ids: a
+sort of plain float32 numbers is one pass of vector instructions, ten times cheaper than finding out
+which token is where. What survives is then a matter of comparing with a threshold.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.shard.truncation import Bools, Cuts, Floats
 
-_BUCKETS = 4096
+Scores = NDArray[np.float32]
 
 
-def truncate_row(scores: Floats, cuts: Cuts, row: int) -> Bools:
+def truncate_row(scores: Scores, cuts: Cuts, row: int) -> Bools:
     """Return which tokens survive row `row` of `cuts`: bool [V].
 
-    `scores` float64 [V], in vocabulary order, relative to the best; what is masked is -inf.
+    `scores` float32 [V], in vocabulary order, relative to the best; what is masked is -inf.
     """
     top_k, min_p = int(cuts.top_k[row]), float(cuts.min_p[row])
     top_p, typical_p = float(cuts.top_p[row]), float(cuts.typical_p[row])
-    keep = np.isfinite(scores)
+    costs = np.sort(-scores)  # best first
+    costs = costs[: np.searchsorted(costs, np.inf)]
     if top_k:
-        keep &= scores >= np.partition(scores, -top_k)[-top_k]
-    weights = np.exp(scores) * keep
+        last = costs[min(top_k, len(costs)) - 1]
+        costs = costs[: np.searchsorted(costs, last, side="right")]
     if top_p < 1.0:
-        keep = _until(-scores, weights, top_p * weights.sum(), ties=False)
-        weights *= keep
+        mass = np.exp(-costs, dtype=np.float64).cumsum()
+        costs = costs[: 1 + _reached(mass, top_p * mass[-1])]
+    keep: Bools = scores >= -costs[-1]
+    surplus = np.count_nonzero(keep) - len(costs)
+    if surplus:  # top-p keeps some of those that tie with its last one: the lower ids
+        keep[np.flatnonzero(scores == -costs[-1])[-surplus:]] = False
     if typical_p < 1.0:
-        surprisals = np.log(weights.sum()) - np.where(keep, scores, 0.0)
-        probabilities = weights / weights.sum()
-        distances = np.abs(surprisals - (probabilities * surprisals).sum())
-        keep = _until(distances, probabilities, typical_p, ties=True)
+        best, worst = _typical(costs.astype(np.float64), typical_p)
+        keep &= (scores <= -best) & (scores >= -worst)
     if min_p > 0.0:
-        keep &= scores >= scores[keep].max() + np.log(min_p)
+        keep &= scores >= np.float64(scores[keep].max()) + np.log(min_p)
     return keep
 
 
-def _until(keys: Floats, weights: Floats, mass: float, *, ties: bool) -> Bools:
-    """Return the entries with the smallest keys whose weights together reach `mass`: bool [V].
+def _typical(costs: Floats, mass: float) -> tuple[float, float]:
+    """Return the least and the greatest cost among the tokens that together reach `mass`.
 
-    Entries of weight 0 never belong to them. The one that reaches `mass` does, and so do, with
-    `ties`, all with the same key; without, lower indices come first.
+    `costs` of what is left, rising. The tokens are taken from the mean cost outwards: that is the
+    entropy, but for a constant. They lie next to each other, so that a difference of two cumulative
+    sums is the mass within any distance. Ties at the greatest distance are kept.
     """
-    chosen = np.zeros(len(keys), np.bool_)
-    places = np.flatnonzero(weights)
-    keys, weights = keys[places], weights[places]
-    low, high = keys.min(), keys.max()
-    scale = (_BUCKETS - 1) / (high - low) if high > low else 0.0
-    buckets = ((keys - low) * scale).astype(np.int64)
-    filled = np.cumsum(np.bincount(buckets, weights, _BUCKETS))
-    # Where rounding keeps the sum of everything below `mass`, everything stays.
-    crossing = min(int(np.searchsorted(filled, mass)), int(buckets.max()))
-    before = filled[crossing - 1] if crossing else 0.0
-    inside = np.flatnonzero(buckets == crossing)
-    inside = inside[np.argsort(keys[inside], kind="stable")]
-    reached = before + np.cumsum(weights[inside])
-    last = min(int((reached < mass).sum()), len(inside) - 1)
-    kept = buckets < crossing
-    kept[inside[: last + 1]] = True
-    if ties:
-        kept |= keys == keys[inside[last]]
-    chosen[places] = kept
-    return chosen
+    weights = np.exp(-costs)
+    cumulative = np.concatenate(([0.0], weights.cumsum()))
+    center = (weights * costs).sum() / cumulative[-1]
+    wanted = min(mass, 1.0) * cumulative[-1]
+
+    def within(distance: float) -> tuple[int, int]:
+        first = np.searchsorted(costs, center - distance)
+        return int(first), int(np.searchsorted(costs, center + distance, side="right"))
+
+    near, far = 0.0, float(max(center - costs[0], costs[-1] - center))
+    while near < (middle := (near + far) / 2) < far:
+        first, end = within(middle)
+        near, far = (
+            (near, middle) if cumulative[end] - cumulative[first] >= wanted else (middle, far)
+        )
+    first, end = within(far)
+    return float(costs[first]), float(costs[end - 1])
+
+
+def _reached(mass: Floats, wanted: float) -> int:
+    """Return the first place where cumulative `mass` is `wanted`, the last where it never is."""
+    return min(int(np.searchsorted(mass, wanted)), len(mass) - 1)

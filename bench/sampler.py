@@ -1,0 +1,89 @@
+"""What choosing a batch's next tokens costs: one setting, and every setting at once.
+
+    python -m bench.sampler --json bench/out/sampler.json
+
+`greedy` is the floor beside which the others stand; `mixed` gives each row another setting in turn.
+The goal: `mixed` costs at most twice the dearest way of the settings that it is mixed from alone.
+Scores are normal with the standard deviation `spread`: 4 is a model's usual confidence, 1 is nearly
+flat, so that thousands of tokens survive a truncation. All cases alternate call by call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.stats import add_output_flags, table, write_json
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.step import Sequence
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"sample": True, "temperature": 0.8},
+    "top-k": {"sample": True, "top_k": 50},
+    "top-p": {"sample": True, "top_p": 0.9, "temperature": 0.7},
+    "typical-p": {"sample": True, "typical_p": 0.9},
+    "min-p": {"sample": True, "min_p": 0.05},
+    "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.1},
+    "tops": {"top_n": 5},
+}
+
+
+def rows_of(names: list[str], batch: int, length: int, vocab: int) -> list[Sequence]:
+    """Return `batch` sequences of `length` tokens, the settings `names` in turn."""
+    draw = np.random.default_rng(0)
+    rows = []
+    for i in range(batch):
+        ids = draw.integers(0, vocab, length + 8, dtype=np.int32)
+        sampling = SamplingParameters(seed=i, **SETTINGS[names[i % len(names)]])
+        rows.append(Sequence(i, ids, length, length // 2, length - 1, [], 7, 0, sampling))
+    return rows
+
+
+def measure(batch: int, vocab: int, spread: float, count: int) -> dict[str, float]:
+    """Return the median milliseconds of a call per case; calls of all cases alternate."""
+    cases = {name: [name] for name in SETTINGS} | {"mixed": list(SETTINGS)}
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((batch, vocab), generator=generator) * spread
+    work = torch.empty_like(logits)
+    samplers = {name: Sampler(vocab, [1], torch.device("cpu")) for name in cases}
+    rows = {name: rows_of(names, batch, 500, vocab) for name, names in cases.items()}
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(count + 1):  # one to warm up
+        for name, sampler in samplers.items():
+            work.copy_(logits)  # the sampler writes into its scores
+            began = time.perf_counter()
+            sampler.choose(work, rows[name])
+            if turn:
+                times[name].append((time.perf_counter() - began) * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench.sampler", description=__doc__)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--vocab", type=int, default=151936)
+    parser.add_argument("--spreads", type=float, nargs="+", default=[4.0, 1.0])
+    parser.add_argument("--count", type=int, default=5, help="calls of each case")
+    add_output_flags(parser)
+    options = parser.parse_args(argv)
+    rows = []
+    for spread in options.spreads:
+        print(f"spread {spread:g} ...", file=sys.stderr, flush=True)
+        found = measure(options.batch, options.vocab, spread, options.count)
+        dearest = max(value for name, value in found.items() if name != "mixed")
+        rows.append({"spread": spread, **found, "mixed / dearest": found["mixed"] / dearest})
+    print(table(list(rows[0]), [list(row.values()) for row in rows]))
+    write_json(options.json, "sampler", {"batch": options.batch, "ms": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
