@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 
 _RECEIVE = 1 << 16  # below what malloc maps and unmaps at every call
 
+# Where arrivals are stamped, nothing depends on when they are read. A client that waited for each
+# would have the server wake it, event by event, which clients on other machines do not ask of it.
+_NAP = 0.001  # seconds
+
 _SO_TIMESTAMPNS = 35  # of Linux; the socket module has no name for it
 _STAMP = struct.Struct("@ll")  # timespec
 
@@ -116,6 +120,8 @@ def run(
                 measuring, since = True, now
                 load = Load()
                 started()
+            if ages:
+                time.sleep(_NAP)
             for number, _ in poll.poll(0.02):
                 connection = by_number[number]
                 data, arrived = connection.receive()
