@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ class Token:
     text: str  # incremental text; "" while a character is incomplete or text is held back
     logprob: float
     special: bool
-    top: list[Token] = field(default_factory=list)
+    top: Sequence[Token] = ()  # likelier choices, where they were asked for
 
 
 @dataclass(slots=True)
