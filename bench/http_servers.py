@@ -5,10 +5,6 @@
 All of them generate in the same way: an engine inside the process gives every live stream one
 token per step. In lockstep the next step begins when every stream has sent its token; paced, steps
 are 10 ms apart. Only what turns tokens into bytes on sockets differs.
-
-`floor` is no server but a bound: one loop over sockets that reads no more of a request than it
-must and writes bytes that were made beforehand. What is above it is Python's part, the rest is the
-kernel's.
 """
 
 from __future__ import annotations
@@ -344,7 +340,7 @@ def fastapi(port: int, paced: bool) -> None:
 
 
 def floor(port: int, paced: bool) -> None:
-    """Write made-up bytes to sockets in a plain loop: what the kernel and one loop cost."""
+    """Write ready-made bytes to sockets in a plain loop: what is above it is Python's part."""
     import select
     import socket
 
@@ -354,9 +350,7 @@ def floor(port: int, paced: bool) -> None:
     poll.register(listener, select.EPOLLIN)
     clients: dict[int, socket.socket] = {}
     live: dict[int, int] = {}  # descriptor of a stream -> tokens still to be sent
-    head = (
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    )
+    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     whole = b'HTTP/1.1 200 OK\r\ncontent-length: 27\r\n\r\n{"generated_text":" Paris"}'
 
     def read(wait: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Sequence
@@ -96,6 +97,7 @@ class Front:
         """Listen on bound sockets and serve until `shutdown`; reports the addresses."""
         for listener in listeners:
             listener.listen(BACKLOG)
+        gc.freeze()  # what is loaded by now stays: no collection need ever walk it again
         try:
             await serve(
                 self._application,

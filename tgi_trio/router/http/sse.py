@@ -48,8 +48,7 @@ class EventBody:
         self._producers = producers
         self._socket: trio.socket.SocketType | None = None  # set while direct writing is on
         self._rest = memoryview(b"")  # end of a chunk of which the socket took a part
-        self._backlog: list[bytes] = []
-        self._size = 0  # bytes in the backlog
+        self._backlog = bytearray()  # not a list: objects would add a third to small events
         self._news = trio.Event()
         self._now = trio.current_time  # of the clock itself once `run` runs: it saves a detour
         self._last_sent = 0.0
@@ -134,7 +133,7 @@ class EventBody:
         """Write what has gathered, waiting for the client as long as it makes progress."""
         while not self.failed:
             if not self._rest:
-                if not self._backlog or (not self.open and self._size <= _TAIL):
+                if not self._backlog or (not self.open and len(self._backlog) <= _TAIL):
                     return
                 data = self._take()
                 self._rest = memoryview(b"%x\r\n%b\r\n" % (len(data), data))
@@ -157,7 +156,7 @@ class EventBody:
 
     async def _relay(self, send: Callable[[Any], Any]) -> None:
         """Send what has gathered through the server; it bounds how long that may take."""
-        while self._backlog and not self.failed and (self.open or self._size > _TAIL):
+        while self._backlog and not self.failed and (self.open or len(self._backlog) > _TAIL):
             data = self._take()
             await send({"type": "http.response.body", "body": data, "more_body": True})
             self._last_sent = trio.current_time()
@@ -165,17 +164,15 @@ class EventBody:
                 self._fail()
 
     def _take(self) -> bytes:
-        data = b"".join(self._backlog)
+        data = bytes(self._backlog)
         self._backlog.clear()
-        self._size = 0
         return data
 
     def _gather(self, events: bytes) -> None:
         if self.failed:
             return
-        self._backlog.append(events)
-        self._size += len(events)
-        if self._size > self._limits.backlog:
+        self._backlog += events
+        if len(self._backlog) > self._limits.backlog:
             self._fail()
         self._news.set()
 
@@ -183,7 +180,6 @@ class EventBody:
         self.failed = True
         self._socket = None
         self._backlog.clear()
-        self._size = 0
         self._news.set()
         self._sending.cancel()
         self._transport.cut()
