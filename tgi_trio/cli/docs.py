@@ -18,7 +18,7 @@ from tgi_trio.cli.flags import FLAGS, KINDS, REFUSED, Flag, Refused
 from tgi_trio.cli.help import default_text
 from tgi_trio.router import metrics, shard_states
 
-DOCUMENTS: Final = ("docs/operations.md", "docs/architecture.md")
+DOCUMENTS: Final = ("docs/operations.md", "docs/architecture.md", "docs/scheduling.md")
 
 _BLOCK: Final = re.compile(
     r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n)(?P<old>.*?)(?P<close><!-- end -->)",
@@ -82,6 +82,13 @@ def sequence_lifecycle() -> str:
     return f"```mermaid\n{lifecycle.mermaid()}```\n\n{lifecycle.markdown()}"
 
 
+def budgets() -> str:
+    """Return what each budget flag does, as a Mermaid flowchart and as a table."""
+    from tgi_trio.router.scheduling import budgets as table_of_budgets
+
+    return f"```mermaid\n{table_of_budgets.mermaid()}```\n\n{table_of_budgets.markdown()}"
+
+
 SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands,
     "flags": flags,
@@ -89,6 +96,7 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "metrics": metrics.as_markdown,
     "shard-lifecycle": shard_lifecycle,
     "sequence-lifecycle": sequence_lifecycle,
+    "budgets": budgets,
 }
 
 

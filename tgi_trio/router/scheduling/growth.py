@@ -11,6 +11,7 @@ everyone ends.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from tgi_trio.ipc.messages import ExtendRow
 from tgi_trio.router.scheduling.batch import Batch
@@ -18,10 +19,7 @@ from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.memory import KvMemory
 from tgi_trio.router.scheduling.sequence import Sequence
 
-
-def seniority(sequence: Sequence) -> tuple[int, int]:
-    """Return what the youngest has most of."""
-    return (sequence.priority, sequence.order)
+seniority = attrgetter("priority", "order")  # the youngest has most of it
 
 
 def extend(batch: Batch, memory: KvMemory, limits: SchedulingLimits) -> list[ExtendRow]:
@@ -46,11 +44,13 @@ def victims(
     """
     needy = sorted(batch.starving.values(), key=seniority)
     coming = memory.available + sum(memory.coming(sequence) for sequence in dropped)
-    members = sorted(batch.members.values(), key=seniority)
+    members: list[Sequence] = []  # sorted when the first block lacks
     chosen: list[Sequence] = []
     for sequence in needy:
         tokens = min(sequence.need, sequence.computed + limits.ask_tokens + 1)
         short = memory.blocks_for(tokens) - len(sequence.blocks)
+        if coming < short and not members:
+            members = sorted(batch.members.values(), key=seniority)
         while coming < short and seniority(members[-1]) > seniority(sequence):
             victim = members.pop()
             chosen.append(victim)

@@ -1,6 +1,6 @@
 """The life of a sequence as one literal table; whatever is not in it raises.
 
-`docs/scheduling.md` draws its table and its diagram from here.
+`docs/architecture.md` draws its table and its diagram from here.
 """
 
 from __future__ import annotations
