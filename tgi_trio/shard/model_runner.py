@@ -191,7 +191,6 @@ class TorchRunner:
         )
         with source, torch.inference_mode():
             model = load_decoder(spec, source, ranks)
-            model.pack()
         return TorchRunner(
             model,
             config,

@@ -46,6 +46,12 @@ class Layer:
     head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
     head_norm_bias: torch.Tensor | None
 
+    def pack(self) -> None:
+        """Pack every large linear for this machine; see `Linear.pack`."""
+        self.qkv.pack()
+        self.output.pack()
+        self.mlp.pack()
+
     def nbytes(self) -> int:
         parts = [self.qkv, self.output, self.mlp, self.attention_norm, self.mlp_norm]
         parts += [self.attention_post_norm, self.mlp_post_norm, self.query_norm, self.key_norm]
@@ -150,14 +156,6 @@ class Decoder:
         if not self.spec.tied_head or self.head.packed is not None:
             total += self.head.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
-
-    def pack(self) -> None:
-        """Pack every large linear for this machine; see `Linear.pack`."""
-        self.head.pack()
-        for layer in self.layers:
-            layer.qkv.pack()
-            layer.output.pack()
-            layer.mlp.pack()
 
     def _layer(
         self,

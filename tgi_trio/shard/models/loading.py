@@ -20,6 +20,7 @@ from tgi_trio.shard.weights import WeightSource
 def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = None) -> Decoder:
     """Read every weight of `spec`; raises ModelLoadError naming one that is missing or misshapen.
 
+    Linears are packed as they are read, so that only one layer is ever held twice.
     Heads, MLP columns and the vocabulary are split over the ranks; norms are whole on each.
     """
     return _Loader(spec, source).decoder(ranks)
@@ -45,11 +46,16 @@ class _Loader:
         if spec.position_rows:
             shape = (spec.position_rows, spec.hidden_size)
             positions = source.matrix(f"{names.positions}.weight", shape)
-        layers = [self.layer(i, layer) for i, layer in enumerate(spec.layers)]
+        layers = []
+        for index, layer_spec in enumerate(spec.layers):
+            layers.append(self.layer(index, layer_spec))
+            layers[-1].pack()
         head = embedding if spec.tied_head else self.vocabulary_rows(names.head)
         head_bias = None
         if spec.head_bias:
             head_bias = source.vector(f"{names.head}.bias", spec.vocab_size, self.vocabulary)
+        head_linear = Linear(head, head_bias)
+        head_linear.pack()
         return Decoder(
             spec,
             layers=layers,
@@ -58,7 +64,7 @@ class _Loader:
             positions=positions,
             embedding_norm=self.norm("", names.embedding_norm, spec.hidden_size),
             final_norm=self.norm("", names.final_norm, spec.hidden_size),
-            head=Linear(head, head_bias),
+            head=head_linear,
             vocabulary=self.vocabulary,
             ranks=ranks,
         )
