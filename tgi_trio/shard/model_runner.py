@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.attention.flash import choose_attention
 from tgi_trio.shard.attention.interface import PlanLayout
 from tgi_trio.shard.attention.reference import ReferenceAttention
 from tgi_trio.shard.decoder_sampler import DecoderSampler
@@ -197,6 +198,7 @@ class TorchRunner:
             dtype=kind,
             device=where,
             sampler=sampler,
+            attention=choose_attention(where, kind),
             ranks=ranks,
             load_ns=time.monotonic_ns() - began,
         )

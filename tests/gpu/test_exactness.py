@@ -1,0 +1,65 @@
+"""The tokens on a GPU: float32 equals transformers on the CPU, bfloat16 stays near it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shard.conftest import checkpoint  # noqa: F401  (a fixture)
+from tests.shard.models_support import (
+    Golden,
+    generated,
+    load,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PROMPTS = prompts(8)
+NEW = 24
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "bloom", "mixtral")
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk", [1000, 9])
+def test_float32_says_what_transformers_says(
+    checkpoint: Checkpoint,  # noqa: F811
+    family: str,
+    chunk: int,
+) -> None:
+    folder = checkpoint(family)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    runner, recorder = load(folder, device="cuda", dtype="float32")
+    blocks = tables(PROMPTS, shuffle=3, new=NEW)
+    rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
+    run(runner, rows, chunk=chunk, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        expected = golden.logits(PROMPTS[row.id], generated(row))
+        assert generated(row) == expected.argmax(-1).tolist()
+        ours = torch.stack(recorder.logits[row.id])
+        torch.testing.assert_close(ours, expected, atol=1e-3, rtol=0.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_stays_near(checkpoint: Checkpoint, family: str) -> None:  # noqa: F811
+    folder = checkpoint(family)
+    runner, recorder = load(folder, device="cuda", dtype="bfloat16")
+    blocks = tables(PROMPTS, new=NEW)
+    rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
+    run(runner, rows, chunk=16, joins=3)
+    golden = Golden(folder)
+    for row in rows[::2]:
+        expected = golden.logits(PROMPTS[row.id], generated(row)).flatten()
+        ours = torch.stack(recorder.logits[row.id]).flatten()
+        assert torch.corrcoef(torch.stack((ours, expected)))[0, 1] > 0.99
