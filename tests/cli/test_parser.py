@@ -192,3 +192,34 @@ def test_flags_of_the_clients() -> None:
         parse(["chat", "--url", "ftp://"], {})
     with pytest.raises(UsageError, match="completion needs the SHELL"):
         parse(["completion"], {})
+
+
+# Every flag of TGI's launcher and router, and the variables it names besides.
+TGI_FLAGS = """
+model-id revision validation-workers sharded num-shard quantize speculate dtype kv-cache-dtype
+trust-remote-code max-concurrent-requests max-best-of max-stop-sequences max-top-n-tokens
+max-input-tokens max-input-length max-total-tokens waiting-served-ratio max-batch-prefill-tokens
+max-batch-total-tokens max-waiting-tokens max-batch-size cuda-graphs hostname port prometheus-port
+shard-uds-path master-addr master-port huggingface-hub-cache weights-cache-override
+disable-custom-kernels cuda-memory-fraction rope-scaling rope-factor json-output otlp-endpoint
+otlp-service-name cors-allow-origin api-key watermark-gamma watermark-delta ngrok ngrok-authtoken
+ngrok-edge tokenizer-config-path disable-grammar-support env max-client-batch-size lora-adapters
+usage-stats payload-limit enable-prefill-logprobs graceful-termination-timeout tokenizer-name
+master-shard-uds-path max-image-fetch-size
+""".split()
+
+
+def test_no_flag_of_tgi_is_ignored() -> None:
+    known = {flag.name for flag in all_flags()} | {refused.name for refused in REFUSED}
+    assert set(TGI_FLAGS) <= known
+
+
+def test_defaults_are_tgis() -> None:
+    options = parse([], {}).options
+    assert (options.max_concurrent_requests, options.max_best_of) == (128, 2)
+    assert (options.max_stop_sequences, options.max_top_n_tokens) == (4, 5)
+    assert (options.waiting_served_ratio, options.max_waiting_tokens) == (0.3, 20)
+    assert (options.hostname, options.port) == ("0.0.0.0", 3000)
+    assert (options.max_client_batch_size, options.payload_limit) == (4, 2_000_000)
+    assert options.graceful_termination_timeout == 90
+    assert options.validation_workers == 2

@@ -255,7 +255,7 @@ _NO_GPU = "this build computes on the CPU only"
 _NO_NGROK = "there is no ngrok tunnel: run ngrok beside the server"
 _NO_TRACES = "there is no OTLP export yet: timings are in the logs and at /metrics"
 _NO_ROPE = "rotary scaling is read from the model's config.json: set rope_scaling there"
-_NO_WATERMARK = "watermarks are not in this build"
+_ONE_WATERMARK = "watermarks use gamma 0.5 and delta 2.0"
 _ONE_MACHINE = "shards run on this machine and talk over shared memory: there is nothing to set"
 
 REFUSED: Final[tuple[Refused, ...]] = (
@@ -267,8 +267,8 @@ REFUSED: Final[tuple[Refused, ...]] = (
     Refused("disable-custom-kernels", _NO_GPU, same=("false",)),
     Refused("rope-scaling", _NO_ROPE),
     Refused("rope-factor", _NO_ROPE),
-    Refused("watermark-gamma", _NO_WATERMARK),
-    Refused("watermark-delta", _NO_WATERMARK),
+    Refused("watermark-gamma", _ONE_WATERMARK, same=("0.5",)),
+    Refused("watermark-delta", _ONE_WATERMARK, same=("2", "2.0")),
     Refused("weights-cache-override", "give the folder of the weights to --model-id"),
     Refused(
         "enable-prefill-logprobs",
