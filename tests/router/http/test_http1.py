@@ -95,6 +95,8 @@ async def test_answers_do_not_depend_on_how_requests_are_cut(cuts):
         (b"GET /info HTTP/1.1\r\nhost: t\r\nbad header\r\n\r\n", 400),
         (b"POST /generate HTTP/1.1\r\nhost: t\r\ncontent-length: 3\r\n"
          b"transfer-encoding: chunked\r\n\r\n", 400),  # smuggling
+        (b"POST /generate HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip\r\n\r\n0", 501),
+        (b"POST /generate HTTP/1.1\r\nhost: t\r\ntransfer-encoding: gzip, chunked\r\n\r\n0", 501),
         (b"GET /info HTTP/1.1\r\nhost: t\r\nx: " + b"y" * 200_000, 431),
         (b"GET /info HTTP/1.1\r\nhost: t\r\n" + b"a: b\r\n" * 50_000, 431),
     ],

@@ -59,6 +59,7 @@ class Http1Protocol:
         self._room = trio.Event()
         self._deaf = False  # nothing is parsed any more: the last request has come, or the end
         self._broken = False  # what came was no HTTP
+        self._refused_with = 400  # status of the answer to it
         self._ended = False  # the connection is closed, by the client or by us
 
     async def initiate(self) -> None:
@@ -113,7 +114,7 @@ class Http1Protocol:
             except httptools.HttpParserUpgrade as upgrade:
                 data, self._again = self._again + data[upgrade.args[0] :], b""
             except httptools.HttpParserError:
-                return None if self._deaf else 400
+                return None if self._deaf else self._refused_with
         if self._head_size is not None and self._head_size > _LONGEST_HEAD:
             return 431
         return None
@@ -149,6 +150,9 @@ class Http1Protocol:
             return
         if version == "1.1" and b"host" not in headers:
             raise ValueError("a request of HTTP/1.1 names its host")
+        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._refused_with = 501  # HTTP's own word for a coding that a server does not have
+            raise ValueError("the only transfer coding is chunked")
         size, self._head_size = len(self._target) + 64 * len(self._headers), None
         scope = self._scope(method.decode("ascii"), version)
         exchange = Exchange(self, scope, size)
