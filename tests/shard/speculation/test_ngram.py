@@ -52,6 +52,20 @@ def test_the_end_is_never_guessed_unless_it_is_ignored() -> None:
     assert guesses([5, 6, 7, EOS, 9, 5, 6], ignore_eos=True) == [7, EOS, 9, 5]
 
 
+def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -> None:
+    drafter, period = NgramDrafter(4, [EOS]), [5, 6, 7]
+    row = sequence(1, period * 4, [1], new=60)
+
+    def after(right: int) -> int:
+        """Guess; say the `right` first of the guesses and a token that comes of itself."""
+        count = drafter.draft(row, 100)
+        row.length += right + 1
+        row.token_ids[: row.length] = (period * 99)[: row.length]
+        return count
+
+    assert [after(0), after(0), after(1), after(2), after(4), after(3)] == [4, 1, 1, 2, 4, 4]
+
+
 @given(
     st.lists(st.integers(3, 5), min_size=1, max_size=60),
     st.lists(st.integers(1, 9), min_size=1, max_size=20),
@@ -64,6 +78,8 @@ def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
     row.length = 0
     for count in growth:
         row.length = min(len(ids), row.length + count)
+        if "ngrams" in row.state:
+            row.state["ngrams"].count = 0  # none that could have been wrong
         got = drafter.draft(row, 100)
         drafted = row.token_ids[row.length : row.length + got].copy()
         row.token_ids[: len(ids)] = ids  # as if every guess had been wrong

@@ -26,19 +26,40 @@ class NgramDrafter:
     def draft(self, sequence: Sequence, room: int) -> int:
         """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
 
-        Where the earlier occurrence reaches into the guesses, they repeat themselves.
+        Where the earlier occurrence reaches into the guesses, they repeat themselves. A sequence
+        whose last guesses were wrong gets fewer: each takes a place in the step.
         """
         ids, length = sequence.token_ids, sequence.length
-        source = _Occurrences.of(sequence).before(sequence)
-        if source is None:
-            return 0
-        count = min(self._most, room, len(ids) - length)
-        for i in range(count):
-            token = ids[source + i]
-            if not sequence.sampling.ignore_eos and int(token) in self._eos_ids:
-                return i
-            ids[length + i] = token
-        return max(0, count)
+        state = sequence.state.get(_STATE)
+        if not isinstance(state, _Drafted):
+            state = sequence.state[_STATE] = _Drafted(self._most)
+        state.judge(length, self._most)
+        source = state.occurrences.before(sequence)
+        if source is not None:
+            for i in range(min(state.most, room, len(ids) - length)):
+                token = ids[source + i]
+                if not sequence.sampling.ignore_eos and int(token) in self._eos_ids:
+                    break
+                ids[length + i] = token
+                state.count = i + 1
+        return state.count
+
+
+class _Drafted:
+    """What the drafter remembers of one sequence."""
+
+    def __init__(self, most: int) -> None:
+        self.occurrences = _Occurrences()
+        self.most = most  # guesses it may have at the moment
+        self.count = 0  # guesses it had last
+        self._length = 0  # and the tokens it had then
+
+    def judge(self, length: int, limit: int) -> None:
+        """Decide on `most`, up to `limit`: twice as many after all were right, else those + 1."""
+        right = length - self._length - 1
+        if self.count:
+            self.most = min(limit, 2 * self.count if right >= self.count else max(0, right) + 1)
+        self.count, self._length = 0, length
 
 
 class _Occurrences:
@@ -47,14 +68,6 @@ class _Occurrences:
     def __init__(self) -> None:
         self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in _SIZES}
         self._seen = 0  # n-grams within the first `_seen` tokens are in
-
-    @classmethod
-    def of(cls, sequence: Sequence) -> _Occurrences:
-        """Return the sequence's own, made at first use."""
-        known = sequence.state.get(_STATE)
-        if not isinstance(known, _Occurrences):
-            known = sequence.state[_STATE] = cls()
-        return known
 
     def before(self, sequence: Sequence) -> int | None:
         """Return the position after the latest earlier occurrence of the longest known suffix."""
