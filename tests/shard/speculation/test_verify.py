@@ -30,14 +30,21 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 
 class OddThenEven:
-    """A grammar's matcher: odd and even tokens take turns."""
+    """Grammars of one kind: odd and even tokens take turns."""
 
-    def mask(self, generated: np.ndarray) -> np.ndarray:
-        return np.arange(VOCAB) % 2 != len(generated) % 2
+    def prepare(self, sequence: Sequence) -> bool:
+        return True
+
+    def drop(self, sequence: Sequence) -> None:
+        return None
+
+    def forbidden(self, sequences: list[Sequence]) -> tuple[np.ndarray, dict[int, str]]:
+        said = [row.length - row.prompt_length for row in sequences]
+        return np.stack([np.arange(VOCAB) % 2 == count % 2 for count in said]), {}
 
 
 def new_sampler() -> Sampler:
-    return Sampler(VOCAB, [EOS], torch.device("cpu"), grammars=lambda text: OddThenEven())
+    return Sampler(VOCAB, [EOS], torch.device("cpu"), grammars=OddThenEven())
 
 
 def scores(token_ids: np.ndarray) -> torch.Tensor:
