@@ -121,16 +121,20 @@ async def test_a_shard_that_cannot_load_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_crash_loop_ends_in_a_report_and_failed_streams(tmp_path: Path) -> None:
+async def test_a_crash_loop_ends_in_a_report_and_failed_streams(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     argv = FakeArgv(plan=[{"crash_at_step": 3}, {"load_error": "gone"}, {"load_error": "gone"}])
     async with supervised(tmp_path, argv, limit=1) as (engine, supervisor):
         request = make_request(byte_tokenizer(tmp_path), "crash", 500)
         with engine.submit(request) as stream:
             with pytest.raises(GenerationError, match="crashed 2 times in a row"):
                 await ids_of(stream)
-        assert not supervisor.ready
-        assert "gone" in supervisor.why
-        assert "--shard-restart-limit" in supervisor.why
+        assert not supervisor.ready and supervisor.given_up
+        # Clients are told no more than they need, operators everything.
+        assert supervisor.why == "the shard crashed 2 times in a row and is not started again"
+        assert "exited with code 70 in phase" in caplog.text and "gone" in caplog.text
+        assert "--shard-restart-limit 1" in caplog.text
 
 
 @pytest.mark.trio

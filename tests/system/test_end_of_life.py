@@ -73,6 +73,30 @@ def test_a_second_signal_stops_at_once() -> None:
             assert server.wait(10) == 0
 
 
+@pytest.mark.trio
+async def test_a_shard_given_up_is_a_report_for_the_log_and_few_words_for_clients() -> None:
+    why = "the shard crashed 1 times in a row and is not started again"
+    with serving("--shard-restart-limit", "0", fake='{"step_ms": 20}') as server:
+        async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+            async for event in stream(session, server.url, PROMPTS[0], max_new_tokens=900):
+                if event.get("index") == 3:
+                    os.kill(server.shards()[0], signal.SIGKILL)
+        assert event == {
+            "error": f"Request failed during generation: {why}",
+            "error_type": "generation",
+        }
+        late = httpx.post(f"{server.url}/generate", json={"inputs": "too late"})
+        assert (late.status_code, late.json()["error"]) == (503, why)
+        ready, live = (httpx.get(f"{server.url}/{path}") for path in ("ready", "live"))
+        assert (ready.status_code, ready.json()["why"]) == (503, f"shard gone: {why}")
+        assert (live.status_code, live.json()["why"]) == (503, why)
+        assert "was ended by SIGKILL (Killed) in phase" in server.output
+        assert "Likely cause: killed from outside" in server.output
+        assert f"{why} (--shard-restart-limit 0)" in server.output
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+
+
 @pytest.mark.parametrize("moment", [0.0, 0.3, 1.0, None])
 def test_kill_9_of_the_server_leaves_nothing(moment: float | None) -> None:
     before = shared_memory()

@@ -71,16 +71,18 @@ def test_five_random_moments_of_death(seed: int) -> None:
         assert shared_memory() == before, (victim, running)
 
 
-def test_a_stopped_shard_turns_health_red_and_a_continued_one_green_again() -> None:
+def test_a_stopped_shard_turns_ready_red_and_a_continued_one_green_again() -> None:
     with serving("--stall-timeout", "2", fake=FAKE) as server:
         (shard,) = server.shards()
         httpx.post(f"{server.url}/generate", json={"inputs": "x"}, timeout=TIMEOUT)
         os.kill(shard, signal.SIGSTOP)
         deadline = time.monotonic() + 20
-        while (reply := httpx.get(f"{server.url}/health")).status_code == 200:
+        while (reply := httpx.get(f"{server.url}/ready")).status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert reply.status_code == 503
+        assert reply.status_code == httpx.get(f"{server.url}/health").status_code == 503
+        assert "rank 0" in reply.json()["why"] and "no heartbeat" in reply.json()["why"]
+        assert httpx.get(f"{server.url}/live").status_code == 200
         os.kill(shard, signal.SIGCONT)
         server.wait_ready()
         assert server.shards() == [shard]

@@ -58,3 +58,7 @@ class Service:
         if not self._supervisor.ready:
             return False, f"shard {self._supervisor.state.value}: {self._supervisor.why}"
         return True, "ready"
+
+    def alive(self) -> tuple[bool, str]:
+        """Return whether this process can ever serve again, and why not."""
+        return not self._supervisor.given_up, self._supervisor.why

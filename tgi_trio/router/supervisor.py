@@ -65,7 +65,8 @@ class Supervisor:
         on_loaded: Callable[[ShardFacts], None] | None = None,
     ) -> None:
         self.state = ShardState.GONE
-        self.why = "no shard has been started yet"
+        self.why = "no shard has been started yet"  # any client may read it: no paths, no output
+        self.given_up = False  # too many crashes in a row: nothing will be served any more
         self.started: Started | None = None
         self.pids: list[int] = []  # of the latest incarnation, in rank order
         self.ended = trio.Event()  # `run` has returned: no shard process is left
@@ -112,7 +113,7 @@ class Supervisor:
             self._move(ShardEvent.RESPAWN, f"incarnation {incarnation} is starting")
             report = await self._incarnation(incarnation, task_status)
             lived = self._ready_at is not None
-            self._move(ShardEvent.EXIT, report)
+            self._move(ShardEvent.EXIT, "it has ended")
             self._metrics.gauge("tgi_shard_ready", 0)
             if self._stop.is_set():
                 return
@@ -124,19 +125,23 @@ class Supervisor:
                 crashes = 1  # a request does it: it has been found, or will be
             log.error("%s", report)
             if crashes > self._watch.restart_limit:
-                self.why = (
-                    f"the shard crashed {crashes} times in a row and is not started again "
-                    f"(--shard-restart-limit {self._watch.restart_limit}). The last time: {report}"
-                )
-                log.error("%s", self.why)
-                if self._engine is not None:
-                    self._engine.close(self.why)
+                self._give_up(crashes)
                 await self._stop.wait()
                 return
             self._metrics.inc("tgi_shard_restarts")
-            with trio.move_on_after(BACK_OFF[min(crashes - 1, len(BACK_OFF) - 1)]):
+            pause = BACK_OFF[min(crashes - 1, len(BACK_OFF) - 1)]
+            self.why = f"it crashed and is started again in {pause:g} s"
+            with trio.move_on_after(pause):
                 await self._stop.wait()
                 return
+
+    def _give_up(self, crashes: int) -> None:
+        """Fail what waits, and what comes; the report of the last crash is in the log already."""
+        self.given_up = True
+        self.why = f"the shard crashed {crashes} times in a row and is not started again"
+        log.error("%s (--shard-restart-limit %d)", self.why, self._watch.restart_limit)
+        if self._engine is not None:
+            self._engine.close(self.why)
 
     def _move(self, event: ShardEvent, why: str) -> None:
         self.state, self.why = after(self.state, event), why

@@ -83,6 +83,7 @@ class FakeEngine:
         )
         self.metrics = Metrics()
         self.healthy = (True, "")
+        self.living = (True, "")
         self.submitted: list[Request] = []
         self.permits = 0
         self.live: dict[int, TokenStream] = {}
@@ -121,6 +122,9 @@ class FakeEngine:
 
     def health(self) -> tuple[bool, str]:
         return self.healthy
+
+    def alive(self) -> tuple[bool, str]:
+        return self.living
 
     def leave(self, stream: TokenStream) -> None:
         """Called by the stream when its context is left."""

@@ -343,7 +343,7 @@ async def test_health_tells_why():
     }
 
 
-async def test_ready_tells_why_and_live_does_not_ask():
+async def test_ready_tells_why_and_live_is_red_only_for_good():
     async with served() as server:
         client = await server.connect()
         answer = await client.get("/ready")
@@ -351,9 +351,12 @@ async def test_ready_tells_why_and_live_does_not_ask():
         server.engine.healthy = (False, "no step for 40 s")
         answer = await client.get("/ready")
         assert answer.status == 503
-        assert answer.json()["error"] == "unhealthy: no step for 40 s"
+        assert answer.json() == {"ready": False, "why": "no step for 40 s"}
         answer = await client.get("/live")
         assert (answer.status, answer.json()) == (200, {"live": True})
+        server.engine.living = (False, "it crashed 6 times in a row")
+        answer = await client.get("/live")
+        assert (answer.status, answer.json()["live"]) == (503, False)
 
 
 async def test_info_and_models():

@@ -83,3 +83,6 @@ class Engine(Protocol):
 
     def health(self) -> tuple[bool, str]:
         """Return whether generation makes progress, and if not why."""
+
+    def alive(self) -> tuple[bool, str]:
+        """Return whether waiting for health to come back makes sense, and if not why."""

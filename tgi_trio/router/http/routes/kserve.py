@@ -20,11 +20,6 @@ async def server(call: Call) -> Reply:
     return _metadata("text-generation-inference", __version__, ["health", "models", "metrics"])
 
 
-async def live(call: Call) -> Reply:
-    """GET /v2/health/live: 200 while the server answers at all."""
-    return Reply(b'{"live":true}')
-
-
 async def ready(call: Call) -> Reply:
     """GET /v2/health/ready: 200 while generation makes progress."""
     reply = await operations.health(call)
@@ -77,7 +72,7 @@ def _metadata(name: str, version: str, extensions: list[str]) -> Reply:
 
 ROUTES = (
     Route("GET", "/v2", server, protected=False),
-    Route("GET", "/v2/health/live", live, protected=False),
+    Route("GET", "/v2/health/live", operations.live, protected=False),
     Route("GET", "/v2/health/ready", ready, protected=False),
     Route("GET", _MODEL, model, protected=False),
     Route("GET", f"{_MODEL}/ready", model_ready, protected=False),

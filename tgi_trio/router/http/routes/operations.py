@@ -30,14 +30,18 @@ async def health(call: Call) -> Reply:
 
 
 async def live(call: Call) -> Reply:
-    """GET /live: that the router's loop turns; whether it can serve is /ready's to say."""
-    return Reply(b'{"live":true}')
+    """GET /live: 200 unless only a new process can serve again; from memory, never waits."""
+    return _verdict("live", *call.engine.alive())
 
 
 async def ready(call: Call) -> Reply:
-    """GET /ready: /health with a body either way."""
-    reply = await health(call)
-    return reply if reply.status != 200 else Reply(b'{"ready":true}')
+    """GET /ready: the verdict of /health, with the reason in the body."""
+    return _verdict("ready", *call.engine.health())
+
+
+def _verdict(name: str, good: bool, why: str) -> Reply:
+    body = {name: True} if good else {name: False, "why": why}
+    return Reply(orjson.dumps(body), status=200 if good else 503)
 
 
 async def info(call: Call) -> Reply:
