@@ -49,7 +49,10 @@ RULES: dict[str, Rule] = {
         ours("errors router.request ipc.messages ipc.frames"), only=ours("numpy")
     ),
     "shard": Rule(ours("errors settings model_facts logs ipc"), banned=SHARD_ALONE),
-    "launcher": Rule(ours("errors settings model_facts logs hub demo ipc router"), banned=MODEL),
+    "loading": Rule(NOTHING, only=ours("trio tqdm")),
+    "launcher": Rule(
+        ours("errors settings model_facts logs hub demo loading ipc router"), banned=MODEL
+    ),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours("errors settings model_facts logs hub demo ipc router launcher client"), banned=MODEL

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import trio
 
 from tgi_trio.errors import TgiTrioError
+from tgi_trio.loading import show_loading
 from tgi_trio.router.handshake import WarmupLimits
 from tgi_trio.router.http.sockets import bound, tls_context
 from tgi_trio.router.metrics import Metrics
@@ -200,7 +201,11 @@ class Launcher:
                 self._stopping.set()
 
     async def _start_supervisor(self, nursery: trio.Nursery) -> None:
-        await nursery.start(self._supervisor.run)
+        supervisor = self._supervisor
+        async with trio.open_nursery() as watching:
+            watching.start_soon(show_loading, lambda: supervisor.pids, self._settings.model_path)
+            await nursery.start(supervisor.run)
+            watching.cancel_scope.cancel()
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         supervisor, timeline = self._supervisor, self._timeline

@@ -1,0 +1,74 @@
+"""Progress of loading, as the kernel tells it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from tgi_trio import loading
+
+MIB = 2**20
+
+
+def checkpoint(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    path.write_bytes(os.urandom(4 * MIB))
+    return path
+
+
+def test_what_is_touched_counts_and_what_is_mapped_does_not(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    assert loading.checkpoint_bytes(tmp_path) == 4 * MIB
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        mapped.madvise(mmap.MADV_RANDOM)  # no reading ahead, no pages around a fault
+        before = loading.touched_bytes(os.getpid())
+        assert before < 2 * MIB
+        sum(mapped[:: mmap.PAGESIZE])
+        assert loading.touched_bytes(os.getpid()) == 4 * MIB
+    assert loading.touched_bytes(os.getpid()) == 0
+    assert loading.touched_bytes(2**22 + 1) == 0  # no such process
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_PATIENCE", "_PERIOD", "_LINE_PERIOD"):
+        monkeypatch.setattr(loading, name, 0.01)
+    monkeypatch.setattr(loading, "touched_bytes", lambda pid: pid * MIB)
+
+
+async def show_until(folder: Path, output: io.StringIO, seen: Callable[[], bool]) -> None:
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(loading.show_loading, lambda: [1, 2], folder, output)
+            while not seen():
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    output = Terminal()
+    trio.run(show_until, tmp_path, output, lambda: "3.15M/4.19M" in output.getvalue())
+
+
+@pytest.mark.usefixtures("hasty")
+def test_lines_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint(tmp_path)
+    output = io.StringIO()
+    with caplog.at_level(logging.INFO, "tgi_trio"):
+        trio.run(show_until, tmp_path, output, lambda: bool(caplog.messages))
+    assert caplog.messages[0] == "loading weights: 3 of 4 MB"
+    assert output.getvalue() == ""

@@ -1,0 +1,71 @@
+"""How far the shards have come with reading the weights, as a bar or as lines of the log.
+
+The kernel knows it: a shard maps the checkpoint's files, and /proc/PID/smaps says how much of each
+mapping has been touched. So no backend has to count, and a shard that hangs shows as a bar that
+stands still.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TextIO
+
+import trio
+from tqdm import tqdm
+
+log = logging.getLogger("tgi_trio")
+
+_PATIENCE: Final = 1.0  # seconds; a load that is over by then needs no bar
+_PERIOD: Final = 0.2  # seconds between two looks
+_LINE_PERIOD: Final = 10.0  # seconds between two lines where there is no terminal
+_SUFFIX: Final = ".safetensors"
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    """Return the size of a model's weights on disk, in bytes."""
+    return sum(path.stat().st_size for path in folder.glob(f"*{_SUFFIX}"))
+
+
+def touched_bytes(pid: int) -> int:
+    """Return how many bytes of mapped weights a process has read; 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return 0
+    total, ours = 0, False
+    for line in lines:
+        name, *rest = line.split(maxsplit=1)
+        if not name.endswith(":"):  # the head of a mapping: addresses, rights, ..., path
+            ours = line.endswith(_SUFFIX)
+        elif ours and name == "Rss:":
+            total += int(rest[0].split()[0]) * 1024
+    return total
+
+
+async def show_loading(
+    pids: Callable[[], Sequence[int]], folder: Path, output: TextIO = sys.stderr
+) -> None:
+    """Show the progress of `pids()` (one per rank) until cancelled; silent for quick loads."""
+    total = checkpoint_bytes(folder)
+    await trio.sleep(_PATIENCE)
+    if total == 0:
+        return
+
+    async def touched() -> int:
+        # Ranks read different parts of the same files. A large smaps takes milliseconds to make.
+        return min(total, sum([await trio.to_thread.run_sync(touched_bytes, p) for p in pids()]))
+
+    if not output.isatty():
+        while True:
+            await trio.sleep(_LINE_PERIOD)
+            log.info("loading weights: %.0f of %.0f MB", await touched() / 1e6, total / 1e6)
+    with tqdm(
+        total=total, unit="B", unit_scale=True, desc="loading weights", file=output, leave=False
+    ) as bar:
+        while True:
+            bar.n = await touched()
+            bar.refresh()
+            await trio.sleep(_PERIOD)
