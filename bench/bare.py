@@ -1,9 +1,11 @@
-"""The floor of serving: the model's decode step alone, without router, rings or HTTP."""
+"""The floor of serving: the model's step alone, without router, rings or HTTP."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence as ListLike
+from pathlib import Path
 
 import numpy as np
 
@@ -13,58 +15,73 @@ from tgi_trio.shard.batch import Batch
 from tgi_trio.shard.step import Runner, WarmupRequest
 
 
-def load(model_id: str | None) -> tuple[Runner, Batch]:
-    """Return a warmed-up runner for a folder, hub id or None (the embedded model), and no rows."""
-    from tgi_trio.shard.model_runner import TorchRunner
+class BareModel:
+    """A warmed-up runner and the sequences it holds, driven as the worker drives them."""
 
-    runner: Runner = TorchRunner.load(resolve_model(model_id, None))
-    memory = runner.warm_up(WarmupRequest(512, 1024, 128, 65536))
-    info = runner.info
-    return runner, Batch(
-        vocab_size=info.vocab_size,
-        block_size=info.block_size,
-        blocks=memory.blocks,
-        eos_ids=info.eos_ids,
-    )
+    def __init__(self, folder: Path, cpu_backend: str = "auto") -> None:
+        from tgi_trio.shard.backend import load_runner
 
-
-def prefill(runner: Runner, state: Batch, batch: int, context: int, room: int) -> None:
-    """Add `batch` sequences of `context` prompt tokens and compute them."""
-    size = runner.info.block_size
-    need = -(-(context + room) // size)
-    rng = np.random.default_rng(0)
-    rows = [
-        PrefillRow(
-            sequence=i + 1,
-            token_ids=rng.integers(0, runner.info.vocab_size, context, dtype=np.int32),
-            prompt_length=context,
-            cached_length=0,
-            block_ids=list(range(1 + i * need, 1 + (i + 1) * need)),
-            max_new_tokens=room,
-            sampling=SamplingParameters(ignore_eos=True),
+        self.runner: Runner = load_runner(folder, cpu_backend=cpu_backend)
+        memory = self.runner.warm_up(WarmupRequest(512, 1088, 128, 65536))
+        info = self.runner.info
+        self._batch = Batch(
+            vocab_size=info.vocab_size,
+            block_size=info.block_size,
+            blocks=memory.blocks,
+            eos_ids=info.eos_ids,
         )
-        for i in range(batch)
-    ]
-    for row in rows:
-        state.add(row)
-    while any(sequence.computed < context for sequence in state.rows):
-        plan = state.plan(512)
+
+    def prefill(self, contexts: ListLike[int], room: int) -> None:
+        """Replace all sequences by new ones of `contexts` prompt tokens each, and compute those.
+
+        `room`: tokens that can be generated afterwards, besides the one that ends the prefill.
+        """
+        self._batch.clear()
+        rng, block = np.random.default_rng(0), 1
+        for i, context in enumerate(contexts):
+            need = -(-(context + room + 1) // self.runner.info.block_size)
+            row = PrefillRow(
+                sequence=i + 1,
+                token_ids=rng.integers(3, self.runner.info.vocab_size, context, dtype=np.int32),
+                prompt_length=context,
+                cached_length=0,
+                block_ids=list(range(block, block + need)),
+                max_new_tokens=room + 1,
+                sampling=SamplingParameters(ignore_eos=True),
+            )
+            block += need
+            self._batch.add(row)
+        while any(s.computed < s.prompt_length for s in self._batch.rows):
+            self.step()
+
+    def step(self) -> float:
+        """Run one step; return its seconds, sampling included."""
+        plan = self._batch.plan(512)
         if plan is None:
             raise RuntimeError("the batch does not move")
-        state.advance(plan, runner.step(plan), StepReport(1, 1))
+        start = time.perf_counter()
+        result = self.runner.step(plan)
+        seconds = time.perf_counter() - start
+        self._batch.advance(plan, result, StepReport(1, 1))
+        return seconds
+
+    def decode_ms(self, contexts: ListLike[int], steps: int) -> float:
+        """Return the median milliseconds of a decode step of sequences of these contexts."""
+        self.prefill(contexts, steps + 2)
+        times = [self.step() for _ in range(steps + 2)]
+        return statistics.median(times[2:]) * 1e3
+
+    def prefill_ms(self, tokens: int, repeats: int = 3) -> float:
+        """Return the median milliseconds from a prompt to its first token."""
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self.prefill([tokens], 1)
+            times.append(time.perf_counter() - start)
+        return statistics.median(times) * 1e3
 
 
 def decode_step_ms(model_id: str | None, batch: int, context: int, steps: int = 40) -> float:
     """Return the median milliseconds of a decode step of `batch` sequences of `context` tokens."""
-    runner, state = load(model_id)
-    prefill(runner, state, batch, context, steps + 8)
-    times = []
-    for _ in range(steps):
-        plan = state.plan(batch)
-        if plan is None:
-            break
-        start = time.perf_counter()
-        result = runner.step(plan)
-        times.append(time.perf_counter() - start)
-        state.advance(plan, result, StepReport(1, 1))
-    return statistics.median(times[3:]) * 1e3
+    model = BareModel(resolve_model(model_id, None))
+    return model.decode_ms([context] * batch, steps)

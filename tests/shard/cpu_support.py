@@ -33,7 +33,7 @@ FITTING: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def cpu_runner(
-    folder: Path, dtype: str = "float32", *, portable: bool = False, threads: int = 1
+    folder: Path, dtype: str = "float32", *, dot: bool = False, threads: int = 1
 ) -> Iterator[tuple[CpuRunner, GreedyRecorder]]:
     """Yield a warmed-up runner and its sampler; `threads` share whatever cores there are."""
     config = read_config(folder)
@@ -41,7 +41,7 @@ def cpu_runner(
     assert spec is not None
     recorder = GreedyRecorder()
     tensors = Checkpoint(folder, spec.names.base)
-    with Forward(spec, tensors, dtype, list(range(threads)), portable=portable) as forward:
+    with Forward(spec, tensors, dtype, list(range(threads)), dot=dot) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
         yield runner, recorder

@@ -21,6 +21,7 @@ from tests.shard.models_support import (
     sequence,
     tables,
 )
+from tgi_trio.shard.cpu.fitting import has_dot
 
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,9 +129,12 @@ def bfloat16_distance(golden: Golden, recorder: object, batch: list) -> float:
     return float((a - b).norm() / b.norm())
 
 
-@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize(
+    "dot",
+    [False, pytest.param(True, marks=pytest.mark.skipif(not has_dot(), reason="AVX512_BF16"))],
+)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, portable: bool) -> None:
+def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, dot: bool) -> None:
     from tests.shard.models_support import load
 
     folder = checkpoint(family, **FITTING[family], dtype="bfloat16")
@@ -138,7 +142,7 @@ def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, porta
     torch_runner, torch_recorder = load(folder, dtype="bfloat16")
     reference = rows()
     run(torch_runner, reference, chunk=16, joins=4)
-    with cpu_runner(folder, "bfloat16", portable=portable) as (runner, recorder):
+    with cpu_runner(folder, "bfloat16", dot=dot) as (runner, recorder):
         batch = rows(shuffle=4)
         run(runner, batch, chunk=16, joins=4)
         ours = bfloat16_distance(golden, recorder, batch)

@@ -57,15 +57,15 @@ class Forward:
         dtype: str,
         cores: list[int],
         *,
-        portable: bool = False,
+        dot: bool | None = None,
     ) -> None:
         """Pack the weights, compile the kernels, start a thread on each of `cores`.
 
-        `portable`: without instructions that few processors have. Raises ModelLoadError for a
-        checkpoint that lacks something, RuntimeError when LLVM cannot compile for this machine.
+        `dot` as for `variant_for`. Raises ModelLoadError for a checkpoint that lacks something,
+        and what the compiler raises when it has no instructions for this machine.
         """
         self.spec = spec
-        self.variant = variant_for(spec, dtype, portable=portable)
+        self.variant = variant_for(spec, dtype, dot=dot)
         self.program = Program(spec, tensors, self.variant.bf16)
         self.team = Team(self.variant, self.program.operations, cores)
         self._step = self.team.step

@@ -41,7 +41,7 @@ def load(
     reason = misfit(spec, dtype)
     if spec is None or reason is not None:
         raise UnfitError(reason)
-    portable = _portable(spec, dtype)
+    dot = _working_dot(spec, dtype)
     cores = usable_cores()
     count = threads or sensible_threads(config.folder, len(cores))
     forward = Forward(
@@ -49,7 +49,7 @@ def load(
         Checkpoint(config.folder, spec.names.base),
         dtype,
         cores[:count],
-        portable=portable,
+        dot=dot,
     )
     return CpuRunner(
         config, forward, dtype=dtype, sampler=sampler, load_ns=time.monotonic_ns() - began
@@ -62,18 +62,16 @@ def sensible_threads(folder: Path, cores: int) -> int:
     return max(1, min(cores, size // _BYTES_PER_THREAD))
 
 
-def _portable(spec: DecoderSpec, dtype: str) -> bool:
-    """Return whether to do without rare instructions; raises UnfitError if nothing passes."""
+def _working_dot(spec: DecoderSpec, dtype: str) -> bool:
+    """Return whether to use bfloat16 dot products; raises UnfitError if no kernels work."""
     reason = ""
-    for portable in (False, True):
-        if portable and variant_for(spec, dtype) == variant_for(spec, dtype, portable=True):
-            break  # the same kernels again
+    for dot in (True, False) if variant_for(spec, dtype).dot else (False,):
         try:
-            found = self_test.fault(spec, dtype, portable=portable)
+            found = self_test.fault(spec, dtype, dot=dot)
         except Exception as error:  # whatever numba and LLVM raise: there are other backends
             found = f"{type(error).__name__}: {error}"
         if found is None:
-            return portable
+            return dot
         reason = f"the self-test of the kernels failed: {found}"
-        print(reason + ("" if portable else "; trying portable instructions"), file=sys.stderr)
+        print(reason, file=sys.stderr)
     raise UnfitError(reason)

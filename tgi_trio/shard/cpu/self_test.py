@@ -26,15 +26,15 @@ _LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
 _THETA = 10000.0
 
 
-def fault(spec: DecoderSpec, dtype: str, *, portable: bool) -> str | None:
+def fault(spec: DecoderSpec, dtype: str, *, dot: bool) -> str | None:
     """Return what is wrong with the kernels that `spec` would use, or None.
 
     Raises what the compiler raises when it has no instructions for them.
     """
-    tiny = _tiny(spec, dtype, portable)
+    tiny = _tiny(spec, dtype, dot)
     tensors = _Random()
     expected = np.concatenate([_logits(tiny, tensors, _ids(n)) for n in _LENGTHS])
-    with Forward(tiny, tensors, dtype, [0], portable=portable) as forward:
+    with Forward(tiny, tensors, dtype, [0], dot=dot) as forward:
         forward.program.allocate_kv(8)
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
     # In the order they were computed: 17 + 2 tokens, then 4 + 1.
@@ -46,9 +46,9 @@ def fault(spec: DecoderSpec, dtype: str, *, portable: bool) -> str | None:
     return f"its logits are {error:.2g} of their norm away from the reference, allowed {limit:g}"
 
 
-def _tiny(spec: DecoderSpec, dtype: str, portable: bool) -> DecoderSpec:
+def _tiny(spec: DecoderSpec, dtype: str, dot: bool) -> DecoderSpec:
     """Return a model of one layer that is compiled in the same way as `spec`."""
-    variant = variant_for(spec, dtype, portable=portable)
+    variant = variant_for(spec, dtype, dot=dot)
     head_dim = 16 * variant.value_vectors
     rotary = RotarySpec(dim=head_dim, theta=_THETA)
     return DecoderSpec(

@@ -1,0 +1,61 @@
+"""How fast memory can be read: the floor of a decode step at batch 1, which reads every weight.
+
+    python -m bench.bandwidth
+
+On shared machines it changes by the minute, so a measurement means something only between two
+probes that agree.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from tgi_trio.shard.cpu.kernels import entry
+from tgi_trio.shard.cpu.kernels.vectors import add, fill, load, total
+from tgi_trio.shard.cpu.memory import address, zeroed
+from tgi_trio.shard.cpu.team import usable_cores
+
+_BYTES = 256 << 20  # per thread: far beyond any cache
+
+
+@entry
+def read(where, end):
+    """Read memory once, four lines at a time; returns the sum, so that nothing is left out."""
+    a, b, c, d = fill(0.0), fill(0.0), fill(0.0), fill(0.0)
+    for i in range(where, end, 256):
+        a, b = add(a, load(i)), add(b, load(i + 64))
+        c, d = add(c, load(i + 128)), add(d, load(i + 192))
+    return total(add(add(a, b), add(c, d)))
+
+
+class Bandwidth:
+    """Memory to read. `gigabytes_per_second()` is one probe."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        """One thread per physical core by default."""
+        count = threads or len(usable_cores())
+        self._parts = [zeroed((_BYTES,)) for _ in range(count)]
+        for part in self._parts:
+            part.fill(0)  # zeroed memory has no pages of its own before it is written
+        read(address(self._parts[0]), address(self._parts[0]) + 256)  # compiles
+
+    def gigabytes_per_second(self, repeats: int = 3) -> float:
+        """Return the best of `repeats`, all threads reading at once."""
+        return max(self._once() for _ in range(repeats))
+
+    def _once(self) -> float:
+        places = [address(part) for part in self._parts]
+        threads = [threading.Thread(target=read, args=(p, p + _BYTES)) for p in places]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return float(np.divide(_BYTES * len(places) / 1e9, time.perf_counter() - start))
+
+
+if __name__ == "__main__":
+    print(f"{Bandwidth().gigabytes_per_second():.1f} GB/s")
