@@ -1,0 +1,183 @@
+"""Decode steps and prefills of one model: ours against peers and against the memory's speed.
+
+    sh bench/peers/llama_cpp.sh /tmp/llama.cpp
+    python -m bench.model --shapes S M --llama-cpp /tmp/llama.cpp --json out.json --plot out.png
+
+Contenders take turns, each reading between two probes of memory bandwidth, and for each reading it
+is counted how much of the machine others used meanwhile. Readings that were disturbed are taken
+again, a few times; what remains disturbed is marked, for a ratio of two such readings means little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench import stats
+from bench.bandwidth import Bandwidth
+from bench.checkpoints import SHAPES, make
+from bench.model_cases import CASES, Case, Contender, LlamaCpp, Worker
+from tgi_trio.shard.cpu.team import usable_cores
+
+OURS = "numba"
+_DISTURBED = 0.1  # cores that others used on average
+
+
+@dataclass
+class Reading:
+    """One measurement of one contender."""
+
+    ms: float
+    gigabytes_per_second: float  # mean of the probes before and after
+    others: float  # cores that other processes used meanwhile
+
+    @property
+    def clean(self) -> bool:
+        return self.others <= _DISTURBED
+
+
+def busy_seconds() -> float:
+    """Return the processor seconds everybody has used since the machine started."""
+    user, nice, system, *_ = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    return (int(user) + int(nice) + int(system)) / 100
+
+
+def read(contender: Contender, case: Case, memory: Bandwidth) -> Reading | None:
+    """Measure once. What others use is known from the seconds just before and just after."""
+    quiet = idle_share()
+    before = memory.gigabytes_per_second()
+    ms = contender.measure(case)
+    after = memory.gigabytes_per_second()
+    if ms is None:
+        return None
+    return Reading(ms, (before + after) / 2, max(quiet, idle_share()))
+
+
+def idle_share() -> float:
+    """Return the cores that are used while no contender works."""
+    start, used = time.monotonic(), busy_seconds()
+    time.sleep(0.25)
+    return (busy_seconds() - used) / (time.monotonic() - start)
+
+
+def best_of(contender: Contender, case: Case, memory: Bandwidth, tries: int) -> Reading | None:
+    """Return the first undisturbed reading, or the least disturbed of `tries`."""
+    readings = []
+    for _ in range(tries):
+        reading = read(contender, case, memory)
+        if reading is None or reading.clean:
+            return reading
+        readings.append(reading)
+    return min(readings, key=lambda reading: reading.others)
+
+
+@contextmanager
+def contenders(names: list[str], llama: Path | None, folder: Path) -> Iterator[list[Contender]]:
+    """Start those that were asked for; ours comes first."""
+    with ExitStack() as stack:
+        found: list[Contender] = [
+            stack.enter_context(closing(Worker(name, folder))) for name in [OURS, *names]
+        ]
+        if llama is not None:
+            found.append(LlamaCpp(llama, folder, len(usable_cores())))
+        yield found
+
+
+def measure(
+    shape: str, folder: Path, args: argparse.Namespace, memory: Bandwidth
+) -> list[dict[str, Any]]:
+    """Return one result per case and contender."""
+    make(shape, folder)
+    weights = (folder / "model.safetensors").stat().st_size
+    readings: dict[tuple[str, str], list[Reading]] = {}
+    with contenders(args.peers, args.llama_cpp, folder) as everybody:
+        turns = [(c, who) for _ in range(args.repeats) for c in CASES for who in everybody]
+        for case, who in tqdm(turns, desc=f"shape {shape}"):
+            reading = best_of(who, case, memory, args.tries)
+            if reading is not None:
+                readings.setdefault((case.name, who.name), []).append(reading)
+    results = []
+    for (case_name, name), found in readings.items():
+        ours = readings[case_name, OURS]
+        both = list(zip(found, ours, strict=True))
+        results.append(
+            {
+                "shape": shape,
+                "case": case_name,
+                "contender": name,
+                "ms": statistics.median(r.ms for r in found),
+                "floor_ms": statistics.median(weights / r.gigabytes_per_second / 1e6 for r in ours),
+                "times_ours": statistics.median(r.ms / o.ms for r, o in both),
+                "clean": sum(r.clean and o.clean for r, o in both),
+                "readings": [asdict(r) for r in found],
+            }
+        )
+    return results
+
+
+def show(results: list[dict[str, Any]]) -> str:
+    """Return the table."""
+    rows = []
+    for r in results:
+        floor = r["floor_ms"] / r["ms"] if r["case"] == "decode 1" else "-"
+        clean = f"{r['clean']} of {len(r['readings'])}"
+        rows.append((r["shape"], r["case"], r["contender"], r["ms"], floor, r["times_ours"], clean))
+    header = ("shape", "case", "contender", "ms", "of floor", "times ours", "undisturbed")
+    return stats.table(header, rows)
+
+
+def plot(path: Path, results: list[dict[str, Any]]) -> None:
+    """Draw every contender's time as a multiple of ours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    peers = [r for r in results if r["contender"] != OURS]
+    labels = [f"{r['shape']} {r['case']}: {r['contender']}" for r in peers]
+    figure, axis = pyplot.subplots(figsize=(8, 0.3 * len(peers) + 1))
+    axis.barh(labels, [r["times_ours"] for r in peers])
+    axis.axvline(1.0, color="black", linewidth=1)
+    axis.set_xscale("log")
+    axis.set_xlabel("time as a multiple of the CPU kernels'")
+    axis.invert_yaxis()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    print(f"written: {path}")
+
+
+def main() -> None:
+    """Parse flags, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["S", "M"])
+    parser.add_argument("--peers", nargs="*", choices=("torch", "transformers"), default=["torch"])
+    parser.add_argument("--llama-cpp", type=Path, help="folder made by bench/peers/llama_cpp.sh")
+    parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tries", type=int, default=4, help="of a reading that is disturbed")
+    parser.add_argument("--plot", type=Path, help="also draw the ratios to this file")
+    stats.add_output_flags(parser)
+    args = parser.parse_args()
+    memory = Bandwidth()
+    results = []
+    for shape in args.shapes:
+        results += measure(shape, args.checkpoints / f"tgi-trio-{shape}", args, memory)
+    ran = sorted({r["contender"] for r in results})
+    print(show(results), f"ran: {', '.join(ran)}", sep="\n")
+    stats.write_json(args.json, "model", {"results": results})
+    if args.plot:
+        plot(args.plot, results)
+
+
+if __name__ == "__main__":
+    main()
