@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,15 @@ FITTING: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def cpu_runner(
-    folder: Path, dtype: str = "float32", *, dot: bool = False, threads: int = 1
+    folder: Path, dtype: str = "float32", *, dot: bool = False, cores: ListLike[int] = (0,)
 ) -> Iterator[tuple[CpuRunner, GreedyRecorder]]:
-    """Yield a warmed-up runner and its sampler; `threads` share whatever cores there are."""
+    """Yield a warmed-up runner and its sampler; there is a thread for each of `cores`."""
     config = read_config(folder)
     spec = decoder_spec(config)
     assert spec is not None
     recorder = GreedyRecorder()
     tensors = Checkpoint(folder, spec.names.base)
-    with Forward(spec, tensors, dtype, list(range(threads)), dot=dot) as forward:
+    with Forward(spec, tensors, dtype, list(cores), dot=dot) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
         yield runner, recorder

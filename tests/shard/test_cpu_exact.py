@@ -106,10 +106,9 @@ def test_prompt_logprobs(runner: tuple, golden: Golden, chunk: int) -> None:
 
 
 def test_threads_share_every_operation(llama: Path, golden: Golden) -> None:
-    """More threads than cores here, so that they are interrupted at any place."""
     before = os.sched_getaffinity(0)
     try:
-        with cpu_runner(llama, threads=2) as (runner, recorder):
+        with cpu_runner(llama, cores=(0, 1)) as (runner, recorder):
             batch = rows(shuffle=8)
             run(runner, batch, chunk=30, joins=5, seed=2)
             for row in batch:
