@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,33 @@ def running(
     port = free_port()
     module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
     argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
+    with serving([*argv, *flags], port, output=subprocess.DEVNULL if quiet else None) as server:
+        yield server
+
+
+@contextmanager
+def serving(
+    command: Sequence[str | Path],
+    port: int,
+    *,
+    output: int | IO[bytes] | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+) -> Iterator[Server]:
+    """Run a server that answers /health at `port` when it is ready; SIGTERM on leaving.
+
+    `environment` is added to ours; `timeout`: seconds it may take to be ready.
+    """
     start = time.monotonic()
-    output = subprocess.DEVNULL if quiet else None
-    process = subprocess.Popen([*argv, *flags], stdout=output, stderr=output)
+    process = subprocess.Popen(
+        command,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, **(environment or {})},
+        start_new_session=True,
+    )
     try:
-        wait_healthy(port, process)
+        wait_healthy(port, process, timeout)
         yield Server("127.0.0.1", port, time.monotonic() - start, process.pid)
     finally:
         process.terminate()
@@ -68,3 +94,5 @@ def running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with suppress(ProcessLookupError):  # not every server ends its own workers
+            os.killpg(process.pid, signal.SIGKILL)

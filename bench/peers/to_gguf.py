@@ -1,21 +1,23 @@
-"""Write a llama or qwen2 checkpoint as GGUF, its weights in bfloat16 as they are.
+"""Write a checkpoint of `bench.checkpoints` as GGUF: the same bits, under llama.cpp's names.
 
-    FOLDER/venv/bin/python bench/peers/to_gguf.py CHECKPOINT OUTPUT.gguf
+    PEER/venv/bin/python bench/peers/to_gguf.py CHECKPOINT OUTPUT
 
-Runs in the peer's own environment (numpy and gguf). Without a tokenizer: the benchmark feeds ids.
+Runs in llama.cpp's environment, with numpy and gguf. llama.cpp's own converter refuses tokenizers
+that it does not know by their hash, and ours is made up.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 
-_LAYER_PARTS = {
+_LAYER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
@@ -26,71 +28,96 @@ _LAYER_PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_BF16_FILE = 32  # llama.cpp's number for files whose weights are bfloat16
+_OUTSIDE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+}
 
 
-def tensors(path: Path) -> dict[str, Any]:
-    """Return name -> uint16 array, the bits of bfloat16."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-    data = np.memmap(path, np.uint8, "r", 8 + size)
-    found = {}
+def tensors(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield names and uint16 arrays, the bits of bfloat16."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+    data = np.memmap(file, np.uint8, "r", offset=8 + size)
     for name, entry in header.items():
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
-            found[name] = data[begin:end].view(np.uint16).reshape(entry["shape"])
-    return found
+            yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
 
 
 def renamed(name: str) -> str:
     """Return llama.cpp's name of a tensor."""
-    if name == "model.embed_tokens.weight":
-        return "token_embd.weight"
-    if name == "model.norm.weight":
-        return "output_norm.weight"
+    if name in _OUTSIDE:
+        return _OUTSIDE[name]
     _, _, layer, *part, kind = name.split(".")
-    return f"blk.{layer}.{_LAYER_PARTS['.'.join(part)]}.{kind}"
+    return f"blk.{layer}.{_LAYER['.'.join(part)]}.{kind}"
 
 
-def neighbours(weight: Any, heads: int) -> Any:
-    """Reorder rows so that rotary pairs are neighbours, as llama.cpp wants them of llama."""
-    parts = weight.reshape(heads, 2, -1, weight.shape[-1])
-    return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(weight.shape))
+def rotary_pairs_side_by_side(weight: Any, heads: int) -> Any:
+    """Reorder the rows of a llama's query or key matrix: both halves of a pair are neighbours."""
+    halves = weight.reshape(heads, 2, -1, weight.shape[-1])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def main(checkpoint: Path, output: Path) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    kind = config["model_type"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
     dim = config.get("head_dim", config["hidden_size"] // heads)
-    writer = gguf.GGUFWriter(output, kind)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(dim)
     writer.add_value_length(dim)
     writer.add_rope_dimension_count(dim)
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
-    writer.add_file_type(_BF16_FILE)
-    for name, bits in tensors(checkpoint / "model.safetensors").items():
-        if bits.ndim == 1:
-            values = (bits.astype(np.uint32) << 16).view(np.float32)
-            writer.add_tensor(renamed(name), values)
-            continue
-        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
-            bits = neighbours(bits, heads if "q_proj" in name else kv_heads)
-        writer.add_tensor(
-            renamed(name),
-            np.ascontiguousarray(bits).view(np.uint8),
-            raw_dtype=gguf.GGMLQuantizationType.BF16,
-        )
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, Any]) -> None:
+    """Write the byte-level BPE; its pre-tokenizer is GPT-2's."""
+    found = json.loads((checkpoint / "tokenizer.json").read_text())
+    special = {token["content"] for token in found["added_tokens"]}
+    model = found["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    kinds = [gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(merge) for merge in model["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_pad_token_id(config["pad_token_id"])
+    writer.add_add_bos_token(True)
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, bits: Any, config: dict[str, Any]) -> None:
+    """Add a matrix as bfloat16, a vector as float32, as llama.cpp wants them."""
+    if bits.ndim == 1:
+        writer.add_tensor(renamed(name), (bits.astype(np.uint32) << 16).view(np.float32))
+        return
+    if config["model_type"] == "llama" and "q_proj" in name:
+        bits = rotary_pairs_side_by_side(bits, config["num_attention_heads"])
+    if config["model_type"] == "llama" and "k_proj" in name:
+        bits = rotary_pairs_side_by_side(bits, config["num_key_value_heads"])
+    raw = np.ascontiguousarray(bits).view(np.uint8)
+    writer.add_tensor(renamed(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def main(checkpoint: Path, output: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    if "rope_scaling" in config:
+        raise SystemExit("to_gguf: rope_scaling has no counterpart here: shapes S and M only")
+    writer = gguf.GGUFWriter(output, config["model_type"])
+    add_config(writer, config)
+    add_tokenizer(writer, checkpoint, config)
+    for name, bits in tensors(checkpoint / "model.safetensors"):
+        add_tensor(writer, name, bits, config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -32,6 +32,7 @@ class Work:
     words: int  # of the prompt
     max_tokens: int  # of the answer, all of them: an end-of-sequence token does not end it
     seed: int = 0  # of the prompts and the arrivals
+    whole: Mapping[str, Any] | None = None  # fields that ask a server of another kind for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +51,32 @@ def prompt(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(words))
 
 
-async def one_request(client: Client, text: str, max_tokens: int) -> RequestRecord:
-    """Stream one completion and record when each token arrived; a failure is in the record."""
+async def one_request(
+    client: Client, text: str, max_tokens: int, whole: Mapping[str, Any] | None = None
+) -> RequestRecord:
+    """Stream one completion and record when each token arrived; a failure is in the record.
+
+    `whole`: fields that make the answer have all its tokens, by default ours and vLLM's. An event
+    is a token, unless the server tells the usage, for some send several tokens in one event.
+    """
     record = RequestRecord(start=trio.current_time(), events=[])
     body = {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-    body |= {"ignore_eos": True, "min_tokens": max_tokens}
+    body |= {"ignore_eos": True, "min_tokens": max_tokens} if whole is None else whole
+    used = None
     try:
         async with aclosing(client.events("/v1/completions", body)) as events:
             async for at, event in events:
                 if "error" in event:
                     record.error = str(event["error"])[:200]
                     break
-                record.events.append(at)
-                record.tokens += 1
+                used = event.get("usage") or used
+                if event["choices"]:  # none where an event tells nothing but the usage
+                    record.events.append(at)
+                    record.tokens += 1
     except (HTTPFailure, OSError, trio.BrokenResourceError) as error:
         record.error = f"{type(error).__name__}: {error}"
+    if used:
+        record.tokens = used["completion_tokens"]
     return record
 
 
@@ -77,7 +89,7 @@ async def records_of(
     records: list[RequestRecord] = []
 
     async def run(text: str) -> None:
-        records.append(await one_request(client, text, work.max_tokens))
+        records.append(await one_request(client, text, work.max_tokens, work.whole))
         done()
 
     todo = iter(texts)
