@@ -155,6 +155,8 @@ class Launcher:
                 dtype=settings.dtype,
                 threads=settings.cpu_threads,
                 cpu_backend=settings.cpu_backend,
+                cuda_graphs=settings.cuda_graphs,
+                cuda_memory_fraction=settings.cuda_memory_fraction,
                 speculate=settings.speculate,
                 tokenizer_path=_grammar_tokenizer(settings),
                 world_size=settings.num_shard,

@@ -55,6 +55,8 @@ class _AsGiven:
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
     cpu_backend: str = "auto"  # of CPU_BACKENDS
     cpu_threads: int = 0  # 0: as many as the model's size is worth
+    cuda_graphs: tuple[int, ...] | None = None  # batch sizes; (): none; None: TGI's, on CUDA
+    cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free one
     cors_allow_origin: tuple[str, ...] = ()
@@ -258,6 +260,10 @@ def check(options: Options) -> None:
         port = getattr(options, name)
         if port is not None and port > 65535:
             raise ConfigurationError(f"`{name}` must be <= 65535. Given: {port}")
+    if not 0 < options.cuda_memory_fraction <= 1:
+        raise ConfigurationError(
+            f"`cuda_memory_fraction` must be > 0 and <= 1. Given: {options.cuda_memory_fraction}"
+        )
     try:
         ipaddress.ip_address(options.hostname)
     except ValueError:
@@ -383,7 +389,13 @@ def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
     asked = {_SETTING_OF.get(name, name) for name in settings.asked}
     for name, value in as_json(settings).items():
         origin = "asked" if name in asked else "default" if name in given else "computed"
-        text = ", ".join(value) if isinstance(value, list) else "-" if value is None else str(value)
+        text = (
+            ", ".join(map(str, value))
+            if isinstance(value, list)
+            else "-"
+            if value is None
+            else str(value)
+        )
         yield name, text or "-", origin
 
 

@@ -30,6 +30,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "path": ("/x", Path("/x")),
     "dtype": ("bfloat16", "bfloat16"),
     "backend": ("torch", "torch"),
+    "sizes": ("1, 2,8", (1, 2, 8)),
     "ip": ("127.0.0.1", "127.0.0.1"),
     "key": ("secret", "secret"),
     "url": ("https://a.example/b", "https://a.example/b"),
@@ -212,6 +213,16 @@ master-shard-uds-path max-image-fetch-size
 def test_no_flag_of_tgi_is_ignored() -> None:
     known = {flag.name for flag in all_flags()} | {refused.name for refused in REFUSED}
     assert set(TGI_FLAGS) <= known
+
+
+def test_sizes_of_cuda_graphs() -> None:
+    assert parse(["--cuda-graphs", "0"], {}).options.cuda_graphs == ()
+    assert parse([], {"CUDA_GRAPHS": "4"}).options.cuda_graphs == (4,)
+    for text in ("1,0", "x", "1,", "-1"):
+        with pytest.raises(UsageError, match="expected sizes such as 1,2,4,8"):
+            parse([f"--cuda-graphs={text}"], {})
+    with pytest.raises(UsageError, match="`cuda_memory_fraction` must be > 0 and <= 1"):
+        parse(["--cuda-memory-fraction", "1.5"], {})
 
 
 def test_defaults_are_tgis() -> None:

@@ -32,14 +32,16 @@ Checkpoint = Callable[..., Path]
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunk", [1000, 9])
+@pytest.mark.parametrize("graphs", [(), (1, 2, 4, 8)], ids=["launched", "recorded"])
 def test_float32_says_what_transformers_says(
     checkpoint: Checkpoint,  # noqa: F811
     family: str,
+    graphs: tuple[int, ...],
     chunk: int,
 ) -> None:
     folder = checkpoint(family)
     torch.backends.cuda.matmul.allow_tf32 = False
-    runner, recorder = load(folder, device="cuda", dtype="float32")
+    runner, recorder = load(folder, device="cuda", dtype="float32", cuda_graphs=graphs)
     blocks = tables(PROMPTS, shuffle=3, new=NEW)
     rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
     run(runner, rows, chunk=chunk, joins=2)
@@ -54,7 +56,7 @@ def test_float32_says_what_transformers_says(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_stays_near(checkpoint: Checkpoint, family: str) -> None:  # noqa: F811
     folder = checkpoint(family)
-    runner, recorder = load(folder, device="cuda", dtype="bfloat16")
+    runner, recorder = load(folder, device="cuda", dtype="bfloat16", cuda_graphs=(2, 8))
     blocks = tables(PROMPTS, new=NEW)
     rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
     run(runner, rows, chunk=16, joins=3)

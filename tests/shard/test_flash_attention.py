@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.models_support import BLOCK, plan, sequence, tables
-from tgi_trio.shard.attention.alibi import alibi_slopes
-from tgi_trio.shard.attention.flash import FlashAttention, choose_attention
-from tgi_trio.shard.attention.interface import AttentionLayer
+from tests.shard.attention_cases import HEADS, KINDS, KV_HEADS, attended
+from tgi_trio.shard.attention.choice import capturable_attention, choose_attention
+from tgi_trio.shard.attention.flash import FlashAttention
 from tgi_trio.shard.attention.reference import ReferenceAttention
-from tgi_trio.shard.kv_cache import KVCache
-
-HEADS, KV_HEADS, DIM = 4, 2, 8
 
 
 def kernel(
@@ -53,35 +49,16 @@ def kernel(
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [{}, {"window": 5}, {"soft_cap": 3.0}, {"slopes": alibi_slopes(HEADS)}],
-    ids=["plain", "window", "soft cap", "alibi"],
-)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_it_agrees_with_plain_torch(kind: dict[str, Any]) -> None:
-    layer = AttentionLayer(1, HEADS, KV_HEADS, DIM, scale=0.3, **kind)
-    contexts, counts = [40, 1, 17, 33], [40, 1, 1, 6]
-    blocks = tables([[0] * n for n in contexts], shuffle=2, new=0)
-    rows = [sequence(i, [3] * n, blocks[i], new=0) for i, n in enumerate(contexts)]
-    for row, context, count in zip(rows, contexts, counts, strict=True):
-        row.computed = context - count
-    step = plan(rows, counts)
-    generator = torch.Generator().manual_seed(1)
-    total = sum(counts)
-    query = torch.randn(total, HEADS, DIM, generator=generator)
-    key, value = torch.randn(2, total, KV_HEADS, DIM, generator=generator)
-    past = torch.randn(2, 10 * BLOCK, KV_HEADS, DIM, generator=generator)
-    outputs = []
-    for backend in (ReferenceAttention(), FlashAttention(kernel)):
-        cache = KVCache(2, 10, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
-        cache.key_slots[1].copy_(past[0])
-        cache.value_slots[1].copy_(past[1])
-        batch: Any = backend.prepare(step, cache)
-        outputs.append(backend.attend(layer, query, key, value, batch))
-    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-4)
+    sizes = [40, 1, 17, 33], [40, 1, 1, 6]
+    ours = attended(FlashAttention(kernel), *sizes, **kind)
+    torch.testing.assert_close(
+        ours, attended(ReferenceAttention(), *sizes, **kind), atol=1e-5, rtol=1e-4
+    )
 
 
-def test_plain_torch_where_there_is_no_such_kernel() -> None:
+def test_a_cpu_gets_plain_torch() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         assert choose_attention(torch.device("cpu"), dtype).name == "torch"
-    assert choose_attention(torch.device("cuda"), torch.float32).name == "torch"
+    assert capturable_attention(torch.device("cpu")) is None

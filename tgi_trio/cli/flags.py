@@ -108,6 +108,15 @@ def _cpu_backend(text: str) -> str:
     return text
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if parts == ["0"]:
+        return ()
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError("expected sizes such as 1,2,4,8, or 0 for none")
+    return tuple(int(part) for part in parts)
+
+
 def _dtype(text: str) -> str:
     if text not in DTYPES:
         raise ValueError(f"expected one of {', '.join(DTYPES)}")
@@ -128,6 +137,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "path": ("PATH", Path),
     "dtype": ("DTYPE", _dtype),
     "backend": ("BACKEND", _cpu_backend),
+    "sizes": ("SIZES", _sizes),
     "ip": ("IP", str),
     "key": ("KEY", _key),
     "url": ("URL", _url),
@@ -145,6 +155,13 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("dtype", "dtype", f"compute in {', '.join(DTYPES)}", "the checkpoint's"),
             Flag("cpu-backend", "backend", f"one of {', '.join(CPU_BACKENDS)}; see docs"),
             Flag("cpu-threads", "int", "threads of a CPU shard", "by the model's size"),
+            Flag(
+                "cuda-graphs",
+                "sizes",
+                "batch sizes recorded as CUDA graphs; 0 for none",
+                "1,2,4,8,16,32 where there is a CUDA device",
+            ),
+            Flag("cuda-memory-fraction", "ratio", "part of each CUDA device's memory to use"),
             Flag("trust-remote-code", "switch", "run code that comes with the model"),
             Flag("huggingface-hub-cache", "path", "folder of downloads", "huggingface_hub's"),
             Flag("tokenizer-config-path", "path", "another tokenizer_config.json", "the model's"),
@@ -251,7 +268,7 @@ class Refused:
     env: bool = True  # False: the variable belongs to others too, so it is left alone
 
 
-_NO_GPU = "this build computes on the CPU only"
+_OWN_KERNELS = "kernels are chosen by device, dtype and model: on a CPU --cpu-backend chooses"
 _NO_NGROK = "there is no ngrok tunnel: run ngrok beside the server"
 _NO_TRACES = "there is no OTLP export yet: timings are in the logs and at /metrics"
 _NO_ROPE = "rotary scaling is read from the model's config.json: set rope_scaling there"
@@ -262,9 +279,7 @@ REFUSED: Final[tuple[Refused, ...]] = (
     Refused("quantize", "quantised weights are not in this build: serve an unquantised model"),
     Refused("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
     Refused("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
-    Refused("cuda-graphs", _NO_GPU, same=("0",)),
-    Refused("cuda-memory-fraction", _NO_GPU, same=("1", "1.0")),
-    Refused("disable-custom-kernels", _NO_GPU, same=("false",)),
+    Refused("disable-custom-kernels", _OWN_KERNELS, same=("false",)),
     Refused("rope-scaling", _NO_ROPE),
     Refused("rope-factor", _NO_ROPE),
     Refused("watermark-gamma", _ONE_WATERMARK, same=("0.5",)),

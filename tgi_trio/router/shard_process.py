@@ -47,11 +47,13 @@ class ShardSettings:
 
     model_path: str
     dtype: str | None = None
-    device: str = "cpu"
+    device: str = "auto"  # CUDA where torch sees a device
     rank: int = 0
     world_size: int = 1
     threads: int = 0  # 0 = as many as the model's size is worth
     cpu_backend: str = "auto"
+    cuda_graphs: tuple[int, ...] | None = None  # batch sizes recorded; None: TGI's
+    cuda_memory_fraction: float = 1.0
     tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
     followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others

@@ -20,6 +20,8 @@ from tgi_trio.shard.group import Followers, GroupRunner
 from tgi_trio.shard.step import Runner
 
 if TYPE_CHECKING:
+    import torch
+
     from tgi_trio.shard.models.decoder import Ranks
 
 
@@ -29,23 +31,18 @@ class ShardSettings:
 
     model_path: str  # folder as written by save_pretrained
     dtype: str | None = None  # None: the checkpoint's own
-    device: str = "cpu"
+    device: str = "auto"  # "cpu", "cuda", or "auto": CUDA where torch sees a device
     rank: int = 0
     world_size: int = 1
     spin_us: int | None = None  # None: as the channel says
     threads: int = 0  # 0: as many as the model's size is worth
     cpu_backend: str = "auto"  # "numba", "torch", or "auto": numba where it fits
+    cuda_graphs: tuple[int, ...] | None = None  # batch sizes recorded; None: TGI's
+    cuda_memory_fraction: float = 1.0  # of a device's memory that is ours
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
     followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others
     rendezvous: int = -1  # with several ranks: descriptor of the file they meet at
     tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
-
-    @property
-    def device_of_rank(self) -> str:
-        """The device of this rank: its own of a machine's several."""
-        if self.device == "cuda" and self.world_size > 1:
-            return f"cuda:{self.rank}"
-        return self.device
 
     @classmethod
     def parse(cls, text: str) -> ShardSettings:
@@ -75,18 +72,25 @@ def main(argv: list[str]) -> int:
     return _serve(argv[0], settings, lambda: load(settings))
 
 
-def load(settings: ShardSettings, ranks: Ranks | None = None) -> Runner:
-    """Return the model, or this rank's part of it; raises as `load_runner` does."""
+def load(settings: ShardSettings, connect: Callable[[torch.device], Ranks] | None = None) -> Runner:
+    """Return the model, or this rank's part of it; raises as `load_runner` and `choose_device` do.
+
+    `connect` meets the other ranks.
+    """
     # torch comes in here, after the router has been told that this process lives.
     from tgi_trio.shard.backend import load_runner
+    from tgi_trio.shard.device import choose_device
 
+    device = choose_device(settings.device, settings.rank, settings.world_size)
     return load_runner(
         Path(settings.model_path),
         dtype=settings.dtype,
-        device=settings.device_of_rank,
-        ranks=ranks,
+        device=device,
+        ranks=None if connect is None else connect(device),
         threads=settings.threads or None,
         cpu_backend=settings.cpu_backend,
+        cuda_graphs=None if settings.cuda_graphs is None else tuple(settings.cuda_graphs),
+        cuda_memory_fraction=settings.cuda_memory_fraction,
         tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
     )
 
@@ -103,6 +107,12 @@ def _serve(spec: str, settings: ShardSettings, factory: Callable[[], Runner]) ->
 
 def _serve_rank(spec: str, settings: ShardSettings) -> int:
     """Serve as one of several ranks; rank 0 takes the others along and dismisses them."""
+
+    def connect(device: torch.device) -> Ranks:
+        from tgi_trio.shard.distributed import ProcessGroup
+
+        return ProcessGroup.connect(settings.rendezvous, settings.rank, settings.world_size, device)
+
     with ExitStack() as at_end:
 
         def factory() -> Runner:
@@ -111,15 +121,7 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
                 followers = Followers.attach(settings.followers)
                 followers.greet()
                 at_end.callback(followers.dismiss)
-            import torch
-
-            from tgi_trio.shard.distributed import ProcessGroup
-
-            device = torch.device(settings.device_of_rank)
-            ranks = ProcessGroup.connect(
-                settings.rendezvous, settings.rank, settings.world_size, device
-            )
-            runner = load(settings, ranks)
+            runner = load(settings, connect)
             return runner if followers is None else GroupRunner(runner, followers)
 
         return _serve(spec, settings, factory)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.shard.device import graph_sizes, limit_memory
 from tgi_trio.shard.follower import NoSampler
 from tgi_trio.shard.model_config import read_config
 from tgi_trio.shard.model_runner import TorchRunner, load_grammars, resolve_dtype
@@ -21,20 +22,24 @@ def load_runner(
     folder: Path,
     *,
     dtype: str | None = None,
-    device: str = "cpu",
+    device: torch.device | None = None,
     ranks: Ranks | None = None,
     threads: int | None = None,
     cpu_backend: str = "auto",
+    cuda_graphs: tuple[int, ...] | None = None,
+    cuda_memory_fraction: float = 1.0,
     tokenizer: Path | None = None,
 ) -> Runner:
     """Load a folder as written by `save_pretrained`.
 
     `cpu_backend`: "numba", "torch", or "auto" for numba where it fits, which is on one rank only.
-    With `ranks`, this rank's part is loaded; rank 0 alone chooses tokens. The rest as for
-    `TorchRunner.load`. Raises ModelLoadError for files that cannot be used, ConfigurationError for
-    settings that cannot.
+    `cuda_graphs`: see `TorchRunner.load`; None for those that TGI records. With `ranks`, this
+    rank's part is loaded; rank 0 alone chooses tokens. The rest as for `TorchRunner.load`. Raises
+    ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
     """
-    config, where = read_config(folder), torch.device(device)
+    config, where = read_config(folder), device or torch.device("cpu")
+    limit_memory(where, cuda_memory_fraction)
+    sizes = graph_sizes(where, cuda_graphs)
     sampler: RowSampler = NoSampler()
     if ranks is None or ranks.rank == 0:
         grammars = load_grammars(tokenizer, config)
@@ -61,8 +66,9 @@ def load_runner(
     return TorchRunner.load(
         folder,
         dtype=dtype,
-        device=device,
+        device=str(where),
         ranks=ranks,
         threads=threads,
         sampler=sampler,
+        cuda_graphs=sizes,
     )

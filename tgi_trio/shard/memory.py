@@ -18,8 +18,9 @@ _CGROUPS = (  # (limit, usage): version 2, then version 1
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can still be had: on the device, or of the host and our container."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
+        free, total = torch.cuda.mem_get_info(device)
+        share = torch.cuda.get_per_process_memory_fraction(device)
+        return max(0, int(free - (1 - share) * total))
     free = _meminfo_available()
     for limit, usage in _CGROUPS:
         try:

@@ -17,9 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.attention.flash import choose_attention
+from tgi_trio.shard.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.attention.interface import PlanLayout
 from tgi_trio.shard.attention.reference import ReferenceAttention
+from tgi_trio.shard.cuda_graphs import CudaCapture
+from tgi_trio.shard.decode_graphs import DecodeGraphs
 from tgi_trio.shard.decoder_sampler import DecoderSampler
 from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
 from tgi_trio.shard.model_config import ModelConfig, read_config
@@ -41,7 +43,7 @@ from tgi_trio.shard.step import (
     WarmupRequest,
     WarmupResult,
 )
-from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
+from tgi_trio.shard.warm_up import kv_tokens, longest_sequence, warm_up_plan
 from tgi_trio.shard.weights import WeightSource
 
 if TYPE_CHECKING:
@@ -86,6 +88,8 @@ class Model(Protocol):
     def prefix_reuse(self) -> bool: ...  # see ModelInfo
     @property
     def predicts_prompt(self) -> bool: ...  # False: an encoder reads the prompt
+    @property
+    def capturable(self) -> bool: ...  # decodes run the same kernels whatever the tokens are
     def forward(
         self,
         token_ids: torch.Tensor,
@@ -110,10 +114,12 @@ class TorchRunner:
         device: torch.device,
         sampler: RowSampler,
         attention: PlanLayout | None = None,
+        graphs: DecodeGraphs | None = None,
         ranks: Ranks | None = None,
         load_ns: int = 0,
     ) -> None:
         self._ranks = ranks
+        self._graphs = graphs
         self.model = model
         self.config = config
         self.dtype = dtype
@@ -150,9 +156,11 @@ class TorchRunner:
         threads: int | None = None,
         tokenizer: Path | None = None,
         sampler: RowSampler | None = None,
+        cuda_graphs: tuple[int, ...] = (),
     ) -> Runner:
         """Load a folder as written by `save_pretrained`.
 
+        `cuda_graphs`: batch sizes whose decodes are recorded, where device and model allow it.
         `tokenizer` is the tokenizer.json that grammars are compiled for; None: they are refused.
         `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on a CPU). With
         `ranks`, this rank's part is loaded. Raises ModelLoadError for files that cannot be used,
@@ -199,6 +207,7 @@ class TorchRunner:
             device=where,
             sampler=sampler,
             attention=choose_attention(where, kind),
+            graphs=_graphs(model, where, cuda_graphs),
             ranks=ranks,
             load_ns=time.monotonic_ns() - began,
         )
@@ -227,6 +236,9 @@ class TorchRunner:
             tokens = self._ranks.least(tokens, self.device)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         self._cache = self._new_cache(blocks)
+        if self._graphs:
+            longest = longest_sequence(request, self._info)
+            self._graphs.record(self._cache, math.ceil(longest / BLOCK_SIZE))
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
@@ -268,10 +280,13 @@ class TorchRunner:
         """Return hidden states [T, hidden] and leave K and V in the cache."""
         if self._cache is None:
             raise ConfigurationError("The model has not been warmed up: it has no KV cache yet.")
+        lengths_held = _lengths(plan) if self.model.needs_lengths else plan.positions
+        if self._graphs and (hidden := self._graphs.forward(plan, lengths_held)) is not None:
+            return hidden
         positions = torch.from_numpy(plan.positions).to(self.device)
         lengths = positions
         if self.model.needs_lengths:
-            lengths = torch.from_numpy(_lengths(plan)).to(self.device)
+            lengths = torch.from_numpy(lengths_held).to(self.device)
         batch = self.attention.prepare(plan, self._cache)
         token_ids = torch.from_numpy(plan.token_ids).to(self.device)
         return self.model.forward(token_ids, positions, lengths, self.attention, batch)
@@ -335,6 +350,14 @@ def _load_t5(
         attention=T5Layout(),
         load_ns=time.monotonic_ns() - began,
     )
+
+
+def _graphs(model: Model, device: torch.device, sizes: tuple[int, ...]) -> DecodeGraphs | None:
+    """Return what records the model's decodes; None where nothing can or is to be recorded."""
+    attention = capturable_attention(device)
+    if attention is None or not model.capturable or not sizes:
+        return None
+    return DecodeGraphs(model.forward, attention, CudaCapture(device), sizes, device)
 
 
 def _lengths(plan: StepPlan) -> NDArray[np.int64]:

@@ -77,6 +77,11 @@ def _sequence(index: int, count: int) -> Sequence:
     return Sequence(index, ids, count, count, 0, [], 0, 0, SamplingParameters())
 
 
+def longest_sequence(request: WarmupRequest, info: ModelInfo) -> int:
+    """Return the tokens that the longest sequence may have."""
+    return request.max_total_tokens or info.max_positions or _DEFAULT_LENGTH
+
+
 def kv_tokens(
     request: WarmupRequest,
     info: ModelInfo,
@@ -93,7 +98,7 @@ def kv_tokens(
     free = free_bytes(device) // (ranks if device.type == "cpu" else 1)
     spare = max(0, int(free * _MEMORY_SHARE) - activation)
     fits = spare // info.kv_bytes_per_token
-    longest = request.max_total_tokens or info.max_positions or _DEFAULT_LENGTH
+    longest = longest_sequence(request, info)
     if request.max_batch_total_tokens:
         wanted = request.max_batch_total_tokens
         if wanted > fits:

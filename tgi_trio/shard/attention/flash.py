@@ -6,15 +6,13 @@ own block tables want pages of 256 tokens, and ours have 16. Half precision only
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from tgi_trio.shard.attention.interface import AttentionBackend, AttentionLayer
-from tgi_trio.shard.attention.reference import ReferenceAttention
+from tgi_trio.shard.attention.interface import AttentionLayer
 from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.step import StepPlan
 
@@ -86,13 +84,3 @@ class FlashAttention:
             alibi_slopes=layer.slopes,
         )
         return out.reshape(len(query), -1)
-
-
-def choose_attention(device: torch.device, dtype: torch.dtype) -> AttentionBackend:
-    """Return flash-attn's kernel on a GPU that has it, plain torch everywhere else."""
-    half = dtype in (torch.float16, torch.bfloat16)
-    if device.type != "cuda" or not half or importlib.util.find_spec("flash_attn") is None:
-        return ReferenceAttention()
-    from flash_attn import flash_attn_varlen_func  # optional, and only there on a GPU
-
-    return FlashAttention(flash_attn_varlen_func)

@@ -57,3 +57,15 @@ class AttentionBackend(PlanLayout, Protocol):
         earlier positions, those already in the cache included.
         """
         ...
+
+
+class CapturableAttention(AttentionBackend, Protocol):
+    """A backend whose work on a batch of decodes can be recorded once and replayed.
+
+    Its launches depend on nothing but the batch's shape; what a step changes lies in tensors of
+    the batch that stay where they are.
+    """
+
+    def refill(self, batch: Any, plan: StepPlan) -> None:
+        """Make `batch`, prepared of as many decodes with tables no narrower, that of `plan`."""
+        ...

@@ -102,6 +102,11 @@ class Decoder:
         return not self.needs_lengths
 
     @property
+    def capturable(self) -> bool:
+        """Whether decodes run the same kernels whatever the tokens are: experts are chosen."""
+        return self.ranks is None and not any(layer.experts for layer in self.spec.layers)
+
+    @property
     def needs_lengths(self) -> bool:
         """Whether `forward` reads `lengths`."""
         return any(rotary.by_length for rotary in self.rotaries)

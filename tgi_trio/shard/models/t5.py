@@ -156,6 +156,7 @@ class T5:
     needs_lengths = False
     prefix_reuse = False
     predicts_prompt = False
+    capturable = False  # its batch is not made of decodes alone
 
     def __init__(
         self,

@@ -1,0 +1,58 @@
+"""One layer's attention over prefills, decodes and guesses, for any two backends to agree on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.shard.models_support import BLOCK, plan, sequence, tables
+from tgi_trio.shard.attention.alibi import alibi_slopes
+from tgi_trio.shard.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.kv_cache import KVCache
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 5},
+    "soft cap": {"soft_cap": 3.0},
+    "alibi": {"slopes": alibi_slopes(HEADS)},
+}
+
+
+def attended(
+    backend: AttentionBackend,
+    contexts: list[int],
+    counts: list[int],
+    *,
+    heads: int = HEADS,
+    kv_heads: int = KV_HEADS,
+    dim: int = DIM,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    **kind: Any,
+) -> torch.Tensor:
+    """Return [T, heads * dim] on the CPU: the last `counts[i]` queries of `contexts[i]` tokens.
+
+    Numbers and block tables are the same in every call with the same sizes.
+    """
+    if kind.get("slopes") is not None:
+        kind["slopes"] = kind["slopes"].to(device)
+    layer = AttentionLayer(1, heads, kv_heads, dim, scale=0.3, **kind)
+    blocks = tables([[0] * n for n in contexts], shuffle=2, new=0)
+    rows = [sequence(i, [3] * n, blocks[i], new=0) for i, n in enumerate(contexts)]
+    for row, context, count in zip(rows, contexts, counts, strict=True):
+        row.computed = context - count
+    generator = torch.Generator().manual_seed(1)
+    total, held = sum(counts), 1 + sum(map(len, blocks))
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    query, key, value = some(total, heads, dim), *some(2, total, kv_heads, dim)
+    past = some(2, held * BLOCK, kv_heads, dim)
+    cache = KVCache(2, held, kv_heads, dim, dtype, torch.device(device))
+    cache.key_slots[1].copy_(past[0])
+    cache.value_slots[1].copy_(past[1])
+    batch: Any = backend.prepare(plan(rows, counts), cache)
+    return backend.attend(layer, query, key, value, batch).float().cpu()

@@ -1,0 +1,215 @@
+"""Recorded decodes: which graph a step takes, what fills it up, and that tokens stay the same.
+
+A recording is stood in for by one that computes again, from the tensors it was made with and into
+the tensor it returned, as a CUDA graph does. The real ones are in tests/gpu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.shard.models_support import (
+    BLOCK,
+    GreedyRecorder,
+    generated,
+    guessing_plan,
+    plan,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.shard import device
+from tgi_trio.shard.attention.interface import AttentionLayer
+from tgi_trio.shard.decode_graphs import (
+    Compute,
+    DecodeGraphs,
+    Graph,
+    idle_plan,
+    only_decodes,
+    padded,
+)
+from tgi_trio.shard.kv_cache import KVCache
+from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.step import StepPlan, WarmupRequest
+
+Batch = dict[str, Any]
+CPU = torch.device("cpu")
+
+
+class FixedAttention:
+    """Attention of decodes that reads nothing but tensors of its batch, in plain torch."""
+
+    name = "fixed"
+
+    def prepare(self, plan: StepPlan, cache: KVCache) -> Batch:
+        assert only_decodes(plan)
+        return {
+            "cache": cache,
+            "slots": torch.from_numpy(plan.kv_slots.copy()),
+            "tables": torch.from_numpy(plan.block_tables.astype(np.int64)),
+            "contexts": torch.from_numpy(plan.context_lengths.copy()),
+        }
+
+    def refill(self, batch: Batch, plan: StepPlan) -> None:
+        batch["slots"].copy_(torch.from_numpy(plan.kv_slots))
+        batch["contexts"].copy_(torch.from_numpy(plan.context_lengths))
+        width = plan.block_tables.shape[1]
+        batch["tables"].fill_(10**6)  # what a plan does not name must not be read
+        batch["tables"][:, :width].copy_(torch.from_numpy(plan.block_tables))
+
+    def attend(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: Batch,
+    ) -> torch.Tensor:
+        cache: KVCache = batch["cache"]
+        cache.key_slots[layer.index].index_copy_(0, batch["slots"], key)
+        cache.value_slots[layer.index].index_copy_(0, batch["slots"], value)
+        out = torch.empty(query.shape)
+        for row, context in enumerate(batch["contexts"].tolist()):
+            places = torch.arange(context)
+            slots = batch["tables"][row, places // BLOCK] * BLOCK + places % BLOCK
+            k, v = cache.key_slots[layer.index][slots], cache.value_slots[layer.index][slots]
+            group = layer.heads // layer.kv_heads
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            weights = (torch.einsum("hd,khd->hk", query[row], k) * layer.scale).softmax(-1)
+            out[row] = torch.einsum("hk,khd->hd", weights, v)
+        return out.flatten(1)
+
+
+class Recording:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.replays: list[int] = []  # sizes
+
+    def __call__(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
+        output = compute().clone()
+        replays = self.replays
+
+        class Again:
+            def replay(self) -> None:
+                replays.append(len(output))
+                output.copy_(compute())
+
+        return Again(), output
+
+
+def decodes(lengths: list[int]) -> StepPlan:
+    blocks = tables([[0] * n for n in lengths], shuffle=1, new=1)
+    rows = [sequence(i, [5] * n, blocks[i], new=1) for i, n in enumerate(lengths)]
+    for row in rows:
+        row.computed = row.length - 1
+    return plan(rows, [1] * len(rows))
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(0, 7))
+def test_places_left_over_decode_nothing(lengths: list[int], more: int) -> None:
+    step = decodes(lengths)
+    count, size = len(lengths), len(lengths) + more
+    wide = padded(step, size)
+    assert only_decodes(wide) and len(wide.token_ids) == size
+    assert wide.query_starts.tolist() == list(range(size + 1))
+    for name in ("token_ids", "positions", "kv_slots", "context_lengths", "block_tables"):
+        ours, theirs = getattr(wide, name), getattr(step, name)
+        assert np.array_equal(ours[:count], theirs) and ours.dtype == theirs.dtype
+        assert (ours[count:] == (name == "context_lengths")).all()
+    assert wide.samples is step.samples
+
+
+def test_an_idle_plan_touches_the_null_block_only() -> None:
+    idle = idle_plan(4, 7)
+    assert only_decodes(idle) and idle.block_tables.shape == (4, 7)
+    assert not idle.kv_slots.any() and not idle.block_tables.any()
+
+
+class Traced:
+    """A forward that says how many tokens it was given."""
+
+    def __call__(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, *others: Any
+    ) -> torch.Tensor:
+        return torch.stack((token_ids, positions), 1)
+
+
+@pytest.mark.parametrize("rows, size", [(1, 1), (2, 2), (3, 4), (4, 4), (5, None)])
+def test_a_step_takes_the_smallest_graph_that_holds_it(rows: int, size: int | None) -> None:
+    capture = Recording()
+    graphs = DecodeGraphs(Traced(), FixedAttention(), capture, [4, 1, 2, 2], CPU)
+    step = decodes([9] * rows)
+    assert graphs.forward(step, step.positions) is None  # nothing is recorded yet
+    graphs.record(KVCache(1, 8, 1, 4, torch.float32, CPU), width=4)
+    hidden = graphs.forward(step, step.positions)
+    assert capture.replays == ([] if size is None else [size])
+    if hidden is not None:
+        assert hidden.tolist() == [[5, 8]] * rows
+
+
+def test_other_steps_are_computed_without() -> None:
+    graphs = DecodeGraphs(Traced(), FixedAttention(), Recording(), [8], CPU)
+    graphs.record(KVCache(1, 8, 1, 4, torch.float32, CPU), width=4)
+    chunk = sequence(0, [5] * 9, [1, 2], new=1)
+    step = plan([chunk], [4])
+    assert graphs.forward(step, step.positions) is None
+    chunk.computed = 8
+    guessing = guessing_plan([chunk], [[7]])
+    assert graphs.forward(guessing, guessing.positions) is None
+    longer = decodes([5 * BLOCK])  # than the tables the graphs were recorded with
+    assert graphs.forward(longer, longer.positions) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_tokens_are_those_without_graphs(checkpoint: Callable[..., Path], family: str) -> None:
+    folder, texts, new = checkpoint(family), prompts(6, longest=20), 12
+
+    def answers(sizes: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
+        runner = TorchRunner.load(folder, sampler=GreedyRecorder())
+        assert isinstance(runner, TorchRunner)
+        capture = Recording()
+        runner._graphs = DecodeGraphs(runner.model.forward, FixedAttention(), capture, sizes, CPU)
+        runner.warm_up(WarmupRequest(64, 96, 16, 63 * BLOCK))
+        blocks = tables(texts, shuffle=3, new=new)
+        rows = [sequence(i, text, blocks[i], new) for i, text in enumerate(texts)]
+        run(runner, rows, joins=2)
+        return [generated(row) for row in rows], capture.replays
+
+    plain, none = answers(())
+    recorded, replays = answers((1, 4, 8))
+    assert recorded == plain and none == []
+    assert set(replays) == {4, 8}  # six rows, then those that joined last
+
+
+def test_the_device_is_cuda_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device.choose_device("auto") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device.choose_device("auto", 1, 2) == torch.device("cuda:1")
+    assert device.choose_device("cpu", 1, 2) == CPU
+    with pytest.raises(ConfigurationError, match="--num-shard 4 takes as many CUDA devices"):
+        device.choose_device("auto", 1, 4)
+
+
+def test_flags_of_a_device_are_refused_only_without_one() -> None:
+    cuda = torch.device("cuda:0")
+    assert device.graph_sizes(cuda, None) == (1, 2, 4, 8, 16, 32)
+    assert device.graph_sizes(cuda, (3,)) == (3,)
+    assert device.graph_sizes(CPU, None) == device.graph_sizes(CPU, ()) == ()
+    with pytest.raises(ConfigurationError, match="--cuda-graphs needs a CUDA device"):
+        device.graph_sizes(CPU, (1,))
+    device.limit_memory(CPU, 1.0)
+    with pytest.raises(ConfigurationError, match="--cuda-memory-fraction needs a CUDA device"):
+        device.limit_memory(CPU, 0.5)

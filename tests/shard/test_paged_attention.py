@@ -1,0 +1,76 @@
+"""Our Triton kernel against plain torch: on a GPU, elsewhere through Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.shard.attention_cases import KINDS, attended
+from tgi_trio.shard.attention.interface import CapturableAttention
+from tgi_trio.shard.attention.reference import ReferenceAttention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+pytest.importorskip("triton", reason="Triton is not installed")
+
+SIZES = {
+    "prefills": ([40, 1, 17], [40, 1, 17]),
+    "decodes": ([40, 1, 17, 33], [1, 1, 1, 1]),
+    "mixed": ([90, 40, 1, 17, 33], [70, 5, 1, 1, 6]),
+}
+
+
+@pytest.fixture(scope="module")
+def backend() -> CapturableAttention:
+    from tgi_trio.shard.attention.paged import PagedAttention
+
+    return PagedAttention()
+
+
+def agree(backend: CapturableAttention, *sizes: list[int], **options: Any) -> None:
+    ours = attended(backend, *sizes, device=DEVICE, **options)
+    expected = attended(ReferenceAttention(), *sizes, **options)
+    half = options.get("dtype") in (torch.float16, torch.bfloat16)
+    torch.testing.assert_close(ours, expected, atol=2e-2 if half else 1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_it_agrees_with_plain_torch(
+    backend: CapturableAttention, sizes: tuple[list[int], list[int]], kind: dict[str, Any]
+) -> None:
+    agree(backend, *sizes, **kind)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"heads": 14, "kv_heads": 2, "dim": 64},  # a group that is no power of two
+        {"heads": 20, "kv_heads": 1, "dim": 24},  # a head size that is none, more heads than lanes
+        {"heads": 3, "kv_heads": 3, "dim": 16},  # a key of its own for every head
+        {"heads": 2, "kv_heads": 1, "dim": 256},
+    ],
+    ids=str,
+)
+def test_any_shape_of_heads(backend: CapturableAttention, shape: dict[str, int]) -> None:
+    agree(backend, *SIZES["mixed"], **shape)
+    agree(backend, *SIZES["decodes"], **shape, window=16)
+
+
+def test_half_precision(backend: CapturableAttention) -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # numpy has no bfloat16
+    agree(backend, *SIZES["mixed"], dtype=dtype)
+
+
+def test_tiles_cover_every_query_once(backend: CapturableAttention) -> None:
+    from tgi_trio.shard.attention.paged import cut
+
+    counts = np.array([5, 1, 8, 3], np.int32)
+    rows, starts = cut(counts, 4)
+    assert rows.tolist() == [0, 0, 1, 2, 2, 3]
+    assert starts.tolist() == [0, 4, 0, 0, 4, 0]

@@ -1,0 +1,37 @@
+"""Which attention backend a device gets."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from tgi_trio.shard.attention.interface import AttentionBackend, CapturableAttention
+from tgi_trio.shard.attention.reference import ReferenceAttention
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def choose_attention(device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    """Return flash-attn's kernel on a GPU that has it and in half precision, else our own.
+
+    Plain torch on a CPU, and on a GPU without Triton.
+    """
+    if device.type != "cuda":
+        return ReferenceAttention()
+    if dtype in _HALF and importlib.util.find_spec("flash_attn") is not None:
+        from flash_attn import flash_attn_varlen_func  # optional, and only there on a GPU
+
+        from tgi_trio.shard.attention.flash import FlashAttention
+
+        return FlashAttention(flash_attn_varlen_func)
+    return capturable_attention(device) or ReferenceAttention()
+
+
+def capturable_attention(device: torch.device) -> CapturableAttention | None:
+    """Return the backend whose decodes can be recorded as CUDA graphs; None where there is none."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from tgi_trio.shard.attention.paged import PagedAttention  # imports Triton
+
+    return PagedAttention()

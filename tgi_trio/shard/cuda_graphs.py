@@ -1,0 +1,30 @@
+"""Recording work on a CUDA device."""
+
+from __future__ import annotations
+
+import torch
+
+from tgi_trio.shard.decode_graphs import Compute, Graph
+
+_WARM_UPS = 2  # runs before a recording: libraries allocate and choose kernels in their first
+
+
+class CudaCapture:
+    """See `decode_graphs.Capture`. All graphs of one share their memory: one replays at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
+        with torch.cuda.device(self._device):
+            aside = torch.cuda.Stream(self._device)
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM_UPS):
+                    compute()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                output = compute()
+        return graph, output
