@@ -177,7 +177,7 @@ async def test_failures_before_the_first_byte_have_real_statuses(http, stream):
         invalid = await ask(temperature=-1)
         overloaded = await ask(n=2)
         assert overloaded.status == 200
-        server.engine.limits = Limits(max_concurrent_requests=1)
+        server.engine.permits = 1  # taken by somebody else
         overloaded = await client.post("/v1/completions", {"prompt": ["a", "b"], "stream": stream})
     assert unknown.status == 404
     error = unknown.json()["error"]
@@ -400,6 +400,17 @@ async def test_best_of_completions_returns_n():
     assert len(whole["choices"]) == 1
     assert whole["usage"]["completion_tokens"] == 9
     assert less.status == stream.status == 422
+
+
+@pytest.mark.parametrize("more", [{"best_of": 4}, {"n": 2, "prompt": ["a", "b"]}])
+async def test_more_than_can_ever_run_is_no_overload(more):
+    """A client that is told of an overload tries again; this would fail every time."""
+    async with served(FakeEngine(limits=Limits(max_concurrent_requests=3))) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": "x", **more})
+    assert answer.status == 422 and "retry-after" not in answer.headers
+    text = "are 4; at most 3 can run at once (--max-concurrent-requests)"
+    assert answer.json()["error"]["message"].endswith(text)
 
 
 async def test_suffix_is_refused():

@@ -222,7 +222,7 @@ async def test_a_client_that_asks_first_is_told_to_send_or_not_to(http):
         assert data.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 100" not in data
 
 
-KEYS = HttpSettings(api_keys=("Secret", "other"))
+KEYS = HttpSettings(api_keys=("Secret", "other", "Schlüssel-Ü"))
 
 
 async def test_keys_guard_what_tgi_guards():
@@ -248,7 +248,8 @@ async def test_keys_guard_what_tgi_guards():
 @pytest.mark.parametrize(
     ("value", "status"),
     [("Bearer Secret", 200), ("bearer SECRET", 200), ("Bearer other", 200), ("Bearer x", 401),
-     ("Secret", 401), ("Basic Secret", 401)],
+     ("Secret", 401), ("Basic Secret", 401), ("Bearer Schlüssel-Ü".encode(), 200),
+     ("bearer SCHLüSSEL-Ü".encode(), 200), ("Bearer Schlüssel-ü".encode(), 401)],
 )  # fmt: skip
 async def test_any_of_the_keys_opens(value, status):
     async with served(http=KEYS) as server:

@@ -63,7 +63,7 @@ def authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
     if not keys:
         return True
     given = headers.get(b"authorization", b"").lower()
-    expected = [f"Bearer {key}".lower().encode() for key in keys]
+    expected = [f"Bearer {key}".encode().lower() for key in keys]  # bytes: ASCII letters alone
     return any([hmac.compare_digest(given, each) for each in expected])
 
 

@@ -59,7 +59,7 @@ async def completions(call: Call) -> Reply:
         decoder_input_details=read_prompts,
         **more,
     )
-    admit(call, len(prompts) * candidates)
+    admit(call, _generations(call, len(prompts), candidates))
     requests: list[Request] = []
     for prompt in prompts:
         one = await validated(call, prompt, parameters, request)
@@ -124,6 +124,21 @@ def _candidates(request: schema.CompletionRequest, count: int) -> int:
     else:
         return best_of
     raise Refused(422, f"Input validation error: {problem}", "validation")
+
+
+def _generations(call: Call, prompts: int, candidates: int) -> int:
+    """Return how many generations a call makes; raises Refused for more than can ever run at once.
+
+    Without that it would be told to come back later, for ever.
+    """
+    most, total = call.engine.limits.max_concurrent_requests, prompts * candidates
+    if total > most:
+        text = (
+            f"Input validation error: {prompts} prompts with {candidates} generations each are "
+            f"{total}; at most {most} can run at once (--max-concurrent-requests)"
+        )
+        raise Refused(422, text, "validation")
+    return total
 
 
 def _writes_nothing(request: schema.CompletionRequest) -> bool:
