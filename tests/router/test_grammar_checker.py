@@ -67,12 +67,17 @@ async def test_good_grammars_pass_and_bad_ones_are_told_what_is_wrong() -> None:
 
 
 @pytest.mark.trio
-async def test_a_monster_hits_the_time_limit_and_the_next_one_is_served() -> None:
-    async with checker(max_grammar_seconds=0.3) as one:
-        assert "more than 0.3 s (--max-grammar-seconds)" in await wrong(one, MONSTER)
+async def test_a_monster_hits_the_time_limit_and_the_next_one_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # However busy the machine is: a limit below the CPU time that moves a compilation to idle
+    # cores, and patience.
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._SLOWDOWN", 1000.0)
+    async with checker(max_grammar_seconds=0.08) as one:
+        assert "more than 0.08 s (--max-grammar-seconds)" in await wrong(one, MONSTER)
         await one.check(grammars.regex("a"))
         began = time.process_time()
-        assert "more than 0.3 s" in await wrong(one, MONSTER)  # remembered, not tried again
+        assert "more than 0.08 s" in await wrong(one, MONSTER)  # remembered, not tried again
         assert time.process_time() - began < 0.1
 
 
@@ -86,13 +91,6 @@ async def test_sizes_and_depths_have_limits() -> None:
         assert "5000 are allowed (--max-grammar-bytes)" in await wrong(
             one, grammars.choice(["x" * 5000])
         )
-
-
-@pytest.mark.trio
-async def test_a_grammar_whose_steps_would_hold_up_the_others_is_refused() -> None:
-    async with checker(max_grammar_bytes=2**20, max_grammar_seconds=10.0) as one:
-        message = await wrong(one, grammars.json_schema({"const": "x" * 300_000}))
-    assert "10 ms are allowed" in message
 
 
 @pytest.mark.trio

@@ -1,0 +1,18 @@
+"""What a grammar must keep to before the shard may see it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tgi_trio.demo import model_path
+from tgi_trio.router.text import grammars
+from tgi_trio.shard.grammar_check import check
+from tgi_trio.shard.grammars import load_tokenizer
+
+
+def test_a_grammar_whose_steps_would_hold_up_the_others_is_refused() -> None:
+    """Its masks take ten times of what is allowed, in CPU time: a busy machine changes nothing."""
+    tokenizer = load_tokenizer(model_path() / "tokenizer.json")
+    check(grammars.json_schema({"const": "x" * 300}), tokenizer)
+    with pytest.raises(ValueError, match=r"a step takes \d+ ms, 10 ms are allowed"):
+        check(grammars.json_schema({"const": "x" * 300_000}), tokenizer)
