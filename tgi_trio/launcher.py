@@ -48,16 +48,24 @@ class Timeline:
         return ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.phases)
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Bound sockets."""
+
+    api: Sequence[socket.socket]
+    metrics: Sequence[socket.socket] = ()
+
+
 @contextmanager
-def bind(options: Options) -> Iterator[Sequence[socket.socket]]:
+def bind(options: Options) -> Iterator[Listeners]:
     """Hold the addresses for the length of the block; the certificate is read as well.
 
     So a busy port is known before anything is loaded. The sockets listen only when the server is
     ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
     """
     tls_context(options.ssl_certfile, options.ssl_keyfile)
-    with bound(options.addresses) as listeners:
-        yield listeners
+    with bound(options.addresses) as api, bound(options.metrics_addresses) as metrics:
+        yield Listeners(api, metrics)
 
 
 def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLimits:
@@ -137,7 +145,7 @@ class Launcher:
     def __init__(
         self,
         settings: Settings,
-        listeners: Sequence[socket.socket],
+        listeners: Listeners,
         timeline: Timeline,
         argv: ShardArgv = real_shard,
     ) -> None:
@@ -235,7 +243,9 @@ class Launcher:
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()
-        addresses = await nursery.start(front.serve, self._listeners, shutdown)
+        addresses = await nursery.start(
+            front.serve, self._listeners.api, self._listeners.metrics, shutdown
+        )
         timeline.mark("listening")
         log.info("start-up: %s", timeline)
         where = " and ".join(addresses)

@@ -69,6 +69,9 @@ class _AsGiven:
     aip_predict_route: str | None = None  # another path of /vertex
     aip_health_route: str | None = None  # another path of /health
     json_output: bool = False
+    prometheus_port: int | None = None  # where the metrics are served as well
+    otlp_endpoint: str | None = None  # http(s)://host:port of an OpenTelemetry collector
+    otlp_service_name: str = "text-generation-inference.router"  # TGI's
     env: bool = False  # say what the machine has before anything is loaded
     graceful_termination_timeout: float = 90.0  # seconds
     stall_timeout: float = 60.0  # seconds without a step while there is work
@@ -79,9 +82,17 @@ class _AsGiven:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Return what to listen on, each as host:port, [host]:port or unix:path."""
-        host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
         port = self.port if self.aip_http_port is None else self.aip_http_port
-        return self.bind or (f"{host}:{port}",)
+        return self.bind or (self._at(port),)
+
+    @property
+    def metrics_addresses(self) -> tuple[str, ...]:
+        """Return where the metrics have a port of their own, if anywhere."""
+        return () if self.prometheus_port is None else (self._at(self.prometheus_port),)
+
+    def _at(self, port: int) -> str:
+        host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
+        return f"{host}:{port}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +248,7 @@ _AT_LEAST_ZERO: Final = (
     "target_itl",
     "port",
     "aip_http_port",
+    "prometheus_port",
     "graceful_termination_timeout",
     "shard_restart_limit",
     "spin_us",
@@ -256,7 +268,7 @@ def check(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and value < 0:
             raise ConfigurationError(f"`{name}` must be >= 0. Given: {value}")
-    for name in ("port", "aip_http_port"):
+    for name in ("port", "aip_http_port", "prometheus_port"):
         port = getattr(options, name)
         if port is not None and port > 65535:
             raise ConfigurationError(f"`{name}` must be <= 65535. Given: {port}")
@@ -402,7 +414,7 @@ def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
 # Where things lie on this machine is the operator's to know, not every client's.
 _PLACES: Final = frozenset(
     "model_path huggingface_hub_cache tokenizer_config_path chat_template bind ssl_certfile "
-    "ssl_keyfile api_key_file".split()
+    "ssl_keyfile api_key_file otlp_endpoint".split()
 )
 
 

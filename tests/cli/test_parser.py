@@ -36,6 +36,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "url": ("https://a.example/b", "https://a.example/b"),
     "address": ("127.0.0.1:80", "127.0.0.1:80"),
     "route": ("/a/b", "/a/b"),
+    "collector": ("http://127.0.0.1:4317", "http://127.0.0.1:4317"),
 }
 every_flag = pytest.mark.parametrize("flag", all_flags(), ids=lambda flag: flag.name)
 

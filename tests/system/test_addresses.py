@@ -49,6 +49,21 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_metrics_have_a_port_of_their_own_and_a_missing_collector_holds_nothing_up() -> None:
+    watched = f"http://127.0.0.1:{(port := free_port())}"
+    flags = ["--prometheus-port", str(port), "--otlp-endpoint", "http://127.0.0.1:1"]
+    with serving(*flags, fake="{}") as server:
+        for _ in range(20):
+            assert httpx.post(f"{server.url}/generate", json=QUERY).status_code == 200
+        for path in ("/health", "/live", "/ready"):
+            assert httpx.get(f"{watched}{path}").status_code == 200
+        assert "tgi_request_success 20\n" in httpx.get(f"{watched}/metrics").text
+        assert httpx.post(f"{watched}/generate", json=QUERY).status_code == 404
+        assert "trace_id=" in server.output
+        server.signal(signal.SIGTERM)
+        assert server.wait(15) == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -102,6 +102,12 @@ def _route(text: str) -> str:
     return text
 
 
+def _collector(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s]+:[0-9]+/?", text):
+        raise ValueError("expected http://host:port, or https:")
+    return text
+
+
 def _cpu_backend(text: str) -> str:
     if text not in CPU_BACKENDS:
         raise ValueError(f"expected one of {', '.join(CPU_BACKENDS)}")
@@ -143,6 +149,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "url": ("URL", _url),
     "address": ("ADDRESS", _address),
     "route": ("PATH", _route),
+    "collector": ("URL", _collector),
 }
 
 # (group, rows) in the order of --help
@@ -244,6 +251,9 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
         "Operations",
         (
             Flag("json-output", "switch", "log lines as JSON"),
+            Flag("prometheus-port", "int", "another port for the metrics", "the main port only"),
+            Flag("otlp-endpoint", "collector", "where traces go, by OTLP over gRPC", "no traces"),
+            Flag("otlp-service-name", "text", "service.name of the traces"),
             Flag(
                 "env", "switch", "print what `doctor` finds, then serve", variable=False, short="-e"
             ),
@@ -270,7 +280,6 @@ class Refused:
 
 _OWN_KERNELS = "kernels are chosen by device, dtype and model: on a CPU --cpu-backend chooses"
 _NO_NGROK = "there is no ngrok tunnel: run ngrok beside the server"
-_NO_TRACES = "there is no OTLP export yet: timings are in the logs and at /metrics"
 _NO_ROPE = "rotary scaling is read from the model's config.json: set rope_scaling there"
 _ONE_WATERMARK = "watermarks use gamma 0.5 and delta 2.0"
 _ONE_MACHINE = "shards run on this machine and talk over shared memory: there is nothing to set"
@@ -292,13 +301,10 @@ REFUSED: Final[tuple[Refused, ...]] = (
     ),
     Refused("max-image-fetch-size", "images are not in this build"),
     Refused("tokenizer-name", "the tokenizer is the model's: use --model-id"),
-    Refused("prometheus-port", "metrics are at /metrics of the main port", env=False),
     Refused("shard-uds-path", _ONE_MACHINE),
     Refused("master-shard-uds-path", _ONE_MACHINE),
     Refused("master-addr", _ONE_MACHINE, env=False),
     Refused("master-port", _ONE_MACHINE, env=False),
-    Refused("otlp-endpoint", _NO_TRACES),
-    Refused("otlp-service-name", _NO_TRACES),
     Refused("usage-stats", "nothing is ever sent anywhere", same=("off",)),
     Refused("ngrok", _NO_NGROK, same=("false",)),
     Refused("ngrok-authtoken", _NO_NGROK, env=False),

@@ -14,6 +14,7 @@ from tgi_trio.router.engine import Admission, Engine
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.routes import operations
 from tgi_trio.router.http.server import ServerSettings, serve
 from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.schedule_recorder import ScheduleRecorder
@@ -23,6 +24,7 @@ from tgi_trio.router.supervisor import Supervisor
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
+from tgi_trio.router.tracing import Tracer
 from tgi_trio.router.validation import ValidationLimits, Validator
 from tgi_trio.settings import Settings, public_json
 
@@ -39,12 +41,14 @@ class Front:
         template: ChatTemplate | None,
         metrics: Metrics,
         grammars: GrammarChecker | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.closed = trio.Event()
         self._tokenizer = tokenizer
         self._template = template
         self._metrics = metrics
         self._grammars = grammars
+        self._tracer = tracer
 
     def open(
         self,
@@ -84,31 +88,38 @@ class Front:
             ),
             metrics=self._metrics,
         )
-        self._application = Application(self._service, http_settings(settings))
+        self._application = Application(self._service, http_settings(settings), self._tracer)
         self._server = server_settings(settings)
         return engine
 
     async def serve(
         self,
         listeners: Sequence[socket.socket],
+        for_metrics: Sequence[socket.socket],
         shutdown: trio.Event,
         task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Listen on bound sockets and serve until `shutdown`; reports the addresses."""
-        for listener in listeners:
+        """Listen on bound sockets and serve until `shutdown`; reports the API's addresses.
+
+        `for_metrics`: where only what watches the server is served, without TLS.
+        """
+        for listener in (*listeners, *for_metrics):
             listener.listen(BACKLOG)
         gc.freeze()  # what is loaded by now stays: no collection need ever walk it again
         try:
-            await serve(
-                self._application,
-                listeners,
-                self._server,
-                shutdown,
-                task_status=task_status,
-            )
+            async with trio.open_nursery() as nursery:
+                if for_metrics:
+                    watched = Application(self._service, routes=operations.WATCHED)
+                    plain = ServerSettings(graceful_timeout=GRACE)
+                    nursery.start_soon(serve, watched, for_metrics, plain, shutdown)
+                await serve(
+                    self._application, listeners, self._server, shutdown, task_status=task_status
+                )
         finally:
             if self._grammars is not None:
                 await self._grammars.close()
+            if self._tracer is not None:
+                await self._tracer.close()
             self.closed.set()
 
 
@@ -152,16 +163,18 @@ def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate
 async def load_front(settings: Settings, metrics: Metrics) -> Front:
     """Load tokenizer and chat template in a thread. Raises ModelLoadError, ConfigurationError."""
 
-    def load() -> tuple[Tokenizer, ChatTemplate | None]:
+    def load() -> tuple[Tokenizer, ChatTemplate | None, Tracer | None]:
         tokenizer = Tokenizer.from_folder(
             settings.model_path,
             config_path=settings.tokenizer_config_path,
             trust_remote_code=settings.trust_remote_code,
         )
-        return tokenizer, load_chat_template(settings, tokenizer)
+        endpoint, name = settings.otlp_endpoint, settings.otlp_service_name
+        tracer = None if endpoint is None else Tracer.to(endpoint, name)
+        return tokenizer, load_chat_template(settings, tokenizer), tracer
 
-    tokenizer, template = await trio.to_thread.run_sync(load)
-    return Front(tokenizer, template, metrics, grammar_checker(settings))
+    tokenizer, template, tracer = await trio.to_thread.run_sync(load)
+    return Front(tokenizer, template, metrics, grammar_checker(settings), tracer)
 
 
 def grammar_checker(settings: Settings) -> GrammarChecker | None:

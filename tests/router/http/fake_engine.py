@@ -152,7 +152,11 @@ class FakeEngine:
                 end = self._end(stream, stream.generated + len(tokens), tokens[-1].id)
                 if end is not None:
                     break
+            timings, now = stream.timings, trio.current_time()
+            if timings.first_token is None:
+                timings.first_token = now
             if end is not None:
+                timings.finished = now
                 del self.live[stream.id]
             stream.deliver(tokens, end)
 

@@ -15,6 +15,7 @@ from tests.router.http.fake_engine import FakeEngine
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.exchange import HttpSettings
 from tgi_trio.router.http.server import ServerSettings, listen, serve
+from tgi_trio.router.tracing import Tracer
 
 
 @dataclass
@@ -149,11 +150,12 @@ async def served(
     http: HttpSettings | None = None,
     settings: ServerSettings | None = None,
     running: bool = True,
+    tracer: Tracer | None = None,
     **serve_options,
 ) -> AsyncIterator[Server]:
     """Serve `engine` on a free port of loopback; with `running` it makes steps by itself."""
     engine = engine or FakeEngine()
-    app = Application(engine, http)
+    app = Application(engine, http, tracer)
     sockets = listen(["127.0.0.1:0"])
     shutdown, done = trio.Event(), trio.Event()
     settings = settings or ServerSettings(graceful_timeout=1.0)

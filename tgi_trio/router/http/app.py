@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -45,6 +45,8 @@ from tgi_trio.router.http.routes import (
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.transport import Transport
 from tgi_trio.router.receipt import Receipt
+from tgi_trio.router.request import Timings
+from tgi_trio.router.tracing import Exchange, Tracer
 
 ROUTES: tuple[Route, ...] = (
     *native.ROUTES,
@@ -81,6 +83,7 @@ class HttpConnection(TrioASGIHTTPConnection):
         self.request_id = app.request_ids.name(self.headers)
         self.began = trio.current_time()
         self.transport = Transport()
+        self.generations: list[Timings] = []
         self.receipts: list[Receipt] = []
         self.watched = True  # a task of ours waits for hypercorn's `http.disconnect`
 
@@ -110,6 +113,7 @@ class HttpConnection(TrioASGIHTTPConnection):
             received=self.began,
             resources=self.resources,
             path=path or {},
+            generations=self.generations,
             receipts=self.receipts,
         )
 
@@ -198,19 +202,34 @@ class HttpConnection(TrioASGIHTTPConnection):
         try:
             await self._send_reply(send, reply)
         finally:
-            if access.isEnabledFor(logging.INFO):
-                self._log(reply)
+            if access.isEnabledFor(logging.INFO) or self.app.tracer is not None:
+                self._tell(reply.status)
 
-    def _log(self, reply: Reply) -> None:
-        scope, client = self.scope, self.scope.get("client")
+    def _tell(self, status: int) -> None:
+        """Write the log line of the request, and its trace: probes and pages have none."""
+        scope, client, ended = self.scope, self.scope.get("client"), trio.current_time()
+        cost = Receipt.sum(self.receipts).fields() if self.receipts else {}
         extra = {
             "request_id": self.request_id,
             "client": client[0] if client else "local",
-            "seconds": round(trio.current_time() - self.began, 6),
+            "seconds": round(ended - self.began, 6),
+            **cost,
         }
-        if self.receipts:
-            extra |= Receipt.sum(self.receipts).fields()
-        access.info("%s %s %d", scope["method"], scope["path"], reply.status, extra=extra)
+        if self.app.tracer is not None and scope["method"] == "POST":
+            exchange = Exchange(
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                headers=self.headers,
+                began=self.began,
+                ended=ended,
+                generations=self.generations,
+                attributes={"request_id": self.request_id, **cost},
+                failed=sum(each.finished is not None for each in self.generations)
+                > len(self.receipts),
+            )
+            extra["trace_id"] = self.app.tracer.record(exchange)
+        access.info("%s %s %d", scope["method"], scope["path"], status, extra=extra)
 
     async def _send_reply(self, send: Send, reply: Reply) -> None:
         transport, body = self.transport, reply.body
@@ -250,14 +269,21 @@ class HttpConnection(TrioASGIHTTPConnection):
 
 
 class Application(QuartTrio):
-    """All routes of the server in front of one engine."""
+    """Routes of the server, all of them unless told otherwise, in front of one engine."""
 
     asgi_http_class = HttpConnection  # type: ignore[assignment]
 
-    def __init__(self, engine: Engine, http: HttpSettings | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        http: HttpSettings | None = None,
+        tracer: Tracer | None = None,
+        routes: Sequence[Route] = ROUTES,
+    ) -> None:
         super().__init__("tgi_trio", static_folder=None)
         self.engine = engine
         self.http = http or HttpSettings()
+        self.tracer = tracer
         self.cors = Cors(self.http.cors_allow_origin)
         self.request_ids = RequestIds()
         self.config["MAX_CONTENT_LENGTH"] = self.http.payload_limit
@@ -266,7 +292,7 @@ class Application(QuartTrio):
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
         self.url_map.merge_slashes = False
         self.shortcuts: dict[tuple[str, str], Route] = {}
-        wanted = (*ROUTES, *vertex.asked_for(self.http))  # the latter may replace one of ours
+        wanted = (*routes, *vertex.asked_for(self.http))  # the latter may replace one of ours
         for route in {(each.method, each.path): each for each in wanted}.values():
             self._register(route)
         self.register_error_handler(HTTPException, _http_error)

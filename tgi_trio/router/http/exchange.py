@@ -11,6 +11,7 @@ from tgi_trio.router.http.engine_api import Engine
 from tgi_trio.router.http.errors import Header
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.receipt import Receipt
+from tgi_trio.router.request import Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class Call:
     received: float  # trio clock, seconds
     resources: ExitStack
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
-    receipts: list[Receipt] = field(default_factory=list)  # of its generations that ended well
+    generations: list[Timings] = field(default_factory=list)  # of all that were queued
+    receipts: list[Receipt] = field(default_factory=list)  # of those that ended well
 
 
 @dataclass(slots=True)

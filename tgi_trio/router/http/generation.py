@@ -48,6 +48,7 @@ class Result:
 def submit(call: Call, request: Request) -> TokenStream:
     """Queue a request for as long as the call lasts; raises Overloaded."""
     timings = Timings(received=call.received)
+    call.generations.append(timings)
     return call.resources.enter_context(call.engine.submit(request, timings))
 
 

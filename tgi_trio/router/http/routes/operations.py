@@ -127,17 +127,22 @@ def simple_tokens_json(encoding: Encoding) -> bytes:
     return b"[%b]" % b",".join(pieces)
 
 
-ROUTES = (
-    Route("GET", "/", health, protected=False),
+# Also at a port of their own, with --prometheus-port.
+WATCHED = (
     Route("GET", "/health", health, protected=False),
-    Route("GET", "/ping", health, protected=False),
     Route("GET", "/live", live, protected=False),
     Route("GET", "/ready", ready, protected=False),
+    Route("GET", "/metrics", metrics, protected=False),
+)
+
+ROUTES = (
+    *WATCHED,
+    Route("GET", "/", health, protected=False),
+    Route("GET", "/ping", health, protected=False),
     Route("GET", "/info", info, protected=False),
     Route("GET", "/v1/models", models, protected=False, openai=True),
     Route("GET", "/v1/models/<path:name>", model, protected=False, openai=True),
     Route("POST", "/tokenize", tokenize),
-    Route("GET", "/metrics", metrics, protected=False),
     Route("GET", "/api-doc/openapi.json", openapi, protected=False),
     Route("GET", "/docs", docs, protected=False),
 )

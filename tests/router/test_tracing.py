@@ -1,0 +1,184 @@
+"""Traces: the spans of a request, in memory and through a collector over gRPC."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+
+import grpc
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as rpc
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import served
+from tgi_trio.router.request import Timings
+from tgi_trio.router.tracing import Exchange, Tracer, stages
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Collector(rpc.TraceServiceServicer):
+    """The receiving end of OTLP."""
+
+    def __init__(self) -> None:
+        self.batches: queue.Queue[messages.ExportTraceServiceRequest] = queue.Queue()
+
+    def Export(
+        self, request: messages.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> messages.ExportTraceServiceResponse:
+        self.batches.put(request)
+        return messages.ExportTraceServiceResponse()
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[Collector, str]]:
+    """Run a collector on a free port; yields it and its address."""
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(2))
+    rpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield collector, f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+async def spans_of(*calls: tuple[str, dict[str, object]], engine: FakeEngine | None = None):
+    """POST each body to its path at a traced server; return the spans by name, and the answers."""
+    exporter = InMemorySpanExporter()
+    tracer = Tracer(exporter, "test")
+    answers = []
+    async with served(engine, tracer=tracer) as server:
+        client = await server.connect()
+        await client.get("/health")
+        for path, body in calls:
+            answers.append(await client.post(path, body, traceparent=PARENT, x_request_id="mine"))
+        await client.get("/health")  # the one before has been written down by now
+    await tracer.close()
+    spans: dict[str, list[ReadableSpan]] = {}
+    for span in exporter.get_finished_spans():
+        spans.setdefault(span.name, []).append(span)
+    return spans, answers
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_a_request_is_a_span_with_its_stages_within_the_clients_trace(path: str) -> None:
+    spans, (answer,) = await spans_of((path, {"inputs": "hello"}))
+    assert answer.status == 200
+    (whole,) = spans.pop(f"POST {path}")
+    assert spans.keys() == {"validation", "queue", "prefill", "decode"}, "nor of health"
+    assert f"{whole.context.trace_id:032x}" == PARENT.split("-")[1]
+    assert f"{whole.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert whole.attributes["request_id"] == "mine"
+    assert whole.attributes["http.response.status_code"] == 200
+    assert whole.attributes["output_tokens"] > 0
+    start = whole.start_time
+    for name in ("validation", "queue", "prefill", "decode"):
+        (span,) = spans[name]
+        assert span.parent.span_id == whole.context.span_id
+        assert abs(span.start_time - start) < 1000, "each begins where the last one ended"
+        start = span.end_time
+    assert start <= whole.end_time + 1000
+
+
+@pytest.mark.trio
+async def test_several_generations_share_their_validation() -> None:
+    body = {"prompt": ["a", "b"], "max_tokens": 3}
+    spans, (answer,) = await spans_of(("/v1/completions", body))
+    assert answer.status == 200
+    assert {name: len(found) for name, found in spans.items()} == {
+        "POST /v1/completions": 1,
+        "validation": 1,
+        "queue": 2,
+        "prefill": 2,
+        "decode": 2,
+    }
+
+
+@pytest.mark.trio
+async def test_a_refused_request_has_no_stages_and_no_fault_of_ours() -> None:
+    spans, (answer,) = await spans_of(("/generate", {"inputs": ""}))
+    assert answer.status == 422
+    ((name, (span,)),) = spans.items()
+    assert (name, span.status.status_code) == ("POST /generate", StatusCode.UNSET)
+
+
+@pytest.mark.trio
+async def test_an_unsampled_trace_writes_nothing() -> None:
+    exporter = InMemorySpanExporter()
+    tracer = Tracer(exporter, "test")
+    headers = {b"traceparent": PARENT.removesuffix("1").encode() + b"0"}
+    now = trio.current_time()
+    exchange = Exchange("POST", "/", 200, headers, now, now, [Timings(now)])
+    assert tracer.record(exchange) == ""
+    await tracer.close()
+    assert exporter.get_finished_spans() == ()
+
+
+@pytest.mark.trio
+async def test_failures_are_errors_whatever_the_status_was() -> None:
+    exporter = InMemorySpanExporter()
+    tracer = Tracer(exporter, "test")
+    now = trio.current_time()
+    for status, failed in ((500, False), (200, True)):
+        tracer.record(Exchange("POST", "/", status, {}, now, now, failed=failed))
+    await tracer.close()
+    assert [span.status.status_code for span in exporter.get_finished_spans()] == [
+        StatusCode.ERROR
+    ] * 2
+
+
+@pytest.mark.trio
+async def test_a_collector_receives_the_spans() -> None:
+    with collecting() as (collector, endpoint):
+        tracer = Tracer.to(endpoint, "my-service")
+        async with served(tracer=tracer) as server:
+            client = await server.connect()
+            await client.post("/generate", {"inputs": "hello"}, traceparent=PARENT)
+            await client.get("/health")
+        await tracer.close()
+        batch = collector.batches.get(timeout=10)
+    (resource,) = batch.resource_spans
+    attributes = {each.key: each.value.string_value for each in resource.resource.attributes}
+    assert attributes["service.name"] == "my-service"
+    names = [span.name for scope in resource.scope_spans for span in scope.spans]
+    assert sorted(names) == ["POST /generate", "decode", "prefill", "queue", "validation"]
+
+
+@pytest.mark.trio
+async def test_a_collector_that_is_not_there_harms_nobody() -> None:
+    tracer = Tracer.to("http://127.0.0.1:1", "x")
+    async with served(tracer=tracer) as server:
+        client = await server.connect()
+        for _ in range(5):
+            assert (await client.post("/generate", {"inputs": "hello"})).status == 200
+    with trio.fail_after(30):
+        await tracer.close()
+
+
+moments = st.lists(st.floats(0, 1e5), min_size=5, max_size=5).map(sorted)
+
+
+@given(moments, st.integers(0, 4))
+def test_stages_follow_each_other_to_the_end(at: list[float], reached: int) -> None:
+    timings = Timings(at[0])
+    for name, moment in list(zip(("queued", "started", "first_token"), at[1:4], strict=True))[
+        :reached
+    ]:
+        setattr(timings, name, moment)
+    found = list(stages(timings, at[4]))
+    assert len(found) == min(reached, 3) + 1
+    assert found[0][1] == at[0] and found[-1][2] == at[4]
+    assert all(end == start for (_, _, end), (_, start, _) in pairwise(found))

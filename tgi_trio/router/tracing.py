@@ -1,0 +1,134 @@
+"""Traces: the stages of a request as OpenTelemetry spans, made when the request has ended.
+
+`Timings` are noted in any case, and the spans are written from them, where the access log's line
+is: without `--otlp-endpoint` tracing costs nothing and opentelemetry is never imported. A thread
+of the SDK's own exports in batches. Its queue is bounded, so that a collector that is slow or
+gone costs spans, never requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from tgi_trio import __version__
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.router.request import Timings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+FLUSH_TIMEOUT = 2.0  # seconds at the end of the server for the last batch to leave
+
+_PARENT = ("traceparent", "tracestate")  # W3C trace context
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request that has ended. Moments are on the trio clock, in seconds."""
+
+    method: str
+    path: str
+    status: int
+    headers: Mapping[bytes, bytes]  # of the request, names in lower case
+    began: float
+    ended: float
+    generations: Sequence[Timings] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # of the span of the whole
+    failed: bool = False
+
+
+class Tracer:
+    """Makes the spans of exchanges and hands them to the exporting thread."""
+
+    def __init__(self, exporter: SpanExporter, service_name: str) -> None:
+        """Spans are `service_name`'s; `close` ends the thread."""
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        resource = Resource.create({"service.name": service_name, "service.version": __version__})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("tgi_trio", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    @classmethod
+    def to(cls, endpoint: str, service_name: str) -> Tracer:
+        """Return a tracer that exports by OTLP over gRPC; the collector need not be there yet.
+
+        Raises ConfigurationError where opentelemetry is not installed.
+        """
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        except ImportError as error:
+            raise ConfigurationError(
+                f"--otlp-endpoint needs opentelemetry: pip install 'tgi-trio[otlp]' ({error})"
+            ) from error
+        exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https:"))
+        return cls(exporter, service_name)
+
+    def record(self, exchange: Exchange) -> str:
+        """Write the spans of `exchange`; return its trace id, "" when nobody samples it."""
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
+
+        # The clock of spans is the wall's, ours is not: both are read now, once.
+        wall, now = time.time_ns(), trio.current_time()
+
+        def nanoseconds(moment: float) -> int:
+            return wall - int(1e9 * (now - moment))
+
+        headers = exchange.headers
+        given = {name: headers.get(name.encode(), b"").decode("latin-1") for name in _PARENT}
+        whole = self._tracer.start_span(
+            f"{exchange.method} {exchange.path}",
+            self._propagator.extract(given),
+            SpanKind.SERVER,
+            {
+                "http.request.method": exchange.method,
+                "url.path": exchange.path,
+                "http.response.status_code": exchange.status,
+                **{name: value for name, value in exchange.attributes.items() if value is not None},
+            },
+            start_time=nanoseconds(exchange.began),
+        )
+        if not whole.is_recording():
+            return ""
+        within = set_span_in_context(whole)
+        for number, timings in enumerate(exchange.generations):
+            for stage, start, end in stages(timings, exchange.ended):
+                if number and stage == "validation":
+                    continue  # of all generations of one request together
+                span = self._tracer.start_span(
+                    stage, within, attributes={"generation": number}, start_time=nanoseconds(start)
+                )
+                span.end(nanoseconds(end))
+        if exchange.failed or exchange.status >= 500:
+            whole.set_status(StatusCode.ERROR)
+        whole.end(nanoseconds(exchange.ended))
+        return f"{whole.get_span_context().trace_id:032x}"
+
+    async def close(self) -> None:
+        """Export what is left, for as long as `FLUSH_TIMEOUT` allows."""
+        with trio.move_on_after(FLUSH_TIMEOUT):
+            await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
+
+
+def stages(timings: Timings, ended: float) -> Iterator[tuple[str, float, float]]:
+    """Yield (stage, start, end) of a generation as far as it came; the last may be cut by `ended`.
+
+    Trio clock, seconds. The stages are those of `Receipt`.
+    """
+    finished = timings.finished if timings.finished is not None else ended
+    moments = (timings.received, timings.queued, timings.started, timings.first_token, finished)
+    start: float | None = timings.received
+    for stage, end in zip(("validation", "queue", "prefill", "decode"), moments[1:], strict=True):
+        if start is None:
+            return
+        yield stage, start, finished if end is None else end
+        start = end
