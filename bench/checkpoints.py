@@ -20,6 +20,7 @@ from tgi_trio.testing.checkpoints import make_tokenizer
 SHAPES: dict[str, dict[str, Any]] = {
     "S": {
         "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "hidden_size": 576,
         "intermediate_size": 1536,
         "num_hidden_layers": 30,
@@ -32,6 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "M": {
         "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
         "hidden_size": 896,
         "intermediate_size": 4864,
         "num_hidden_layers": 24,
@@ -44,6 +46,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "L": {
         "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
         "hidden_size": 2048,
         "intermediate_size": 8192,
         "num_hidden_layers": 16,
@@ -64,7 +67,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 _ALL = {
-    "architectures": [],
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,

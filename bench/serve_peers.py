@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,15 @@ from tqdm import tqdm
 
 from bench import stats
 from bench.checkpoints import SHAPES, make
-from bench.peers.environment import HOME, Unavailable
-from bench.peers.servers import SERVERS, HttpPeer, Job, ours
+from bench.peers.environment import HOME, Unavailable, last_line
+from bench.peers.servers import OURS, SERVERS, HttpPeer, Job, ours
 from bench.server import Server, free_port, serving
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.client.load import Load, Work, measure
 
 _READY = 180.0  # seconds a server may take to load the model
+_LOAD = 120.0  # seconds a load may take
 COLUMNS = ("tok/s", "ours, times", "TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms", "failed")
 
 
@@ -60,11 +62,19 @@ def start(stack: ExitStack, peer: HttpPeer, log: Path) -> Server:
     return server
 
 
-def load_on(server: Server, peer: HttpPeer, clients: int, work: Work) -> dict[str, Any]:
-    """Return the metrics of one load, see `measures.summarise`."""
+def load_on(server: Server, clients: int, work: Work) -> dict[str, Any]:
+    """Return the metrics of one load, see `measures.summarise`. Raises RuntimeError after _LOAD."""
     client = Client(Address(server.host, server.port))
-    with awake(server):
-        return trio.run(measure, client, Load("closed", clients), work, lambda: None)
+
+    async def bounded() -> dict[str, Any]:
+        with trio.fail_after(_LOAD):
+            return await measure(client, Load("closed", clients), work, lambda: None)
+
+    try:
+        with awake(server):
+            return trio.run(bounded)
+    except trio.TooSlowError as error:
+        raise RuntimeError(f"not every answer came within {_LOAD:g} s") from error
 
 
 def prepared(names: list[str], job: Job) -> tuple[list[HttpPeer], dict[str, str]]:
@@ -94,17 +104,22 @@ def run(args: argparse.Namespace, job: Job) -> tuple[list[list[dict[str, Any]]],
             log = logs / f"{peer.name}.log"
             try:
                 server = start(stack, peer, log)
+                warm_up = replace(works[peer.name], requests=args.clients)
+                failures = load_on(server, args.clients, warm_up)["errors"]
             except RuntimeError as error:
-                lines = log.read_text(errors="replace").strip().splitlines()[-1:]
-                missing[peer.name] = f"{error}: {''.join(lines)}"
+                if peer.name == OURS:
+                    raise
+                missing[peer.name] = f"{error}; its last words: {last_line(log)}"
                 continue
-            load_on(server, peer, args.clients, works[peer.name])
+            if failures:
+                missing[peer.name] = failures[0]
+                continue
             started.append((peer, server))
         turns = tqdm(total=args.rounds * len(started), desc="rounds", leave=False)
         for _ in range(args.rounds):
             found = []
             for peer, server in started:
-                result = load_on(server, peer, args.clients, works[peer.name])
+                result = load_on(server, args.clients, works[peer.name])
                 found.append({"server": peer.name, "ready_s": server.ready_s} | result)
                 turns.update()
             rounds.append(found)
@@ -150,6 +165,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     stats.add_output_flags(parser)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the servers too
     checkpoint = make(args.shape, args.checkpoints / f"tgi-trio-{args.shape}")
     job = Job(args.home, checkpoint, args.clients, args.max_tokens)
     rounds, missing = run(args, job)
