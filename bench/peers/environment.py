@@ -39,6 +39,11 @@ class Environment:
         self._mark.unlink(missing_ok=True)
         self.run("python's venv", sys.executable, "-m", "venv", "--clear", self.folder / "venv")
 
+    def see(self, packages: Path) -> None:
+        """Let its python import what is in `packages`, a site-packages folder, besides its own."""
+        own = next((self.folder / "venv" / "lib").glob("python*/site-packages"))
+        (own / "seen.pth").write_text(f"{packages}\n")
+
     def pip(self, *arguments: str | Path) -> None:
         """Run pip; nothing of what it downloads is kept. Raises Unavailable."""
         command = self.python, "-m", "pip", "--no-cache-dir", "--disable-pip-version-check"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -10,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bench.peers import llama_cpp, vllm_cpu
-from bench.peers.environment import Unavailable
+from bench.peers import llama_cpp, transformers_serve, vllm_cpu
 
 OURS: Final = "tgi-trio"
 
@@ -42,8 +40,8 @@ def ours(job: Job) -> HttpPeer:
     return HttpPeer(OURS, lambda port: [*argv, *place, str(port)])
 
 
-def transformers_serve(job: Job) -> HttpPeer:
-    """One request after the other, its default."""
+def transformers_default(job: Job) -> HttpPeer:
+    """One request after the other."""
     return _transformers("transformers serve", job)
 
 
@@ -52,16 +50,13 @@ def transformers_batching(job: Job) -> HttpPeer:
 
 
 def _transformers(name: str, job: Job, *flags: str) -> HttpPeer:
-    missing = [m for m in ("fastapi", "uvicorn", "openai") if importlib.util.find_spec(m) is None]
-    if missing:
-        raise Unavailable(f"{' and '.join(missing)} not installed: pip install '.[peers,test]'")
-    program = Path(sys.executable).with_name("transformers")
-    argv = program, "serve", job.checkpoint
-    place = "--host", "127.0.0.1", "--device", "cpu", "--dtype", "bfloat16", *flags, "--port"
+    peer = transformers_serve.TransformersServe(job.home)
     # A generation config of its own has no end-of-sequence token, so nothing ends an answer early.
     whole = {"max_new_tokens": job.max_tokens, "do_sample": False}
     return HttpPeer(
-        name, lambda port: [*argv, *place, str(port)], {"generation_config": json.dumps(whole)}
+        name,
+        lambda port: peer.serve_command(job.checkpoint, port, *flags),
+        {"generation_config": json.dumps(whole)},
     )
 
 
@@ -88,7 +83,7 @@ def vllm_serve(job: Job) -> HttpPeer:
 
 # What a peer is called on the command line; each raises Unavailable where it cannot be had.
 SERVERS: Final[dict[str, Callable[[Job], HttpPeer]]] = {
-    "transformers": transformers_serve,
+    "transformers": transformers_default,
     "transformers-batching": transformers_batching,
     "llama.cpp": llama_server,
     "vllm-cpu": vllm_serve,

@@ -33,7 +33,8 @@ class VllmCpu:
     def serve_command(self, checkpoint: Path, port: int, clients: int) -> list[str | Path]:
         """Return the command that serves `checkpoint` to as many clients at a time."""
         return [
-            *(self.python.with_name("vllm"), "serve", checkpoint),
+            # Not its script: that looks for the metadata of a package named vllm.
+            *(self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", checkpoint),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
             *("--max-model-len", "1024", "--max-num-seqs", str(max(clients, 8))),
             *("--enforce-eager", "--no-enable-prefix-caching"),
