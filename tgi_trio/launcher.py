@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import trio
 
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.loading import show_loading
+from tgi_trio.logs import say
 from tgi_trio.router.handshake import WarmupLimits
 from tgi_trio.router.http.sockets import bound, tls_context
 from tgi_trio.router.metrics import Metrics
@@ -124,7 +124,7 @@ def _tell(settings: Settings, started: Started) -> None:
         log.info("settings", extra={"settings": as_json(settings)})
         log.info("memory in bytes", extra={"memory": memory_sizes(started)})
     else:
-        print(settings_table(settings), memory_table(started), sep="\n", file=sys.stderr)
+        say(settings_table(settings), memory_table(started))
 
 
 def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
@@ -249,7 +249,7 @@ class Launcher:
         timeline.mark("listening")
         log.info("start-up: %s", timeline)
         where = " and ".join(addresses)
-        print(f"Serving {settings.model_id} at {where}", file=sys.stderr, flush=True)
+        say(f"Serving {settings.model_id} at {where}")
 
         await self._stopping.wait()
         engine.drain()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import orjson
@@ -37,6 +38,15 @@ class TextFormatter(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def say(*lines: str) -> None:
+    """Print lines for the person who started the server.
+
+    On a full disk they are lost, as log records are: no reason not to serve.
+    """
+    with suppress(OSError):
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def set_up_logging(*, json_output: bool, level: str = "INFO") -> None:

@@ -1,12 +1,17 @@
-"""What a start tells: resolved settings, memory and phases, as text, as JSON and at /info."""
+"""Starts: what they tell (settings, memory, phases), many in a row, and without room for a log."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import httpx
 import pytest
 
+from bench import restarts
+from bench.server import free_port, wait_healthy
 from tests.system.server import serving
 
 pytestmark = pytest.mark.system
@@ -37,3 +42,22 @@ def test_tables_and_the_doctor() -> None:
     assert "\nMemory\n" in output
     assert "KV blocks of" in output
     assert "start-up: " in output
+
+
+def test_five_starts_in_a_row_on_one_port() -> None:
+    ready, end = restarts.run(5)
+    assert ready.n == end.n == 5
+
+
+def test_a_full_disk_under_the_log_is_no_reason_not_to_serve() -> None:
+    port = free_port()
+    argv = [sys.executable, "-m", "tgi_trio.testing.fake_server", "{}", "--port", str(port)]
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(argv, stdout=full, stderr=full)
+    try:
+        wait_healthy(port, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,330 @@
+"""Chaos: random faults under load, and the books afterwards.
+
+    python -m bench.chaos --faults 200                  # a shard without a model
+    python -m bench.chaos --faults 50 --demo            # the embedded model
+
+Clients stream all the time. Each checks its own answer: tokens in order, none missing or twice, the
+text of an undisturbed run, one terminal event. The faults are those of `bench.chaos_faults`, one
+after the other; after each the server has to be ready again and serve. At the end nothing may be
+left over: requests, KV blocks, descriptors, processes, shared memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import trio
+from tqdm import tqdm
+
+from bench import stats
+from bench.chaos_faults import FAULTS, STALL_TIMEOUT, Fault, Victim, grammar_bombs
+from bench.server import free_port, wait_healthy
+from bench.stats import Summary
+from bench.vitals import children, shared_memory, still_running, vitals
+from tgi_trio.client.address import parse_address
+from tgi_trio.client.http import Client, HTTPFailure
+
+RECOVERY = 60.0  # seconds until the server serves again after a fault, on a busy machine
+PROBE_PERIOD = 0.05  # seconds between two looks at /live
+FAKE = '{"step_ms": 2}'
+FLAGS = (
+    *("--hostname", "127.0.0.1", "--stall-timeout", f"{STALL_TIMEOUT:g}"),
+    *("--max-concurrent-requests", "64", "--validation-workers", "2"),
+    *("--shard-restart-limit", "1000"),  # we crash it far more often than chance would
+)
+
+
+@dataclass
+class Story:
+    """What happened to the clients of the load."""
+
+    finished: int = 0
+    refused: int = 0  # 429: not accepted
+    problems: Counter[str] = field(default_factory=Counter)
+    live_ms: list[float] = field(default_factory=list)  # answers of /live
+
+
+@dataclass
+class Report:
+    """What a run has found; `problems` is empty when nothing was wrong."""
+
+    faults: dict[str, int]
+    recovery_s: dict[str, Summary]
+    live_ms: Summary
+    finished: int
+    refused: int
+    sent_by_faults: int
+    answers_to_faults: dict[str, int]
+    accepted: int
+    ended: dict[str, int]
+    restarts: int
+    problems: dict[str, int]
+
+
+class Chaos:
+    """One run against one server."""
+
+    def __init__(self, pid: int, port: int, seed: int, clients: int) -> None:
+        self.rng = random.Random(seed)
+        self.victim = Victim(pid, "127.0.0.1", port, random.Random(seed + 1))
+        self.client = Client(parse_address(f"http://127.0.0.1:{port}"))
+        self.story = Story()
+        self.faults: Counter[str] = Counter()
+        self.recovery: dict[str, list[float]] = {}
+        self._clients = clients
+        self._answers: dict[tuple[str, int], str] = {}
+
+    # ---- the load ------------------------------------------------------------------------------
+
+    async def ask(self, prompt: str, tokens: int) -> str:
+        """Stream one answer and return its text. Raises ValueError for what is wrong with it."""
+        body = {"inputs": prompt, "parameters": {"max_new_tokens": tokens}}
+        text, seen = None, 0
+        async for _, event in self.client.events("/generate_stream", body):
+            if text is not None:
+                raise ValueError("an event after the terminal one")
+            if "error" in event:
+                raise ValueError(f"failed: {event['error']}")
+            seen += 1
+            if event["index"] != seen:
+                raise ValueError("a token is missing or came twice")
+            text = event["generated_text"]
+        if text is None:
+            raise ValueError("no terminal event")
+        return str(text)
+
+    async def undisturbed(self) -> None:
+        """Note the answers that the load will be held to; start what is started on demand."""
+        await grammar_bombs(self.victim)
+        for n in range(12):
+            prompt, tokens = f"Question {n}: what does the ring do?", self.rng.randint(5, 120)
+            self._answers[prompt, tokens] = await self.ask(prompt, tokens)
+
+    async def load(self) -> None:
+        """Ask one question after the other."""
+        while True:
+            (prompt, tokens), expected = self.rng.choice(list(self._answers.items()))
+            try:
+                text = await self.ask(prompt, tokens)
+                if text != expected:
+                    self.story.problems["another text than undisturbed"] += 1
+                self.story.finished += 1
+            except HTTPFailure as failure:
+                if failure.status != 429:
+                    self.story.problems[f"refused: {failure}"] += 1
+                self.story.refused += 1
+                await trio.sleep(0.1)
+            except ValueError as error:
+                self.story.problems[str(error)] += 1
+            except (OSError, trio.BrokenResourceError):
+                self.story.problems["the connection broke"] += 1
+
+    async def probe(self) -> None:
+        """Time /live."""
+        while True:
+            start = trio.current_time()
+            await self.client.get("/live")
+            self.story.live_ms.append(1e3 * (trio.current_time() - start))
+            await trio.sleep(PROBE_PERIOD)
+
+    # ---- the faults ----------------------------------------------------------------------------
+
+    async def run(self, count: int) -> None:
+        """Do `count` faults under load, then let everything come to rest."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._clients):
+                nursery.start_soon(self.load)
+            nursery.start_soon(self.probe)
+            for fault in tqdm(self.chosen(count), desc="faults", disable=None):
+                self.faults[fault.__name__] += 1
+                try:
+                    await fault(self.victim)
+                except* RuntimeError as group:
+                    for error in group.exceptions:
+                        self.story.problems[f"{fault.__name__}: {error}"] += 1
+                await self.recover(fault.__name__)
+            nursery.cancel_scope.cancel()
+
+    def chosen(self, count: int) -> list[Fault]:
+        """Return the faults of a run: each once, then by weight."""
+        each = self.rng.sample(list(FAULTS), min(count, len(FAULTS)))
+        return each + self.rng.choices(list(FAULTS), list(FAULTS.values()), k=count - len(each))
+
+    async def recover(self, fault: str) -> None:
+        """Wait until the server is ready, and the load gets answers again."""
+        start, finished = trio.current_time(), self.story.finished
+        with trio.move_on_after(RECOVERY) as scope:
+            while self.story.finished <= finished or not await self.ready():
+                await trio.sleep(0.02)
+        if scope.cancelled_caught:
+            self.story.problems[f"no recovery from {fault}"] += 1
+        self.recovery.setdefault(fault, []).append(trio.current_time() - start)
+
+    async def ready(self) -> bool:
+        """Return what /ready says."""
+        try:
+            return bool((await self.client.get("/ready"))["ready"])
+        except HTTPFailure:
+            return False
+
+
+# ---- the books -----------------------------------------------------------------------------------
+
+
+def metrics(port: int) -> dict[str, float]:
+    """Return every series of /metrics by its name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def ends(books: dict[str, float]) -> dict[str, int]:
+    """Return how the accepted requests ended."""
+    return {
+        "finished": int(books["tgi_request_finished"]),
+        "failed": int(books["tgi_request_failed"]),
+        "cancelled": int(sum(v for k, v in books.items() if k.startswith("tgi_request_cancelled"))),
+    }
+
+
+def at_rest(port: int) -> dict[str, float]:
+    """Return the metrics once all requests have ended, or those after ten seconds."""
+    deadline = time.monotonic() + 10
+    while True:
+        books = metrics(port)
+        if books["tgi_request_accepted"] == sum(ends(books).values()):
+            return books
+        if time.monotonic() > deadline:
+            return books
+        time.sleep(0.05)
+
+
+def unbalanced(books: dict[str, float]) -> Iterator[str]:
+    """Yield what is wrong with the books of a server at rest."""
+    accepted, ended = int(books["tgi_request_accepted"]), sum(ends(books).values())
+    if accepted != ended:
+        yield f"{accepted} accepted, {ended} ended"
+    free = books["tgi_kv_blocks_free"] + books["tgi_prefix_cache_blocks"]
+    if free != books["tgi_kv_blocks_total"]:
+        yield f"{free:g} of {books['tgi_kv_blocks_total']:g} KV blocks free or cached"
+
+
+def descriptors_at_rest(pid: int, most: int) -> int:
+    """Return the open descriptors of a process, after waiting for them to be `most` at most."""
+    deadline = time.monotonic() + 10
+    while (found := vitals(pid).descriptors) > most and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
+
+
+@contextmanager
+def server(demo: bool) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
+    """Serve with the log in a file; yields the process, its port and the log."""
+    port = free_port()
+    module = ["tgi_trio"] if demo else ["tgi_trio.testing.fake_server", FAKE]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        argv = [sys.executable, "-m", *module, "--port", str(port), *FLAGS]
+        with path.open("wb") as log:
+            process = subprocess.Popen(argv, stdout=log, stderr=log)
+        try:
+            wait_healthy(port, process)
+            yield process, port, path
+        finally:
+            process.kill()
+            process.wait()
+
+
+def run(faults: int, seed: int = 0, demo: bool = False, clients: int = 12) -> Report:
+    """Start a server, torment it, stop it, and return what was found."""
+    names = shared_memory()
+    with server(demo) as (process, port, log):
+        pid = process.pid
+        chaos = Chaos(pid, port, seed, clients)
+        trio.run(chaos.undisturbed)
+        before = vitals(pid).descriptors
+        trio.run(chaos.run, faults)
+        problems = chaos.story.problems
+        books = at_rest(port)
+        problems.update(unbalanced(books))
+        if (after := descriptors_at_rest(pid, before)) > before:
+            problems[f"{after - before} descriptors more than before"] += 1
+        family = children(pid)
+        process.send_signal(signal.SIGTERM)
+        if (code := process.wait(30)) != 0:
+            problems[f"exit code {code}"] += 1
+        problems.update(f"process {each} is left" for each in still_running(family))
+        problems.update(f"/dev/shm/{name} is left" for name in shared_memory() - names)
+        problems.update(defects(log))
+    return Report(
+        faults=dict(chaos.faults),
+        recovery_s={name: Summary.of(values) for name, values in chaos.recovery.items()},
+        live_ms=Summary.of(chaos.story.live_ms),
+        finished=chaos.story.finished,
+        refused=chaos.story.refused,
+        sent_by_faults=chaos.victim.requests,
+        answers_to_faults=dict(chaos.victim.answers),
+        accepted=int(books["tgi_request_accepted"]),
+        ended=ends(books),
+        restarts=int(books["tgi_shard_restarts"]),
+        problems=dict(problems),
+    )
+
+
+def defects(log: Path) -> Iterator[str]:
+    """Yield the last line of every traceback in the log: none is expected."""
+    inside = False
+    for line in log.read_text(errors="replace").splitlines():
+        if line.lstrip(" |").startswith("Traceback (most recent call last)"):
+            inside = True
+        elif inside and line and not line.startswith((" ", "|", "+")):
+            inside = False
+            yield f"in the log: {line[:200]}"
+
+
+def main() -> None:
+    """Parse flags, run, print, write; exit with 1 when something was wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--demo", action="store_true", help="serve the embedded model")
+    stats.add_output_flags(parser)
+    args = parser.parse_args()
+    report = run(args.faults, args.seed, args.demo, args.clients)
+    rows = [
+        (name, count, report.recovery_s[name].p50, report.recovery_s[name].p99)
+        for name, count in sorted(report.faults.items())
+    ]
+    print(stats.table(("fault", "times", "recovery s, median", "p99"), rows))
+    print(
+        f"load: {report.finished} answers as undisturbed, {report.refused} refused (429); "
+        f"{report.sent_by_faults} requests by the faults, of them {report.answers_to_faults}"
+    )
+    print(f"books: {report.accepted} accepted = {report.ended}; {report.restarts} restarts")
+    print(f"/live: median {report.live_ms.p50:.2f} ms, p99 {report.live_ms.p99:.2f} ms")
+    for problem, times in report.problems.items():
+        print(f"PROBLEM, {times} times: {problem}")
+    print("nothing was wrong" if not report.problems else f"{len(report.problems)} problems")
+    document = {"model": "embedded" if args.demo else "none", "seed": args.seed, **asdict(report)}
+    stats.write_json(args.json, "chaos", document)
+    sys.exit(1 if report.problems else 0)
+
+
+if __name__ == "__main__":
+    main()

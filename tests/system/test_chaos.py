@@ -1,0 +1,19 @@
+"""Ten faults of `bench.chaos`, every kind among them: nothing is wrong afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.chaos import run
+from bench.chaos_faults import FAULTS
+
+pytestmark = pytest.mark.system
+
+
+def test_ten_faults_under_load_leave_the_books_balanced() -> None:
+    report = run(10, seed=2, clients=6)
+    assert report.problems == {}
+    assert set(report.faults) == {fault.__name__ for fault in FAULTS}
+    assert report.accepted == sum(report.ended.values()) > report.finished > 10
+    assert report.ended["failed"] == 0
+    assert report.restarts >= 2
