@@ -136,12 +136,14 @@ class Server:
     shutdown: trio.Event
     done: trio.Event
     nursery: trio.Nursery
+    opened: list[trio.SocketStream] = field(default_factory=list)
 
     async def connect(self) -> Client:
-        return Client(await trio.open_tcp_stream("127.0.0.1", self.port))
+        return Client(await self.raw())
 
     async def raw(self) -> trio.SocketStream:
-        return await trio.open_tcp_stream("127.0.0.1", self.port)
+        self.opened.append(await trio.open_tcp_stream("127.0.0.1", self.port))
+        return self.opened[-1]
 
 
 @asynccontextmanager
@@ -169,6 +171,11 @@ async def served(
         if running:
             nursery.start_soon(engine.run)
         port = int(addresses[0].rpartition(":")[2])
-        with trio.fail_after(20):
-            yield Server(engine, port, shutdown, done, nursery)
+        server = Server(engine, port, shutdown, done, nursery)
+        try:
+            with trio.fail_after(20):
+                yield server
+        finally:
+            for stream in server.opened:
+                stream.socket.close()
         nursery.cancel_scope.cancel()
