@@ -214,11 +214,15 @@ REFUSED: list[tuple[dict[str, Any], type[package.APIStatusError], str]] = [
     ({"messages": []}, package.UnprocessableEntityError, "must not be empty"),
     ({"messages": "x"}, package.UnprocessableEntityError, "messages: Expected `array`"),
     ({"stop": list("abcde")}, package.UnprocessableEntityError, "`stop` supports up to 4"),
-    ({"response_format": {"type": "json_object"}}, package.UnprocessableEntityError, "supported"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         package.UnprocessableEntityError,
-        "tools are not supported yet",
+        "response_format.json_schema: missing field `schema`",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "g"},
+        package.UnprocessableEntityError,
+        "Tool with name g not found",
     ),
 ]
 
