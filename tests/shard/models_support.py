@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.logits_processors import Scores
 from tgi_trio.shard.model_runner import TorchRunner
 from tgi_trio.shard.step import RowResult, Runner, Sequence, StepPlan, WarmupRequest
 
@@ -27,7 +28,8 @@ class GreedyRecorder:
 
     logits: dict[int, list[torch.Tensor]] = field(default_factory=dict)
 
-    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]:
+    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
+        logits = torch.as_tensor(logits)
         assert logits.dtype == torch.float32 and logits.shape[0] == len(rows)
         for row, values in zip(rows, logits, strict=True):
             self.logits.setdefault(row.id, []).append(values.clone().cpu())

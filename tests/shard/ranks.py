@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tgi_trio.shard.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.follower import NoSampler
 from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import (
     ModelInfo,
     Runner,

@@ -14,7 +14,8 @@ from tgi_trio.shard.model_config import read_config
 from tgi_trio.shard.model_runner import TorchRunner, load_grammars, resolve_dtype
 from tgi_trio.shard.models.decoder import Ranks
 from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.sampler import RowSampler, Sampler
+from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import Runner
 
 
@@ -40,10 +41,8 @@ def load_runner(
     config, where = read_config(folder), device or torch.device("cpu")
     limit_memory(where, cuda_memory_fraction)
     sizes = graph_sizes(where, cuda_graphs)
-    sampler: RowSampler = NoSampler()
-    if ranks is None or ranks.rank == 0:
-        grammars = load_grammars(tokenizer, config)
-        sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
+    chooses = ranks is None or ranks.rank == 0
+    grammars = load_grammars(tokenizer, config) if chooses else None
     if ranks is not None and cpu_backend == "numba":
         raise ConfigurationError(
             "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use "
@@ -55,7 +54,9 @@ def load_runner(
 
         kind = str(resolve_dtype(dtype, config, where)).removeprefix("torch.")
         try:
-            return load(config, decoder_spec(config), dtype=kind, sampler=sampler, threads=threads)
+            return load(
+                config, decoder_spec(config), dtype=kind, grammars=grammars, threads=threads
+            )
         except UnfitError as error:
             if cpu_backend == "numba":
                 raise ConfigurationError(
@@ -63,6 +64,9 @@ def load_runner(
                     "serve it with torch."
                 ) from error
             print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
+    sampler: RowSampler = NoSampler()
+    if chooses:
+        sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
     return TorchRunner.load(
         folder,
         dtype=dtype,

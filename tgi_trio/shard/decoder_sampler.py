@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import torch
 
-from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.logits_processors import Scores
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import RowResult, Sequence
 
 _STATE = "decoder"  # our key in Sequence.state
@@ -20,7 +20,7 @@ class DecoderSampler:
         self._sampler = sampler
         self._start = start_token
 
-    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]:
+    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
         return self._sampler.choose(logits, [self._decoder_side(row) for row in rows])
 
     def prepare(self, sequence: Sequence) -> bool:

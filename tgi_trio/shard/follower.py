@@ -19,13 +19,13 @@ from tgi_trio.shard.step import RowResult, Runner, Sequence, WarmupRequest
 from tgi_trio.shard.worker import BEAT_S, Channel
 
 if TYPE_CHECKING:
-    import torch
+    from tgi_trio.shard.logits_processors import Scores
 
 
 class NoSampler:
     """The sampler of a rank that chooses nothing."""
 
-    def choose(self, logits: torch.Tensor, rows: list[Sequence]) -> list[RowResult]:
+    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
         return [RowResult() for _ in rows]
 
     def prepare(self, sequence: Sequence) -> bool:

@@ -1,21 +1,27 @@
 """What changes a row's scores before temperature: watermark, penalties, biases, masks.
 
-Every processor edits `scores` [R, W] (float32) in place, and only the entries it concerns, so a
-row without it costs nothing. What a row needs is kept in `sequence.state["sampler"]` and brought
-up to date from the sequence's tokens, so a replayed sequence is treated as if it had never moved.
+Every processor edits `scores` [R, W] (float32, torch's or numpy's) in place, and only the entries
+it concerns, so a row without it costs nothing. What a row needs is kept in
+`sequence.state["sampler"]` and brought up to date from the sequence's tokens, so a replayed
+sequence is treated as if it had never moved.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.step import Sequence
+
+if TYPE_CHECKING:  # torch is imported only where tensors come from, and for the watermark
+    import torch
+
+Scores: TypeAlias = Union["torch.Tensor", NDArray[np.float32]]
 
 STATE = "sampler"  # key in Sequence.state
 _WATERMARK_PRIME = 15485863  # TGI's; a detector must use the same
@@ -90,6 +96,15 @@ class RowState:
         return state
 
 
+def beside(scores: Scores, array: NDArray[Any]) -> Any:
+    """Return `array` as it can be used together with `scores`: as it is, or on their device."""
+    if isinstance(scores, np.ndarray):
+        return array
+    import torch
+
+    return torch.from_numpy(array).to(scores.device)
+
+
 class Entries:
     """Single entries of the score matrix, gathered for several rows at once."""
 
@@ -104,46 +119,48 @@ class Entries:
         self._ids.append(ids)
         self._values.append(values)
 
-    def edit(self, scores: torch.Tensor, change: Callable[..., torch.Tensor]) -> None:
+    def edit(self, scores: Scores, change: Callable[..., Any]) -> None:
         """Replace the entries by `change(entries, *values)`, all float32 [N]."""
         if not self._rows:
             return
         lengths = [len(ids) for ids in self._ids]
-        rows = torch.from_numpy(np.repeat(self._rows, lengths)).to(scores.device)
-        ids = torch.from_numpy(np.concatenate(self._ids)).to(scores.device)
+        rows = beside(scores, np.repeat(self._rows, lengths))
+        ids = beside(scores, np.concatenate(self._ids))
         columns = []
         for column in zip(*self._values, strict=True):
             parts = [np.broadcast_to(v, n) for v, n in zip(column, lengths, strict=True)]
             flat = np.concatenate(parts).astype(np.float32)
-            columns.append(torch.from_numpy(flat).to(scores.device))
+            columns.append(beside(scores, flat))
         scores[rows, ids] = change(scores[rows, ids], *columns)
 
 
 def watermark(
-    scores: torch.Tensor,
+    scores: Scores,
     rows: Iterable[tuple[int, Sequence]],
     gamma: float,
     delta: float,
     size: int,
 ) -> None:
     """Add `delta` to a `gamma` share of the vocabulary, drawn anew after every token."""
+    import torch
+
     for row, sequence in rows:
         generator = torch.Generator()  # the CPU's, so that the list is the same on any device
         generator.manual_seed(_WATERMARK_PRIME * int(sequence.token_ids[sequence.length - 1]))
-        green = torch.randperm(size, generator=generator)[: int(gamma * size)]
-        scores[row, green.to(scores.device)] += delta
+        green = torch.randperm(size, generator=generator)[: int(gamma * size)].numpy()
+        scores[row, beside(scores, green)] += delta
 
 
-def repetition(scores: torch.Tensor, rows: Iterable[tuple[int, Sequence]]) -> None:
+def repetition(scores: Scores, rows: Iterable[tuple[int, Sequence]]) -> None:
     """Divide (multiply, if negative) the score of every token present, prompt included."""
     entries = Entries()
     for row, sequence in rows:
         ids, _ = RowState.of(sequence).all.update(sequence)
         entries.add(row, ids, sequence.sampling.repetition_penalty)
-    entries.edit(scores, lambda old, p: torch.where(old < 0, old * p, old / p))
+    entries.edit(scores, lambda old, p: old.clip(max=0) * p + old.clip(min=0) / p)
 
 
-def frequency_and_presence(scores: torch.Tensor, rows: Iterable[tuple[int, Sequence]]) -> None:
+def frequency_and_presence(scores: Scores, rows: Iterable[tuple[int, Sequence]]) -> None:
     """Subtract the frequency penalty by count and the presence penalty once.
 
     OpenAI's formula (`absolute_penalties`) counts generated tokens; TGI's takes the share of the
@@ -162,12 +179,10 @@ def frequency_and_presence(scores: torch.Tensor, rows: Iterable[tuple[int, Seque
         if len(ids):
             penalty = sampling.frequency_penalty * share + sampling.presence_penalty
             entries.add(row, ids, penalty)
-    entries.edit(scores, torch.sub)
+    entries.edit(scores, operator.sub)
 
 
-def logit_bias(
-    scores: torch.Tensor, rows: Iterable[tuple[int, Sequence]], size: int
-) -> dict[int, str]:
+def logit_bias(scores: Scores, rows: Iterable[tuple[int, Sequence]], size: int) -> dict[int, str]:
     """Add each row's biases; return the rows whose biased ids do not exist."""
     entries, faults = Entries(), {}
     for row, sequence in rows:
@@ -177,30 +192,29 @@ def logit_bias(
             faults[row] = f"logit_bias names token {ids.max()}; the model has 0 to {size - 1}"
         else:
             entries.add(row, ids, np.fromiter(bias.values(), np.float32, len(bias)))
-    entries.edit(scores, torch.add)
+    entries.edit(scores, operator.add)
     return faults
 
 
-def forbid(scores: torch.Tensor, rows: list[int], ids: NDArray[np.int64]) -> None:
+def forbid(scores: Scores, rows: list[int], ids: NDArray[np.int64]) -> None:
     """Make the tokens `ids` impossible in `rows`."""
-    at = torch.tensor(rows, device=scores.device)[:, None]
-    scores[at, torch.from_numpy(ids).to(scores.device)] = -torch.inf
+    at = beside(scores, np.array(rows))[:, None]
+    scores[at, beside(scores, ids)] = -np.inf
 
 
 def grammar(
-    scores: torch.Tensor, rows: list[tuple[int, Sequence]], grammars: Grammars | None
+    scores: Scores, rows: list[tuple[int, Sequence]], grammars: Grammars | None
 ) -> dict[int, str]:
     """Make what each row's grammar does not allow impossible; return rows that have no mask."""
     if grammars is None:
         return {row: "grammar: this shard was started without a tokenizer" for row, _ in rows}
     forbidden, faults = grammars.forbidden([sequence for _, sequence in rows])
     size = forbidden.shape[1]
-    if scores.device.type == "cpu":
-        table = scores.numpy()  # the same memory; torch wakes its threads for every row
+    if isinstance(scores, np.ndarray) or scores.device.type == "cpu":
+        table = np.asarray(scores)  # the same memory; torch wakes its threads for every row
         for (row, _), mask in zip(rows, forbidden, strict=True):
             np.copyto(table[row, :size], -np.inf, where=mask)
     else:
-        at = torch.tensor([row for row, _ in rows], device=scores.device)
-        masks = torch.from_numpy(forbidden).to(scores.device)
-        scores[at, :size] = scores[at, :size].masked_fill(masks, -torch.inf)
+        at = beside(scores, np.array([row for row, _ in rows]))
+        scores[at, :size] = scores[at, :size].masked_fill(beside(scores, forbidden), -np.inf)
     return {rows[place][0]: f"grammar: {why}" for place, why in faults.items()}

@@ -31,7 +31,8 @@ from tgi_trio.shard.models.loading import load_decoder
 from tgi_trio.shard.models.t5 import T5Layout
 from tgi_trio.shard.models.t5_loading import T5_FAMILIES, load_t5, t5_spec
 from tgi_trio.shard.prompt_logprobs import PromptLogprobs
-from tgi_trio.shard.sampler import RowSampler, Sampler
+from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.speculation import verify
 from tgi_trio.shard.step import (
     ModelInfo,

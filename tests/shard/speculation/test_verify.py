@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shard.models_support import plan, sequence
+from tgi_trio.shard.cpu.sampler import CpuSampler
 from tgi_trio.shard.logits_processors import TokenCounts
 from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.speculation import verify
 from tgi_trio.shard.step import RowResult, Sequence
 
@@ -43,7 +45,9 @@ class OddThenEven:
         return np.stack([np.arange(VOCAB) % 2 == count % 2 for count in said]), {}
 
 
-def new_sampler() -> Sampler:
+def new_sampler(kind: str = "torch") -> RowSampler:
+    if kind == "kernels":
+        return CpuSampler(VOCAB, [EOS], grammars=OddThenEven())
     return Sampler(VOCAB, [EOS], torch.device("cpu"), grammars=OddThenEven())
 
 
@@ -79,11 +83,12 @@ def with_guesses(row: Sequence, guesses: list[int]) -> int:
     return len(guesses)
 
 
+@pytest.mark.parametrize("kind", ["torch", "kernels"])
 @pytest.mark.parametrize("min_new", [0, 3])
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=8, max_size=8))
 def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
-    min_new: int, cases: list[tuple[int, int]]
+    kind: str, min_new: int, cases: list[tuple[int, int]]
 ) -> None:
     """Per row: how many guesses, and which of them is the first that is wrong."""
     names = list(SETTINGS)
@@ -107,9 +112,9 @@ def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
         ]
     )
     assert places.tolist() == list(range(len(logits)))
-    for row, result, (count, wrong) in zip(
-        rows, verify.choose(new_sampler(), logits, step, sampled), cases, strict=True
-    ):
+    given_logits = logits.numpy() if kind == "kernels" else logits
+    results = verify.choose(new_sampler(kind), given_logits, step, sampled)
+    for row, result, (count, wrong) in zip(rows, results, cases, strict=True):
         right = min(count, wrong) + 1
         wanted = expected[row.id][:right]
         assert list(result.token_ids) == [w.token_ids[0] for w in wanted]

@@ -6,15 +6,17 @@ import sys
 import time
 from pathlib import Path
 
-from tgi_trio.shard.cpu import self_test
+from tgi_trio.shard.cpu import sampler_self_test, self_test
 from tgi_trio.shard.cpu.checkpoint import Checkpoint
 from tgi_trio.shard.cpu.fitting import misfit, variant_for
 from tgi_trio.shard.cpu.forward import Forward
 from tgi_trio.shard.cpu.runner import CpuRunner
+from tgi_trio.shard.cpu.sampler import CpuSampler
 from tgi_trio.shard.cpu.team import usable_cores
+from tgi_trio.shard.logits_processors import Grammars
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models.specs import DecoderSpec
-from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.sampling import RowSampler
 
 # Weights that are worth a thread of their own: below that its core serves others better.
 _BYTES_PER_THREAD = 32 << 20
@@ -29,7 +31,7 @@ def load(
     spec: DecoderSpec | None,
     *,
     dtype: str,
-    sampler: RowSampler,
+    grammars: Grammars | None = None,
     threads: int | None = None,
 ) -> CpuRunner:
     """Load a checkpoint into a runner with `threads` threads (None: what its size is worth).
@@ -51,9 +53,29 @@ def load(
         cores[:count],
         dot=dot,
     )
+    sampler = _working_sampler(config, cores[:threads], grammars)
     return CpuRunner(
         config, forward, dtype=dtype, sampler=sampler, load_ns=time.monotonic_ns() - began
     )
+
+
+def _working_sampler(
+    config: ModelConfig, cores: list[int], grammars: Grammars | None
+) -> RowSampler:
+    """Return the kernels' sampler, or torch's where they do not work."""
+    try:
+        reason = sampler_self_test.fault()
+    except Exception as error:  # as in `_working_dot`
+        reason = f"{type(error).__name__}: {error}"
+    size, eos_ids = config.vocab_size, config.eos_ids
+    if reason is None:
+        return CpuSampler(size, eos_ids, cores=cores, grammars=grammars)
+    print(f"tokens are chosen with torch, not with the CPU kernels: {reason}", file=sys.stderr)
+    import torch
+
+    from tgi_trio.shard.sampler import Sampler
+
+    return Sampler(size, eos_ids, torch.device("cpu"), grammars=grammars)
 
 
 def sensible_threads(folder: Path, cores: int) -> int:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.cpu.forward import Forward, Tokens
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.prompt_logprobs import prompt_span
-from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.speculation import verify
 from tgi_trio.shard.step import (
     BLOCK_SIZE,
@@ -97,7 +97,7 @@ class CpuRunner:
         chosen = time.monotonic_ns()
         results = [RowResult() for _ in plan.rows]
         if len(sampled):
-            rows = verify.choose(self.sampler, torch.from_numpy(logits), plan, sampled)
+            rows = verify.choose(self.sampler, logits, plan, sampled)
             for i, row in zip(sampled.tolist(), rows, strict=True):
                 results[i] = row
         ended = time.monotonic_ns()

@@ -105,3 +105,32 @@ STEP = np.dtype(
         ("buffers", "i8", (len(Buffer),)),
     ]
 )
+
+# A row whose next token is to be chosen: what to do with it, and what came of it.
+ROW = np.dtype(
+    [
+        ("scores", "i8"),  # float32 [chunks * 64]; -inf: cannot be chosen
+        ("chunks", "i8"),
+        ("maxima", "i8"),  # float32 [chunks]: room for what is known of its chunks
+        ("masses", "i8"),  # float32 [chunks]
+        ("keys", "i8"),  # int64 [width or more]: candidates, see `kernels/sampling/candidates.py`
+        # What to do, in this order; each is done where it is not 0.
+        ("truncates", "i8"),  # mask what the truncations leave out
+        ("scales", "i8"),  # (score - best) / temperature, masked below the floor
+        ("weighs", "i8"),  # 1: find the mass, 2: the entropy as well
+        ("picks", "i8"),  # 1: choose the best token, 2: draw one
+        ("width", "i8"),  # candidates to list
+        ("top_k", "i8"),  # "off" as in SamplingParameters
+        ("top_p", "f8"),
+        ("typical_p", "f8"),
+        ("uniform", "f8"),  # what to draw with, in [0, 1)
+        ("temperature", "f4"),
+        ("floor", "f4"),  # least score relative to the best; -inf: none
+        # What came of it.
+        ("mass", "f8"),  # sum of e^score
+        ("entropy", "f8"),  # in nats
+        ("token", "i8"),
+        ("score", "f4"),  # of the token
+        ("best", "f4"),  # largest score before scaling; NaN where one of them is NaN
+    ]
+)

@@ -41,7 +41,7 @@ from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
 from tgi_trio.shard.weights import find_safetensors
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.sampler import RowSampler
+    from tgi_trio.shard.sampling import RowSampler
 
 
 # What from_pretrained raises for a folder that it cannot make such a model of.

@@ -11,10 +11,10 @@ from collections.abc import Sequence as ListLike
 from dataclasses import replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from tgi_trio.shard.sampler import RowSampler
+from tgi_trio.shard.logits_processors import Scores, beside
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import RowResult, Sequence, StepPlan
 
 
@@ -33,7 +33,7 @@ def choice_places(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64]:
 
 
 def choose(
-    sampler: RowSampler, logits: torch.Tensor, plan: StepPlan, rows: NDArray[np.intp]
+    sampler: RowSampler, logits: Scores, plan: StepPlan, rows: NDArray[np.intp]
 ) -> list[RowResult]:
     """Return the tokens of `rows`: one each, and one more for every guess that was right.
 
@@ -46,7 +46,7 @@ def choose(
     starts = np.cumsum([0, *(1 + n for n in drafts)])[:-1]
 
     def chosen(some: ListLike[int], ahead: int) -> list[RowResult]:
-        places = torch.from_numpy(starts[some] + ahead).to(logits.device)
+        places = beside(logits, starts[some] + ahead)
         return sampler.choose(logits[places], [_grown(sequences[i], ahead) for i in some])
 
     going, ahead = list(range(len(sequences))), 0

@@ -49,7 +49,7 @@ def _places() -> Iterator[Path]:
 def _source_hash() -> str:
     here = Path(__file__).parent
     found = hashlib.sha256()
-    for path in sorted([*here.glob("*.py"), here.parent / "tables.py"]):
+    for path in sorted([*here.rglob("*.py"), here.parent / "tables.py"]):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

@@ -66,6 +66,12 @@ def load_int(builder: Any, where: Any) -> Any:
     return builder.sext(load_as(builder, where, I32), I64)
 
 
+@operation(types.none, address, f32)
+def store_float(builder: Any, where: Any, value: Any) -> Any:
+    """Write one float32."""
+    return store_as(builder, value, where)
+
+
 @operation(types.none, address, address)
 def copy_word(builder: Any, target: Any, source: Any) -> Any:
     """Copy four bytes: one float32, or a pair of bfloat16."""
@@ -181,6 +187,18 @@ def maximum(builder: Any, a: Any, b: Any) -> Any:
     return _maximum(builder, a, b)
 
 
+@operation(vector, vector)
+def absolute(builder: Any, a: Any) -> Any:
+    """Return |a|."""
+    return call(builder, f"llvm.fabs.v{LANES}f32", FLOATS, a)
+
+
+@operation(vector, f32, vector, vector, vector)
+def where_at_least(builder: Any, limit: Any, tested: Any, a: Any, b: Any) -> Any:
+    """Return the lanes of a where `tested` is at least `limit`, the others of b."""
+    return builder.select(builder.fcmp_ordered(">=", tested, splat(builder, limit, FLOATS)), a, b)
+
+
 @operation(f32, vector)
 def total(builder: Any, a: Any) -> Any:
     """Return the sum of all lanes, in pairs."""
@@ -192,8 +210,13 @@ def total(builder: Any, a: Any) -> Any:
 
 @operation(f32, vector)
 def largest(builder: Any, a: Any) -> Any:
-    """Return the largest lane."""
-    return call(builder, f"llvm.vector.reduce.fmax.v{LANES}f32", FLOAT, a)
+    """Return the largest lane. LLVM's own reduction looks for NaN at every step."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        upper = ir.Constant(INTS, [width + i % width for i in range(LANES)])
+        a = _maximum(builder, builder.shuffle_vector(a, a, upper), a)
+    return builder.extract_element(a, I32(0))
 
 
 @operation(vector, i64, vector, vector)

@@ -1,0 +1,72 @@
+"""A row's best tokens in order, found with a heap.
+
+A token's *key* is its cost's bits above its id: a cost is never negative, so its bits, read as a
+whole number, are in the order of the costs, and the smallest keys are the best tokens, lower ids
+first among equals. The heap holds the smallest keys so far with the largest of them on top. Chunks
+whose best token does not get below that are passed over, which nearly all are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tgi_trio.shard.cpu.kernels import kernel
+from tgi_trio.shard.cpu.kernels.arrays import bits_of, floats_at, ints_at
+from tgi_trio.shard.cpu.kernels.sampling.scores import CHUNK
+
+
+@kernel
+def key_of(score, token):
+    """Return the key of a token, an int64; `score` is at most 0."""
+    return (bits_of(np.float32(0.0) - score) << 32) | token
+
+
+@kernel
+def sink(heap, size, key):
+    """Put `key` on top of a heap of `size` keys, in place of what is there; let it sink."""
+    place, child = 0, 1
+    while child < size:
+        if child + 1 < size and heap[child + 1] > heap[child]:
+            child += 1
+        if heap[child] <= key:
+            break
+        heap[place] = heap[child]
+        place, child = child, 2 * child + 1
+    heap[place] = key
+
+
+@kernel
+def fill_heap(row, heap, width):
+    """Fill the heap with the worst key; return a key above those of the `width` best tokens.
+
+    That many chunks have a token as good as the one on top of a heap of all chunks' best.
+    """
+    maxima, worst = floats_at(row.maxima, row.chunks), key_of(np.float32(-np.inf), (1 << 32) - 1)
+    heap[:] = worst
+    for chunk in range(row.chunks):
+        key = key_of(maxima[chunk], (chunk + 1) * CHUNK)
+        if key < heap[0]:
+            sink(heap, width, key)
+    bound = heap[0]
+    heap[:] = worst
+    return bound
+
+
+@kernel
+def find_candidates(row, width):
+    """Write the keys of the `width` best tokens, best first; masked tokens fill what is left."""
+    heap, maxima = ints_at(row.keys, width), floats_at(row.maxima, row.chunks)
+    scores = floats_at(row.scores, row.chunks * CHUNK)
+    bound = fill_heap(row, heap, width)
+    for chunk in range(row.chunks):
+        bound = min(bound, heap[0])
+        if key_of(maxima[chunk], chunk * CHUNK) >= bound:
+            continue
+        for token in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+            key = key_of(scores[token], token)
+            if key < bound and key < heap[0]:
+                sink(heap, width, key)
+    for size in range(width - 1, 0, -1):  # the largest of what is left goes behind it
+        key = heap[size]
+        heap[size] = heap[0]
+        sink(heap, size, key)

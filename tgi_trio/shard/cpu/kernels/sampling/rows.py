@@ -1,0 +1,85 @@
+"""The way in: rows of scores, each with what to do with it; see `tables.ROW`."""
+
+from __future__ import annotations
+
+from tgi_trio.shard.cpu.kernels import entry, kernel
+from tgi_trio.shard.cpu.kernels.arrays import floats_at
+from tgi_trio.shard.cpu.kernels.sampling.candidates import find_candidates
+from tgi_trio.shard.cpu.kernels.sampling.narrow import truncate
+from tgi_trio.shard.cpu.kernels.sampling.scores import (
+    CHUNK,
+    CHUNK_BYTES,
+    VECTOR_BYTES,
+    find_maxima,
+    measure,
+    scale,
+    weights,
+)
+from tgi_trio.shard.cpu.kernels.threads import atomic_add
+from tgi_trio.shard.cpu.kernels.vectors import load, store
+
+_BELOW_ONE = 1.0 - 2.0**-52  # rounding must not carry a target up to the whole mass
+
+
+@kernel
+def first_best(row):
+    """Return the first token with the score 0, which is the best one's."""
+    maxima, scores = floats_at(row.maxima, row.chunks), floats_at(row.scores, row.chunks * CHUNK)
+    chunk = 0
+    while maxima[chunk] < 0.0:
+        chunk += 1
+    token = chunk * CHUNK
+    while scores[token] < 0.0:
+        token += 1
+    return token
+
+
+@kernel
+def draw(row, room):
+    """Return the first token at which the cumulative mass exceeds `uniform` of the whole."""
+    masses, own = floats_at(row.masses, row.chunks), floats_at(room, CHUNK)
+    target, before, chunk = min(row.uniform, _BELOW_ONE) * row.mass, 0.0, 0
+    while chunk < row.chunks - 1 and before + masses[chunk] <= target:
+        before += masses[chunk]
+        chunk += 1
+    for i in range(0, CHUNK_BYTES, VECTOR_BYTES):
+        store(room + i, weights(load(row.scores + chunk * CHUNK_BYTES + i)))
+    last = 0
+    for i in range(CHUNK):
+        if own[i] > 0.0:
+            last = i
+            before += own[i]
+            if before > target:
+                break
+    # A chunk's float32 mass can promise a little more than it has: its last token is taken then.
+    return chunk * CHUNK + last
+
+
+@kernel
+def work_on(row, room):
+    """Do what one row asks for."""
+    if row.truncates:
+        truncate(row, room)
+    if row.scales:
+        row.best = find_maxima(row)
+        scale(row, row.best)
+    if row.weighs:
+        row.mass, row.entropy = measure(row, row.weighs == 2)
+    if row.picks:
+        row.token = draw(row, room) if row.picks == 2 else first_best(row)
+        row.score = floats_at(row.scores, row.chunks * CHUNK)[row.token]
+    if row.width:
+        find_candidates(row, row.width)
+
+
+@entry
+def work_on_rows(rows, counter, room):
+    """Work on `rows`, an array of ROW, together with other threads that share them.
+
+    `counter`: address of the number of rows taken so far, an int64. `room`: this thread's own
+    memory, as much as `narrow.room_bytes` says.
+    """
+    i = atomic_add(counter, 1)
+    while i < len(rows):
+        work_on(rows[i], room)
+        i = atomic_add(counter, 1)

@@ -1,0 +1,235 @@
+"""The sampler of the CPU backend: the rules of `shard/sampling.py` over numba kernels.
+
+A row is worked on by one thread, in up to three rounds: first its maxima, mass and best candidates;
+where 64 candidates do not decide, 512; where those do not either, it is truncated in place, and
+is then a row like one without truncation. No torch in this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard import logits_processors as processors
+from tgi_trio.shard.cpu.kernels.sampling.narrow import room_bytes
+from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.cpu.kernels.sampling.scores import CHUNK
+from tgi_trio.shard.cpu.memory import address, zeroed
+from tgi_trio.shard.cpu.tables import ROW
+from tgi_trio.shard.logits_processors import Scores
+from tgi_trio.shard.sampling import (
+    MOST_TIES,
+    WIDTHS,
+    Choice,
+    SamplerBase,
+    Settings,
+    alternatives,
+    choose_among_best,
+    uniforms,
+    why_not,
+)
+from tgi_trio.shard.step import RowResult, Sequence
+from tgi_trio.shard.truncation import Floats, Ints
+
+_SHARED_SCORES = 2**19  # that are worth waking another thread for
+_BEST, _DRAWN = 1, 2  # values of ROW.picks
+
+
+class CpuSampler(SamplerBase):
+    """Chooses next tokens with kernels, on a CPU. Gives what `Sampler` gives."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        *,
+        cores: list[int] | None = None,
+        grammars: processors.Grammars | None = None,
+        watermark_gamma: float = 0.5,
+        watermark_delta: float = 2.0,
+    ) -> None:
+        """`cores`: processors to use, the caller's first; None: the caller's alone."""
+        super().__init__(
+            vocab_size,
+            eos_ids,
+            grammars=grammars,
+            watermark_gamma=watermark_gamma,
+            watermark_delta=watermark_delta,
+        )
+        self._chunks = -(-vocab_size // CHUNK)
+        others = (cores or [0])[1:]
+        self._rooms = zeroed((1 + len(others), room_bytes(self._chunks)))
+        self._counter = zeroed((1,), np.int64)
+        self._helpers = None
+        if others:  # a thread begins where the one that started it is pinned
+            self._helpers = ThreadPoolExecutor(
+                len(others), "sampler", lambda: os.sched_setaffinity(0, others)
+            )
+        self._reserve(1, max(WIDTHS))
+
+    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
+        """Choose the next token of every row: one RowResult with one token each, in order.
+
+        `logits` float32 [R, >= vocab_size] in this machine's memory, for the last known token of
+        each row; may be overwritten. Faults as for `Sampler.choose`.
+        """
+        if not rows:
+            return []
+        (settings,) = self._settings(rows, len(rows))
+        scores = self._padded(logits)
+        faults = self._process(scores, settings)
+        numbers, choice = uniforms(settings), Choice.of(len(rows))
+        table = self._table(scores, settings, numbers)
+        self._work(table)
+        for row in np.flatnonzero(~np.isfinite(table["best"])).tolist():
+            faults.setdefault(row, why_not(float(table["best"][row]), rows[row]))
+        wide = self._choose_cut(table, settings, numbers, choice)
+        self._truncate(table, wide, settings)
+        self._take(table, np.concatenate([settings.open, wide]), settings, choice)
+        return choice.results(faults)
+
+    def _padded(self, logits: Scores) -> NDArray[np.float32]:
+        """Return scores [R, whole chunks], -inf beyond the vocabulary; a view if they fit."""
+        scores: NDArray[np.float32] = np.asarray(logits)[:, : self._vocab_size]
+        width = self._chunks * CHUNK
+        if width == self._vocab_size and scores.dtype == np.float32 and scores.strides[1] == 4:
+            return scores
+        padded = zeroed((len(scores), width), np.float32)
+        padded[:, : self._vocab_size] = scores
+        padded[:, self._vocab_size :] = -np.inf
+        return padded
+
+    def _reserve(self, rows: int, width: int) -> None:
+        """Make room for what is known of so many rows, and so many candidates of each."""
+        self._maxima = zeroed((rows, self._chunks), np.float32)
+        self._masses = zeroed((rows, self._chunks), np.float32)
+        self._keys = zeroed((rows, width), np.int64)
+
+    def _table(
+        self, scores: NDArray[np.float32], settings: Settings, numbers: Floats
+    ) -> NDArray[np.void]:
+        """Return what the first round does: ROW [R]."""
+        count, listed = len(scores), _listed(settings)
+        have = self._keys.shape
+        if count > have[0] or listed > have[1]:
+            self._reserve(max(count, have[0]), max(listed, have[1]))
+        table = zeroed((count,), ROW)
+        for name, array in (
+            ("scores", scores),
+            ("maxima", self._maxima),
+            ("masses", self._masses),
+            ("keys", self._keys),
+        ):
+            table[name] = address(array) + np.arange(count) * array.strides[0]
+        table["chunks"] = self._chunks
+        table["scales"], table["mass"] = 1, 1.0
+        table["temperature"] = 1.0
+        if settings.temperature is not None:
+            table["temperature"] = settings.temperature[:, 0]
+        table["floor"] = -np.inf
+        floored, floors = settings.floors
+        table["floor"][floored] = floors
+        table["uniform"] = numbers
+        table["picks"] = np.where(settings.sample, _DRAWN, _BEST)
+        table["weighs"] = 1
+        table["width"] = np.where(settings.top_n > 0, listed, 0)
+        cut, cuts = settings.cut, settings.cuts
+        table["picks"][cut] = 0
+        table["width"][cut] = WIDTHS[0]
+        entropy = (cuts.typical_p < 1) & (cuts.top_p >= 1)
+        table["weighs"][cut] = np.where(cuts.top_k > 0, 0, np.where(entropy, 2, 1))
+        return table
+
+    def _choose_cut(
+        self, table: NDArray[np.void], settings: Settings, numbers: Floats, choice: Choice
+    ) -> Ints:
+        """Choose for rows with a truncation; return those whose candidates do not decide."""
+
+        def find(places: Ints, width: int) -> tuple[Floats, Ints]:
+            rows = settings.cut[places]
+            if width > WIDTHS[0]:  # the first ones are there
+                wider = _only(table[rows], width=width)
+                self._work(wider)
+            return self._candidates(rows, width)
+
+        own = table[settings.cut]
+        todo = choose_among_best(find, own["mass"], own["entropy"], settings, numbers, choice)
+        return settings.cut[todo]
+
+    def _truncate(self, table: NDArray[np.void], rows: Ints, settings: Settings) -> None:
+        """Truncate rows in place, then choose from what is left of them."""
+        if len(rows) == 0:
+            return
+        cuts = settings.cuts[np.searchsorted(settings.cut, rows)]
+        with np.errstate(divide="ignore"):
+            floors = np.log(cuts.min_p)
+        wide = _only(
+            table[rows],
+            truncates=1,
+            top_k=cuts.top_k,
+            top_p=cuts.top_p,
+            typical_p=cuts.typical_p,
+            scales=1,  # relative to the best that is left, which is what min-p means
+            temperature=1.0,
+            floor=floors,
+            weighs=1,
+            picks=np.where(settings.sample[rows], _DRAWN, _BEST),
+            width=np.where(settings.top_n[rows] > 0, _listed(settings), 0),
+        )
+        self._work(wide)
+        table[rows] = wide
+
+    def _take(
+        self, table: NDArray[np.void], rows: Ints, settings: Settings, choice: Choice
+    ) -> None:
+        """Take over what the kernels chose from whole rows."""
+        log_masses = np.log(table["mass"])
+        choice.token_ids[rows] = table["token"][rows]
+        choice.logprobs[rows] = table["score"][rows] - log_masses[rows]
+        listed = rows[settings.top_n[rows] > 0]
+        if len(listed):
+            best, ids = self._candidates(listed, _listed(settings))
+            logprobs, keep = best - log_masses[listed][:, None], np.isfinite(best)
+            for i, row in enumerate(listed.tolist()):
+                count = int(settings.top_n[row])
+                choice.tops[row] = alternatives(ids[i], logprobs[i], keep[i], count)
+
+    def _candidates(self, rows: Ints, width: int) -> tuple[Floats, Ints]:
+        """Return scores and ids [rows, width] of the candidates that the kernels listed."""
+        keys = self._keys[rows, :width]
+        costs = (keys >> 32).astype(np.uint32).view(np.float32)
+        return -costs.astype(np.float64), keys & 0xFFFFFFFF
+
+    def _work(self, table: NDArray[np.void]) -> None:
+        """Have all rows of the table worked on."""
+        self._counter[0] = 0
+        counter, rooms = address(self._counter), self._rooms
+        shared = len(table) > 1 and len(table) * self._vocab_size >= _SHARED_SCORES
+        helping: list[Any] = []
+        if self._helpers is not None and shared:
+            helping = [
+                self._helpers.submit(work_on_rows, table, counter, address(room))
+                for room in rooms[1:]
+            ]
+        work_on_rows(table, counter, address(rooms[0]))
+        for helper in helping:
+            helper.result()
+
+
+def _listed(settings: Settings) -> int:
+    """Return how many candidates rows with alternatives list."""
+    return max(MOST_TIES, int(settings.top_n.max()))
+
+
+def _only(table: NDArray[np.void], **fields: Any) -> NDArray[np.void]:
+    """Return the table with nothing to do but what is given."""
+    for name in ("truncates", "scales", "weighs", "picks", "width"):
+        table[name] = 0
+    for name, value in fields.items():
+        table[name] = value
+    return table

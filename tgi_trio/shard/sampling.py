@@ -1,0 +1,232 @@
+"""What samplers have in common: what rows ask for, the processors in order, the best candidates.
+
+No torch in this file. The samplers are `sampler.Sampler` (torch) and `cpu.sampling.CpuSampler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard import logits_processors as processors
+from tgi_trio.shard.logits_processors import Scores
+from tgi_trio.shard.philox import uniform
+from tgi_trio.shard.step import RowResult, Sequence
+from tgi_trio.shard.truncation import Cuts, Floats, Ints, truncate
+
+# How many of a row's best tokens to look at before looking at all: the first decides almost always.
+WIDTHS = (64, 512)
+MOST_TIES = 64  # alternatives listed when more tie with the last one asked for
+
+
+class RowSampler(Protocol):
+    """What a runner needs of a sampler."""
+
+    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]: ...
+
+    def prepare(self, sequence: Sequence) -> bool: ...
+
+    def drop(self, sequence: Sequence) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a list of rows asks for; kept while the list stays the same, as in most steps."""
+
+    rows: list[Sequence]
+    vocab_size: int
+    seeds: NDArray[np.uint64]  # [R]
+    sample: NDArray[np.bool_]  # [R]
+    top_n: Ints  # [R]
+    temperature: NDArray[np.float32] | None  # [R, 1]; None: all are 1
+    floors: tuple[Ints, Floats]  # rows with min-p alone, and its logarithm
+    open: Ints  # rows without any other truncation
+    cut: Ints  # rows with one
+    cuts: Cuts  # theirs
+    watermark: list[tuple[int, Sequence]]
+    repetition: list[tuple[int, Sequence]]
+    counted: list[tuple[int, Sequence]]
+    biased: list[tuple[int, Sequence]]
+    minimum: list[tuple[int, Sequence]]
+    grammar: list[tuple[int, Sequence]]
+
+    @classmethod
+    def of(cls, rows: list[Sequence], vocab_size: int) -> Settings:
+        sampling = [row.sampling for row in rows]
+        temperature = np.array([s.temperature for s in sampling], np.float32)
+        every = Cuts.of(sampling, vocab_size)
+        ordered = (every.top_k > 0) | (every.top_p < 1) | (every.typical_p < 1)
+        cut, floored = np.flatnonzero(ordered), np.flatnonzero(~ordered & (every.min_p > 0))
+        numbered = list(enumerate(rows))
+        return cls(
+            rows=list(rows),
+            vocab_size=vocab_size,
+            seeds=np.array([s.seed for s in sampling], np.uint64),
+            sample=np.array([s.sample for s in sampling], np.bool_),
+            top_n=np.array([s.top_n for s in sampling], np.int64),
+            temperature=None if (temperature == 1).all() else temperature[:, None],
+            floors=(floored, np.log(every.min_p[floored])),
+            open=np.flatnonzero(~ordered),
+            cut=cut,
+            cuts=every[cut],
+            watermark=[(i, r) for i, r in numbered if r.sampling.watermark],
+            repetition=[(i, r) for i, r in numbered if r.sampling.repetition_penalty != 1],
+            counted=[
+                (i, r)
+                for i, r in numbered
+                if r.sampling.frequency_penalty or r.sampling.presence_penalty
+            ],
+            biased=[(i, r) for i, r in numbered if r.sampling.logit_bias],
+            minimum=[
+                (i, r) for i, r in numbered if r.min_remaining > 0 and not r.sampling.ignore_eos
+            ],
+            grammar=[(i, r) for i, r in numbered if r.sampling.grammar],
+        )
+
+
+@dataclass
+class Choice:
+    """The outcome per row; filled in by way after way."""
+
+    token_ids: Ints  # [R]
+    logprobs: Floats  # [R]
+    tops: list[list[tuple[int, float]]]  # [R]
+
+    @classmethod
+    def of(cls, count: int) -> Choice:
+        """Return the outcome of rows that have none yet."""
+        return cls(np.zeros(count, np.int64), np.zeros(count), [[] for _ in range(count)])
+
+    def results(self, faults: dict[int, str]) -> list[RowResult]:
+        """Return every row's result; rows in `faults` have chosen nothing."""
+        columns = zip(self.token_ids.tolist(), self.logprobs.tolist(), self.tops, strict=True)
+        results = [RowResult((token,), (logprob,), (top,)) for token, logprob, top in columns]
+        for row, fault in faults.items():
+            results[row] = RowResult(fault=fault)
+        return results
+
+
+class SamplerBase:
+    """What a sampler keeps: the rows' settings here, a row's in `sequence.state["sampler"]`."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_ids: Iterable[int],
+        *,
+        grammars: processors.Grammars | None = None,
+        watermark_gamma: float = 0.5,
+        watermark_delta: float = 2.0,
+    ) -> None:
+        """Without `grammars`, rows that have one fail."""
+        self._vocab_size = vocab_size
+        self._eos_ids = np.array(sorted(eos_ids), np.int64)
+        self._grammars = grammars
+        self._watermark = (watermark_gamma, watermark_delta)
+        self._rows: list[Sequence] = []  # of the last call
+        self._blocks: list[Settings] = []  # what they ask for
+
+    def prepare(self, sequence: Sequence) -> bool:
+        """Have what the sequence's choices need made ready; return whether it is."""
+        if self._grammars is None or not sequence.sampling.grammar:
+            return True
+        return self._grammars.prepare(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        sequence.state.pop(processors.STATE, None)
+        if self._grammars is not None:
+            self._grammars.drop(sequence)
+        self._rows, self._blocks = [], []
+
+    def _settings(self, rows: list[Sequence], size: int) -> list[Settings]:
+        """Return what the rows ask for, `size` rows at a time."""
+        if self._rows != rows:
+            self._rows = list(rows)
+            starts = range(0, len(rows), size)
+            self._blocks = [Settings.of(rows[i : i + size], self._vocab_size) for i in starts]
+        return self._blocks
+
+    def _process(self, scores: processors.Scores, settings: Settings) -> dict[int, str]:
+        """Apply everything up to the grammar mask; return faults by row."""
+        size = self._vocab_size
+        faults: dict[int, str] = {}
+        if settings.watermark:
+            processors.watermark(scores, settings.watermark, *self._watermark, size)
+        if settings.repetition:
+            processors.repetition(scores, settings.repetition)
+        if settings.counted:
+            processors.frequency_and_presence(scores, settings.counted)
+        if settings.biased:
+            faults |= processors.logit_bias(scores, settings.biased, size)
+        early = [row for row, sequence in settings.minimum if sequence.min_remaining > 0]
+        if early:
+            processors.forbid(scores, early, self._eos_ids)
+        if settings.grammar:
+            faults |= processors.grammar(scores, settings.grammar, self._grammars)
+        return faults
+
+
+def uniforms(settings: Settings) -> Floats:
+    """Return every row's random number, a function of its seed and position: float64 [R]."""
+    if not settings.sample.any():
+        return np.zeros(len(settings.rows))
+    positions = np.array([row.length for row in settings.rows], np.uint64)
+    return uniform(settings.seeds, positions)
+
+
+def choose_among_best(
+    find: Callable[[Ints, int], tuple[Floats, Ints]],
+    totals: Floats,
+    entropies: Floats,
+    settings: Settings,
+    numbers: Floats,
+    choice: Choice,
+) -> Ints:
+    """Choose for rows with a truncation, among their best candidates if those decide.
+
+    `find(places, width)` returns scores and ids [places, width] of the best tokens of the rows
+    `settings.cut[places]`, best first. `totals` and `entropies` [cut] are those rows', `numbers`
+    [R] are every row's random number. Returns the places of rows that candidates do not decide.
+    """
+    todo = np.arange(len(settings.cut))
+    for width in WIDTHS:
+        if len(todo) == 0:
+            return todo
+        best, ids = find(todo, width)
+        whole = width >= settings.vocab_size
+        kept = truncate(best, totals[todo], entropies[todo], settings.cuts[todo], whole=whole)
+        rows = settings.cut[todo]
+        places = np.where(settings.sample[rows], kept.draw(numbers[rows]), kept.first())
+        logprobs = best - np.log(kept.total)[:, None]
+        for i in np.flatnonzero(kept.settled).tolist():
+            row, place = int(rows[i]), int(places[i])
+            choice.token_ids[row] = ids[i, place]
+            choice.logprobs[row] = logprobs[i, place]
+            if settings.top_n[row]:
+                choice.tops[row] = alternatives(
+                    ids[i], logprobs[i], kept.keep[i], int(settings.top_n[row])
+                )
+        todo = todo[~kept.settled]
+    return todo
+
+
+def why_not(best: float, sequence: Sequence) -> str:
+    if best == -np.inf:
+        return "no token can follow: grammar, min_new_tokens and logit_bias together forbid all"
+    value = "NaN" if np.isnan(best) else "infinity"
+    return f"the model's logits contain {value} at position {sequence.length - 1}"
+
+
+def alternatives(
+    ids: Ints, logprobs: Floats, keep: NDArray[np.bool_], count: int
+) -> list[tuple[int, float]]:
+    """Return the `count` best kept tokens and all that tie with the last of them, best first."""
+    places = np.flatnonzero(keep)
+    if len(places) > count:
+        places = places[logprobs[places] >= logprobs[places[count - 1]]]
+    return list(zip(ids[places].tolist(), logprobs[places].tolist(), strict=True))
