@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from tests.shard.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.models import fallback
 from tgi_trio.shard.models.families import FAMILIES, THROUGH_TRANSFORMERS
+from tgi_trio.shard.step import StepPlan
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 PROMPTS = prompts(8)[2:]
@@ -85,12 +88,11 @@ def test_family(checkpoint: Checkpoint, family: str) -> None:
     _check(checkpoint(family), "torch")
 
 
-def _check_renamed(folder: Path, original: Path) -> None:
+def _check_renamed(folder: Path, golden: Golden) -> None:
     runner, recorder = load(folder)
     blocks = tables(PROMPTS, shuffle=3, new=NEW)
     rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
     run(runner, rows, chunk=20, joins=2)
-    golden = Golden(original)
     for row in rows:
         assert_greedy(golden, recorder, row)
 
@@ -115,21 +117,92 @@ def test_falcon_by_its_first_name(
     if config.pop("new_decoder_architecture"):
         old["n_head_kv"] = kv_heads
     (folder / "config.json").write_text(json.dumps(config | old))
-    _check_renamed(folder, original)
+    _check_renamed(folder, Golden(original))
 
 
-def test_baichuan_is_llama_with_one_projection(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    original = checkpoint("llama", num_key_value_heads=4)
-    folder = Path(shutil.copytree(original, tmp_path / "packed"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "baichuan"}))
+def baichuan(original: Path, folder: Path, *, positions: bool = True) -> Path:
+    """Write a Llama checkpoint as one of Baichuan, to which 13B models give no positions."""
+    shutil.copytree(original, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "baichuan"}
+    if not positions:
+        del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
     tensors = load_file(folder / "model.safetensors")
     for index in range(config["num_hidden_layers"]):
         place = f"model.layers.{index}.self_attn."
         parts = [tensors.pop(f"{place}{letter}_proj.weight") for letter in "qkv"]
         tensors[f"{place}W_pack.weight"] = torch.cat(parts)
     save_file(tensors, folder / "model.safetensors")
-    _check_renamed(folder, original)
+    return folder
+
+
+class GoldenBiases(Golden):
+    """Llama of transformers that does not rotate, with linear biases in its mask."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.model.model.rotary_emb.inv_freq.zero_()
+
+    @torch.no_grad()
+    def logits(self, prompt: ListLike[int], tokens: ListLike[int]) -> torch.Tensor:
+        ids = torch.tensor([[*prompt, *tokens]])
+        places = torch.arange(ids.shape[1])
+        behind = places - places[:, None]  # [queries, keys], at most 0 where a key is seen
+        slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625])  # of four heads
+        mask = (slopes[:, None, None] * behind).masked_fill(behind > 0, float("-inf"))
+        out = self.model(input_ids=ids, attention_mask=mask[None])
+        return out.logits[0, len(prompt) - 1 : -1].float()
+
+
+def test_baichuan_is_llama_with_one_projection(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    original = checkpoint("llama", num_key_value_heads=4)
+    _check_renamed(baichuan(original, tmp_path / "packed"), Golden(original))
+
+
+def test_baichuan_2_normalises_its_head(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    original = checkpoint("llama", num_key_value_heads=4, vocab_size=125696)
+    golden = Golden(original)
+    golden.model.lm_head.weight.data /= golden.model.lm_head.weight.norm(dim=1, keepdim=True)
+    _check_renamed(baichuan(original, tmp_path / "packed"), golden)
+
+
+def test_baichuan_13b_has_linear_biases(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    original = checkpoint("llama", num_key_value_heads=4)
+    folder = baichuan(original, tmp_path / "packed", positions=False)
+    _check_renamed(folder, GoldenBiases(original))
+
+
+@pytest.mark.parametrize("family", ["olmoe", "codegen", "recurrent_gemma"])
+def test_prompt_logprobs_through_transformers_come_in_pieces(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    most = 7
+    monkeypatch.setattr(fallback, "rows_at_once", lambda vocabulary: most)
+    folder, texts = checkpoint(family), prompts(8)[4:]
+    runner, _ = load(folder)
+    assert isinstance(runner, fallback.FallbackRunner)
+    forward, held = runner.way.forward, []
+
+    def counted(plan: StepPlan, wanted: ListLike[Any]) -> list[Any]:
+        held.append(sum(map(len, wanted)))
+        return forward(plan, wanted)
+
+    monkeypatch.setattr(runner.way, "forward", counted)
+    blocks, golden = tables(texts, shuffle=2, new=2), Golden(folder)
+    rows = [
+        sequence(i, text, blocks[i], new=2, prompt_logprobs=i != 1) for i, text in enumerate(texts)
+    ]
+    found: list[list[float]] = [[] for _ in rows]
+    while any(row.computed < row.prompt_length for row in rows):
+        counts = [min(23, row.length - row.computed) for row in rows]
+        for values, result in zip(found, advance(runner, rows, counts), strict=True):
+            values += result.prompt_logprobs
+    assert max(held) <= most + len(rows)
+    for i, text in enumerate(texts):
+        expected = golden.prompt_logprobs(text) if i != 1 else []
+        assert found[i][1:] == pytest.approx(expected, abs=1e-4)
+        first = generated(rows[i])[:1]
+        assert first == golden.logits(text, first).argmax(-1).tolist()
 
 
 def test_a_tensor_that_transformers_would_make_up_is_named(

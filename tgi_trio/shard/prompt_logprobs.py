@@ -12,6 +12,11 @@ from tgi_trio.shard.step import RowResult, StepPlan
 _CHUNK_LOGITS = 1 << 24  # logits held at a time: 64 MiB of float32
 
 
+def rows_at_once(vocab_size: int) -> int:
+    """Return how many rows of logits are held at a time."""
+    return max(1, _CHUNK_LOGITS // max(1, vocab_size))
+
+
 def prompt_span(plan: StepPlan, index: int) -> tuple[int, int] | None:
     """Return (first, end) of the positions of a row whose logits predict prompt tokens.
 
@@ -36,7 +41,7 @@ class PromptLogprobs:
         None: an encoder reads the prompt, so nothing predicts its tokens, and all values are NaN.
         """
         self._logits = logits
-        self._chunk = max(1, _CHUNK_LOGITS // max(1, vocab_size))
+        self._chunk = rows_at_once(vocab_size)
 
     def fill(self, plan: StepPlan, hidden: torch.Tensor, results: list[RowResult]) -> None:
         """Set `prompt_logprobs` of each row that wants them and still computes its prompt.

@@ -68,6 +68,26 @@ def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
     )
 
 
+def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> StepPlan:
+    """Return a plan without guesses of each row's query tokens `firsts[i]` up to `ends[i]`.
+
+    Every row keeps at least one; a row that does not keep its last samples nothing.
+    """
+    counts = np.diff(plan.query_starts)
+    offsets = np.arange(len(plan.token_ids)) - np.repeat(plan.query_starts[:-1], counts)
+    kept = (offsets >= np.repeat(firsts, counts)) & (offsets < np.repeat(ends, counts))
+    return StepPlan(
+        rows=plan.rows,
+        token_ids=plan.token_ids[kept],
+        positions=plan.positions[kept],
+        kv_slots=plan.kv_slots[kept],
+        query_starts=np.concatenate(([0], np.cumsum(ends - firsts))).astype(np.int32),
+        context_lengths=(plan.context_lengths - (counts - ends)).astype(np.int32),
+        block_tables=plan.block_tables,
+        samples=plan.samples & (ends == counts),
+    )
+
+
 @dataclass(slots=True)
 class RowResult:
     """What one row got; rows that only prefilled get an empty one."""

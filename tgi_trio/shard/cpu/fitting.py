@@ -41,6 +41,7 @@ def misfit(spec: DecoderSpec | None, dtype: str) -> str | None:
         "it is a mixture of experts": any(layer.experts for layer in spec.layers),
         "positions are learned": spec.position_rows,
         "attention has linear biases": spec.alibi,
+        "the head is normalised": spec.normalised_head,
         "embeddings are normed": spec.names.embedding_norm,
         "queries and keys are normed over all heads": spec.query_key_norm == "whole",
         "query and key norms have a mean": spec.query_key_norm == "head" and spec.norm == "layer",

@@ -27,7 +27,7 @@ from tgi_trio.shard.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models.fallback_seq2seq import EncoderDecoderWay
 from tgi_trio.shard.models.fallback_ways import CachedWay, PagedWay, RecomputeWay, Way, agree, probe
-from tgi_trio.shard.prompt_logprobs import prompt_span
+from tgi_trio.shard.prompt_logprobs import prompt_span, rows_at_once
 from tgi_trio.shard.step import (
     ModelInfo,
     RowResult,
@@ -36,6 +36,8 @@ from tgi_trio.shard.step import (
     StepResult,
     WarmupRequest,
     WarmupResult,
+    cut_plan,
+    slice_plan,
 )
 from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
 from tgi_trio.shard.weights import find_safetensors
@@ -141,18 +143,22 @@ class FallbackRunner:
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
+        results = [RowResult() for _ in plan.rows]
+        plan = self._prompts_ahead(plan, results)
         predicts = self.way.predicts_prompt
         wanted = [_wanted(plan, i, predicts) for i in range(len(plan.rows))]
         outcomes = self.way.forward(plan, wanted)
-        results = [RowResult() for _ in plan.rows]
         sampled: list[int] = []
         last: list[torch.Tensor] = []
         for index, outcome in enumerate(outcomes):
-            if isinstance(outcome, str):
-                results[index].fault = outcome
+            if isinstance(outcome, str) or results[index].fault is not None:
+                results[index].fault = results[index].fault or str(outcome)
                 continue
             logits = outcome[:, : self._info.vocab_size].float()
-            results[index].prompt_logprobs = _prompt_logprobs(plan, index, logits, predicts)
+            results[index].prompt_logprobs = [
+                *results[index].prompt_logprobs,
+                *_prompt_logprobs(plan, index, logits, predicts),
+            ]
             if plan.samples[index]:
                 sampled.append(index)
                 last.append(logits[-1])
@@ -170,6 +176,32 @@ class FallbackRunner:
     def drop(self, sequence: Sequence) -> None:
         self.way.drop(sequence)
         self.sampler.drop(sequence)
+
+    def _prompts_ahead(self, plan: StepPlan, results: list[RowResult]) -> StepPlan:
+        """Keep the logits of prompts within bounds: return the plan that is left to compute.
+
+        Where prompts want more logits than are to be held at a time, all but the last token of
+        their rows are computed here, piece by piece, and their values put into `results`.
+        """
+        spans = [prompt_span(plan, i) for i in range(len(plan.rows))]
+        most = rows_at_once(self._info.vocab_size)
+        if not self.way.predicts_prompt or sum(b - a for a, b in filter(None, spans)) <= most:
+            return plan
+        ends = np.diff(plan.query_starts).astype(np.int64)
+        firsts = np.zeros_like(ends)
+        for index in (i for i, span in enumerate(spans) if span is not None):
+            row, firsts[index] = slice_plan(plan, index, index + 1), ends[index] - 1
+            for begin in range(0, int(firsts[index]), most):
+                end = min(begin + most, int(firsts[index]))
+                piece = cut_plan(row, np.array([begin]), np.array([end]))
+                outcome = self.way.forward(piece, [_wanted(piece, 0, True)])[0]
+                if isinstance(outcome, str):
+                    results[index].fault = outcome
+                    break
+                logits = outcome[:, : self._info.vocab_size].float()
+                found = _prompt_logprobs(piece, 0, logits, True)
+                results[index].prompt_logprobs = [*results[index].prompt_logprobs, *found]
+        return cut_plan(plan, firsts, ends)
 
     def _discard(self, plan: StepPlan, nothing: list[Any]) -> None:
         """Run a warm-up step; its rows are made up, so nothing may stay of them."""

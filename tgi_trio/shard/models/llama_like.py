@@ -11,6 +11,8 @@ from tgi_trio.shard.models import names
 from tgi_trio.shard.models.reading import rotary, sliding_windows
 from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec
 
+_BAICHUAN_2_VOCABULARY = 125696
+
 
 def _spec(
     config: ModelConfig,
@@ -18,17 +20,19 @@ def _spec(
     head_dim: int | None = None,
     windows: list[int] | None = None,
     turning: RotarySpec | None = None,
+    rotates: bool = True,
     scale: float | None = None,
     **changes: Any,
 ) -> DecoderSpec:
     """Return the spec of Llama itself; `changes` are fields of it that differ.
 
-    `windows` per layer, `turning` the rotary embedding, `scale` of the scores, where not Llama's.
+    `windows` per layer, `turning` the rotary embedding, `scale` of the scores, where not Llama's;
+    without `rotates` there is no rotary embedding.
     """
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     head_dim = int(config.get("head_dim", head_dim or hidden // heads))
     count = int(config.need("num_hidden_layers"))
-    turning = turning or rotary(config, head_dim)
+    turning = (turning or rotary(config, head_dim)) if rotates else None
     fields: dict[str, Any] = {
         "family": config.model_type,
         "vocab_size": config.vocab_size,
@@ -65,10 +69,19 @@ def llama(config: ModelConfig) -> DecoderSpec:
 
 
 def baichuan(config: ModelConfig) -> DecoderSpec:
-    """Baichuan 7B; the larger one, with linear biases, is told by its lack of positions."""
-    if not config.max_positions:
-        raise ValueError("only the 7B models, with max_position_embeddings, can be run")
-    return _spec(config, names=names.BAICHUAN, qkv_layout="stacked")
+    """Baichuan 1 and 2, which share a type: the second is told by its vocabulary.
+
+    The 7B models rotate; the 13B ones have linear biases, and no max_position_embeddings.
+    """
+    rotates = bool(config.max_positions)
+    return _spec(
+        config,
+        rotates=rotates,
+        alibi=not rotates,
+        names=names.BAICHUAN,
+        qkv_layout="stacked",
+        normalised_head=config.vocab_size == _BAICHUAN_2_VOCABULARY,
+    )
 
 
 def mistral(config: ModelConfig) -> DecoderSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.attention.alibi import alibi_slopes
@@ -51,6 +52,8 @@ class _Loader:
             layers.append(self.layer(index, layer_spec))
             layers[-1].pack()
         head = embedding if spec.tied_head else self.vocabulary_rows(names.head)
+        if spec.normalised_head:
+            head = functional.normalize(head)
         head_bias = None
         if spec.head_bias:
             head_bias = source.vector(f"{names.head}.bias", spec.vocab_size, self.vocabulary)

@@ -110,6 +110,7 @@ class DecoderSpec:
     gated: bool = True
     activation: str = "silu"
     tied_head: bool = False
+    normalised_head: bool = False  # each row of the head is divided by its length
     position_rows: int = 0  # rows of the table of learned positions; 0 = none
     position_offset: int = 0
     alibi: bool = False
