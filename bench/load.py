@@ -2,8 +2,8 @@
 
     python -m bench.load --shape L --json bench/out/load.json
 
-`read` is the floor: the same bytes, read into one buffer again and again. `load` is
-`TorchRunner.load`, mapping, joining and packing included, in this process (importing torch is not
+`read` is the floor: the same bytes, read into one buffer again and again. Loading is `load_runner`
+with each CPU backend, mapping and packing included, in this process (imports and compiling are not
 counted; `bench.startup` does). Warm: the file is in the page cache. Cold: the kernel was asked to
 forget it (POSIX_FADV_DONTNEED), which it may ignore where the file system has a cache below.
 Reading and loading alternate.
@@ -19,14 +19,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import checkpoints
 from bench.stats import add_output_flags, table, write_json
-from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.backend import load_runner
 
 _BUFFER = 16 << 20
+_BACKENDS = ("numba", "torch")
 
 
 def read(file: Path) -> None:
@@ -54,14 +56,13 @@ def seconds(action: Callable[[], object]) -> float:
     return taken
 
 
-def measure(folder: Path, dtype: str, runs: int, cold: bool) -> dict[str, Any]:
-    """Return medians over `runs` turns of reading and loading."""
+def measure(folder: Path, dtype: str, runs: int, cold: bool) -> list[dict[str, Any]]:
+    """Return medians over `runs` turns of reading and loading, a row per backend."""
     file = folder / "model.safetensors"
-    times: dict[str, list[float]] = {"read": [], "load": []}
-    actions: dict[str, Callable[[], object]] = {
-        "read": lambda: read(file),
-        "load": lambda: TorchRunner.load(folder, dtype=dtype),
-    }
+    actions: dict[str, Callable[[], object]] = {"read": lambda: read(file)}
+    for backend in _BACKENDS:
+        actions[backend] = partial(load_runner, folder, dtype=dtype, cpu_backend=backend)
+    times: dict[str, list[float]] = {name: [] for name in actions}
     for run in range(runs + 1):  # one to warm up
         for name, action in actions.items():
             if cold:
@@ -70,15 +71,21 @@ def measure(folder: Path, dtype: str, runs: int, cold: bool) -> dict[str, Any]:
             if run:
                 times[name].append(taken)
         print(f"{'cold' if cold else 'warm'} {run}/{runs}", file=sys.stderr, flush=True)
-    load, floor = (statistics.median(times[name]) for name in ("load", "read"))
-    return {
-        "cache": "cold" if cold else "warm",
-        "dtype": dtype,
-        "GB": file.stat().st_size / 1e9,
-        "read_s": floor,
-        "load_s": load,
-        "load / read": load / floor,
-    }
+    floor = statistics.median(times["read"])
+    return [
+        {
+            "cache": "cold" if cold else "warm",
+            "backend": backend,
+            "dtype": dtype,
+            "GB": file.stat().st_size / 1e9,
+            "read_s": floor,
+            "load_s": statistics.median(times[backend]),
+            "load / read": statistics.median(
+                load / read for load, read in zip(times[backend], times["read"], strict=True)
+            ),
+        }
+        for backend in _BACKENDS
+    ]
 
 
 def main(argv: list[str]) -> int:
@@ -91,7 +98,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as spare:
         folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
-        rows = [measure(folder, options.dtype, options.runs, cold) for cold in (False, True)]
+        rows = [
+            row
+            for cold in (False, True)
+            for row in measure(folder, options.dtype, options.runs, cold)
+        ]
     print(table(list(rows[0]), [list(row.values()) for row in rows]))
     write_json(options.json, "load", {"shape": options.shape, "rows": rows})
     return 0

@@ -66,7 +66,7 @@ class Forward:
         """
         self.spec = spec
         self.variant = variant_for(spec, dtype, dot=dot)
-        self.program = Program(spec, tensors, self.variant.bf16)
+        self.program = Program(spec, tensors, self.variant.bf16, len(cores))
         self.team = Team(self.variant, self.program.operations, cores)
         self._step = self.team.step
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}

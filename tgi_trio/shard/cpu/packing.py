@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from tgi_trio.shard.cpu.kernels.variant import PANEL
 from tgi_trio.shard.cpu.memory import zeroed
 
 Floats = NDArray[np.float32]
+
+_JOB_BYTES = 4 << 20  # of panels that a thread fills at a time
 
 
 def to_float32(values: NDArray[Any]) -> Floats:
@@ -34,22 +38,69 @@ def stored(values: NDArray[Any], bf16: bool) -> NDArray[Any]:
     return np.ascontiguousarray(to_bfloat16(values) if bf16 else to_float32(values))
 
 
-def pack(weight: NDArray[Any], bf16: bool) -> NDArray[Any]:
-    """Return a weight [out, in] as panels, the outputs padded with zeros to whole panels.
+class Packer:
+    """Weights on their way into panels, by several threads at once. A context manager.
 
-    bfloat16: uint32 [out / 32, in / 2, 32], a pair of input features in each; float32:
-    [out / 32, in, 32]. `in` must be a multiple of 16. See `kernels/linear.py`.
+    What `pack` returns is filled when the block is left, not before. Copying is bound by memory
+    and by the pages it touches first, and numpy lets other threads run meanwhile.
     """
-    rows = stored(weight, bf16)
+
+    def __init__(self, bf16: bool, threads: int) -> None:
+        self._bf16 = bf16
+        self._pool = ThreadPoolExecutor(threads, "packer")
+        self._under_way: list[Future[None]] = []
+
+    def __enter__(self) -> Packer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            for part in self._under_way:
+                part.result()
+
+    def pack(self, parts: Sequence[NDArray[Any]], *, paired: bool = False) -> NDArray[Any]:
+        """Return weights [out, in], one below the other, as panels; see `kernels/linear.py`.
+
+        bfloat16: uint32 [out / 32, in / 2, 32], a pair of input features in each; float32:
+        [out / 32, in, 32]. `in` is a multiple of 16, as is `out` of 32 but for the last part, which
+        is padded with zeros. `paired`: two parts of one size, interleaved as by `interleave`.
+        """
+        inputs = parts[0].shape[1] // (2 if self._bf16 else 1)
+        count = -(-sum(map(len, parts)) // PANEL)
+        panels = zeroed((count, inputs, PANEL), np.uint32 if self._bf16 else np.float32)
+        if paired:
+            half = PANEL // 2
+            for place, part in zip((slice(half), slice(half, PANEL)), parts, strict=True):
+                self._fill(panels[:, :, place], part)
+            return panels
+        first = 0
+        for part in parts:
+            end = first + -(-len(part) // PANEL)
+            self._fill(panels[first:end], part)
+            first = end
+        return panels
+
+    def _fill(self, target: NDArray[Any], rows: NDArray[Any]) -> None:
+        """Fill `target` [panels, in, lanes] with rows [panels * lanes, in], a piece per job."""
+        lanes = target.shape[2]
+        step = max(1, _JOB_BYTES // target[0].nbytes)
+        for begin in range(0, len(target), step):
+            piece = rows[begin * lanes : (begin + step) * lanes]
+            job = self._pool.submit(_copy, target[begin : begin + step], piece, self._bf16)
+            self._under_way.append(job)
+
+
+def _copy(target: NDArray[Any], rows: NDArray[Any], bf16: bool) -> None:
+    values = stored(rows, bf16)
     if bf16:
-        rows = rows.view(np.uint32)
-    outputs, inputs = rows.shape
-    panels = zeroed((-(-outputs // PANEL), inputs, PANEL), rows.dtype)
-    whole = outputs // PANEL
-    np.copyto(panels[:whole], rows[: whole * PANEL].reshape(whole, PANEL, inputs).swapaxes(1, 2))
-    if outputs % PANEL:
-        panels[whole, :, : outputs % PANEL] = rows[whole * PANEL :].T
-    return panels
+        values = values.view(np.uint32)
+    inputs, lanes = target.shape[1:]
+    whole, rest = divmod(len(values), lanes)
+    panels = values[: whole * lanes].reshape(whole, lanes, inputs)
+    np.copyto(target[:whole], panels.swapaxes(1, 2))
+    if rest:
+        target[whole, :, :rest] = values[whole * lanes :].T
 
 
 def interleave(gate: NDArray[Any], up: NDArray[Any]) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.cpu.fitting import ACTIVATIONS
 from tgi_trio.shard.cpu.kernels.variant import PANEL
 from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.packing import interleave, pack, stored, to_bfloat16, to_float32
+from tgi_trio.shard.cpu.packing import Packer, interleave, stored, to_bfloat16, to_float32
 from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
 from tgi_trio.shard.layers.rotary import Rotary, RotarySpec
 from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec
@@ -33,15 +33,16 @@ class Program:
     `operations[:body]` compute hidden states, the rest the logits of the wanted tokens.
     """
 
-    def __init__(self, spec: DecoderSpec, tensors: Tensors, bf16: bool) -> None:
-        """Read and pack every weight; raises ModelLoadError as the tensors do."""
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, bf16: bool, threads: int = 1) -> None:
+        """Read and pack every weight on `threads`; raises ModelLoadError as the tensors do."""
         self.spec = spec
         self.weight_bytes = 0
         self._tensors = tensors
         self._bf16 = bf16
         self._kept: list[Array] = []  # operations hold addresses only
         self._rows: list[NDArray[np.void]] = []
-        self._build()
+        with Packer(bf16, threads) as self._packer:
+            self._build()
         self.operations = np.stack(self._rows)
         self.body = len(self._rows) - 2  # the final norm and the head come after it
         self.kv_cache: tuple[Array, Array] | None = None
@@ -127,7 +128,7 @@ class Program:
         self._linear(
             Buffer.NORMED,
             Buffer.LOGITS,
-            head,
+            [head],
             bias,
             scale=spec.logit_scale,
             cap=spec.final_soft_cap,
@@ -138,24 +139,24 @@ class Program:
         spec, names = self.spec, self.spec.names
         queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         self._norm(prefix + names.attention_norm, Buffer.HIDDEN)
-        weight, bias = self._qkv(prefix, queries, keys)
-        self._linear(Buffer.NORMED, Buffer.QKV, weight, bias)
+        weights, bias = self._qkv(prefix, queries, keys)
+        self._linear(Buffer.NORMED, Buffer.QKV, weights, bias)
         self._rotate(prefix, layer)
         self._add(Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap)
-        weight = self._matrix([prefix + names.output], [spec.hidden_size], queries)
+        weights = self._matrices([prefix + names.output], [spec.hidden_size], queries)
         bias = self._bias([prefix + names.output + ".bias"], [spec.hidden_size], spec.output_bias)
-        self._branch(Buffer.ATTENDED, weight, bias, prefix, names.attention_post_norm)
+        self._branch(Buffer.ATTENDED, weights, bias, prefix, names.attention_post_norm)
         self._norm(prefix + names.mlp_norm, Buffer.HIDDEN)
         self._mlp(prefix)
 
-    def _qkv(self, prefix: str, queries: int, keys: int) -> tuple[Array, Array | None]:
+    def _qkv(self, prefix: str, queries: int, keys: int) -> tuple[list[Array], Array | None]:
         spec, names = self.spec, self.spec.names
         rows, parts = [queries + 2 * keys], [prefix + names.qkv]
         if spec.qkv_layout == "separate":
             rows = [queries, keys, keys]
             parts = [prefix + part for part in (names.query, names.key, names.value)]
         bias = self._bias([part + ".bias" for part in parts], rows, spec.qkv_bias)
-        return self._matrix(parts, rows, spec.hidden_size), bias
+        return self._matrices(parts, rows, spec.hidden_size), bias
 
     def _rotate(self, prefix: str, layer: LayerSpec) -> None:
         spec, names = self.spec, self.spec.names
@@ -174,33 +175,40 @@ class Program:
             parts, rows = [prefix + names.gate_up], [2 * width]
         elif spec.gated:
             parts, rows = [prefix + names.gate, prefix + names.up], [width, width]
-        weight = self._matrix(parts, rows, spec.hidden_size)
+        weights = self._matrices(parts, rows, spec.hidden_size)
         bias = self._bias([part + ".bias" for part in parts], rows, spec.mlp_bias)
-        if spec.gated:
-            weight = interleave(weight[:width], weight[width:])
-            bias = None if bias is None else interleave(bias[:width], bias[width:])
+        if len(weights) == 1 and spec.gated:
+            weights = [weights[0][:width], weights[0][width:]]
+        if spec.gated and bias is not None:
+            bias = interleave(bias[:width], bias[width:])
         self._linear(
             Buffer.NORMED,
             Buffer.INNER,
-            weight,
+            weights,
             bias,
+            paired=spec.gated,
             width=width,
             epilogue=Epilogue.GATE if spec.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[spec.activation],
         )
-        weight = self._matrix([prefix + names.down], [spec.hidden_size], width)
+        weights = self._matrices([prefix + names.down], [spec.hidden_size], width)
         bias = self._bias([prefix + names.down + ".bias"], [spec.hidden_size], spec.mlp_bias)
-        self._branch(Buffer.INNER, weight, bias, prefix, names.mlp_post_norm)
+        self._branch(Buffer.INNER, weights, bias, prefix, names.mlp_post_norm)
 
     def _branch(
-        self, source: Buffer, weight: Array, bias: Array | None, prefix: str, post_norm: str
+        self,
+        source: Buffer,
+        weights: list[Array],
+        bias: Array | None,
+        prefix: str,
+        post_norm: str,
     ) -> None:
         """End a branch: it joins the residual stream, through a norm of its own if it has one."""
-        add = {"epilogue": Epilogue.ADD, "scale": self.spec.residual_scale}
+        add: dict[str, Any] = {"epilogue": Epilogue.ADD, "scale": self.spec.residual_scale}
         if not post_norm:
-            self._linear(source, Buffer.HIDDEN, weight, bias, **add)
+            self._linear(source, Buffer.HIDDEN, weights, bias, **add)
             return
-        self._linear(source, Buffer.BRANCH, weight, bias)
+        self._linear(source, Buffer.BRANCH, weights, bias)
         self._norm(prefix + post_norm, Buffer.BRANCH, target=Buffer.HIDDEN, **add)
 
     def _norm(self, name: str, source: Buffer, **fields: Any) -> None:
@@ -228,9 +236,15 @@ class Program:
         return self._keep(weight)
 
     def _linear(
-        self, source: Buffer, target: Buffer, weight: Array, bias: Array | None, **fields: Any
+        self,
+        source: Buffer,
+        target: Buffer,
+        weights: list[Array],
+        bias: Array | None,
+        paired: bool = False,
+        **fields: Any,
     ) -> None:
-        panels = pack(weight, self._bf16)
+        panels = self._packer.pack(weights, paired=paired)
         outputs = len(panels) * PANEL
         if bias is not None:
             bias = np.pad(bias, (0, outputs - len(bias)))
@@ -241,18 +255,17 @@ class Program:
             target=target,
             weights=self._keep(panels),
             bias=self._keep(bias),
-            inputs=weight.shape[1],
+            inputs=weights[0].shape[1],
             outputs=outputs,
             **(defaults | fields),
         )
 
-    def _matrix(self, names: list[str], rows: list[int], columns: int) -> Array:
-        """Return matrices [rows, columns] below each other, as the checkpoint has them."""
-        parts = [
+    def _matrices(self, names: list[str], rows: list[int], columns: int) -> list[Array]:
+        """Return matrices [rows, columns] as the checkpoint has them."""
+        return [
             self._tensors.tensor(f"{name}.weight", (count, columns))
             for name, count in zip(names, rows, strict=True)
         ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _bias(self, names: list[str], sizes: list[int], wanted: bool = True) -> Array | None:
         if not wanted:
