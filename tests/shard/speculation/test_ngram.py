@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shard.models_support import sequence
-from tgi_trio.shard.speculation.ngram import NgramDrafter
+from tgi_trio.shard.speculation.ngram import _LONGEST_REST, NgramDrafter
 
 EOS = 2
 
@@ -54,16 +54,21 @@ def test_the_end_is_never_guessed_unless_it_is_ignored() -> None:
 
 def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -> None:
     drafter, period = NgramDrafter(4, [EOS]), [5, 6, 7]
-    row = sequence(1, period * 4, [1], new=60)
+    row = sequence(1, period * 4, [1], new=400)
 
     def after(right: int) -> int:
         """Guess; say the `right` first of the guesses and a token that comes of itself."""
         count = drafter.draft(row, 100)
         row.length += right + 1
-        row.token_ids[: row.length] = (period * 99)[: row.length]
+        row.token_ids[: row.length] = (period * 200)[: row.length]
         return count
 
-    assert [after(0), after(0), after(1), after(2), after(4), after(3)] == [4, 1, 1, 2, 4, 4]
+    assert [after(0), after(0)] == [4, 1]
+    assert [after(0), after(0)] == [0, 0]  # it rests
+    assert [after(1), after(2), after(4), after(3)] == [1, 2, 4, 4]
+    assert [after(0), after(1)] == [4, 1]  # one failure is none in a row
+    assert [after(0) for _ in range(200)].count(0) > 180
+    assert 1 in [after(0) for _ in range(_LONGEST_REST + 1)]  # it never gives up for good
 
 
 @given(

@@ -13,6 +13,7 @@ from tgi_trio.shard.step import Sequence
 
 _STATE = "ngrams"  # key in Sequence.state
 _SIZES = (4, 3, 2)  # of the n-grams looked up, the most telling first
+_LONGEST_REST = 30  # steps without guesses after a row of wrong ones
 
 
 class NgramDrafter:
@@ -27,13 +28,15 @@ class NgramDrafter:
         """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
 
         Where the earlier occurrence reaches into the guesses, they repeat themselves. A sequence
-        whose last guesses were wrong gets fewer: each takes a place in the step.
+        whose last guesses were wrong gets fewer, and then none for ever longer: each takes a
+        place in the step.
         """
         ids, length = sequence.token_ids, sequence.length
         state = sequence.state.get(_STATE)
         if not isinstance(state, _Drafted):
             state = sequence.state[_STATE] = _Drafted(self._most)
-        state.judge(length, self._most)
+        if not state.ready(length, self._most):
+            return 0
         source = state.occurrences.before(sequence)
         if source is not None:
             for i in range(min(state.most, room, len(ids) - length)):
@@ -53,13 +56,25 @@ class _Drafted:
         self.most = most  # guesses it may have at the moment
         self.count = 0  # guesses it had last
         self._length = 0  # and the tokens it had then
+        self._failures = 0  # times in a row that no guess was right
+        self._rest = 0  # steps it still sits out
 
-    def judge(self, length: int, limit: int) -> None:
-        """Decide on `most`, up to `limit`: twice as many after all were right, else those + 1."""
-        right = length - self._length - 1
+    def ready(self, length: int, limit: int) -> bool:
+        """Judge the last guesses; return whether it may have some now, and decide on `most`.
+
+        Twice as many, up to `limit`, after all were right, else those + 1. After the second
+        failure in a row it rests, and twice as long after each further one.
+        """
+        right = max(0, length - self._length - 1)
         if self.count:
-            self.most = min(limit, 2 * self.count if right >= self.count else max(0, right) + 1)
+            self.most = min(limit, 2 * self.count if right >= self.count else right + 1)
+            self._failures = 0 if right else self._failures + 1
+            self._rest = min(_LONGEST_REST, 2**self._failures - 2) if self._failures else 0
         self.count, self._length = 0, length
+        if self._rest:
+            self._rest -= 1
+            return False
+        return True
 
 
 class _Occurrences:
