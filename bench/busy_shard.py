@@ -1,6 +1,8 @@
 """A shard process for step-gap measurements: the real worker loop on a model that only takes time.
 
-python -m bench.busy_shard CHANNEL_SPEC '{"step_ms": 1.0, "cpu": 1}'
+python -m bench.busy_shard CHANNEL_SPEC '{"step_ms": 1.0, "cpu": 1}' SHARD_SETTINGS
+
+With several ranks, rank 0's forward time includes telling the others what to compute.
 """
 
 from __future__ import annotations
@@ -10,17 +12,19 @@ import os
 import sys
 import time
 
-from tgi_trio.ipc.death import start_shard_end
+from tgi_trio.shard import process
+from tgi_trio.shard.__main__ import ShardSettings
+from tgi_trio.shard.group import Followers, GroupRunner
 from tgi_trio.shard.step import (
     ModelInfo,
     RowResult,
+    Runner,
     Sequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
 )
-from tgi_trio.shard.worker import run
 
 VOCAB = 256
 TOKEN = 97
@@ -45,18 +49,38 @@ class BusyRunner:
             pass
         return StepResult(rows, self._step_ns, 0)
 
+    def prepare(self, sequence: Sequence) -> bool:
+        return True
+
     def drop(self, sequence: Sequence) -> None:
         pass
 
 
-def main() -> None:
+class TimedGroup(GroupRunner):
+    """Counts what the other ranks are told as a part of the step."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        start = time.perf_counter_ns()
+        result = super().step(plan)
+        return StepResult(result.rows, time.perf_counter_ns() - start, 0)
+
+
+def main() -> int:
     """Serve the channel named on the command line."""
-    spec, settings = sys.argv[1], json.loads(sys.argv[2])
-    end = start_shard_end(spec)
-    if "cpu" in settings:
-        os.sched_setaffinity(0, {settings["cpu"]})
-    run(end, lambda: BusyRunner(settings["step_ms"]))
+    spec, options, told = sys.argv[1], json.loads(sys.argv[2]), ShardSettings.parse(sys.argv[3])
+    if "cpu" in options:
+        os.sched_setaffinity(0, {options["cpu"] - told.rank})
+
+    def factory() -> Runner:
+        runner = BusyRunner(options["step_ms"])
+        if not told.followers:
+            return runner
+        followers = Followers.attach(told.followers)
+        followers.greet()
+        return TimedGroup(runner, followers)
+
+    return process.serve(spec, factory, world_size=told.world_size)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,9 +2,10 @@
 
     python -m bench.step_gap --streams 1 64 512 --step-ms 1 --json bench/out/step_gap.json
 
-The shard runs the real worker loop on a model that only takes time. Two rows per number of streams
-in one run: the floor, where the other end of the ring does nothing but read, and the whole router
-writing server-sent events to as many real connections, held by a third process.
+The shard runs the real worker loop on a model that only takes time. Three rows per number of
+streams in one run: the floor, where the other end of the ring does nothing but read, the same with
+a second rank to tell every plan, and the whole router writing server-sent events to as many real
+connections, held by a third process.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import argparse
 import functools
 import json
 import os
+import statistics
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -58,17 +60,27 @@ class GapMetrics(Metrics):
 def busy_argv(step_ms: float, spec: str, settings: str) -> list[str]:
     """Return the command line of a shard that computes `step_ms` a step, on the last core."""
     options = {"step_ms": step_ms, "cpu": (os.cpu_count() or 1) - 1}
-    return [sys.executable, "-m", "bench.busy_shard", spec, json.dumps(options)]
+    return [sys.executable, "-m", "bench.busy_shard", spec, json.dumps(options), settings]
 
 
 def warmup(streams: int) -> WarmupLimits:
     return WarmupLimits(1024, TOKENS_PER_STREAM, streams, streams * TOKENS_PER_STREAM)
 
 
-async def floor(streams: int, step_ms: float, seconds: float) -> tuple[list[float], float]:
-    """Return gaps in seconds and events per second with a reader that only reads."""
+@dataclass
+class Reading:
+    """What one run showed."""
+
+    gaps: list[float]  # seconds
+    events_per_s: float
+    tell_us: float = 0.0  # median time in which rank 0 tells the others a plan
+
+
+async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) -> Reading:
+    """Measure with a reader that only reads."""
     argv = functools.partial(busy_argv, step_ms)
-    with ShardGroup.spawn(argv, ShardSettings(model_path=""), warmup(streams), 1, 0) as group:
+    shard = ShardSettings(model_path="", world_size=ranks)
+    with ShardGroup.spawn(argv, shard, warmup(streams), 1, 0) as group:
         end = group.end
         await handshake.hello(end, 1)
         await handshake.info(end)
@@ -79,6 +91,7 @@ async def floor(streams: int, step_ms: float, seconds: float) -> tuple[list[floa
             row = PrefillRow(i + 1, np.array([1], np.int32), 1, 0, blocks, TOKENS_PER_STREAM - 2)
             await end.send(encode_prefill(i + 1, [row]), 10)
         gaps: list[float] = []
+        telling: list[float] = []
         link, events = ShardLink(end), 0
         start = trio.current_time()
         while (now := trio.current_time()) < start + SECONDS_TO_SETTLE + seconds:
@@ -86,12 +99,13 @@ async def floor(streams: int, step_ms: float, seconds: float) -> tuple[list[floa
             for frame in link.replies():
                 if frame.kind is Kind.STEP and now > start + SECONDS_TO_SETTLE:
                     gaps.append(frame.word("gap_ns") / 1e9)
+                    telling.append(frame.word("forward_ns") / 1e3 - step_ms * 1e3)
                     events += frame.word("tokens")
-    return gaps, events / seconds
+    return Reading(gaps, events / seconds, statistics.median(telling) if ranks > 1 else 0.0)
 
 
-async def router(streams: int, step_ms: float, seconds: float) -> tuple[list[float], float]:
-    """Return gaps in seconds and events per second with the router serving `streams` clients."""
+async def router(streams: int, step_ms: float, seconds: float) -> Reading:
+    """Measure with the router serving `streams` clients."""
     metrics = GapMetrics()
     metrics.gaps = []
     options = Options(
@@ -149,7 +163,7 @@ async def router(streams: int, step_ms: float, seconds: float) -> tuple[list[flo
             supervisor.stop()
             await front.closed.wait()
             await supervisor.ended.wait()
-    return gaps, steps * streams / seconds
+    return Reading(gaps, steps * streams / seconds)
 
 
 def stretch(settings: Any) -> Any:
@@ -169,21 +183,30 @@ def main() -> None:
     args: argparse.Namespace = parser.parse_args()
     os.sched_setaffinity(0, {0})
     results = []
-    runs = [(n, name) for n in args.streams for name in ("floor", "router")]
+    kinds = {"floor": floor, "floor, 2 ranks": functools.partial(floor, ranks=2), "router": router}
+    runs = [(n, name) for n in args.streams for name in kinds]
     for streams, name in tqdm(runs, desc="runs"):
-        run = floor if name == "floor" else router
-        gaps, events = trio.run(run, streams, args.step_ms, args.seconds)
-        summary = asdict(Summary.of([gap * 1e6 for gap in gaps]))
+        reading: Reading = trio.run(kinds[name], streams, args.step_ms, args.seconds)
         results.append(
-            {"streams": streams, "what": name, "events_per_s": events, "gap_us": summary}
+            {
+                "streams": streams,
+                "what": name,
+                "events_per_s": reading.events_per_s,
+                "gap_us": asdict(Summary.of([gap * 1e6 for gap in reading.gaps])),
+                "tell_us": reading.tell_us,
+            }
         )
-    header = ("streams", "other end", "steps", "gap p50 us", "p90", "p99", "p99.9", "events/s")
+    header = (
+        *("streams", "other end", "steps", "gap p50 us", "p90", "p99", "p99.9"),
+        *("telling us", "events/s"),
+    )
     rows = [
         (
             r["streams"],
             r["what"],
             r["gap_us"]["n"],
             *(r["gap_us"][p] for p in ("p50", "p90", "p99", "p99_9")),
+            r["tell_us"],
             r["events_per_s"],
         )
         for r in results
