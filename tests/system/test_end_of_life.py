@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 import trio
 
+from bench.chaos_faults import Victim
 from tests.system.client import TIMEOUT, generate, stream
 from tests.system.server import alive, serving, shared_memory, wait_gone
 
@@ -33,8 +35,9 @@ async def test_sigterm_lets_streams_finish_and_exits_0() -> None:
                         f"{server.url}/generate", json={"inputs": "too late"}
                     )
                     assert refused.status_code == 503
-                    health = await session.get(f"{server.url}/health")
-                    assert health.status_code == 503
+                    ready = await session.get(f"{server.url}/ready")
+                    assert (ready.status_code, ready.json()["why"]) == (503, "shutting down")
+                    assert (await session.get(f"{server.url}/live")).status_code == 200
                 final = event
         assert final["generated_text"] is not None and len(tokens) == 200
         assert server.wait() == 0
@@ -54,6 +57,20 @@ async def test_streams_that_outlast_the_drain_end_with_one_error() -> None:
                     errors.append(event)
         assert len(errors) == 1 and errors[-1] is event
         assert server.wait() == 0
+
+
+@pytest.mark.trio
+async def test_a_reader_that_has_stopped_reading_does_not_hold_the_drain() -> None:
+    with serving("--graceful-termination-timeout", "1", fake="{}") as server:
+        victim = Victim(server.process.pid, "127.0.0.1", server.port, random.Random(0))
+        body = {"inputs": "x", "parameters": {"max_new_tokens": 1000, "top_n_tokens": 5}}
+        stalled = [await victim.send(body, receive_buffer=4096) for _ in range(4)]
+        while server.metric("tgi_request_accepted") < 4:
+            await trio.sleep(0.02)
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        for stream in stalled:
+            await stream.aclose()
 
 
 def test_a_second_signal_stops_at_once() -> None:
