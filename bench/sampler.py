@@ -2,7 +2,8 @@
 
     python -m bench.sampler --json bench/out/sampler.json
 
-`greedy` is the floor beside which the others stand; `mixed` gives each row another setting in turn.
+Every case is timed with the kernels of the CPU backend and with torch, in turns. `greedy` is
+the floor beside which the others stand; `mixed` gives each row another setting in turn.
 The goal: `mixed` costs at most twice the dearest way of the settings that it is mixed from alone.
 Scores are normal with the standard deviation `spread`: 4 is a model's usual confidence, 1 is nearly
 flat, so that thousands of tokens survive a truncation. All cases alternate call by call.
@@ -14,6 +15,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,10 @@ import torch
 
 from bench.stats import add_output_flags, table, write_json
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.cpu.sampler import CpuSampler
+from tgi_trio.shard.cpu.team import usable_cores
 from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import Sequence
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -47,28 +52,35 @@ def rows_of(names: list[str], batch: int, length: int, vocab: int) -> list[Seque
     return rows
 
 
-def measure(batch: int, vocab: int, spread: float, count: int) -> dict[str, float]:
-    """Return the median milliseconds of a call per case; calls of all cases alternate."""
+def measure(batch: int, vocab: int, spread: float, count: int) -> dict[str, dict[str, float]]:
+    """Return the median milliseconds of a call per sampler and case; all calls alternate."""
     cases = {name: [name] for name in SETTINGS} | {"mixed": list(SETTINGS)}
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((batch, vocab), generator=generator) * spread
     work = torch.empty_like(logits)
-    samplers = {name: Sampler(vocab, [1], torch.device("cpu")) for name in cases}
+    cores = usable_cores()
+    makers: dict[str, Callable[[], RowSampler]] = {
+        "kernels": lambda: CpuSampler(vocab, [1], cores=cores),
+        "torch": lambda: Sampler(vocab, [1], torch.device("cpu")),
+    }
+    samplers = {(kind, name): make() for kind, make in makers.items() for name in cases}
     rows = {name: rows_of(names, batch, 500, vocab) for name, names in cases.items()}
-    times: dict[str, list[float]] = {name: [] for name in cases}
+    times: dict[tuple[str, str], list[float]] = {}
     for turn in range(count + 1):  # one to warm up
-        for name, sampler in samplers.items():
-            work.copy_(logits)  # the sampler writes into its scores
-            began = time.perf_counter()
-            sampler.choose(work, rows[name])
-            if turn:
-                times[name].append((time.perf_counter() - began) * 1e3)
-    return {name: statistics.median(values) for name, values in times.items()}
+        for name, some in rows.items():
+            for kind in makers:
+                work.copy_(logits)  # the sampler writes into its scores
+                began = time.perf_counter()
+                samplers[kind, name].choose(work.numpy(), some)
+                if turn:
+                    elapsed = (time.perf_counter() - began) * 1e3
+                    times.setdefault((kind, name), []).append(elapsed)
+    return {kind: {name: statistics.median(times[kind, name]) for name in rows} for kind in makers}
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.sampler", description=__doc__)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--vocab", type=int, default=151936)
     parser.add_argument("--spreads", type=float, nargs="+", default=[4.0, 1.0])
     parser.add_argument("--count", type=int, default=5, help="calls of each case")
@@ -78,8 +90,10 @@ def main(argv: list[str]) -> int:
     for spread in options.spreads:
         print(f"spread {spread:g} ...", file=sys.stderr, flush=True)
         found = measure(options.batch, options.vocab, spread, options.count)
-        dearest = max(value for name, value in found.items() if name != "mixed")
-        rows.append({"spread": spread, **found, "mixed / dearest": found["mixed"] / dearest})
+        for kind, cases in found.items():
+            dearest = max(value for name, value in cases.items() if name != "mixed")
+            ratio = cases["mixed"] / dearest
+            rows.append({"spread": spread, "sampler": kind, **cases, "mixed / dearest": ratio})
     print(table(list(rows[0]), [list(row.values()) for row in rows]))
     write_json(options.json, "sampler", {"batch": options.batch, "ms": rows})
     return 0
