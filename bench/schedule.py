@@ -99,17 +99,19 @@ def busy(batch: int, steps: int) -> Summary:
     number = 0
     samples = []
     waiting = batch
-    for step in tqdm(range(steps + 300), desc=f"busy {batch}", leave=False, disable=None):
+    now = 0.0
+    for _ in tqdm(range(steps + 300), desc=f"busy {batch}", leave=False, disable=None):
         for _ in range(waiting):
             number += 1
             prompt = np.concatenate([head, rng.integers(0, 30_000, 436).astype(np.int32)])
             shard.outputs[number] = [5] * int(rng.integers(1, 400))
-            scheduler.add(number, request(prompt, 400), float(step))
-        shard.apply(scheduler.schedule(float(step)))
-        report, _ = shard.step()
+            scheduler.add(number, request(prompt, 400), now)
+        shard.apply(scheduler.schedule(now))
+        report, seconds = shard.step()
+        now += seconds
         start = time.thread_time_ns()
-        progress = scheduler.commit(report, float(step))
-        commands = scheduler.schedule(float(step))
+        progress = scheduler.commit(report, now)
+        commands = scheduler.schedule(now)
         samples.append((time.thread_time_ns() - start) / 1e3)
         shard.apply(commands)
         waiting = sum(part.finish != 0 for part in progress)

@@ -61,6 +61,7 @@ def reserving(blocks: int, budget: int) -> SchedulingLimits:
         skip_limit=0,
         stretch=1e9,
         target_itl=0.0,
+        target_ttft=float("inf"),
         waiting_served_ratio=1e9,
         max_waiting_tokens=1 << 60,
     )

@@ -86,7 +86,7 @@ def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLim
         prefix_caching=prefix_caching,
         speculate=settings.speculate,
         target_itl=settings.target_itl,
-        target_ttft=float("inf") if settings.target_ttft is None else settings.target_ttft,
+        target_ttft=settings.target_ttft,
     )
 
 

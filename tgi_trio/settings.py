@@ -50,7 +50,7 @@ class _AsGiven:
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
     target_itl: float = 0.05  # seconds between tokens that are fine while requests wait
-    target_ttft: float | None = None  # seconds to a first token; None: nobody is passed for it
+    target_ttft: float | None = None  # seconds to a first token; None: from what prompts take here
     prefix_caching: bool = True  # only where the model allows it
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
     cpu_backend: str = "auto"  # of CPU_BACKENDS

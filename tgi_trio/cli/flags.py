@@ -218,7 +218,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "target-ttft",
                 "seconds",
                 "who cannot have a first token by then lets others go first",
-                "in order of arrival",
+                "3 times a prompt, at least 1",
             ),
             Flag("prefix-caching", "bool", "reuse KV blocks of equal prompt beginnings"),
             Flag("speculate", "int", "tokens guessed ahead per step, from the text so far"),

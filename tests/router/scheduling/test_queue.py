@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.router.scheduling.harness import limits, request
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling import Prefill, Scheduler
+from tgi_trio.router.scheduling.lateness import Lateness
 from tgi_trio.router.scheduling.queue import WaitingQueue
 from tgi_trio.router.scheduling.sequence import Sequence
 
@@ -20,7 +21,7 @@ def admitted(scheduler: Scheduler, now: float = 0.0) -> list[int]:
 
 @given(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 3)), max_size=30), st.randoms())
 def test_order_is_priority_then_started_then_arrival(wishes: list[tuple[int, int]], rng) -> None:
-    queue = WaitingQueue(limits())
+    queue = WaitingQueue(limits(), Lateness(None))
     sequences = []
     for arrival, (priority, order) in enumerate(wishes):
         sequence = Sequence(arrival, request(3, priority=priority), arrival, 0.0, 0)
@@ -96,6 +97,28 @@ def test_who_is_late_lets_those_go_first_that_can_be_in_time() -> None:
         scheduler.add(id, request(3, 1), arrival)
     order = [serve_one_after_the_other(scheduler, 1.5) for _ in range(4)]
     assert order == [2, 3, 0, 1]
+
+
+def test_without_a_target_who_is_late_is_learned_from_how_long_prompts_take() -> None:
+    scheduler = Scheduler(limits(max_batch_size=1))
+    scheduler.add(0, request(3, 1), 0.0)
+    assert admitted(scheduler) == [0]
+    one = {"sequence": [0], "computed": [3], "token_count": [1], "prompt_count": [0]}
+    rest = {"finish": [1], "token_ids": [5], "logprobs": [0.0], "top_count": [0]}
+    scheduler.commit(StepReport(1, 1 << 30, **one, **rest), 10.0)  # a prompt takes 10 s here
+    for id, arrival in enumerate([10.0, 12.0, 24.0], start=1):
+        scheduler.add(id, request(3, 1), arrival)
+    assert serve_one_after_the_other(scheduler, 24.9) == 1  # 15 s are waited by nobody
+    assert serve_one_after_the_other(scheduler, 100.0) == 2  # by all
+    scheduler.add(4, request(3, 1), 100.0)
+    assert serve_one_after_the_other(scheduler, 100.0) == 4
+
+
+def test_however_fast_prompts_are_nobody_is_late_at_once() -> None:
+    lateness = Lateness(None)
+    lateness.note(0.001)
+    assert lateness.longest_wait == 0.5
+    assert Lateness(3.0).longest_wait == 1.5
 
 
 @pytest.mark.parametrize("kind", ["late", "of low priority"])

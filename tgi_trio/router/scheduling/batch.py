@@ -19,15 +19,11 @@ class Batch:
         self.members: dict[int, Sequence] = {}
         self.starving: dict[int, Sequence] = {}  # members near the end of their blocks
         self.prefilling: dict[int, Sequence] = {}  # members whose prompt is being computed
+        self.running: dict[int, Sequence] = {}  # members that generate: all others
         self.pending_tokens = 0  # of those, not yet computed
 
     def __len__(self) -> int:
         return len(self.members)
-
-    @property
-    def running(self) -> int:
-        """Members that generate."""
-        return len(self.members) - len(self.prefilling)
 
     @property
     def is_full(self) -> bool:
@@ -77,6 +73,8 @@ class Batch:
         sequence.extend_at = NEVER  # steps from before its FILTER must not ask for blocks
         if self.prefilling.pop(sequence.id, None) is not None:
             self.pending_tokens -= sequence.target - sequence.computed
+        else:
+            del self.running[sequence.id]
 
     def prefill(self, sequence: Sequence, computed: int, sampled: bool) -> None:
         """A step computed a chunk of a prompt; with its first token the sequence runs."""
@@ -86,7 +84,7 @@ class Batch:
         self._memory.publish(sequence)
         if sampled:
             sequence.advance(Event.COMPUTE)
-            del self.prefilling[sequence.id]
+            self.running[sequence.id] = self.prefilling.pop(sequence.id)
             self._memory.settle(sequence)
 
     def watch(self, sequence: Sequence) -> None:
@@ -106,6 +104,7 @@ class Batch:
         self.members.clear()
         self.starving.clear()
         self.prefilling.clear()
+        self.running.clear()
         self.pending_tokens = 0
 
     def check(self) -> None:
@@ -113,6 +112,8 @@ class Batch:
         prefilling = {s.id for s in self.members.values() if s.state is State.PREFILLING}
         if prefilling != self.prefilling.keys():
             raise AssertionError(f"{prefilling} prefill, {list(self.prefilling)} are noted")
+        if self.running.keys() != self.members.keys() - prefilling:
+            raise AssertionError("not every member either prefills or runs")
         pending = sum(s.target - s.computed for s in self.prefilling.values())
         if pending != self.pending_tokens:
             raise AssertionError(f"{pending} tokens are pending, {self.pending_tokens} counted")

@@ -50,7 +50,7 @@ BUDGETS: Final[tuple[Budget, ...]] = (
         Stage.QUEUE,
         "who is late",
         "who has waited for half of it lets those go first that can still be in time, "
-        "64 times at most; unset, the order is that of arrival",
+        "64 times at most; unset, 3 times what prompts take here, at least 1 s",
     ),
     Budget(
         "max-batch-size",

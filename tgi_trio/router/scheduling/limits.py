@@ -28,7 +28,7 @@ class SchedulingLimits:
     grant_ahead: int = 64  # tokens of room it is granted then
     stretch: float = 2.0  # how much longer prompts may make a step for those who generate
     target_itl: float = 0.05  # seconds a step may take all the same while requests wait
-    target_ttft: float = float("inf")  # seconds in the queue after which others may go first
+    target_ttft: float | None = None  # seconds to a first token; None: derived
     patience: int = 64  # how many later requests that or a priority may put before one
 
     @property

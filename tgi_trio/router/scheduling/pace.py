@@ -82,7 +82,7 @@ class Pace:
             return self._budget  # nothing rides along: leave it
         budget = limits.token_budget
         if batch.running and self._decode_ns:
-            pressed = self._pressed(batch.running)
+            pressed = self._pressed(len(batch.running))
             share = len(batch) + int((self._rush if pressed else self._calm).tokens)
             most = limits.max_batch_prefill_tokens if pressed else budget
             budget = min(most, -(-share // _ROUND) * _ROUND)

@@ -13,7 +13,6 @@ from collections import Counter
 from heapq import heappop, heappush
 
 from tgi_trio.errors import Overloaded, ValidationError
-from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling import growth
@@ -26,18 +25,17 @@ from tgi_trio.router.scheduling.commands import (
     Limits,
     Prefill,
     Progress,
-    Top,
     prefills,
 )
-from tgi_trio.router.scheduling.departures import Departures
-from tgi_trio.router.scheduling.invariants import check_states
 from tgi_trio.router.scheduling.isolation import Isolation
+from tgi_trio.router.scheduling.lateness import Lateness
 from tgi_trio.router.scheduling.lifecycle import HELD, Event, State
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.memory import KvMemory
 from tgi_trio.router.scheduling.pace import DrainRate, Pace
 from tgi_trio.router.scheduling.queue import WaitingQueue
-from tgi_trio.router.scheduling.rows import prompt_logprobs_per_row, tops_per_token
+from tgi_trio.router.scheduling.reports import Reports
+from tgi_trio.router.scheduling.roster import Roster
 from tgi_trio.router.scheduling.sequence import Sequence
 
 __all__ = [
@@ -51,9 +49,6 @@ __all__ = [
     "SchedulingLimits",
 ]
 
-_GOES_ON = Finish.NONE
-_FINISHES = tuple(Finish(value) for value in range(len(Finish)))
-
 
 class Scheduler:
     """Owns every sequence from its arrival to its end, the queue, and the KV blocks."""
@@ -61,15 +56,14 @@ class Scheduler:
     def __init__(self, limits: SchedulingLimits) -> None:
         self.limits = limits
         self._memory = KvMemory(limits.usable_blocks, limits.block_size, limits.prefix_caching)
-        self._queue = WaitingQueue(limits)
+        self._lateness = Lateness(limits.target_ttft)
+        self._queue = WaitingQueue(limits, self._lateness)
         self._batch = Batch(limits, self._memory)
+        self._roster = Roster(self._queue, self._batch, self._memory)
         self._isolation = Isolation()
         self._admission = Admission(limits, self._queue, self._batch, self._memory, self._isolation)
         self._pace = Pace(limits)
         self._drain = DrainRate()
-        self._sequences: dict[int, Sequence] = {}  # all that have not finished
-        self._ended: dict[int, Sequence] = {}  # finished since the last commit, for questions
-        self._departures = Departures()
         self._deadlines: list[tuple[float, int]] = []  # heap; entries of ended ones go lazily
         self._arrivals = 0
         self._admissions = 0
@@ -78,6 +72,7 @@ class Scheduler:
         # added, admitted, finished, failed, expired, overloaded, refused_deadline, preempted,
         # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens.
         self.counters: Counter[str] = Counter()
+        self._reports = Reports(self._roster, self._batch, self._lateness, self.counters)
 
     # -- what happened -------------------------------------------------------------------------
 
@@ -89,7 +84,7 @@ class Scheduler:
         through), ValueError when the id is in use.
         """
         limits, queued = self.limits, self._queue.tokens
-        if sequence_id in self._sequences:
+        if sequence_id in self._roster.living:
             raise ValueError(f"sequence {sequence_id} is known already")
         sequence = Sequence(sequence_id, request, self._arrivals, now, limits.speculate)
         if self._memory.blocks_for(sequence.need) > self._memory.total:
@@ -113,8 +108,7 @@ class Scheduler:
                 )
             heappush(self._deadlines, (sequence.deadline, sequence_id))
         self._arrivals += 1
-        self._sequences[sequence_id] = sequence
-        self._queue.add(sequence)
+        self._roster.enter(sequence)
         self.counters["added"] += 1
 
     def abort(self, sequence_id: int, now: float) -> bool:
@@ -123,23 +117,23 @@ class Scheduler:
         Idempotent. Queued: gone at once. On the shard: it is named in the next FILTER, and its
         blocks are free once that is acknowledged.
         """
-        sequence = self._sequences.get(sequence_id)
-        if sequence is None or sequence.state is State.LEAVING:
+        sequence = self._roster.listening(sequence_id)
+        if sequence is None:
             return False
         self._abort(sequence)
         return True
 
     def _abort(self, sequence: Sequence) -> None:
         self.counters[f"aborted_{sequence.state.value}"] += 1
-        self._leave(sequence)
+        self._roster.leave(sequence)
 
     def finish(self, sequence_id: int, now: float) -> None:
         """End a sequence that is complete (a stop string was hit); as abort, counted as success."""
-        sequence = self._sequences.get(sequence_id)
-        if sequence is None or sequence.state is State.LEAVING:
+        sequence = self._roster.listening(sequence_id)
+        if sequence is None:
             return
         self.counters["finished"] += 1
-        self._leave(sequence)
+        self._roster.leave(sequence)
 
     def expire(self, now: float) -> list[int]:
         """Abort and return the sequences whose deadline has passed."""
@@ -147,125 +141,29 @@ class Scheduler:
         while (deadline := self.next_deadline) is not None and deadline <= now:
             _, sequence_id = heappop(self._deadlines)
             self.counters["expired"] += 1
-            self._abort(self._sequences[sequence_id])
+            self._abort(self._roster.living[sequence_id])
             expired.append(sequence_id)
         return expired
 
     def commit(self, step: StepReport, now: float) -> list[Progress]:
         """Take in what a step did: progress of every row whose client still listens."""
-        self._ended.clear()
-        self._acknowledge(step.acknowledged)
+        self._roster.ended.clear()
+        self._roster.acknowledge(step.acknowledged)
         self._pace.observe(step)
-        if step.top_ids or step.prompt_logprobs:
-            return self._commit_rich(step)
-        find, starving, running = self._sequences.get, self._batch.starving, State.RUNNING
-        ids, logprobs = step.token_ids, step.logprobs
-        # A NamedTuple's own constructor takes twice as long.
-        out: list[Progress] = []
-        append, new = out.append, tuple.__new__
-        end = 0
-        for sequence_id, computed, count, finish in zip(
-            step.sequence, step.computed, step.token_count, step.finish, strict=True
-        ):
-            sequence = find(sequence_id)
-            if count == 1 and not finish and sequence is not None and sequence.state is running:
-                # Nearly every row of nearly every step. What follows is the same, only faster.
-                sequence.computed = computed
-                if computed >= sequence.extend_at:
-                    starving[sequence_id] = sequence
-                token = ids[end]
-                append(
-                    new(
-                        Progress,
-                        (sequence_id, [token], [logprobs[end]], (), _GOES_ON, (), False),
-                    )
-                )
-                sequence.emitted.append(token)
-                end += 1
-                continue
-            start, end = end, end + count
-            if sequence is not None:
-                progress = self._row(
-                    sequence, computed, finish, ids[start:end], logprobs[start:end], (), ()
-                )
-                if progress is not None:
-                    append(progress)
-        return out
-
-    def _commit_rich(self, step: StepReport) -> list[Progress]:
-        """Commit a step in which someone asked for alternatives or for the prompt's numbers."""
-        tops, prompts = tops_per_token(step), prompt_logprobs_per_row(step)
-        out: list[Progress] = []
-        end = 0
-        for row, sequence_id in enumerate(step.sequence):
-            start, end = end, end + step.token_count[row]
-            sequence = self._sequences.get(sequence_id)
-            if sequence is None:
-                continue
-            progress = self._row(
-                sequence,
-                step.computed[row],
-                step.finish[row],
-                step.token_ids[start:end],
-                step.logprobs[start:end],
-                tops[start:end],
-                prompts[row],
-            )
-            if progress is not None:
-                out.append(progress)
-        return out
-
-    def _row(
-        self,
-        sequence: Sequence,
-        computed: int,
-        finish: int,
-        tokens: list[int],
-        logprobs: list[float],
-        tops: list[list[Top]] | tuple[()],
-        prompts: list[float] | tuple[()],
-    ) -> Progress | None:
-        """Take in one row of a step; None when it brings its client nothing."""
-        if sequence.state is not State.RUNNING:
-            if not self._takes_part(sequence, finish):
-                return None
-            if sequence.state is State.PREFILLING:
-                self._batch.prefill(sequence, computed, bool(tokens or finish))
-        sequence.computed = computed
-        if computed >= sequence.extend_at:
-            self._batch.starving[sequence.id] = sequence
-        new_prompts = sequence.new_prompt_logprobs(prompts) if prompts else ()
-        if not (tokens or finish or new_prompts):
-            return None
-        first = bool(tokens) and not sequence.emitted
-        sequence.emitted += tokens
-        done = _FINISHES[finish]
-        if finish:
-            self.counters["finished"] += 1
-            self._end(sequence, Event.END)
-        return Progress(sequence.id, tokens, logprobs, tops, done, new_prompts, first)
-
-    def _takes_part(self, sequence: Sequence, finish: int) -> bool:
-        """Whether a row of a sequence that is not RUNNING is to be taken in."""
-        if sequence.state is State.LEAVING:
-            if finish:  # it ended by itself before its FILTER came
-                self._end(sequence, Event.END)
-            return False
-        # No step can know a WAITING one: a row of a confused shard.
-        return sequence.state is not State.WAITING
+        return self._reports.take_in(step, now)
 
     def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
         """Drop sequences that failed alone; returns those whose client is to be told."""
-        self._acknowledge(acknowledged)
+        self._roster.acknowledge(acknowledged)
         failed = []
         for fault in faults:
-            sequence = self._sequences.get(fault.sequence)
+            sequence = self._roster.living.get(fault.sequence)
             if sequence is None or sequence.state not in HELD:
                 continue
             if sequence.state is not State.LEAVING:
                 failed.append(sequence.id)
                 self.counters["failed"] += 1
-            self._end(sequence, Event.FAIL, sound=False)
+            self._roster.end(sequence, Event.FAIL, sound=False)
         return failed
 
     def shard_lost(self, now: float) -> list[int]:
@@ -274,26 +172,14 @@ class Scheduler:
         Returns the sequence that is found to have brought the shard down, if there is one: it has
         failed. `Isolation` says how it is found.
         """
-        self._memory.clear()
-        self._batch.clear()
-        self._departures.clear()
         self._pace = Pace(self.limits)
         self._number = 0
         self._budget_sent = None
         on_board = (State.PREFILLING, State.RUNNING)
-        culprit = self._isolation.lost(s for s in self._sequences.values() if s.state in on_board)
-        for sequence in list(self._sequences.values()):
-            if sequence.state is State.WAITING:
-                continue
-            self._memory.forget(sequence)
-            sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
-            if sequence is culprit:
-                self.counters["failed"] += 1
-            if sequence.state is State.FINISHED:
-                self._forget(sequence)
-            else:
-                self._requeue(sequence)
-                self.counters["replayed"] += 1
+        living = self._roster.living.values()
+        culprit = self._isolation.lost(s for s in living if s.state in on_board)
+        self.counters["failed"] += culprit is not None
+        self.counters["replayed"] += self._roster.lose(culprit)
         return [culprit.id] if culprit is not None else []
 
     # -- what to send --------------------------------------------------------------------------
@@ -302,9 +188,9 @@ class Scheduler:
         """Return the commands to send now, in order; empty when nothing changes."""
         extended = self._grow() if self._batch.starving else []
         commands: list[Command] = []
-        if self._departures.owe_filter:
+        if self._roster.departures.owe_filter:
             number = self._next_number()
-            commands.append(Filter(number, self._departures.name(number)))
+            commands.append(Filter(number, self._roster.departures.name(number)))
         if extended:
             commands.append(Extend(self._next_number(), extended))
         admitted = self._admit(now) if self._queue else []
@@ -319,10 +205,10 @@ class Scheduler:
     def _grow(self) -> list[ExtendRow]:
         rows = growth.extend(self._batch, self._memory, self.limits)
         if self._batch.starving:
-            dropped = self._departures.members
+            dropped = self._roster.departures.members
             for victim in growth.victims(self._batch, self._memory, self.limits, dropped):
                 self.counters["preempted"] += 1
-                self._drop(victim, Event.PREEMPT)
+                self._roster.drop(victim, Event.PREEMPT)
         return rows
 
     def _admit(self, now: float) -> list[Sequence]:
@@ -341,51 +227,6 @@ class Scheduler:
             self._drain.note(sum(s.length for s in admitted), bool(self._queue), now)
         return admitted
 
-    # -- the life of a sequence ----------------------------------------------------------------
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Its client wants no more of it."""
-        if sequence.state is State.WAITING:
-            self._queue.remove(sequence)
-            sequence.advance(Event.LEAVE)
-            self._forget(sequence)
-        elif sequence.state is State.PREEMPTED:
-            sequence.advance(Event.LEAVE)  # its FILTER is on the way already
-        else:
-            self._drop(sequence, Event.LEAVE)
-
-    def _drop(self, sequence: Sequence, event: Event) -> None:
-        """Have the shard drop a member of the batch; its blocks come back when it has."""
-        self._batch.leave(sequence)
-        sequence.advance(event)
-        self._departures.add(sequence)
-
-    def _end(self, sequence: Sequence, event: Event, sound: bool = True) -> None:
-        """The shard has dropped `sequence` by itself: its blocks are free at once."""
-        if not self._departures.discard(sequence):
-            self._batch.leave(sequence)
-        sequence.advance(event)
-        self._memory.release(sequence, sound)
-        self._forget(sequence)
-
-    def _acknowledge(self, number: int) -> None:
-        """Commands up to `number` are applied: what they dropped is touched no more."""
-        for sequence in self._departures.acknowledged(number):
-            self._memory.release(sequence)
-            sequence.advance(Event.ACKNOWLEDGE)
-            if sequence.state is State.FINISHED:
-                self._forget(sequence)
-            else:
-                self._requeue(sequence)
-
-    def _requeue(self, sequence: Sequence) -> None:
-        sequence.computed = 0
-        self._queue.add(sequence)
-
-    def _forget(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.id]
-        self._ended[sequence.id] = sequence
-
     def _next_number(self) -> int:
         self._number += 1
         return self._number
@@ -394,7 +235,7 @@ class Scheduler:
 
     def find(self, sequence_id: int) -> Sequence | None:
         """Return a sequence that lives or has ended since the last commit."""
-        return self._sequences.get(sequence_id) or self._ended.get(sequence_id)
+        return self._roster.living.get(sequence_id) or self._roster.ended.get(sequence_id)
 
     def cached_tokens(self, sequence_id: int) -> int:
         """Return how many prompt tokens came from the prefix cache."""
@@ -411,8 +252,7 @@ class Scheduler:
         """When `expire` has something to do next."""
         heap = self._deadlines
         while heap:
-            sequence = self._sequences.get(heap[0][1])
-            if sequence is not None and sequence.state is not State.LEAVING:
+            if self._roster.listening(heap[0][1]) is not None:
                 return heap[0][0]
             heappop(heap)
         return None
@@ -460,9 +300,5 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError when any invariant is broken. For tests and idle moments."""
-        self._queue.check()
-        self._batch.check()
-        self._memory.check(self._sequences.values())
-        self._departures.check()
-        self._isolation.check(self._sequences.values())
-        check_states(self._sequences.values(), self._queue, self._batch, self._departures)
+        self._roster.check()
+        self._isolation.check(self._roster.living.values())

@@ -1,0 +1,134 @@
+"""What a step did, row by row: the sequences' progress, and who has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate
+
+from tgi_trio.ipc.frames import Finish
+from tgi_trio.ipc.messages import StepReport
+from tgi_trio.router.scheduling.batch import Batch
+from tgi_trio.router.scheduling.commands import Progress, Top
+from tgi_trio.router.scheduling.lateness import Lateness
+from tgi_trio.router.scheduling.lifecycle import Event, State
+from tgi_trio.router.scheduling.roster import Roster
+from tgi_trio.router.scheduling.rows import prompt_logprobs_per_row, tops_per_token
+from tgi_trio.router.scheduling.sequence import Sequence
+
+_GOES_ON = Finish.NONE
+_FINISHES = tuple(Finish(value) for value in range(len(Finish)))
+
+
+class Reports:
+    """Takes in the reports of steps."""
+
+    def __init__(
+        self, roster: Roster, batch: Batch, lateness: Lateness, counters: Counter[str]
+    ) -> None:
+        self._roster = roster
+        self._batch = batch
+        self._lateness = lateness
+        self._counters = counters
+
+    def take_in(self, step: StepReport, now: float) -> list[Progress]:
+        """Return the progress of every row whose client still listens."""
+        if step.top_ids or step.prompt_logprobs:
+            return self._rich(step, now)
+        find, starving = self._batch.running.get, self._batch.starving
+        ids, logprobs, counts = step.token_ids, step.logprobs, step.token_count
+        starts = list(accumulate(counts, initial=0))
+        # A row without a token may start behind the last one.
+        firsts = map([*ids, 0].__getitem__, starts)
+        first_logprobs = map([*logprobs, 0.0].__getitem__, starts)
+        out: list[Progress] = []
+        # A NamedTuple's own constructor takes twice as long.
+        append, new = out.append, tuple.__new__
+        rows = zip(
+            step.sequence, step.computed, counts, step.finish, starts, firsts, first_logprobs,
+            strict=False,  # `starts` has one more: the end
+        )  # fmt: skip
+        for id, computed, count, finish, start, token, logprob in rows:
+            running = find(id)
+            if running is not None and count == 1 and not finish:
+                # Nearly every row of nearly every step. What follows is the same, only faster.
+                running.computed = computed
+                if computed >= running.extend_at:
+                    starving[id] = running
+                append(new(Progress, (id, [token], [logprob], (), _GOES_ON, (), False)))
+                running.emitted.append(token)
+                continue
+            sequence = self._roster.living.get(id)
+            if sequence is not None:
+                end = start + count
+                progress = self._row(
+                    sequence, computed, finish, ids[start:end], logprobs[start:end], (), (), now
+                )
+                if progress is not None:
+                    append(progress)
+        return out
+
+    def _rich(self, step: StepReport, now: float) -> list[Progress]:
+        """As `take_in`, with the alternatives and prompt log-probabilities someone asked for."""
+        tops, prompts = tops_per_token(step), prompt_logprobs_per_row(step)
+        out: list[Progress] = []
+        end = 0
+        for row, sequence_id in enumerate(step.sequence):
+            start, end = end, end + step.token_count[row]
+            sequence = self._roster.living.get(sequence_id)
+            if sequence is None:
+                continue
+            progress = self._row(
+                sequence,
+                step.computed[row],
+                step.finish[row],
+                step.token_ids[start:end],
+                step.logprobs[start:end],
+                tops[start:end],
+                prompts[row],
+                now,
+            )
+            if progress is not None:
+                out.append(progress)
+        return out
+
+    def _row(
+        self,
+        sequence: Sequence,
+        computed: int,
+        finish: int,
+        tokens: list[int],
+        logprobs: list[float],
+        tops: list[list[Top]] | tuple[()],
+        prompts: list[float] | tuple[()],
+        now: float,
+    ) -> Progress | None:
+        """Take in one row of a step; None when it brings its client nothing."""
+        if sequence.state is not State.RUNNING:
+            if not self._takes_part(sequence, finish):
+                return None
+            if sequence.state is State.PREFILLING:
+                self._batch.prefill(sequence, computed, bool(tokens or finish))
+        sequence.computed = computed
+        if computed >= sequence.extend_at:
+            self._batch.starving[sequence.id] = sequence
+        new_prompts = sequence.new_prompt_logprobs(prompts) if prompts else ()
+        if not (tokens or finish or new_prompts):
+            return None
+        first = bool(tokens) and not sequence.emitted
+        if first and sequence.started is not None:
+            self._lateness.note(now - sequence.started)
+        sequence.emitted += tokens
+        done = _FINISHES[finish]
+        if finish:
+            self._counters["finished"] += 1
+            self._roster.end(sequence, Event.END)
+        return Progress(sequence.id, tokens, logprobs, tops, done, new_prompts, first)
+
+    def _takes_part(self, sequence: Sequence, finish: int) -> bool:
+        """Whether a row of a sequence that is not RUNNING is to be taken in."""
+        if sequence.state is State.LEAVING:
+            if finish:  # it ended by itself before its FILTER came
+                self._roster.end(sequence, Event.END)
+            return False
+        # No step can know a WAITING one: a row of a confused shard.
+        return sequence.state is not State.WAITING

@@ -1,0 +1,105 @@
+"""Every sequence, from its arrival to its end: whoever changes state changes its place here.
+
+A sequence that is dropped keeps its blocks until a step acknowledges the FILTER that names it
+(`Departures`). Before that, a step may still write into them.
+"""
+
+from __future__ import annotations
+
+from tgi_trio.router.scheduling.batch import Batch
+from tgi_trio.router.scheduling.departures import Departures
+from tgi_trio.router.scheduling.invariants import check_states
+from tgi_trio.router.scheduling.lifecycle import Event, State
+from tgi_trio.router.scheduling.memory import KvMemory
+from tgi_trio.router.scheduling.queue import WaitingQueue
+from tgi_trio.router.scheduling.sequence import Sequence
+
+
+class Roster:
+    """All sequences, and moves of one sequence between queue, batch and departures."""
+
+    def __init__(self, queue: WaitingQueue, batch: Batch, memory: KvMemory) -> None:
+        self._queue = queue
+        self._batch = batch
+        self._memory = memory
+        self.departures = Departures()
+        self.living: dict[int, Sequence] = {}  # by id, all that have not finished
+        self.ended: dict[int, Sequence] = {}  # finished since the last commit, for questions
+
+    def enter(self, sequence: Sequence) -> None:
+        """A new one: it waits."""
+        self.living[sequence.id] = sequence
+        self._queue.add(sequence)
+
+    def listening(self, sequence_id: int) -> Sequence | None:
+        """Return a sequence whose client still wants tokens."""
+        sequence = self.living.get(sequence_id)
+        return None if sequence is None or sequence.state is State.LEAVING else sequence
+
+    def leave(self, sequence: Sequence) -> None:
+        """Its client wants no more of it."""
+        if sequence.state is State.WAITING:
+            self._queue.remove(sequence)
+            sequence.advance(Event.LEAVE)
+            self._forget(sequence)
+        elif sequence.state is State.PREEMPTED:
+            sequence.advance(Event.LEAVE)  # its FILTER is on the way already
+        else:
+            self.drop(sequence, Event.LEAVE)
+
+    def drop(self, sequence: Sequence, event: Event) -> None:
+        """Have the shard drop a member of the batch; its blocks come back when it has."""
+        self._batch.leave(sequence)
+        sequence.advance(event)
+        self.departures.add(sequence)
+
+    def end(self, sequence: Sequence, event: Event, sound: bool = True) -> None:
+        """The shard has dropped `sequence` by itself: its blocks are free at once."""
+        if not self.departures.discard(sequence):
+            self._batch.leave(sequence)
+        sequence.advance(event)
+        self._memory.release(sequence, sound)
+        self._forget(sequence)
+
+    def acknowledge(self, number: int) -> None:
+        """Commands up to `number` are applied: what they dropped is touched no more."""
+        for sequence in self.departures.acknowledged(number):
+            self._memory.release(sequence)
+            sequence.advance(Event.ACKNOWLEDGE)
+            self._settle(sequence)
+
+    def lose(self, culprit: Sequence | None) -> int:
+        """The shard is gone: `culprit` fails, who was there else waits again; returns how many."""
+        self._memory.clear()
+        self._batch.clear()
+        self.departures.clear()
+        again = 0
+        for sequence in list(self.living.values()):
+            if sequence.state is State.WAITING:
+                continue
+            self._memory.forget(sequence)
+            sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
+            again += self._settle(sequence)
+        return again
+
+    def _settle(self, sequence: Sequence) -> bool:
+        """It has lost its place on the shard; returns whether it waits for another."""
+        if sequence.state is State.FINISHED:
+            self._forget(sequence)
+            return False
+        sequence.computed = 0
+        self._queue.add(sequence)
+        return True
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self.living[sequence.id]
+        self.ended[sequence.id] = sequence
+
+    def check(self) -> None:
+        """Raise AssertionError when any invariant of any part is broken."""
+        sequences = self.living.values()
+        self._queue.check()
+        self._batch.check()
+        self._memory.check(sequences)
+        self.departures.check()
+        check_states(sequences, self._queue, self._batch, self.departures)
