@@ -1,0 +1,56 @@
+"""A KV cache ten times too small: clients see pauses and nothing else."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.system.client import generate
+from tests.system.server import ServerProcess, serving
+
+CLIENTS = 40
+NEW_TOKENS = 160
+KV_TOKENS = 768  # 40 clients want about 40 * 200
+
+
+def parameters(n: int) -> dict[str, Any]:
+    """Return what client `n` asks for: greedy, seeded, with a stop string, with a grammar."""
+    common: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "details": True}
+    digits = {"type": "regex", "value": "([0-9]{3}-){30}[0-9]{3}"}
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"do_sample": True, "seed": n, "temperature": 1.3},
+        {"do_sample": True, "seed": n, "temperature": 1.3, "stop": [" the", "\n\n"]},
+        {"do_sample": True, "seed": n, "grammar": digits},
+    ]
+    return common | kinds[n % 4]
+
+
+def answers(server: ServerProcess, clients: int = CLIENTS) -> list[tuple[str, str, list[int]]]:
+    """Return text, finish reason and token ids of every client, all asking at once."""
+
+    def ask(n: int) -> tuple[str, str, list[int]]:
+        body = generate(server.url, f"Client {n} asks: what is a ring?", **parameters(n))
+        details = body["details"]
+        ids = [token["id"] for token in details["tokens"]]
+        return body["generated_text"], details["finish_reason"], ids
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        found = list(pool.map(ask, range(clients)))
+    server.wait_idle()
+    return found
+
+
+def test_a_cache_ten_times_too_small_changes_no_token(demo: ServerProcess) -> None:
+    """Seeds, stop strings and grammars go on where they were; so does the prefix cache's use."""
+    expected = answers(demo)
+    assert demo.metric("tgi_batch_preemptions") == 0
+    assert {reason for _, reason, _ in expected} >= {"length", "eos_token"}
+    small = ["--max-batch-total-tokens", str(KV_TOKENS), "--max-total-tokens", "512"]
+    small += ["--max-batch-prefill-tokens", str(KV_TOKENS), "--max-input-tokens", "256"]
+    with serving(*small) as server:
+        assert answers(server) == expected
+        assert server.metric("tgi_batch_preemptions") > 0
+    with serving(*small, "--prefix-caching", "false") as server:
+        assert answers(server, 12) == expected[:12]
+        assert server.metric("tgi_prefix_cache_hit_tokens") == 0
