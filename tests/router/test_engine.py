@@ -153,6 +153,7 @@ async def test_one_failing_sequence_costs_nobody_else_anything(tmp_path: Path) -
                     await collect(bad)
             assert len(await collect(good)) == 3
         assert bad.end is End.FAILED and good.end is End.FINISHED
+        assert bench.metrics.value("tgi_batch_inference_failure", method="prefill") == 1
         await bench.settle()
         assert bench.balance() == (2, 2)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+import tgi_trio.router
 from tgi_trio.router.metrics import METRICS, Histogram, Metrics, as_markdown, bucket_sets
 
 TGI_NAMES = (
@@ -188,3 +190,17 @@ def test_markdown_has_a_row_per_metric() -> None:
     rows = as_markdown().splitlines()[2:]
     assert len(rows) == len(METRICS)
     assert all(row.count("|") == 6 for row in rows)
+
+
+def test_every_metric_is_fed_by_something() -> None:
+    router = Path(tgi_trio.router.__file__).parent
+    code = "".join(p.read_text() for p in router.rglob("*.py") if p.name != "metrics.py")
+    assert [m.name for m in METRICS if f'"{m.name}"' not in code] == []
+
+
+def test_tgis_metrics_that_are_missing_are_listed_with_a_reason() -> None:
+    compat = (Path(__file__).parents[2] / "docs" / "tgi-compat.md").read_text()
+    ours = {metric.name for metric in METRICS}
+    for name in ("concat_duration", "filter_duration", "total_tokens"):
+        assert f"tgi_batch_{name}" not in ours
+        assert f"`tgi_batch_{name}`" in compat

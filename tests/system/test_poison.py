@@ -9,6 +9,8 @@ import httpx
 
 from tests.system.server import serving
 
+METHODS = ("prefill", "decode")
+
 
 def test_only_the_request_that_kills_the_shard_fails() -> None:
     with serving(fake="{}") as server:
@@ -30,5 +32,7 @@ def test_only_the_request_that_kills_the_shard_fails() -> None:
         assert [answer.status_code for answer in answers] == [200] * 8
         assert len({answer.json()["generated_text"] for answer in answers}) == 1
         server.wait_ready()
+        deaths = [server.metric(f'tgi_batch_inference_failure{{method="{m}"}}') for m in METHODS]
+        assert sum(deaths) == server.metric("tgi_shard_restarts") >= 3
         assert generate("after it").status_code == 200
         server.wait_idle()

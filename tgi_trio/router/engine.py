@@ -46,6 +46,7 @@ COUNTERS = {
     "tgi_prefix_cache_hit_tokens": "prefix_hit_tokens",
 }
 
+_FAILURE = "tgi_batch_inference_failure"
 _REASONS = {Finish.LENGTH: FinishReason.LENGTH, Finish.EOS: FinishReason.EOS_TOKEN}
 
 
@@ -194,12 +195,18 @@ class Engine:
                 await self._turn(link)
         finally:
             self._link = None
+            if self.scheduler.batch_size:  # a step was being computed, or about to be
+                self._metrics.inc(_FAILURE, method="decode" if self._decodes() else "prefill")
             for id in self.scheduler.shard_lost(self._clock()):
                 self._fail(
                     id,
                     "the model's process ended again and again while it computed this request, "
                     "and only then: it is not tried again",
                 )
+
+    def _decodes(self) -> bool:
+        """Whether any stream has had tokens."""
+        return any(stream.generated for stream in self._streams.values())
 
     async def watch_deadlines(self) -> None:
         """End requests whose deadline has passed."""
@@ -246,6 +253,8 @@ class Engine:
             elif frame.kind is Kind.FAULT:
                 acknowledged = frame.word("acknowledged")
                 faults = decode_faults(frame)
+                started = any(self.scheduler.emitted(fault.sequence) for fault in faults)
+                self._metrics.inc(_FAILURE, method="decode" if started else "prefill")
                 self.scheduler.fault(faults, acknowledged, now)
                 for fault in faults:
                     self._fail(fault.sequence, fault.message)

@@ -82,7 +82,11 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_batch_inference_count", "counter", "Steps begun", label="method", values=_METHODS),
     Metric("tgi_batch_inference_success", "counter", "Steps done", label="method", values=_METHODS),
     Metric(
-        "tgi_batch_inference_failure", "counter", "Steps failed", label="method", values=_METHODS
+        "tgi_batch_inference_failure",
+        "counter",
+        "Steps in which a sequence failed alone or the shard died",
+        label="method",
+        values=_METHODS,
     ),
     Metric(
         "tgi_batch_inference_duration",
