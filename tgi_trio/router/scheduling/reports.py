@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import accumulate
 
 from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import StepReport
@@ -35,31 +34,28 @@ class Reports:
         if step.top_ids or step.prompt_logprobs:
             return self._rich(step, now)
         find, starving = self._batch.running.get, self._batch.starving
-        ids, logprobs, counts = step.token_ids, step.logprobs, step.token_count
-        starts = list(accumulate(counts, initial=0))
-        # A row without a token may start behind the last one.
-        firsts = map([*ids, 0].__getitem__, starts)
-        first_logprobs = map([*logprobs, 0.0].__getitem__, starts)
+        ids, logprobs = step.token_ids, step.logprobs
         out: list[Progress] = []
         # A NamedTuple's own constructor takes twice as long.
         append, new = out.append, tuple.__new__
-        rows = zip(
-            step.sequence, step.computed, counts, step.finish, starts, firsts, first_logprobs,
-            strict=False,  # `starts` has one more: the end
-        )  # fmt: skip
-        for id, computed, count, finish, start, token, logprob in rows:
+        end = 0
+        for id, computed, count, finish in zip(
+            step.sequence, step.computed, step.token_count, step.finish, strict=True
+        ):
             running = find(id)
             if running is not None and count == 1 and not finish:
                 # Nearly every row of nearly every step. What follows is the same, only faster.
                 running.computed = computed
                 if computed >= running.extend_at:
                     starving[id] = running
-                append(new(Progress, (id, [token], [logprob], (), _GOES_ON, (), False)))
+                token = ids[end]
+                append(new(Progress, (id, [token], [logprobs[end]], (), _GOES_ON, (), False)))
                 running.emitted.append(token)
+                end += 1
                 continue
+            start, end = end, end + count
             sequence = self._roster.living.get(id)
             if sequence is not None:
-                end = start + count
                 progress = self._row(
                     sequence, computed, finish, ids[start:end], logprobs[start:end], (), (), now
                 )
