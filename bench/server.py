@@ -13,8 +13,11 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
+
+from tgi_trio.ipc.parent import die_with_parent
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def serving(
         stderr=output,
         env={**os.environ, **(environment or {})},
         start_new_session=True,
+        preexec_fn=partial(die_with_parent, os.getpid()),  # a benchmark may be killed, too
     )
     try:
         wait_healthy(port, process, timeout)

@@ -12,9 +12,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
+
+from tgi_trio.ipc.parent import die_with_parent
 
 READY_TIMEOUT = 90.0  # seconds; generous, because the machine may be busy
 
@@ -39,7 +42,12 @@ class ServerProcess:
         self._output = output
         with output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [*argv, *flags], stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+                [*argv, *flags],
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # a test run that is killed leaves no server behind
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
 
     @property

@@ -54,9 +54,12 @@ def load_runner(
 
         kind = str(resolve_dtype(dtype, config, where)).removeprefix("torch.")
         try:
-            return load(
+            runner = load(
                 config, decoder_spec(config), dtype=kind, grammars=grammars, threads=threads
             )
+            # What torch still does is small, and its own team would go on spinning on our cores.
+            torch.set_num_threads(1)
+            return runner
         except UnfitError as error:
             if cpu_backend == "numba":
                 raise ConfigurationError(
