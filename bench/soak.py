@@ -26,6 +26,9 @@ from bench import stats
 from bench.server import Server, running
 from bench.vitals import Vitals, children, vitals
 
+# A KV cache so small that it has filled, and its pages are in memory, before the second half.
+FLAGS = ("--max-concurrent-requests", "64", "--max-batch-total-tokens", "8192")
+
 PERIOD = 1.0  # seconds between two readings
 
 BROKEN_OFF = 0.02  # share of streams whose client leaves
@@ -191,7 +194,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=8)
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    with running(["--max-concurrent-requests", "64"], fake=None if args.demo else "{}") as server:
+    with running(FLAGS, fake=None if args.demo else "{}") as server:
         (shard,) = children(server.pid)
         soak = Soak(server, random.Random(0), args.max_tokens)
         trio.run(run, soak, args, (server.pid, shard))
