@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from tgi_trio.router.metrics import METRICS
 from tgi_trio.settings import Options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+HADOLINT = Path(sys.executable).with_name("hadolint")  # the environment may not be activated
 GRACE = Options().graceful_termination_timeout
 PATHS = {route.path for route in ROUTES}
 
@@ -55,7 +57,7 @@ def test_the_manifest_fits_the_server() -> None:
 
 def test_the_dockerfile_passes_its_linter() -> None:
     done = subprocess.run(
-        ["hadolint", str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False
+        [HADOLINT, str(DEPLOY / "Dockerfile")], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "")
 

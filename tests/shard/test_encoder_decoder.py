@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,7 +244,8 @@ def test_bad_checkpoints_are_named(checkpoint: Checkpoint, tmp_path: Path) -> No
 
     folder = Path(shutil.copytree(checkpoint("t5"), tmp_path / "copy"))
     with pytest.raises(ModelLoadError, match="not split over shards"):
-        TorchRunner.load(folder, world_size=2, sampler=GreedyRecorder())
+        # refused before any rank is asked for anything
+        TorchRunner.load(folder, ranks=SimpleNamespace(rank=0, size=2), sampler=GreedyRecorder())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"feed_forward_proj": "odd-relu"}))
     with pytest.raises(ModelLoadError, match="'odd-relu' is neither"):
