@@ -13,6 +13,7 @@ import argparse
 import itertools
 import random
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,36 +30,60 @@ from tgi_trio.client.measures import RequestRecord, Summary
 GOAL = 2.0
 
 
-async def round_of(client: Client, args: argparse.Namespace, seed: int, long: bool) -> Any:
-    """Run the chats once; returns the gaps after `args.after` seconds and the long prompt's TTFT.
+class Beginning:
+    """The moment when every chat has had its first tokens: only then is there a pace to keep."""
 
-    Both in milliseconds; the TTFT is None without a long prompt.
+    def __init__(self, chats: int, tokens: int) -> None:
+        self._left = [tokens] * chats
+        self._waiting = chats
+        self.all_stream = trio.Event()
+        self.at = 0.0  # seconds, trio's clock
+
+    def heard(self, chat: int) -> None:
+        self._left[chat] -= 1
+        if self._left[chat] == 0:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self.at = trio.current_time()
+                self.all_stream.set()
+
+
+async def round_of(client: Client, args: argparse.Namespace, seed: int, long: bool) -> Any:
+    """Run the chats once; return their gaps from when all stream, and the long prompt's TTFT.
+
+    Both in milliseconds; the TTFT is None without a long prompt. Raises RuntimeError when a
+    request fails, or when the chats were over before the long prompt was answered: such a round
+    says nothing.
     """
     rng = random.Random(seed)
+    beginning = Beginning(args.chats, args.after)
     chats: list[RequestRecord] = []
     intruder: list[RequestRecord] = []
-    start = trio.current_time()
 
-    async def chat(text: str) -> None:
-        chats.append(await one_request(client, text, args.max_tokens))
+    async def chat(number: int, text: str) -> None:
+        heard = partial(beginning.heard, number)
+        chats.append(await one_request(client, text, args.max_tokens, heard=heard))
 
     async def disturb(text: str) -> None:
-        await trio.sleep(args.after)
+        await beginning.all_stream.wait()
         intruder.append(await one_request(client, text, 2))
 
     async with trio.open_nursery() as nursery:
-        for _ in range(args.chats):
-            nursery.start_soon(chat, prompt(rng, args.words))
+        for number in range(args.chats):
+            nursery.start_soon(chat, number, prompt(rng, args.words))
         if long:
             nursery.start_soon(disturb, prompt(rng, args.long_words))
     for record in chats + intruder:
         if record.error:
             raise RuntimeError(f"a request failed: {record.error}")
+    last = min(record.events[-1] for record in chats)
+    if intruder and intruder[0].events[0] > last:
+        raise RuntimeError("a chat was over before the long prompt's first token: --max-tokens")
     gaps = [
         (b - a) * 1e3
         for record in chats
         for a, b in itertools.pairwise(record.events)
-        if a >= start + args.after
+        if a >= beginning.at
     ]
     return gaps, intruder[0].ttft * 1e3 if intruder else None
 
@@ -73,7 +98,7 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=40, help="prompt of a chat")
     parser.add_argument("--max-tokens", type=int, default=120, help="answer of a chat")
     parser.add_argument("--long-words", type=int, default=700, help="prompt of the other one")
-    parser.add_argument("--after", type=float, default=1.5, help="seconds until it arrives")
+    parser.add_argument("--after", type=int, default=4, help="tokens of every chat before it")
     parser.add_argument("--rounds", type=int, default=5)
     stats.add_output_flags(parser)
     args = parser.parse_args()

@@ -52,12 +52,17 @@ def prompt(rng: random.Random, words: int) -> str:
 
 
 async def one_request(
-    client: Client, text: str, max_tokens: int, whole: Mapping[str, Any] | None = None
+    client: Client,
+    text: str,
+    max_tokens: int,
+    whole: Mapping[str, Any] | None = None,
+    heard: Callable[[], object] = lambda: None,
 ) -> RequestRecord:
     """Stream one completion and record when each token arrived; a failure is in the record.
 
     `whole`: fields that make the answer have all its tokens, by default ours and vLLM's. An event
     is a token, unless the server tells the usage, for some send several tokens in one event.
+    `heard` is called at each.
     """
     record = RequestRecord(start=trio.current_time(), events=[])
     body = {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True}
@@ -73,6 +78,7 @@ async def one_request(
                 if event["choices"]:  # none where an event tells nothing but the usage
                     record.events.append(at)
                     record.tokens += 1
+                    heard()
     except (HTTPFailure, OSError, trio.BrokenResourceError) as error:
         record.error = f"{type(error).__name__}: {error}"
     if used:
