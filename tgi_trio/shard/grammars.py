@@ -9,6 +9,7 @@ tokens, so a replayed one goes on where it was. No torch in this file: `grammar_
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -55,6 +56,16 @@ def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0)
             return LLTokenizer(text, eos_token=eos)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
+
+
+def load_grammars(path: Path, eos_ids: Iterable[int], vocab_size: int) -> Grammars | None:
+    """Return what serves grammars; a tokenizer that cannot have any does not end the shard."""
+    try:
+        tokenizer = load_tokenizer(path, eos_ids, vocab_size)
+    except ModelLoadError as error:
+        print(f"requests with a grammar will fail: {error}", file=sys.stderr)
+        return None
+    return Grammars(tokenizer, vocab_size)
 
 
 def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
