@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 
 import orjson
 
+_PATIENCE_MS = 20  # for a reader that is behind, once until it has caught up
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -40,6 +43,57 @@ class TextFormatter(logging.Formatter):
         return line
 
 
+class DescriptorHandler(logging.Handler):
+    """Writes records to a file descriptor and never waits for whoever reads it.
+
+    The router logs from its event loop: a pipe that nobody empties, or a terminal stopped with
+    Ctrl-S, would hold every stream. Records that find no room are lost, counted, and reported when
+    there is room again; so are those that a full disk refuses.
+    """
+
+    def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.lost = 0  # records since the last report
+        self._descriptor = descriptor
+        self._torn = False  # the last line that was begun has no end
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
+        self.setFormatter(formatter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record, or count it as lost."""
+        try:
+            text = self.format(record)
+        except Exception:
+            self.handleError(record)  # as every handler of the standard library does
+            return
+        if self.lost:
+            were = "record was" if self.lost == 1 else "records were"
+            words = f"{self.lost} log {were} lost: nobody read them, or the disk was full"
+            facts = {"name": record.name, "levelname": "WARNING", "msg": words}
+            if not self._write(self.format(logging.makeLogRecord(facts))):
+                self.lost += 1
+                return
+            self.lost = 0
+        if not self._write(text):
+            self.lost += 1
+
+    def _write(self, text: str) -> bool:
+        """Write a line and return whether all of it went out."""
+        line = memoryview(("\n" * self._torn + f"{text}\n").encode(errors="replace"))
+        patience = 0 if self.lost else _PATIENCE_MS
+        try:
+            while line:
+                if not self._room.poll(patience):
+                    return False
+                # A pipe that has room at all takes this much without blocking.
+                line = line[os.write(self._descriptor, line[: select.PIPE_BUF]) :]
+                self._torn = bool(line)
+        except OSError:
+            return False
+        return True
+
+
 def say(*lines: str) -> None:
     """Print lines for the person who started the server.
 
@@ -51,7 +105,8 @@ def say(*lines: str) -> None:
 
 def set_up_logging(*, json_output: bool, level: str = "INFO") -> None:
     """Send our records to standard error; other libraries speak from WARNING on."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if json_output else TextFormatter())
+    handler = DescriptorHandler(
+        sys.stderr.fileno(), JsonFormatter() if json_output else TextFormatter()
+    )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("tgi_trio").setLevel(level.upper())
