@@ -41,9 +41,10 @@ RULES: dict[str, Rule] = {
     "logs": Rule(NOTHING, only=ours("orjson")),
     "model_facts": Rule(ours("errors"), only=NOTHING),
     "settings": Rule(ours("errors model_facts"), only=NOTHING),
+    "settings_shown": Rule(ours("settings"), only=NOTHING),
     "hub": Rule(ours("errors demo"), only=ours("huggingface_hub tqdm")),
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
-    "router": Rule(ours("errors settings model_facts logs ipc"), banned=MODEL),
+    "router": Rule(ours("errors settings settings_shown model_facts logs ipc"), banned=MODEL),
     "router.request": Rule(ours("ipc.messages"), only=ours("numpy")),
     "router.scheduling": Rule(
         ours("errors router.request ipc.messages ipc.frames"), only=ours("numpy")
@@ -51,7 +52,8 @@ RULES: dict[str, Rule] = {
     "shard": Rule(ours("errors settings model_facts logs ipc"), banned=SHARD_ALONE),
     "loading": Rule(NOTHING, only=ours("trio tqdm")),
     "launcher": Rule(
-        ours("errors settings model_facts logs hub demo loading ipc router"), banned=MODEL
+        ours("errors settings settings_shown model_facts logs hub demo loading ipc router"),
+        banned=MODEL,
     ),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(

@@ -13,15 +13,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.settings import (
-    ModelFacts,
-    Options,
-    as_json,
-    as_rows,
-    read_model_facts,
-    resolve,
-    with_kv,
-)
+from tgi_trio.settings import ModelFacts, Options, read_model_facts, resolve, with_kv
+from tgi_trio.settings_shown import as_json, as_rows
 
 
 def facts(**changes: Any) -> ModelFacts:
@@ -213,24 +206,6 @@ def test_limits_always_fit_together(
             assert getattr(settings, name) == getattr(options, name)
     assert after.max_total_tokens <= after.max_batch_total_tokens <= blocks * block_size
     assert after.max_batch_prefill_tokens <= after.max_batch_total_tokens
-
-
-def test_the_api_key_is_never_shown() -> None:
-    settings = resolve(Options(api_key=("hunter2", "swordfish")), facts())
-    shown = json.dumps(as_json(settings)) + repr(settings) + str(list(as_rows(settings)))
-    assert "hunter2" not in shown and "swordfish" not in shown
-    assert as_json(settings)["api_key"] == "(set)"
-
-
-def test_rows_say_where_values_come_from() -> None:
-    rows = {name: (value, origin) for name, value, origin in as_rows(
-        resolve(Options(port=80, served_model_name=("a", "b")), facts())
-    )}  # fmt: skip
-    assert rows["port"] == ("80", "asked")
-    assert rows["hostname"] == ("0.0.0.0", "default")
-    assert rows["max_total_tokens"] == ("2048", "computed")
-    assert rows["served_model_names"] == ("a, b", "asked")
-    assert rows["api_key"] == ("-", "default")
 
 
 def write(folder: Path, name: str, content: object) -> None:

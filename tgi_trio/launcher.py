@@ -27,7 +27,8 @@ from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.supervisor import Started, Supervisor, Watch
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
-from tgi_trio.settings import Options, Settings, as_json, as_rows, with_kv
+from tgi_trio.settings import Options, Settings, with_kv
+from tgi_trio.settings_shown import as_json, as_rows
 
 log = logging.getLogger("tgi_trio")
 

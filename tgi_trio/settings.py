@@ -10,10 +10,9 @@ Names, defaults and the texts of the checks are TGI's wherever TGI has them.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model_facts import ModelFacts as ModelFacts
@@ -25,11 +24,10 @@ CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model 
 DEFAULT_POSITIONS: Final = 4096  # for a model that states no longest sequence
 DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, where no accelerator suggests another
 DEFAULT_STEP_TOKENS: Final = 512  # a prefill chunk that a running stream can wait for
-SECRET: Final = "(set)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AsGiven:
+class AsGiven:
     """What needs no decision: the same in `Options` and in `Settings`."""
 
     revision: str | None = None
@@ -96,7 +94,7 @@ class _AsGiven:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(_AsGiven):
+class Options(AsGiven):
     """What the person asked for; None leaves the decision to `resolve`."""
 
     model_id: str | None = None  # None: the embedded model
@@ -115,7 +113,7 @@ class Options(_AsGiven):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(_AsGiven):
+class Settings(AsGiven):
     """Every number the server runs with. Made by `resolve`, finished by `with_kv`."""
 
     model_id: str
@@ -150,7 +148,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
     max_prefill, budget, batch_size = _step_limits(options, facts)
     name = options.model_id or "tgi-trio/demo"
     return Settings(
-        **{f.name: getattr(options, f.name) for f in fields(_AsGiven)},
+        **{f.name: getattr(options, f.name) for f in fields(AsGiven)},
         model_id=name,
         model_sha=facts.revision_sha,
         model_path=facts.path,
@@ -388,55 +386,3 @@ def _asked(options: Options) -> frozenset[str]:
     if "max_input_length" in names:
         names = (names - {"max_input_length"}) | {"max_input_tokens"}
     return frozenset(names)
-
-
-# ---- showing -------------------------------------------------------------------------------
-
-_SETTING_OF: Final = {"served_model_name": "served_model_names"}  # option -> setting
-
-
-def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value, origin) of every setting; origin is "asked", "default" or "computed"."""
-    given = {f.name for f in fields(_AsGiven)}
-    asked = {_SETTING_OF.get(name, name) for name in settings.asked}
-    for name, value in as_json(settings).items():
-        origin = "asked" if name in asked else "default" if name in given else "computed"
-        text = (
-            ", ".join(map(str, value))
-            if isinstance(value, list)
-            else "-"
-            if value is None
-            else str(value)
-        )
-        yield name, text or "-", origin
-
-
-# Where things lie on this machine is the operator's to know, not every client's.
-_PLACES: Final = frozenset(
-    "model_path huggingface_hub_cache tokenizer_config_path chat_template bind ssl_certfile "
-    "ssl_keyfile api_key_file otlp_endpoint".split()
-)
-
-
-def public_json(settings: Settings) -> dict[str, Any]:
-    """Return the settings that any client may read, as GET /info shows them."""
-    return {name: value for name, value in as_json(settings).items() if name not in _PLACES}
-
-
-def as_json(settings: Settings) -> dict[str, Any]:
-    """Return every setting as JSON values; the API key is only said to be set."""
-    result: dict[str, Any] = {}
-    for name in (f.name for f in fields(Settings)):
-        value = getattr(settings, name)
-        if name == "asked":
-            continue
-        if name == "api_key" and value:
-            value = SECRET
-        result[name] = (
-            list(value)
-            if isinstance(value, tuple)
-            else str(value)
-            if isinstance(value, Path)
-            else value
-        )
-    return result

@@ -46,7 +46,7 @@ def test_prompt_logprobs_of_a_long_prompt(checkpoint: Callable[..., Path]) -> No
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,
-        num_attention_heads=2,
+        num_attention_heads=1,
         num_key_value_heads=1,
         head_dim=16,
         max_position_embeddings=2 * PROMPT,

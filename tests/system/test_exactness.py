@@ -15,7 +15,9 @@ from tgi_trio.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.system
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "t5")
+# One per way through the server: CPU kernels, with biases, torch, two stacks. What all other
+# families compute is compared at the runner, in tests/shard.
+FAMILIES = ("llama", "qwen2", "gpt2", "t5")
 NEW_TOKENS = 24
 
 

@@ -9,8 +9,8 @@ from tests.system.client import generate
 from tests.system.server import ServerProcess, serving
 
 CLIENTS = 40
-NEW_TOKENS = 160
-KV_TOKENS = 768  # 40 clients want about 40 * 200
+NEW_TOKENS = 120
+KV_TOKENS = 600  # 40 clients want about 40 * 150
 
 
 def parameters(n: int) -> dict[str, Any]:

@@ -61,10 +61,11 @@ async def streamed(server: ServerProcess, harm: int, number: int) -> list[str]:
 
 
 @pytest.mark.trio
-async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one() -> None:
+async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
+    demo: ServerProcess,
+) -> None:
     before = shared_memory()
-    with serving() as server:
-        expected = texts(server)
+    expected = texts(demo)
     with serving("--num-shard", "2", "--speculate", "3", "--stall-timeout", "2") as server:
         assert len(server.shards()) == 2
         assert texts(server) == expected

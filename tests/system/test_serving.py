@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from tests.system.client import TIMEOUT, chat_events, generate, stream
-from tests.system.server import ServerProcess, serving
+from tests.system.server import ServerProcess
 
 pytestmark = pytest.mark.system
 
@@ -98,33 +98,3 @@ def test_a_prompt_seen_before_is_not_computed_again(demo: ServerProcess) -> None
     assert second == first
     assert demo.metric("tgi_prefix_cache_hit_tokens") > hits
     demo.wait_idle()
-
-
-@pytest.mark.trio
-async def test_a_kv_cache_far_too_small_for_the_load_serves_everybody(
-    demo: ServerProcess,
-) -> None:
-    """Ten times more than fits: sequences are preempted and computed again, nobody notices."""
-    prompts = [f"Story {n}. Once upon a time there was a server" for n in range(24)]
-    texts: dict[int, str] = {}
-
-    async def complete(session: httpx.AsyncClient, url: str, n: int) -> None:
-        body = {"prompt": prompts[n], "max_tokens": 150, "temperature": 0, "ignore_eos": True}
-        reply = await session.post(f"{url}/v1/completions", json=body)
-        assert reply.status_code == 200, reply.text
-        assert reply.json()["usage"]["completion_tokens"] == 150
-        texts[n] = reply.json()["choices"][0]["text"]
-
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as session:
-        for n in range(6):
-            await complete(session, demo.url, n)
-        alone, texts = texts, {}
-        with serving("--max-batch-total-tokens", "400", "--max-total-tokens", "300") as server:
-            async with trio.open_nursery() as nursery:
-                for n in range(24):
-                    nursery.start_soon(complete, session, server.url, n)
-            server.wait_idle()
-            assert server.metric("tgi_batch_preemptions") > 0
-    assert {n: texts[n] for n in range(6)} == alone
-    assert len(texts) == 24

@@ -26,7 +26,8 @@ from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.tracing import Tracer
 from tgi_trio.router.validation import ValidationLimits, Validator
-from tgi_trio.settings import Settings, public_json
+from tgi_trio.settings import Settings
+from tgi_trio.settings_shown import public_json
 
 BACKLOG = 4096  # connections that may wait to be accepted
 GRACE = 1.0  # seconds; the launcher has drained already when the server is told to stop

@@ -1,0 +1,39 @@
+"""The resolved settings as the table, JSON logs and GET /info show them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tgi_trio.settings import ModelFacts, Options, Settings, resolve
+from tgi_trio.settings_shown import as_json, as_rows, public_json
+
+
+def resolved(options: Options) -> Settings:
+    return resolve(options, ModelFacts(path=Path("/m"), model_type="llama", max_positions=2048))
+
+
+def test_the_api_key_is_never_shown() -> None:
+    settings = resolved(Options(api_key=("hunter2", "swordfish")))
+    shown = json.dumps(as_json(settings)) + repr(settings) + str(list(as_rows(settings)))
+    assert "hunter2" not in shown and "swordfish" not in shown
+    assert as_json(settings)["api_key"] == "(set)"
+
+
+def test_rows_say_where_values_come_from() -> None:
+    rows = {name: (value, origin) for name, value, origin in as_rows(
+        resolved(Options(port=80, served_model_name=("a", "b")))
+    )}  # fmt: skip
+    assert rows["port"] == ("80", "asked")
+    assert rows["hostname"] == ("0.0.0.0", "default")
+    assert rows["max_total_tokens"] == ("2048", "computed")
+    assert rows["served_model_names"] == ("a, b", "asked")
+    assert rows["api_key"] == ("-", "default")
+
+
+def test_clients_are_not_told_where_things_lie() -> None:
+    settings = resolved(Options(huggingface_hub_cache="/secret/cache", port=81))
+    assert "/secret/cache" in json.dumps(as_json(settings))
+    public = public_json(settings)
+    assert public["port"] == 81
+    assert "/secret/cache" not in json.dumps(public) and "model_path" not in public

@@ -1,0 +1,60 @@
+"""Settings as people and programs read them: the table at the start, JSON logs, GET /info."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.settings import AsGiven, Settings
+
+SECRET: Final = "(set)"
+_SETTING_OF: Final = {"served_model_name": "served_model_names"}  # option -> setting
+
+
+def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, value, origin) of every setting; origin is "asked", "default" or "computed"."""
+    given = {f.name for f in fields(AsGiven)}
+    asked = {_SETTING_OF.get(name, name) for name in settings.asked}
+    for name, value in as_json(settings).items():
+        origin = "asked" if name in asked else "default" if name in given else "computed"
+        text = (
+            ", ".join(map(str, value))
+            if isinstance(value, list)
+            else "-"
+            if value is None
+            else str(value)
+        )
+        yield name, text or "-", origin
+
+
+# Where things lie on this machine is the operator's to know, not every client's.
+_PLACES: Final = frozenset(
+    "model_path huggingface_hub_cache tokenizer_config_path chat_template bind ssl_certfile "
+    "ssl_keyfile api_key_file otlp_endpoint".split()
+)
+
+
+def public_json(settings: Settings) -> dict[str, Any]:
+    """Return the settings that any client may read, as GET /info shows them."""
+    return {name: value for name, value in as_json(settings).items() if name not in _PLACES}
+
+
+def as_json(settings: Settings) -> dict[str, Any]:
+    """Return every setting as JSON values; the API key is only said to be set."""
+    result: dict[str, Any] = {}
+    for name in (f.name for f in fields(Settings)):
+        value = getattr(settings, name)
+        if name == "asked":
+            continue
+        if name == "api_key" and value:
+            value = SECRET
+        result[name] = (
+            list(value)
+            if isinstance(value, tuple)
+            else str(value)
+            if isinstance(value, Path)
+            else value
+        )
+    return result
