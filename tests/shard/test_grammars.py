@@ -26,7 +26,7 @@ PROMPT = [5, 6, 7]  # never counts: it matches no grammar here
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(TOKENIZER, VOCAB)
+    return Grammars(TOKENIZER)
 
 
 def sequence(grammar: str, generated: list[int] | None = None) -> Sequence:
@@ -47,9 +47,13 @@ def sequence(grammar: str, generated: list[int] | None = None) -> Sequence:
 
 
 def allowed(grammars: Grammars, one: Sequence) -> list[int]:
-    forbidden, faults = grammars.forbidden([one])
-    assert not faults and forbidden.shape == (1, VOCAB)
-    return np.flatnonzero(~forbidden[0]).tolist()
+    masks, faults = grammars.allowed([one])
+    assert not faults and masks.shape == (1, VOCAB // 8)
+    return tokens_of(masks[0])
+
+
+def tokens_of(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
 
 
 def append(one: Sequence, token: int) -> None:
@@ -121,14 +125,50 @@ def test_a_step_may_be_repeated_and_tokens_taken_back(grammars: Grammars) -> Non
     assert allowed(grammars, one) == before
 
 
+OBJECTS: texts.Schema = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"a long name": {"enum": ["cat", "dog"]}, "n": {"type": "integer"}},
+        "required": ["a long name", "n"],
+        "additionalProperties": False,
+    },
+    "minItems": 2,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_are_those_of_a_matcher_that_is_asked_every_time(
+    grammars: Grammars, seed: int
+) -> None:
+    text, choose = texts.json_schema(OBJECTS), random.Random(seed)
+    one, matcher, forced = sequence(text), compile_grammar(text, TOKENIZER), 0
+    for _ in range(60):
+        if one.length > len(PROMPT) and choose.random() < 0.2:  # a step that is taken back
+            back = choose.randint(1, min(5, one.length - len(PROMPT)))
+            one.length -= back
+            matcher.rollback(back)
+        tokens = allowed(grammars, one)
+        assert tokens == tokens_of(np.frombuffer(matcher.compute_bitmask(), np.uint8))
+        forced += len(tokens) == 1
+        token = choose.choice(tokens)
+        append(one, token)
+        matcher.consume_token(token)
+    assert forced > 10
+
+
 def test_a_fault_stays_with_its_sequence(grammars: Grammars) -> None:
     good = sequence(texts.choice(["yes"]))
     broken = sequence(texts.lark("start: nothing_here"))
     strayed = sequence(texts.choice(["yes"]), TOKENIZER.tokenize_str("no"))
-    forbidden, faults = grammars.forbidden([broken, good, strayed])
-    assert faults.keys() == {0, 2}
+    later = sequence(texts.choice(["yes sir, with pleasure"]))
+    for token in (allowed(grammars, later)[0], TOKENIZER.tokenize_str("no")[0]):  # a forced run
+        append(later, token)
+    masks, faults = grammars.allowed([broken, good, strayed, later])
+    assert faults.keys() == {0, 2, 3}
     assert "nothing_here" in faults[0] and "grammar" in faults[2]
-    assert np.flatnonzero(~forbidden[1]).tolist() == allowed(grammars, good)
+    assert tokens_of(masks[1]) == allowed(grammars, good)
+    assert not masks[0].any() and not masks[2].any()
 
 
 def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
@@ -141,7 +181,7 @@ def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
         return compile_grammar(text, TOKENIZER)
 
     monkeypatch.setattr("tgi_trio.shard.grammars.compile_grammar", counted)
-    own = Grammars(TOKENIZER, VOCAB)
+    own = Grammars(TOKENIZER)
     first = texts.choice(["first"])
     for text in [first, first, *(texts.choice([str(i)]) for i in range(64)), first]:
         allowed(own, sequence(text))
@@ -156,7 +196,7 @@ def test_a_sequence_is_ready_when_its_grammar_is_compiled_well_or_not(
     grammars.prepare(broken)
     guide = broken.state[STATE]
     with pytest.raises(ValueError, match="nowhere"):
-        guide.at(np.empty(0, np.int32))  # type: ignore[attr-defined]
+        guide.matcher(broken)  # type: ignore[attr-defined]
     assert grammars.prepare(broken)
     grammars.drop(broken)
     assert not broken.state

@@ -435,15 +435,15 @@ class OnlyAfter:
     def drop(self, sequence: Sequence) -> None:
         self.dropped = sequence
 
-    def forbidden(self, sequences: list[Sequence]) -> tuple[NDArray[np.bool_], dict[int, str]]:
-        masks, faults = np.ones((len(sequences), 50), np.bool_), {}
+    def allowed(self, sequences: list[Sequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
+        tokens, faults = np.zeros((len(sequences), 50), np.bool_), {}
         for place, one in enumerate(sequences):
             if one.sampling.grammar == "broken":
                 faults[place] = "expected a rule at 'broken'"
             else:
                 first = int(one.sampling.grammar)
-                masks[place, first + one.length - one.prompt_length] = False
-        return masks, faults
+                tokens[place, first + one.length - one.prompt_length] = True
+        return np.packbits(tokens, axis=1, bitorder="little"), faults
 
 
 def test_a_grammar_masks_its_own_row() -> None:

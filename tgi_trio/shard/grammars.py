@@ -3,13 +3,13 @@
 A grammar is compiled in a thread of low priority while its sequence sits steps out, so that the
 others notice nothing; llguidance releases the GIL for it. What is compiled is kept for the next
 sequences, which get a copy each. A sequence's place in its grammar is a function of its generated
-tokens, so a replayed one goes on where it was. No torch in this file: `grammar_check` uses it too.
+tokens, so a replayed one goes on where it was. Most of what a schema allows is forced: such runs
+of tokens are known in advance and cost nothing. No torch in this file: `grammar_check` uses it too.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -58,16 +58,6 @@ def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0)
         raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
 
 
-def load_grammars(path: Path, eos_ids: Iterable[int], vocab_size: int) -> Grammars | None:
-    """Return what serves grammars; a tokenizer that cannot have any does not end the shard."""
-    try:
-        tokenizer = load_tokenizer(path, eos_ids, vocab_size)
-    except ModelLoadError as error:
-        print(f"requests with a grammar will fail: {error}", file=sys.stderr)
-        return None
-    return Grammars(tokenizer, vocab_size)
-
-
 def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
     """Return a matcher at the start of the grammar, its first mask computed.
 
@@ -92,38 +82,49 @@ class Guide:
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         self._consumed = 0  # generated tokens that the matcher has seen
+        self._forced: list[int] = []  # the only ones that may follow these
 
     @property
     def ready(self) -> bool:
         """Return whether the compilation has ended, well or not."""
         return self._compiled.done()
 
-    def at(self, generated: NDArray[np.int32]) -> LLMatcher:
-        """Return the matcher after the tokens `generated`; waits for the compilation.
+    def forced(self, sequence: Sequence) -> int | None:
+        """Return the only token that may follow, where that is known without the matcher."""
+        ahead = sequence.length - sequence.prompt_length - self._consumed
+        if not 0 <= ahead < len(self._forced):
+            return None
+        said = sequence.token_ids[sequence.length - ahead : sequence.length].tolist()
+        return self._forced[ahead] if said == self._forced[:ahead] else None
+
+    def matcher(self, sequence: Sequence) -> LLMatcher:
+        """Return the matcher after the sequence's tokens; waits for the compilation.
 
         They must continue what was given last, or be the beginning of it. Raises ValueError when
         the grammar could not be compiled or does not allow them.
         """
         if self._matcher is None:
             self._matcher = self._compiled.result().deep_copy()
-        new = len(generated) - self._consumed
-        if new < 0:
-            self._matcher.rollback(-new)
-        elif new > 0:
-            self._matcher.consume_tokens(generated[self._consumed :].tolist())
-        self._consumed = len(generated)
+        start = sequence.prompt_length + self._consumed
+        if sequence.length < start:
+            self._matcher.rollback(start - sequence.length)
+        elif sequence.length > start:
+            self._matcher.consume_tokens(sequence.token_ids[start : sequence.length].tolist())
+        self._consumed, self._forced = sequence.length - sequence.prompt_length, []
         _raise_error(self._matcher)
         return self._matcher
+
+    def look_ahead(self, matcher: LLMatcher) -> None:
+        """Remember what must follow; for where a mask has shown that a single token may."""
+        self._forced = matcher.compute_ff_tokens()
 
 
 class Grammars:
     """Compiles grammars and computes masks; keeps a `Guide` in each sequence's state."""
 
-    def __init__(self, tokenizer: LLTokenizer, vocab_size: int) -> None:
-        """`vocab_size`: the width of masks, at most the tokenizer's."""
+    def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._words = -(-tokenizer.vocab_size // 32)
+        self._bytes = 4 * -(-tokenizer.vocab_size // 32)  # of a mask
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._pool = ThreadPoolExecutor(_COMPILING, "grammar", initializer=_give_way)
         self._executor = LLExecutor()
@@ -132,34 +133,41 @@ class Grammars:
         """Have the sequence's grammar compiled; return whether that has ended."""
         return self._guide(sequence).ready
 
-    def forbidden(self, sequences: list[Sequence]) -> tuple[NDArray[np.bool_], dict[int, str]]:
-        """Return what may not follow each sequence, and why those that have no mask have none.
+    def allowed(self, sequences: list[Sequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
+        """Return what may follow each sequence, and why those that have no mask have none.
 
-        bool [S, vocab_size], True = forbidden; the reasons by place in `sequences`.
+        uint8 [S, bytes]: bit i % 8 of byte i // 8, the lowest first, is 1 if token i may follow;
+        a row without a mask has none. As wide as the tokenizer. The reasons by place.
         """
-        words = np.zeros((len(sequences), self._words), np.int32)
+        masks = np.zeros((len(sequences), self._bytes), np.uint8)
         faults: dict[int, str] = {}
-        jobs: list[tuple[LLMatcher, int]] = []
+        asked: list[tuple[Guide, LLMatcher, int]] = []
         for place, sequence in enumerate(sequences):
-            generated = sequence.token_ids[sequence.prompt_length : sequence.length]
+            guide = self._guide(sequence)
+            forced = guide.forced(sequence)
+            if forced is not None:
+                masks[place, forced >> 3] = 1 << (forced & 7)
+                continue
             try:
-                jobs.append((self._guide(sequence).at(generated), place))
+                asked.append((guide, guide.matcher(sequence), place))
             except ValueError as error:
                 faults[place] = str(error)
-        start, row_bytes = words.ctypes.data, words.itemsize * self._words
-        if len(jobs) < _TEAM_ROWS:
-            for matcher, place in jobs:
-                matcher.unsafe_compute_mask_ptr(start + place * row_bytes, row_bytes)
-        else:
-            self._executor.unsafe_compute_mask_ptr(jobs, start, row_bytes, len(words))
-        for matcher, place in jobs:
+        self._compute([(matcher, place) for _, matcher, place in asked], masks)
+        for guide, matcher, place in asked:
             if matcher.is_error():
                 faults[place] = matcher.get_error()
-        np.invert(words, out=words)
-        bits = np.unpackbits(
-            words.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little"
-        )
-        return bits.view(np.bool_), faults
+            elif _has_one_bit(masks[place]):
+                guide.look_ahead(matcher)
+        return masks, faults
+
+    def _compute(self, jobs: list[tuple[LLMatcher, int]], masks: NDArray[np.uint8]) -> None:
+        """Write the masks of matchers into their rows."""
+        start, size = masks.ctypes.data, self._bytes
+        if len(jobs) >= _TEAM_ROWS:
+            self._executor.unsafe_compute_mask_ptr(jobs, start, size, len(masks))
+            return
+        for matcher, place in jobs:
+            matcher.unsafe_compute_mask_ptr(start + place * size, size)
 
     def drop(self, sequence: Sequence) -> None:
         """Forget the sequence."""
@@ -182,6 +190,13 @@ class Grammars:
         if len(self._compiled) > _KEPT:
             self._compiled.popitem(last=False)
         return future
+
+
+def _has_one_bit(mask: NDArray[np.uint8]) -> bool:
+    words = mask.view(np.uint32)
+    if np.count_nonzero(words) != 1:
+        return False
+    return int(words[words.argmax()]).bit_count() == 1
 
 
 def _give_way() -> None:

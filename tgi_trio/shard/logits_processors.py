@@ -36,8 +36,8 @@ class Grammars(Protocol):
 
     def drop(self, sequence: Sequence) -> None: ...
 
-    def forbidden(self, sequences: list[Sequence]) -> tuple[NDArray[np.bool_], dict[int, str]]:
-        """Return bool [S, vocab_size], True = may not follow, and faults by place."""
+    def allowed(self, sequences: list[Sequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
+        """Return masks [S, bytes of 8 tokens], a bit that is 1 may follow, and faults by place."""
         ...
 
 
@@ -202,19 +202,35 @@ def forbid(scores: Scores, rows: list[int], ids: NDArray[np.int64]) -> None:
     scores[at, beside(scores, ids)] = -np.inf
 
 
-def grammar(
-    scores: Scores, rows: list[tuple[int, Sequence]], grammars: Grammars | None
-) -> dict[int, str]:
-    """Make what each row's grammar does not allow impossible; return rows that have no mask."""
+def masks(
+    rows: list[tuple[int, Sequence]], grammars: Grammars | None, size: int
+) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """Return what each row's grammar allows of `size` tokens, and the rows that have no mask.
+
+    uint8 [len(rows), bytes]: a bit per token, the lowest first, 1 where it may follow.
+    """
+    needed = -(-size // 8)
     if grammars is None:
-        return {row: "grammar: this shard was started without a tokenizer" for row, _ in rows}
-    forbidden, faults = grammars.forbidden([sequence for _, sequence in rows])
-    size = forbidden.shape[1]
+        fault = "grammar: this shard was started without a tokenizer"
+        return np.zeros((len(rows), needed), np.uint8), {row: fault for row, _ in rows}
+    allowed, faults = grammars.allowed([sequence for _, sequence in rows])
+    if allowed.shape[1] < needed:  # ids beyond the tokenizer's cannot follow
+        allowed = np.pad(allowed, ((0, 0), (0, needed - allowed.shape[1])))
+    return allowed, {rows[place][0]: f"grammar: {why}" for place, why in faults.items()}
+
+
+def apply_masks(
+    scores: Scores, rows: list[tuple[int, Sequence]], allowed: NDArray[np.uint8], size: int
+) -> None:
+    """Make all but the allowed ones of the first `size` tokens impossible; see `masks`."""
     if isinstance(scores, np.ndarray) or scores.device.type == "cpu":
         table = np.asarray(scores)  # the same memory; torch wakes its threads for every row
+        forbidden = np.unpackbits(~allowed, axis=1, count=size, bitorder="little").view(np.bool_)
         for (row, _), mask in zip(rows, forbidden, strict=True):
             np.copyto(table[row, :size], -np.inf, where=mask)
     else:
         at = beside(scores, np.array([row for row, _ in rows]))
-        scores[at, :size] = scores[at, :size].masked_fill(beside(scores, forbidden), -np.inf)
-    return {rows[place][0]: f"grammar: {why}" for place, why in faults.items()}
+        places = beside(scores, np.arange(8, dtype=np.uint8))
+        bits = (beside(scores, allowed)[:, :, None] >> places) & 1
+        forbidden = bits.flatten(1)[:, :size] == 0
+        scores[at, :size] = scores[at, :size].masked_fill(forbidden, -np.inf)

@@ -93,12 +93,16 @@ class Sampler(SamplerBase):
     def _choose_block(self, logits: torch.Tensor, settings: Settings) -> list[RowResult]:
         scores = self._padded(logits)
         faults = self._process(scores, settings)
+        size = self._vocab_size
+        allowed = self._masks(settings, size, faults)
+        if allowed is not None:
+            processors.apply_masks(scores, settings.grammar, allowed, size)
         best = largest(scores)
         finite = torch.isfinite(best)
         if not bool(finite.all()):
             for row in torch.nonzero(~finite)[:, 0].tolist():
                 faults.setdefault(row, why_not(float(best[row]), settings.rows[row]))
-                scores[row, : self._vocab_size] = 0.0  # anything that can be chosen from
+                scores[row, :size] = 0.0  # anything that can be chosen from
                 best[row] = 0.0
         # Relative to the best: a tiny temperature then overflows to -inf at most, never to +inf.
         scores.sub_(best[:, None])

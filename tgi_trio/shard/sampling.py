@@ -152,7 +152,7 @@ class SamplerBase:
         return self._blocks
 
     def _process(self, scores: processors.Scores, settings: Settings) -> dict[int, str]:
-        """Apply everything up to the grammar mask; return faults by row."""
+        """Apply everything before the grammar masks; return faults by row."""
         size = self._vocab_size
         faults: dict[int, str] = {}
         if settings.watermark:
@@ -166,9 +166,20 @@ class SamplerBase:
         early = [row for row, sequence in settings.minimum if sequence.min_remaining > 0]
         if early:
             processors.forbid(scores, early, self._eos_ids)
-        if settings.grammar:
-            faults |= processors.grammar(scores, settings.grammar, self._grammars)
         return faults
+
+    def _masks(
+        self, settings: Settings, width: int, faults: dict[int, str]
+    ) -> NDArray[np.uint8] | None:
+        """Return the grammars' masks, `width` tokens wide at least; None without a grammar.
+
+        Adds to `faults` the rows that have none.
+        """
+        if not settings.grammar:
+            return None
+        allowed, without = processors.masks(settings.grammar, self._grammars, width)
+        faults |= without
+        return allowed
 
 
 def uniforms(settings: Settings) -> Floats:

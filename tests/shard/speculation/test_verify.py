@@ -40,9 +40,10 @@ class OddThenEven:
     def drop(self, sequence: Sequence) -> None:
         return None
 
-    def forbidden(self, sequences: list[Sequence]) -> tuple[np.ndarray, dict[int, str]]:
+    def allowed(self, sequences: list[Sequence]) -> tuple[np.ndarray, dict[int, str]]:
         said = [row.length - row.prompt_length for row in sequences]
-        return np.stack([np.arange(VOCAB) % 2 == count % 2 for count in said]), {}
+        rows = np.stack([np.arange(VOCAB) % 2 != count % 2 for count in said])
+        return np.packbits(rows, axis=1, bitorder="little"), {}
 
 
 def new_sampler(kind: str = "torch") -> RowSampler:

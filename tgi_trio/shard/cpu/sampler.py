@@ -83,8 +83,12 @@ class CpuSampler(SamplerBase):
         (settings,) = self._settings(rows, len(rows))
         scores = self._padded(logits)
         faults = self._process(scores, settings)
+        allowed = self._masks(settings, self._chunks * CHUNK, faults)
         numbers, choice = uniforms(settings), Choice.of(len(rows))
         table = self._table(scores, settings, numbers)
+        if allowed is not None:
+            guided = [row for row, _ in settings.grammar]
+            table["allowed"][guided] = address(allowed) + np.arange(len(guided)) * len(allowed[0])
         self._work(table)
         for row in np.flatnonzero(~np.isfinite(table["best"])).tolist():
             faults.setdefault(row, why_not(float(table["best"][row]), rows[row]))
@@ -228,7 +232,7 @@ def _listed(settings: Settings) -> int:
 
 def _only(table: NDArray[np.void], **fields: Any) -> NDArray[np.void]:
     """Return the table with nothing to do but what is given."""
-    for name in ("truncates", "scales", "weighs", "picks", "width"):
+    for name in ("allowed", "truncates", "scales", "weighs", "picks", "width"):
         table[name] = 0
     for name, value in fields.items():
         table[name] = value

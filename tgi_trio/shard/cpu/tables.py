@@ -115,6 +115,7 @@ ROW = np.dtype(
         ("masses", "i8"),  # float32 [chunks]
         ("keys", "i8"),  # int64 [width or more]: candidates, see `kernels/sampling/candidates.py`
         # What to do, in this order; each is done where it is not 0.
+        ("allowed", "i8"),  # mask all tokens whose bits here are 0, the lowest bit's first
         ("truncates", "i8"),  # mask what the truncations leave out
         ("scales", "i8"),  # (score - best) / temperature, masked below the floor
         ("weighs", "i8"),  # 1: find the mass, 2: the entropy as well

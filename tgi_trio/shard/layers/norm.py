@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch.nn import functional
 
-from tgi_trio.shard.models.specs import NormKind
+NormKind = Literal["rms", "rms_plus_one", "layer"]
 
 
 class Norm:

@@ -19,6 +19,7 @@ from tgi_trio.shard.cpu.kernels.emit import (
     FLOAT,
     FLOATS,
     HALVES,
+    I16,
     I32,
     I64,
     INTS,
@@ -217,6 +218,13 @@ def largest(builder: Any, a: Any) -> Any:
         upper = ir.Constant(INTS, [width + i % width for i in range(LANES)])
         a = _maximum(builder, builder.shuffle_vector(a, a, upper), a)
     return builder.extract_element(a, I32(0))
+
+
+@operation(vector, address, vector, vector)
+def where_bits(builder: Any, where: Any, a: Any, b: Any) -> Any:
+    """Return the lanes of a whose bits in the two bytes at `where` are 1, the others of b."""
+    bits = builder.bitcast(load_as(builder, where, I16, 1), ir.VectorType(ir.IntType(1), LANES))
+    return builder.select(bits, a, b)
 
 
 @operation(vector, i64, vector, vector)

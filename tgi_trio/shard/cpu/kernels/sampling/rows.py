@@ -11,6 +11,7 @@ from tgi_trio.shard.cpu.kernels.sampling.scores import (
     CHUNK_BYTES,
     VECTOR_BYTES,
     find_maxima,
+    mask,
     measure,
     scale,
     weights,
@@ -58,6 +59,8 @@ def draw(row, room):
 @kernel
 def work_on(row, room):
     """Do what one row asks for."""
+    if row.allowed:
+        mask(row)
     if row.truncates:
         truncate(row, room)
     if row.scales:

@@ -20,6 +20,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     subtract,
     total,
     where_at_least,
+    where_bits,
 )
 
 CHUNK = 64
@@ -32,6 +33,14 @@ _FINITE = -1e30  # stands for -inf where it is multiplied by a weight of 0
 def weights(scores):
     """Return e^score of 16 scores, 0 for those that are masked."""
     return where_at_least(_LEAST, scores, exp(scores), fill(0.0))
+
+
+@kernel
+def mask(row):
+    """Make the tokens impossible whose bits are 0."""
+    for vector in range(row.chunks * (CHUNK // LANES)):
+        at = row.scores + vector * VECTOR_BYTES
+        store(at, where_bits(row.allowed + vector * (LANES // 8), load(at), fill(-np.inf)))
 
 
 @kernel
