@@ -193,23 +193,37 @@ def test_tokens_are_those_without_graphs(checkpoint: Callable[..., Path], family
 
 
 def test_the_device_is_cuda_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_driver", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device.choose_device("auto") == CPU
+    assert device.choose_device("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device.choose_device("auto", 1, 2) == torch.device("cuda:1")
-    assert device.choose_device("cpu", 1, 2) == CPU
+    assert device.choose_device("auto", 1, 2) == device.choose_device("cuda", 1, 2) == "cuda:1"
+    assert device.choose_device("cpu", 1, 2) == "cpu"
     with pytest.raises(ConfigurationError, match="--num-shard 4 takes as many CUDA devices"):
         device.choose_device("auto", 1, 4)
+    monkeypatch.setattr(device, "has_driver", lambda: False)  # torch is not even asked
+    assert device.choose_device("auto", 1, 2) == "cpu"
+
+
+def test_a_driver_is_found_by_its_library_or_its_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "_CUDA_DRIVER", "libc.so.6")
+    assert device.has_driver()
+    monkeypatch.setattr(device, "_CUDA_DRIVER", "libnone.so.1")
+    monkeypatch.setattr(device, "_ROCM_DRIVER", tmp_path / "kfd")
+    assert not device.has_driver()
+    (tmp_path / "kfd").touch()
+    assert device.has_driver()
 
 
 def test_flags_of_a_device_are_refused_only_without_one() -> None:
-    cuda = torch.device("cuda:0")
-    assert device.graph_sizes(cuda, None) == (1, 2, 4, 8, 16, 32)
-    assert device.graph_sizes(cuda, (3,)) == (3,)
-    assert device.graph_sizes(CPU, None) == device.graph_sizes(CPU, ()) == ()
+    assert device.graph_sizes("cuda:0", None) == (1, 2, 4, 8, 16, 32)
+    assert device.graph_sizes("cuda:0", (3,)) == (3,)
+    assert device.graph_sizes("cpu", None) == device.graph_sizes("cpu", ()) == ()
     with pytest.raises(ConfigurationError, match="--cuda-graphs needs a CUDA device"):
-        device.graph_sizes(CPU, (1,))
-    device.limit_memory(CPU, 1.0)
+        device.graph_sizes("cpu", (1,))
+    device.limit_memory("cpu", 1.0)
     with pytest.raises(ConfigurationError, match="--cuda-memory-fraction needs a CUDA device"):
-        device.limit_memory(CPU, 0.5)
+        device.limit_memory("cpu", 0.5)

@@ -17,7 +17,7 @@ PROGRAM = f"""
 import sys
 import torch
 from tests.shard.models_support import advance, sequence
-from tgi_trio.shard.memory import peak_bytes, reset_peak
+from tgi_trio.shard.device_memory import peak_bytes, reset_peak
 from tgi_trio.shard.model_runner import TorchRunner
 from tgi_trio.shard.step import WarmupRequest
 from pathlib import Path

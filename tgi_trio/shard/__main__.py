@@ -20,8 +20,6 @@ from tgi_trio.shard.group import Followers, GroupRunner
 from tgi_trio.shard.step import Runner
 
 if TYPE_CHECKING:
-    import torch
-
     from tgi_trio.shard.models.decoder import Ranks
 
 
@@ -72,12 +70,12 @@ def main(argv: list[str]) -> int:
     return _serve(argv[0], settings, lambda: load(settings))
 
 
-def load(settings: ShardSettings, connect: Callable[[torch.device], Ranks] | None = None) -> Runner:
+def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None) -> Runner:
     """Return the model, or this rank's part of it; raises as `load_runner` and `choose_device` do.
 
     `connect` meets the other ranks.
     """
-    # torch comes in here, after the router has been told that this process lives.
+    # Heavy imports come here, after the router has been told that this process lives.
     from tgi_trio.shard.backend import load_runner
     from tgi_trio.shard.device import choose_device
 
@@ -108,10 +106,13 @@ def _serve(spec: str, settings: ShardSettings, factory: Callable[[], Runner]) ->
 def _serve_rank(spec: str, settings: ShardSettings) -> int:
     """Serve as one of several ranks; rank 0 takes the others along and dismisses them."""
 
-    def connect(device: torch.device) -> Ranks:
+    def connect(device: str) -> Ranks:
+        import torch
+
         from tgi_trio.shard.distributed import ProcessGroup
 
-        return ProcessGroup.connect(settings.rendezvous, settings.rank, settings.world_size, device)
+        where = torch.device(device)
+        return ProcessGroup.connect(settings.rendezvous, settings.rank, settings.world_size, where)
 
     with ExitStack() as at_end:
 

@@ -1,29 +1,32 @@
-"""Which runner serves a model: the CPU kernels where they fit, torch everywhere else."""
+"""Which runner serves a model: the CPU kernels where they fit, torch everywhere else.
+
+torch takes two seconds to import, and so do numba and the kernels on a slow machine: either is
+imported only where it is to serve.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.shard.device import graph_sizes, limit_memory
+from tgi_trio.shard.device import CPU, graph_sizes, limit_memory
 from tgi_trio.shard.follower import NoSampler
-from tgi_trio.shard.model_config import read_config
-from tgi_trio.shard.model_runner import TorchRunner, load_grammars, resolve_dtype
-from tgi_trio.shard.models.decoder import Ranks
+from tgi_trio.shard.model_config import ModelConfig, compute_dtype, read_config
 from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.sampler import Sampler
-from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import Runner
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.logits_processors import Grammars
+    from tgi_trio.shard.models.decoder import Ranks
 
 
 def load_runner(
     folder: Path,
     *,
     dtype: str | None = None,
-    device: torch.device | None = None,
+    device: str = CPU,
     ranks: Ranks | None = None,
     threads: int | None = None,
     cpu_backend: str = "auto",
@@ -38,28 +41,24 @@ def load_runner(
     rank's part is loaded; rank 0 alone chooses tokens. The rest as for `TorchRunner.load`. Raises
     ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
     """
-    config, where = read_config(folder), device or torch.device("cpu")
-    limit_memory(where, cuda_memory_fraction)
-    sizes = graph_sizes(where, cuda_graphs)
+    config = read_config(folder)
+    limit_memory(device, cuda_memory_fraction)
+    sizes = graph_sizes(device, cuda_graphs)
     chooses = ranks is None or ranks.rank == 0
-    grammars = load_grammars(tokenizer, config) if chooses else None
+    grammars = _grammars(tokenizer, config) if chooses else None
     if ranks is not None and cpu_backend == "numba":
         raise ConfigurationError(
             "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use "
             "--num-shard 1."
         )
-    if where.type == "cpu" and ranks is None and cpu_backend != "torch":
-        # numba and the kernels are imported only where they may serve.
+    if device == CPU and ranks is None and cpu_backend != "torch":
         from tgi_trio.shard.cpu.load import UnfitError, load
 
-        kind = str(resolve_dtype(dtype, config, where)).removeprefix("torch.")
+        kind = compute_dtype(dtype, config, on_cpu=True)
         try:
-            runner = load(
+            return load(
                 config, decoder_spec(config), dtype=kind, grammars=grammars, threads=threads
             )
-            # What torch still does is small, and its own team would go on spinning on our cores.
-            torch.set_num_threads(1)
-            return runner
         except UnfitError as error:
             if cpu_backend == "numba":
                 raise ConfigurationError(
@@ -67,15 +66,25 @@ def load_runner(
                     "serve it with torch."
                 ) from error
             print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
-    sampler: RowSampler = NoSampler()
-    if chooses:
-        sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
+
+    from tgi_trio.shard.model_runner import TorchRunner
+
     return TorchRunner.load(
         folder,
         dtype=dtype,
-        device=str(where),
+        device=device,
         ranks=ranks,
         threads=threads,
-        sampler=sampler,
+        sampler=None if chooses else NoSampler(),
+        grammars=grammars,
         cuda_graphs=sizes,
     )
+
+
+def _grammars(tokenizer: Path | None, config: ModelConfig) -> Grammars | None:
+    """Return what serves grammars, if they are wanted."""
+    if tokenizer is None:
+        return None
+    from tgi_trio.shard.grammars import load_grammars
+
+    return load_grammars(tokenizer, config.eos_ids, config.vocab_size)

@@ -1,46 +1,71 @@
-"""Which device a rank computes on, and how much of it."""
+"""Which device a rank computes on, and how much of it. Devices are named as torch names them.
+
+torch is imported only where it may see a device: without one the CPU kernels do not need it.
+"""
 
 from __future__ import annotations
 
-import torch
+import ctypes
+from pathlib import Path
 
 from tgi_trio.errors import ConfigurationError
 
+CPU = "cpu"
+_CUDA_DRIVER = "libcuda.so.1"
+_ROCM_DRIVER = Path("/dev/kfd")  # torch calls AMD's devices CUDA, too
 
-def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> torch.device:
+
+def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
     """Return the device of a rank: "auto" is CUDA where torch sees a device, else the CPU.
 
     Each rank has a CUDA device of its own. Raises ConfigurationError where there are too few.
     """
-    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "auto":
-        wanted = "cuda" if seen else "cpu"
-    if wanted != "cuda":
-        return torch.device(wanted)
+    if wanted == CPU:
+        return CPU
+    seen = _devices() if wanted == "cuda" or has_driver() else 0
+    if wanted == "auto" and not seen:
+        return CPU
     if seen < world_size:
         raise ConfigurationError(
             f"--num-shard {world_size} takes as many CUDA devices, and torch sees {seen}."
         )
-    return torch.device("cuda", rank)
+    return f"cuda:{rank}"
 
 
-def limit_memory(device: torch.device, share: float) -> None:
-    """Let this process have `share` of a CUDA device's memory; `memory.free_bytes` heeds it.
+def has_driver() -> bool:
+    """Return whether a driver is installed through which torch could see a device."""
+    try:
+        ctypes.CDLL(_CUDA_DRIVER)
+    except OSError:
+        return _ROCM_DRIVER.exists()
+    return True
+
+
+def _devices() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def limit_memory(device: str, share: float) -> None:
+    """Let this process have `share` of a device's memory; `device_memory.free_bytes` heeds it.
 
     Raises ConfigurationError on a CPU unless the share is 1.
     """
-    if device.type == "cuda":
+    if device != CPU:
+        import torch
+
         torch.cuda.set_per_process_memory_fraction(share, device)
     elif share != 1.0:
         raise ConfigurationError(_no_device("--cuda-memory-fraction", "leave it out"))
 
 
-def graph_sizes(device: torch.device, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+def graph_sizes(device: str, asked: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the batch sizes to record as CUDA graphs; `asked` None: TGI's.
 
     Raises ConfigurationError on a CPU when some were asked for.
     """
-    if device.type == "cuda":
+    if device != CPU:
         return (1, 2, 4, 8, 16, 32) if asked is None else asked
     if asked:
         raise ConfigurationError(_no_device("--cuda-graphs", "leave it out or give 0"))

@@ -10,6 +10,7 @@ of tokens are known in advance and cost nothing. No torch in this file: `grammar
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -56,6 +57,16 @@ def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0)
             return LLTokenizer(text, eos_token=eos)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
+
+
+def load_grammars(path: Path, eos_ids: Iterable[int], vocab_size: int) -> Grammars | None:
+    """Return what serves grammars; a tokenizer that cannot have any does not end the shard."""
+    try:
+        tokenizer = load_tokenizer(path, eos_ids, vocab_size)
+    except ModelLoadError as error:
+        print(f"requests with a grammar will fail: {error}", file=sys.stderr)
+        return None
+    return Grammars(tokenizer)
 
 
 def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:

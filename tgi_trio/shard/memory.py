@@ -1,10 +1,11 @@
-"""How much memory this process may use, and how much it has used at most. Linux; bytes."""
+"""How much memory this process may use, and how much it has used at most. Linux; bytes.
+
+No torch in this file; `device_memory.py` has the same for devices.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
 
 _CGROUPS = (  # (limit, usage): version 2, then version 1
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -15,12 +16,8 @@ _CGROUPS = (  # (limit, usage): version 2, then version 1
 )
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can still be had: on the device, or of the host and our container."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        share = torch.cuda.get_per_process_memory_fraction(device)
-        return max(0, int(free - (1 - share) * total))
+def free_bytes() -> int:
+    """Return the bytes that can still be had, of the host and our container."""
     free = _meminfo_available()
     for limit, usage in _CGROUPS:
         try:
@@ -32,11 +29,8 @@ def free_bytes(device: torch.device) -> int:
     return free
 
 
-def reset_peak(device: torch.device) -> int:
+def reset_peak() -> int:
     """Forget the peak so far; return the bytes held now, from which the next one is counted."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return int(torch.cuda.memory_allocated(device))
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the kernel's word for "peak resident size"
     except OSError:
@@ -44,10 +38,8 @@ def reset_peak(device: torch.device) -> int:
     return _status_bytes("VmRSS:")
 
 
-def peak_bytes(device: torch.device) -> int:
+def peak_bytes() -> int:
     """Return the most this process has held since `reset_peak`."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
     return _status_bytes("VmHWM:")
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.settings import DTYPES
 
 # Names under which families write the longest sequence they were trained for.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
@@ -69,6 +70,18 @@ def read_config(folder: Path) -> ModelConfig:
         eos_ids=_eos_ids(generation, merged),
         values=merged,
     )
+
+
+def compute_dtype(wanted: str | None, config: ModelConfig, *, on_cpu: bool) -> str:
+    """Return the dtype to compute in; raises ConfigurationError for one we do not have."""
+    name = config.dtype.removeprefix("torch.") if wanted in (None, "auto") else str(wanted)
+    if name == "float16" and wanted in (None, "auto") and on_cpu:
+        name = "float32"  # CPUs have no float16 arithmetic to speak of
+    if name not in DTYPES:
+        raise ConfigurationError(
+            f"dtype {name!r} cannot be computed in; allowed are {', '.join(DTYPES)} (--dtype)."
+        )
+    return name
 
 
 def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:

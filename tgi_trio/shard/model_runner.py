@@ -7,10 +7,9 @@ transformers fallback otherwise; both are runners to the worker loop.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,8 +22,11 @@ from tgi_trio.shard.attention.reference import ReferenceAttention
 from tgi_trio.shard.cuda_graphs import CudaCapture
 from tgi_trio.shard.decode_graphs import DecodeGraphs
 from tgi_trio.shard.decoder_sampler import DecoderSampler
+from tgi_trio.shard.device_memory import free_bytes
 from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
-from tgi_trio.shard.model_config import ModelConfig, read_config
+from tgi_trio.shard.kv_sizing import kv_tokens, longest_sequence
+from tgi_trio.shard.logits_processors import Grammars
+from tgi_trio.shard.model_config import ModelConfig, compute_dtype, read_config
 from tgi_trio.shard.models.decoder import Ranks
 from tgi_trio.shard.models.families import decoder_spec
 from tgi_trio.shard.models.loading import load_decoder
@@ -44,28 +46,11 @@ from tgi_trio.shard.step import (
     WarmupRequest,
     WarmupResult,
 )
-from tgi_trio.shard.warm_up import kv_tokens, longest_sequence, warm_up_plan
+from tgi_trio.shard.warm_up import warm_up_plan
 from tgi_trio.shard.weights import WeightSource
-
-if TYPE_CHECKING:
-    from tgi_trio.shard.grammars import Grammars
 
 # Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
 _BYTES_PER_THREAD = 32 << 20
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def resolve_dtype(wanted: str | None, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype to compute in; raises ConfigurationError for one we do not have."""
-    name = config.dtype.removeprefix("torch.") if wanted in (None, "auto") else str(wanted)
-    if name == "float16" and wanted in (None, "auto") and device.type == "cpu":
-        name = "float32"  # CPUs have no float16 arithmetic to speak of
-    if name not in DTYPES:
-        raise ConfigurationError(
-            f"dtype {name!r} cannot be computed in; allowed are {', '.join(DTYPES)} (--dtype)."
-        )
-    return DTYPES[name]
 
 
 def sensible_threads(folder: Path) -> int:
@@ -155,14 +140,14 @@ class TorchRunner:
         device: str = "cpu",
         ranks: Ranks | None = None,
         threads: int | None = None,
-        tokenizer: Path | None = None,
         sampler: RowSampler | None = None,
+        grammars: Grammars | None = None,
         cuda_graphs: tuple[int, ...] = (),
     ) -> Runner:
         """Load a folder as written by `save_pretrained`.
 
         `cuda_graphs`: batch sizes whose decodes are recorded, where device and model allow it.
-        `tokenizer` is the tokenizer.json that grammars are compiled for; None: they are refused.
+        `sampler` None: one for the model, which serves `grammars`; without them they are refused.
         `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on a CPU). With
         `ranks`, this rank's part is loaded. Raises ModelLoadError for files that cannot be used,
         ConfigurationError for settings that cannot.
@@ -173,9 +158,8 @@ class TorchRunner:
             threads = max(1, sensible_threads(folder) // world_size)
         torch.set_num_threads(threads)
         config, where = read_config(folder), torch.device(device)
-        kind = resolve_dtype(dtype, config, where)
+        kind: torch.dtype = getattr(torch, compute_dtype(dtype, config, on_cpu=where.type == "cpu"))
         if sampler is None:
-            grammars = load_grammars(tokenizer, config)
             sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
         if config.model_type in T5_FAMILIES:
             return _load_t5(
@@ -232,7 +216,8 @@ class TorchRunner:
             activation = largest.measure(self.device, lambda: self._warm_step(plan))
         self._cache = None  # before the real one: both may not fit
         size = self._ranks.size if self._ranks else 1
-        tokens, spare = kv_tokens(request, self._info, self.device, activation, size)
+        free, host = free_bytes(self.device, size), self.device.type == "cpu"
+        tokens, spare = kv_tokens(request, self._info, free, activation, host=host)
         if self._ranks:  # every rank's cache has the same blocks
             tokens = self._ranks.least(tokens, self.device)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
@@ -306,21 +291,6 @@ def _picked(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     if len(places) == len(hidden):
         return hidden
     return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
-
-
-def load_grammars(tokenizer: Path | None, config: ModelConfig) -> Grammars | None:
-    """Return what serves grammars; a tokenizer that cannot have any does not end the shard."""
-    if tokenizer is None:
-        return None
-    # llguidance is imported only where grammars are wanted.
-    from tgi_trio.shard.grammars import Grammars, load_tokenizer
-
-    try:
-        loaded = load_tokenizer(tokenizer, config.eos_ids, config.vocab_size)
-    except ModelLoadError as error:
-        print(f"requests with a grammar will fail: {error}", file=sys.stderr)
-        return None
-    return Grammars(loaded)
 
 
 def _load_t5(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tgi_trio.shard.step import RowResult, StepPlan
+from tgi_trio.shard.step import RowResult, StepPlan, prompt_span
 
 _CHUNK_LOGITS = 1 << 24  # logits held at a time: 64 MiB of float32
 
@@ -15,19 +15,6 @@ _CHUNK_LOGITS = 1 << 24  # logits held at a time: 64 MiB of float32
 def rows_at_once(vocab_size: int) -> int:
     """Return how many rows of logits are held at a time."""
     return max(1, _CHUNK_LOGITS // max(1, vocab_size))
-
-
-def prompt_span(plan: StepPlan, index: int) -> tuple[int, int] | None:
-    """Return (first, end) of the positions of a row whose logits predict prompt tokens.
-
-    None for a row that asked for no prompt log-probabilities or is past its prompt.
-    """
-    row = plan.rows[index]
-    start, stop = int(plan.query_starts[index]), int(plan.query_starts[index + 1])
-    first = int(plan.positions[start])
-    if not row.sampling.prompt_logprobs or first >= row.prompt_length:
-        return None
-    return first, min(first + stop - start, row.prompt_length - 1)
 
 
 class PromptLogprobs:

@@ -88,6 +88,19 @@ def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64])
     )
 
 
+def prompt_span(plan: StepPlan, index: int) -> tuple[int, int] | None:
+    """Return (first, end) of the positions of a row whose logits predict prompt tokens.
+
+    None for a row that asked for no prompt log-probabilities or is past its prompt.
+    """
+    row = plan.rows[index]
+    start, stop = int(plan.query_starts[index]), int(plan.query_starts[index + 1])
+    first = int(plan.positions[start])
+    if not row.sampling.prompt_logprobs or first >= row.prompt_length:
+        return None
+    return first, min(first + stop - start, row.prompt_length - 1)
+
+
 @dataclass(slots=True)
 class RowResult:
     """What one row got; rows that only prefilled get an empty one."""

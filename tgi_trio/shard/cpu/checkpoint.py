@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.checkpoint_files import find_safetensors
 from tgi_trio.shard.cpu.packing import to_float32
-from tgi_trio.shard.weights import find_safetensors
 
 _TYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
 

@@ -75,6 +75,7 @@ def _working_sampler(
 
     from tgi_trio.shard.sampler import Sampler
 
+    torch.set_num_threads(1)  # its own team would go on spinning on our cores
     return Sampler(size, eos_ids, torch.device("cpu"), grammars=grammars)
 
 

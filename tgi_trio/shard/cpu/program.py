@@ -12,8 +12,8 @@ from tgi_trio.shard.cpu.kernels.variant import PANEL
 from tgi_trio.shard.cpu.memory import address, zeroed
 from tgi_trio.shard.cpu.packing import Packer, interleave, stored, to_bfloat16, to_float32
 from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
-from tgi_trio.shard.layers.rotary import Rotary, RotarySpec
-from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec
+from tgi_trio.shard.layers.frequencies import rotary_frequencies
+from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.step import BLOCK_SIZE
 
 Array = NDArray[Any]
@@ -292,10 +292,6 @@ class Program:
 
 def _cosines_and_sines(spec: RotarySpec, count: int) -> tuple[Array, Array]:
     """Return float32 [count, dim / 2] each."""
-    import torch
-
-    rotary = Rotary(spec, torch.device("cpu"))
-    frequencies = rotary.frequencies.numpy()
+    frequencies, scale = rotary_frequencies(spec)
     angles = np.arange(count, dtype=np.float32)[:, None] * frequencies
-    scale = np.float32(rotary.scale)
-    return np.cos(angles) * scale, np.sin(angles) * scale
+    return np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)

@@ -7,12 +7,12 @@ import time
 import weakref
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu.forward import Forward, Tokens
+from tgi_trio.shard.kv_sizing import kv_tokens, longest_sequence
+from tgi_trio.shard.memory import free_bytes
 from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.prompt_logprobs import prompt_span
 from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.speculation import verify
 from tgi_trio.shard.step import (
@@ -24,12 +24,10 @@ from tgi_trio.shard.step import (
     StepResult,
     WarmupRequest,
     WarmupResult,
+    prompt_span,
 )
-from tgi_trio.shard.warm_up import kv_tokens
 
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
-_DEFAULT_LENGTH = 4096  # where neither the model nor the router bounds a sequence
-_HOST = torch.device("cpu")
 
 
 class CpuRunner:
@@ -73,10 +71,10 @@ class CpuRunner:
         """
         began = time.monotonic_ns()
         forward, program = self._forward, self._forward.program
-        longest = request.max_total_tokens or self._info.max_positions or _DEFAULT_LENGTH
+        longest = longest_sequence(request, self._info)
         wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
         activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
-        tokens, spare = kv_tokens(request, self._info, _HOST, activation)
+        tokens, spare = kv_tokens(request, self._info, free_bytes(), activation, host=True)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         kv_bytes = program.allocate_kv(blocks)
         return WarmupResult(

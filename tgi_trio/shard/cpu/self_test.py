@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from tgi_trio.shard.cpu.fitting import variant_for
 from tgi_trio.shard.cpu.forward import Forward, Tokens
 from tgi_trio.shard.cpu.packing import to_bfloat16, to_float32
-from tgi_trio.shard.layers.rotary import RotarySpec
 from tgi_trio.shard.models.names import LLAMA
-from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec
+from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.step import BLOCK_SIZE
 
 Floats = NDArray[np.float32]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch.nn import functional
 
-NormKind = Literal["rms", "rms_plus_one", "layer"]
+from tgi_trio.shard.models.specs import NormKind
 
 
 class Norm:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from tgi_trio.shard.model_runner import DTYPES
+from tgi_trio.settings import DTYPES
 from tgi_trio.shard.models.families import FAMILIES, THROUGH_TRANSFORMERS
 from tgi_trio.shard.models.t5_loading import T5_FAMILIES
 

@@ -22,12 +22,15 @@ import torch
 from safetensors import SafetensorError
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.shard.checkpoint_files import find_safetensors
 from tgi_trio.shard.decoder_sampler import DecoderSampler
+from tgi_trio.shard.device_memory import free_bytes
 from tgi_trio.shard.kv_cache import BLOCK_SIZE
+from tgi_trio.shard.kv_sizing import kv_tokens
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models.fallback_seq2seq import EncoderDecoderWay
 from tgi_trio.shard.models.fallback_ways import CachedWay, PagedWay, RecomputeWay, Way, agree, probe
-from tgi_trio.shard.prompt_logprobs import prompt_span, rows_at_once
+from tgi_trio.shard.prompt_logprobs import rows_at_once
 from tgi_trio.shard.step import (
     ModelInfo,
     RowResult,
@@ -37,10 +40,10 @@ from tgi_trio.shard.step import (
     WarmupRequest,
     WarmupResult,
     cut_plan,
+    prompt_span,
     slice_plan,
 )
-from tgi_trio.shard.warm_up import kv_tokens, warm_up_plan
-from tgi_trio.shard.weights import find_safetensors
+from tgi_trio.shard.warm_up import warm_up_plan
 
 if TYPE_CHECKING:
     from tgi_trio.shard.sampling import RowSampler
@@ -126,7 +129,8 @@ class FallbackRunner:
             nothing = [np.empty(0, dtype=np.int64) for _ in plan.rows]
             activation = largest.measure(self.device, lambda: self._discard(plan, nothing))
             self.way.allocate(0)  # before the real one: both may not fit
-        tokens, spare = kv_tokens(request, self._info, self.device, activation)
+        free, host = free_bytes(self.device), self.device.type == "cpu"
+        tokens, spare = kv_tokens(request, self._info, free, activation, host=host)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         self.way.allocate(blocks)
         kv_bytes = blocks * BLOCK_SIZE * self._info.kv_bytes_per_token

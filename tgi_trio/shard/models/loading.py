@@ -12,9 +12,9 @@ from tgi_trio.shard.layers.activation import activation
 from tgi_trio.shard.layers.linear import Linear
 from tgi_trio.shard.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.layers.norm import Norm
-from tgi_trio.shard.layers.rotary import Rotary, RotarySpec
+from tgi_trio.shard.layers.rotary import Rotary
 from tgi_trio.shard.models.decoder import Decoder, Layer, Ranks
-from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.weights import WeightSource
 
 

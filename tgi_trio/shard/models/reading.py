@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tgi_trio.shard.layers.rotary import RotarySpec
 from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models.specs import RotarySpec
 
 
 def rotary(

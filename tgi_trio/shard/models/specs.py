@@ -1,13 +1,15 @@
-"""How a decoder is described: numbers, kinds and the names of its weights. Literal data only."""
+"""How a decoder is described: numbers, kinds and the names of its weights. Literal data only.
+
+No torch in this file: every backend reads it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from tgi_trio.shard.layers.norm import NormKind
-from tgi_trio.shard.layers.rotary import RotarySpec
-
+NormKind = Literal["rms", "rms_plus_one", "layer"]
+RotaryKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 QueryKeyNorm = Literal["none", "head", "whole"]
 
 # How a checkpoint stores the three projections.
@@ -53,6 +55,18 @@ class Names:
     expert_down: str = ""
     shared_expert: str = ""
     shared_router: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """One way of rotating. `parameters`: the scaling's own numbers, named as in config.json."""
+
+    dim: int  # leading dimensions of a head that are rotated
+    theta: float = 10000.0
+    kind: RotaryKind = "default"
+    interleaved: bool = False  # pairs are neighbours (GPT-J) rather than half a head apart
+    max_positions: int = 0
+    parameters: dict[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,57 @@
+"""Which backend serves, and what it needs for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tgi_trio import demo
+
+# As the shard's main program does it, without a router; the rows use every kind of choice.
+SERVE = """
+import sys
+from pathlib import Path
+import numpy as np
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StepReport
+from tgi_trio.shard.__main__ import ShardSettings, load
+from tgi_trio.shard.batch import Batch
+from tgi_trio.shard.speculation.ngram import NgramDrafter
+from tgi_trio.shard.step import WarmupRequest
+
+folder = sys.argv[1]
+runner = load(ShardSettings(folder, device="cpu", tokenizer_path=folder + "/tokenizer.json"))
+blocks = runner.warm_up(WarmupRequest(64, 64, 4, 256)).blocks
+eos = runner.info.eos_ids
+batch = Batch(
+    vocab_size=runner.info.vocab_size,
+    block_size=16,
+    blocks=blocks,
+    eos_ids=eos,
+    drafter=NgramDrafter(2, eos),
+)
+ids = np.array([5, 6, 7, 5, 6, 7, 5, 6], np.int32)
+for i, sampling in enumerate([
+    SamplingParameters(prompt_logprobs=True, top_n=3),
+    SamplingParameters(sample=True, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.5),
+    SamplingParameters(sample=True, logit_bias=((9, 1.0),), typical_p=0.9),
+    SamplingParameters(grammar='{"grammars": [{"lark_grammar": "start: /[a-z]+/"}]}'),
+]):
+    row = PrefillRow(i + 1, ids, len(ids), 0, [2 * i + 1, 2 * i + 2], 6, 2, sampling)
+    sequence = batch.add(row)
+    while not runner.prepare(sequence):
+        pass
+steps = 0
+while (plan := batch.plan(64)) is not None:
+    result = runner.step(plan)
+    assert not any(row.fault for row in result.rows), result
+    batch.advance(plan, result, StepReport(steps, 0))
+    steps += 1
+print(runner.info.backend.split()[0], steps > 2, "torch" in sys.modules)
+"""
+
+
+def test_the_cpu_kernels_serve_without_torch() -> None:
+    argv = [sys.executable, "-c", SERVE, str(demo.model_path())]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["numba", "True", "False"]

@@ -1,0 +1,120 @@
+"""How fast each pair of a head's dimensions turns: the frequencies of every rotary scaling.
+
+No torch in this file: the CPU kernels read it as well. Numbers are float32, as transformers has
+them; a power is the float32 number nearest to it, from which torch's differs in the last bit at
+times.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.models.specs import RotarySpec
+
+Floats = NDArray[np.float32]
+
+
+def rotary_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
+    """Return radians per position, float32 [dim / 2], and what cosines and sines are scaled by.
+
+    "dynamic" and "longrope": those of short sequences. Raises ModelLoadError for an unknown kind.
+    """
+    if spec.kind not in _FREQUENCIES:
+        known = ", ".join(_FREQUENCIES)
+        raise ModelLoadError(f"Rotary scaling {spec.kind!r} is not known; known are {known}.")
+    return _FREQUENCIES[spec.kind](spec)
+
+
+def exponents(spec: RotarySpec) -> Floats:
+    """Return what theta is raised to, to get the periods: [dim / 2]."""
+    return np.arange(0, spec.dim, 2, dtype=np.float32) / np.float32(spec.dim)
+
+
+def long_frequencies(spec: RotarySpec) -> Floats:
+    """Return longrope's frequencies of sequences beyond the original length: [dim / 2]."""
+    return _longrope(spec, "long_factor")[0]
+
+
+def _periods(spec: RotarySpec) -> Floats:
+    return np.power(spec.theta, exponents(spec), dtype=np.float64).astype(np.float32)
+
+
+def _default(spec: RotarySpec) -> tuple[Floats, float]:
+    return 1.0 / _periods(spec), 1.0
+
+
+def _linear(spec: RotarySpec) -> tuple[Floats, float]:
+    return _default(spec)[0] / spec.parameters["factor"], 1.0
+
+
+def _llama3(spec: RotarySpec) -> tuple[Floats, float]:
+    """Long wavelengths divided by the factor, short ones kept, a smooth ramp between."""
+    p = spec.parameters
+    factor, low, high = p["factor"], p["low_freq_factor"], p["high_freq_factor"]
+    original = p["original_max_position_embeddings"]
+    plain = _default(spec)[0]
+    wavelength = 2 * math.pi / plain
+    is_long, is_short = wavelength > original / low, wavelength < original / high
+    scaled = np.where(is_long, plain / factor, plain)
+    smooth = (original / wavelength - low) / (high - low)
+    ramp = (1 - smooth) * scaled / factor + smooth * scaled
+    return np.where(~is_long & ~is_short, ramp, scaled), 1.0
+
+
+def _yarn(spec: RotarySpec) -> tuple[Floats, float]:
+    """Interpolate slow rotations, keep fast ones (Peng et al. 2023)."""
+    p = spec.parameters
+    original = p["original_max_position_embeddings"]
+    factor = p.get("factor") or spec.max_positions / original
+
+    def dimension(rotations: float) -> float:
+        turns = original / (rotations * 2 * math.pi)
+        return (spec.dim * math.log(turns)) / (2 * math.log(spec.theta))
+
+    low, high = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, spec.dim - 1)
+    if low == high:
+        high += 0.001  # the ramp below divides by their difference
+    ramp = ((np.arange(spec.dim // 2, dtype=np.float32) - low) / (high - low)).clip(0, 1)
+    periods = _periods(spec)
+    frequencies = (1.0 / (factor * periods)) * ramp + (1.0 / periods) * (1 - ramp)
+    return frequencies, _yarn_scale(p, factor)
+
+
+def _yarn_scale(parameters: dict[str, Any], factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+    one, every = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return scale(one) / scale(every) if one and every else scale(1.0)
+
+
+def _longrope(spec: RotarySpec, divisors: str = "short_factor") -> tuple[Floats, float]:
+    """One divisor per frequency, another set beyond the original length (Ding et al. 2024)."""
+    p = spec.parameters
+    original = p["original_max_position_embeddings"]
+    factor = p.get("factor") or spec.max_positions / original
+    scale = p.get("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return 1.0 / (np.array(p[divisors], np.float32) * _periods(spec)), float(scale)
+
+
+_FREQUENCIES = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _default,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
