@@ -18,11 +18,14 @@ from tgi_trio.shard.cpu import team
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def affinity() -> Iterator[None]:
+    """Whatever a team pins is free again when it has ended."""
     before = os.sched_getaffinity(0)
     yield
+    after = os.sched_getaffinity(0)
     os.sched_setaffinity(0, before)
+    assert after == before
 
 
 def workers() -> list[threading.Thread]:
@@ -40,7 +43,6 @@ def processor_ticks(thread: threading.Thread) -> int:
     return sum(int(word) for word in stat.rpartition(")")[2].split()[11:13])
 
 
-@pytest.mark.usefixtures("affinity")
 def test_an_idle_worker_sleeps_and_wakes_up_to_the_same_tokens(
     checkpoint: Callable[..., Path],
 ) -> None:
@@ -64,7 +66,6 @@ def test_an_idle_worker_sleeps_and_wakes_up_to_the_same_tokens(
     assert not workers()
 
 
-@pytest.mark.usefixtures("affinity")
 def test_threads_that_are_interrupted_at_any_place_give_the_same_logits(
     checkpoint: Callable[..., Path],
 ) -> None:

@@ -16,7 +16,9 @@ def zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
     """Return an array of zeros that begins on a page; in huge pages where the system has them."""
     kind = np.dtype(dtype)
     count = int(np.prod(shape))
-    mapping = mmap.mmap(-1, max(1, count * kind.itemsize))
+    # Private: what Python maps by default is shared, and gets small pages whatever one asks for.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapping = mmap.mmap(-1, max(1, count * kind.itemsize), flags=flags)
     if len(mapping) >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -59,6 +60,7 @@ class Team:
         self._control = zeroed((layout.control_bytes(len(cores)),), np.uint8)
         self._signals = self._control.view(np.int64)
         self._workers: list[threading.Thread] = []
+        self._pinned: tuple[int, set[int]] | None = None  # the caller's thread, its cores before
 
     def start(self) -> None:
         """Compile, then start the workers and pin all threads; a team of one stays where it is."""
@@ -79,6 +81,7 @@ class Team:
             )
             worker.start()
             self._workers.append(worker)
+        self._pinned = threading.get_native_id(), os.sched_getaffinity(0)
         os.sched_setaffinity(0, {self.cores[0]})
         self.step["threads"] = len(self.cores)
 
@@ -88,7 +91,7 @@ class Team:
         self._take_part(0)
 
     def stop(self) -> None:
-        """End the workers; harmless when there are none."""
+        """End the workers and let the first thread go where it could before; may come twice."""
         self._signals[layout.STOPPED // 8] = 1
         if self._workers:
             self.step["first"] = self.step["end"] = 0
@@ -96,6 +99,10 @@ class Team:
         for worker in self._workers:
             worker.join()
         self._workers.clear()
+        if self._pinned is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and another one stops us
+                os.sched_setaffinity(*self._pinned)
+            self._pinned = None
 
     def __enter__(self) -> Team:
         self.start()
