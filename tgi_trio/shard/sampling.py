@@ -16,7 +16,7 @@ from tgi_trio.shard import logits_processors as processors
 from tgi_trio.shard.logits_processors import Scores
 from tgi_trio.shard.philox import uniform
 from tgi_trio.shard.step import RowResult, Sequence
-from tgi_trio.shard.truncation import Cuts, Floats, Ints, truncate
+from tgi_trio.shard.truncation import Cuts, Floats, Ints, could_settle, truncate
 
 # How many of a row's best tokens to look at before looking at all: the first decides almost always.
 WIDTHS = (64, 512)
@@ -205,9 +205,10 @@ def choose_among_best(
     [R] are every row's random number. Returns the places of rows that candidates do not decide.
     """
     todo = np.arange(len(settings.cut))
+    decided = np.zeros(len(settings.cut), np.bool_)
     for width in WIDTHS:
         if len(todo) == 0:
-            return todo
+            break
         best, ids = find(todo, width)
         whole = width >= settings.vocab_size
         kept = truncate(best, totals[todo], entropies[todo], settings.cuts[todo], whole=whole)
@@ -222,8 +223,10 @@ def choose_among_best(
                 choice.tops[row] = alternatives(
                     ids[i], logprobs[i], kept.keep[i], int(settings.top_n[row])
                 )
-        todo = todo[~kept.settled]
-    return todo
+        decided[todo[kept.settled]] = True
+        hopeful = could_settle(best, totals[todo], settings.cuts[todo], max(WIDTHS))
+        todo = todo[~kept.settled & hopeful]
+    return np.flatnonzero(~decided)
 
 
 def why_not(best: float, sequence: Sequence) -> str:

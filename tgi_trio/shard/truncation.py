@@ -128,6 +128,19 @@ def truncate(scores: Floats, totals: Floats, entropies: Floats, cuts: Cuts, *, w
     return Kept(keep, _mass(weights, keep), settled & ~undecided)
 
 
+def could_settle(scores: Floats, totals: Floats, cuts: Cuts, width: int) -> Bools:
+    """Return for which rows `width` candidates might decide, known the fewer in `scores`: bool [R].
+
+    They cannot where a mass is to be reached and all together are too light, the unknown ones
+    counted as if they were as heavy as the last one known. Arguments as for `truncate`.
+    """
+    weights = np.exp(scores)
+    most = weights.sum(axis=1) + (width - scores.shape[1]) * weights[:, -1]
+    share = np.where(cuts.top_p < 1.0, cuts.top_p, cuts.typical_p)
+    reached = most * (1.0 + 1e-6) >= share * totals  # totals are sums in another order
+    return np.where(cuts.top_k > 0, cuts.top_k <= width, reached)
+
+
 def _typical(
     logprobs: Floats, keep: Bools, entropies: Floats, masses: Floats
 ) -> tuple[Bools, Bools]:

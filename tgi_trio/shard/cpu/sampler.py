@@ -1,8 +1,8 @@
 """The sampler of the CPU backend: the rules of `shard/sampling.py` over numba kernels.
 
 A row is worked on by one thread, in up to three rounds: first its maxima, mass and best candidates;
-where 64 candidates do not decide, 512; where those do not either, it is truncated in place, and
-is then a row like one without truncation. No torch in this file.
+where 64 candidates do not decide but 512 might, those; where they do not either, it is truncated in
+place, and is then a row like one without truncation. No torch in this file.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from tgi_trio.shard.truncation import Floats, Ints
 
 _SHARED_SCORES = 2**19  # that are worth waking another thread for
 _BEST, _DRAWN = 1, 2  # values of ROW.picks
+_SHARPEST = np.finfo(np.float32).max
 
 
 class CpuSampler(SamplerBase):
@@ -131,10 +132,10 @@ class CpuSampler(SamplerBase):
         ):
             table[name] = address(array) + np.arange(count) * array.strides[0]
         table["chunks"] = self._chunks
-        table["scales"], table["mass"] = 1, 1.0
-        table["temperature"] = 1.0
-        if settings.temperature is not None:
-            table["temperature"] = settings.temperature[:, 0]
+        table["finds_best"], table["mass"] = 1, 1.0
+        table["sharpness"] = 1.0
+        if settings.temperature is not None:  # a finite one: 0 times it must be 0
+            table["sharpness"] = np.minimum(1 / settings.temperature[:, 0], _SHARPEST)
         table["floor"] = -np.inf
         floored, floors = settings.floors
         table["floor"][floored] = floors
@@ -178,8 +179,7 @@ class CpuSampler(SamplerBase):
             top_k=cuts.top_k,
             top_p=cuts.top_p,
             typical_p=cuts.typical_p,
-            scales=1,  # relative to the best that is left, which is what min-p means
-            temperature=1.0,
+            finds_best=1,  # of what is left, which is what min-p means
             floor=floors,
             weighs=1,
             picks=np.where(settings.sample[rows], _DRAWN, _BEST),
@@ -232,7 +232,7 @@ def _listed(settings: Settings) -> int:
 
 def _only(table: NDArray[np.void], **fields: Any) -> NDArray[np.void]:
     """Return the table with nothing to do but what is given."""
-    for name in ("allowed", "truncates", "scales", "weighs", "picks", "width"):
+    for name in ("allowed", "truncates", "finds_best", "weighs", "picks", "width"):
         table[name] = 0
     for name, value in fields.items():
         table[name] = value

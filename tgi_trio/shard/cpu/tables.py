@@ -109,15 +109,15 @@ STEP = np.dtype(
 # A row whose next token is to be chosen: what to do with it, and what came of it.
 ROW = np.dtype(
     [
-        ("scores", "i8"),  # float32 [chunks * 64]; -inf: cannot be chosen
+        ("scores", "i8"),  # float32 [chunks * 128]; -inf: cannot be chosen
         ("chunks", "i8"),
         ("maxima", "i8"),  # float32 [chunks]: room for what is known of its chunks
         ("masses", "i8"),  # float32 [chunks]
         ("keys", "i8"),  # int64 [width or more]: candidates, see `kernels/sampling/candidates.py`
         # What to do, in this order; each is done where it is not 0.
         ("allowed", "i8"),  # mask all tokens whose bits here are 0, the lowest bit's first
-        ("truncates", "i8"),  # mask what the truncations leave out
-        ("scales", "i8"),  # (score - best) / temperature, masked below the floor
+        ("truncates", "i8"),  # mask what the truncations leave out, in place
+        ("finds_best", "i8"),  # find the best score, and those of all chunks
         ("weighs", "i8"),  # 1: find the mass, 2: the entropy as well
         ("picks", "i8"),  # 1: choose the best token, 2: draw one
         ("width", "i8"),  # candidates to list
@@ -125,13 +125,13 @@ ROW = np.dtype(
         ("top_p", "f8"),
         ("typical_p", "f8"),
         ("uniform", "f8"),  # what to draw with, in [0, 1)
-        ("temperature", "f4"),
-        ("floor", "f4"),  # least score relative to the best; -inf: none
+        ("best", "f4"),  # largest score; NaN where one of them is NaN
+        ("sharpness", "f4"),  # 1 / temperature: scores count as (score - best) * sharpness
+        ("floor", "f4"),  # least score after that; -inf: none
         # What came of it.
         ("mass", "f8"),  # sum of e^score
         ("entropy", "f8"),  # in nats
         ("token", "i8"),
-        ("score", "f4"),  # of the token
-        ("best", "f4"),  # largest score before scaling; NaN where one of them is NaN
+        ("score", "f4"),  # of the token, relative and sharpened
     ]
 )

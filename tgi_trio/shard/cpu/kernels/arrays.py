@@ -8,7 +8,7 @@ import numpy as np
 from numba import carray, types
 
 from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.emit import I32, I64, address, at, operation
+from tgi_trio.shard.cpu.kernels.emit import FLOAT, I32, I64, address, at, operation
 
 
 @operation(types.voidptr, address)
@@ -20,6 +20,12 @@ def _pointer(builder: Any, where: Any) -> Any:
 def bits_of(builder: Any, value: Any) -> Any:
     """Return the bits of a float32 as a whole number; order is kept where it is not negative."""
     return builder.zext(builder.bitcast(value, I32), I64)
+
+
+@operation(types.float32, types.int64)
+def float_of(builder: Any, bits: Any) -> Any:
+    """Return the float32 with these bits."""
+    return builder.bitcast(builder.trunc(bits, I32), FLOAT)
 
 
 @kernel

@@ -20,7 +20,6 @@ from tgi_trio.shard.cpu.kernels.variant import LANES, count
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
     add_weighted,
-    exp,
     fill,
     first_lanes,
     largest,
@@ -35,6 +34,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     store_tile,
     subtract,
     total,
+    weight,
     zeros,
 )
 from tgi_trio.shard.cpu.tables import Buffer
@@ -113,7 +113,7 @@ def softmax(scores, begin, end, hidden, seen, cap):
         best = maximum(value, best)
     best, sums = fill(largest(best)), fill(0.0)
     for block in range(begin, end):
-        value = exp(subtract(load(scores + 64 * block), best))
+        value = weight(subtract(load(scores + 64 * block), best))
         store(scores + 64 * block, value)
         sums = add(sums, value)
     factor = fill(1.0 / total(sums))

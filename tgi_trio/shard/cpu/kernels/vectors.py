@@ -200,6 +200,19 @@ def where_at_least(builder: Any, limit: Any, tested: Any, a: Any, b: Any) -> Any
     return builder.select(builder.fcmp_ordered(">=", tested, splat(builder, limit, FLOATS)), a, b)
 
 
+@operation(i64, f32, vector)
+def lanes_at_least(builder: Any, limit: Any, tested: Any) -> Any:
+    """Return a bit per lane, the first lane's lowest: set where `tested` is at least `limit`."""
+    found = builder.fcmp_ordered(">=", tested, splat(builder, limit, FLOATS))
+    return builder.zext(builder.bitcast(found, ir.IntType(LANES)), I64)
+
+
+@operation(i64, i64)
+def first_lane(builder: Any, bits: Any) -> Any:
+    """Return the lane of the lowest bit that is set."""
+    return call(builder, "llvm.cttz.i64", I64, bits, ir.IntType(1)(1))
+
+
 @operation(f32, vector)
 def total(builder: Any, a: Any) -> Any:
     """Return the sum of all lanes, in pairs."""
@@ -235,24 +248,38 @@ def first_lanes(builder: Any, wanted: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.icmp_signed("<", lanes, limit), a, b)
 
 
-# Taylor's series of 2^x, highest power first: on [-0.5, 0.5] it is right to 2e-7 of its value.
-_POWERS_OF_TWO = tuple(math.log(2.0) ** n / math.factorial(n) for n in range(6, -1, -1))
+# 2^x on [-0.5, 0.5], highest power first: of all polynomials of degree 5 that are 1 at 0, the one
+# with the least relative error (9e-8, found by weighted least squares).
+_POWERS_OF_TWO = (0.00132647272, 0.00967151269, 0.0555073374, 0.240222421, 0.693146978, 1.0)
+# Adding it leaves a number's whole part in the lowest bits, with the exponent's bias.
+_ROUNDER = 1.5 * 2.0**23 + 127.0
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """Return e^x for x from -87 to 88: 2^(whole part) by its bits, 2^(the rest) by a polynomial."""
+    per_two, rounder = floats(1.0 / math.log(2.0)), floats(_ROUNDER)
+    shifted = _fma(builder, x, per_two, rounder)
+    rest = _fma(builder, x, per_two, builder.fneg(builder.fsub(shifted, rounder)))
+    power = floats(_POWERS_OF_TWO[0])
+    for coefficient in _POWERS_OF_TWO[1:]:
+        power = _fma(builder, power, rest, floats(coefficient))
+    whole = builder.shl(builder.bitcast(shifted, INTS), ints(23))
+    return builder.fmul(power, builder.bitcast(whole, FLOATS))
 
 
 @operation(vector, vector)
 def exp(builder: Any, x: Any) -> Any:
-    """Return e^x: 2^(whole part) through the exponent's bits, 2^(the rest) by a polynomial."""
+    """Return e^x; of what is beyond float32, its limits."""
     low, high = floats(-87.0), floats(88.0)
     x = builder.select(builder.fcmp_unordered("<", x, low), low, x)
-    x = builder.select(builder.fcmp_ordered(">", x, high), high, x)
-    per_two = floats(1.0 / math.log(2.0))
-    whole = call(builder, f"llvm.rint.v{LANES}f32", FLOATS, builder.fmul(x, per_two))
-    rest = _fma(builder, x, per_two, builder.fneg(whole))
-    power = floats(_POWERS_OF_TWO[0])
-    for coefficient in _POWERS_OF_TWO[1:]:
-        power = _fma(builder, power, rest, floats(coefficient))
-    exponent = builder.add(builder.fptosi(whole, INTS), ints(127))
-    return builder.fmul(power, builder.bitcast(builder.shl(exponent, ints(23)), FLOATS))
+    return _exp(builder, builder.select(builder.fcmp_ordered(">", x, high), high, x))
+
+
+@operation(vector, vector)
+def weight(builder: Any, x: Any) -> Any:
+    """Return e^x of what is at most 0; 0 below -87, where it would not be a normal number."""
+    possible = builder.fcmp_ordered(">=", x, floats(-87.0))
+    return builder.select(possible, _exp(builder, x), floats(0.0))
 
 
 # ---- tiles ---------------------------------------------------------------------------------

@@ -11,8 +11,16 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.arrays import bits_of, floats_at, ints_at
-from tgi_trio.shard.cpu.kernels.sampling.scores import CHUNK
+from tgi_trio.shard.cpu.kernels.arrays import bits_of, float_of, floats_at, ints_at
+from tgi_trio.shard.cpu.kernels.sampling.scores import (
+    CHUNK,
+    VECTOR_BYTES,
+    reading,
+    relative,
+    relative_one,
+)
+from tgi_trio.shard.cpu.kernels.variant import LANES
+from tgi_trio.shard.cpu.kernels.vectors import first_lane, lanes_at_least, load
 
 
 @kernel
@@ -44,7 +52,7 @@ def fill_heap(row, heap, width):
     maxima, worst = floats_at(row.maxima, row.chunks), key_of(np.float32(-np.inf), (1 << 32) - 1)
     heap[:] = worst
     for chunk in range(row.chunks):
-        key = key_of(maxima[chunk], (chunk + 1) * CHUNK)
+        key = key_of(relative_one(row, maxima[chunk]), (chunk + 1) * CHUNK)
         if key < heap[0]:
             sink(heap, width, key)
     bound = heap[0]
@@ -53,19 +61,28 @@ def fill_heap(row, heap, width):
 
 
 @kernel
+def take_best(row, heap, width, vector, bound):
+    """Take those of 16 tokens that are better than the heap's worst, and than `bound`."""
+    scores, at = floats_at(row.scores, row.chunks * CHUNK), row.scores + vector * VECTOR_BYTES
+    lanes = lanes_at_least(-float_of(bound >> 32), relative(reading(row), load(at)))
+    while lanes:
+        token = vector * LANES + first_lane(lanes)
+        lanes &= lanes - 1
+        key = key_of(relative_one(row, scores[token]), token)
+        if key < bound and key < heap[0]:
+            sink(heap, width, key)
+
+
+@kernel
 def find_candidates(row, width):
     """Write the keys of the `width` best tokens, best first; masked tokens fill what is left."""
     heap, maxima = ints_at(row.keys, width), floats_at(row.maxima, row.chunks)
-    scores = floats_at(row.scores, row.chunks * CHUNK)
     bound = fill_heap(row, heap, width)
     for chunk in range(row.chunks):
         bound = min(bound, heap[0])
-        if key_of(maxima[chunk], chunk * CHUNK) >= bound:
-            continue
-        for token in range(chunk * CHUNK, (chunk + 1) * CHUNK):
-            key = key_of(scores[token], token)
-            if key < bound and key < heap[0]:
-                sink(heap, width, key)
+        if key_of(relative_one(row, maxima[chunk]), chunk * CHUNK) < bound:
+            for vector in range(chunk * CHUNK // LANES, (chunk + 1) * CHUNK // LANES):
+                take_best(row, heap, width, vector, min(bound, heap[0]))
     for size in range(width - 1, 0, -1):  # the largest of what is left goes behind it
         key = heap[size]
         heap[size] = heap[0]

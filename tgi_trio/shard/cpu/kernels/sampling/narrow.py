@@ -5,9 +5,11 @@ how far from a centre does one have to go until the tokens within have a given m
 tokens by cost, top-p weighs them by cost, typical-p weighs them by their distance from the mean
 cost. What is farther is masked.
 
-`cut` answers it without sorting. The distance is bracketed by halving, each time with a pass over
-the row, until some hundred tokens lie in the bracket. These are distributed over buckets, and the
-bucket in which the mass is reached is distributed again, until all in it are at one distance.
+`cut` answers it without sorting. The answer is bracketed by passes over the row, each looking at
+three distances: first those that quarter the bracket, and when it is so narrow that the mass grows
+almost linearly in it, those around where a straight line says the answer is. The tokens in the last
+bracket are listed and distributed over buckets, and the bucket in which the mass is reached is
+distributed again, until all in it are at one distance.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from tgi_trio.shard.cpu.kernels.sampling.scores import (
     CHUNK_BYTES,
     VECTOR_BYTES,
     measure,
-    weights,
+    reading,
+    relative,
 )
 from tgi_trio.shard.cpu.kernels.variant import LANES
 from tgi_trio.shard.cpu.kernels.vectors import (
     absolute,
     add,
     fill,
-    largest,
+    first_lane,
+    lanes_at_least,
     load,
     store,
     subtract,
@@ -38,11 +42,12 @@ from tgi_trio.shard.cpu.kernels.vectors import (
 
 BUCKETS = 512
 _WIDEST = 32.0  # nats: the first bracket; farther tokens are hardly ever wanted
-_HALVINGS = 12
+_QUARTERINGS, _PASSES = 3, 5  # first passes, and all
+_NEAR = 1.0 / 16.0  # of a bracket, to either side of where the answer should be
 _FLUSH = 32  # vectors that are summed up in float32
 _LOWEST = np.float32(np.finfo(np.float32).min)
-# A thread's memory: vectors to take apart, the buckets' masses, all weights, then a list of tokens.
-_MASSES, _WEIGHTS = 256, 256 + 8 * BUCKETS
+# A thread's memory: the buckets' masses, all weights, then a list of tokens.
+_WEIGHTS = 8 * BUCKETS
 
 
 def room_bytes(chunks: int) -> int:
@@ -51,70 +56,91 @@ def room_bytes(chunks: int) -> int:
 
 
 @kernel
-def distances(scores, centre):
-    """Return how far the costs of 16 tokens are from the centre."""
-    return absolute(add(scores, centre))
+def settle(row):
+    """Write the row's scores as they are read: relative to its best, and sharpened."""
+    how = reading(row)
+    for at in range(row.scores, row.scores + row.chunks * CHUNK_BYTES, VECTOR_BYTES):
+        store(at, relative(how, load(at)))
+    row.best, row.sharpness = 0.0, 1.0
 
 
 @kernel
-def weigh(row, counts, where):
-    """Write the weights of all tokens; if they are counted, 1 for each that is not masked."""
-    for i in range(0, row.chunks * CHUNK_BYTES, VECTOR_BYTES):
-        scores = load(row.scores + i)
-        if counts:
-            store(where + i, where_at_least(_LOWEST, scores, fill(1.0), fill(0.0)))
-        else:
-            store(where + i, weights(scores))
+def nearness(scores, centre):
+    """Return how far the costs of 16 tokens are from the centre, below zero."""
+    return subtract(fill(0.0), absolute(add(scores, centre)))
 
 
 @kernel
-def mass_within(row, centre, limit, own):
-    """Return the mass of all tokens at most `limit` from the centre."""
-    mass, none = 0.0, fill(0.0)
+def count_tokens(row, where):
+    """Write 1 for every token that is not masked, 0 for the others; return how many are not."""
+    count, none = 0.0, fill(0.0)
+    for begin in range(0, row.chunks * CHUNK_BYTES, CHUNK_BYTES):
+        sums = none
+        for i in range(begin, begin + CHUNK_BYTES, VECTOR_BYTES):
+            own = where_at_least(_LOWEST, load(row.scores + i), fill(1.0), none)
+            store(where + i, own)
+            sums = add(sums, own)
+        count += total(sums)
+    return count
+
+
+@kernel
+def masses_within(row, centre, limits, own):
+    """Return the masses of all tokens at most so far from the centre, for three limits."""
+    first, second, third = limits
+    mass_a, mass_b, mass_c, none = 0.0, 0.0, 0.0, fill(0.0)
     for begin in range(0, row.chunks * CHUNK_BYTES, _FLUSH * VECTOR_BYTES):
-        sums = fill(0.0)
+        a, b, c = none, none, none
         end = min(begin + _FLUSH * VECTOR_BYTES, row.chunks * CHUNK_BYTES)
         for i in range(begin, end, VECTOR_BYTES):
-            nearness = subtract(none, distances(load(row.scores + i), centre))
-            sums = add(sums, where_at_least(-limit, nearness, load(own + i), none))
-        mass += total(sums)
-    return mass
+            near, mass = nearness(load(row.scores + i), centre), load(own + i)
+            a = add(a, where_at_least(-first, near, mass, none))
+            b = add(b, where_at_least(-second, near, mass, none))
+            c = add(c, where_at_least(-third, near, mass, none))
+        mass_a, mass_b, mass_c = mass_a + total(a), mass_b + total(b), mass_c + total(c)
+    return mass_a, mass_b, mass_c
 
 
 @kernel
-def bracket(row, centre, wanted, own):
-    """Return distances (low, high] within which the mass gets to `wanted`, and the mass to low."""
-    low, high, before = np.float32(-1.0), np.float32(np.inf), 0.0
-    middle = np.float32(_WIDEST)
-    for _ in range(_HALVINGS):
-        mass = mass_within(row, centre, middle, own)
-        if mass >= wanted:
-            high = middle
-        else:
-            low, before = middle, mass
+def bracket(row, centre, mass, wanted, own):
+    """Return distances (low, high] within which the mass gets to `wanted`, and the mass to low.
+
+    `mass`: that of the whole row.
+    """
+    low, high, before, after = np.float32(-1.0), np.float32(np.inf), 0.0, mass
+    guess, near = 0.5 * _WIDEST, 0.5 * _WIDEST
+    for done in range(1, _PASSES + 1):
+        limits = (np.float32(guess - near), np.float32(guess), np.float32(guess + near))
+        masses = masses_within(row, centre, limits, own)
+        for i in range(3):
+            if masses[i] >= wanted and limits[i] < high:
+                high, after = limits[i], masses[i]
+            if masses[i] < wanted and limits[i] > low:
+                low, before = limits[i], masses[i]
         if high == np.inf:
             break
-        middle = np.float32((max(low, np.float32(0.0)) + high) * 0.5)
+        width, part = high - low, 0.5
+        near = 0.25 * width
+        if done >= _QUARTERINGS:
+            near, part = _NEAR * width, (wanted - before) / (after - before)
+        guess = low + part * width
     return low, high, before
 
 
 @kernel
-def list_bracket(row, centre, low, high, own, room, away, mass, ids):
+def list_bracket(row, centre, low, high, own, away, mass, ids):
     """List the tokens with low < distance <= high, lower ids first; return how many there are."""
-    far, weight = floats_at(room, LANES), floats_at(room + VECTOR_BYTES, LANES)
-    none, listed = fill(0.0), 0
+    scores, weights = floats_at(row.scores, row.chunks * CHUNK), floats_at(own, row.chunks * CHUNK)
+    listed = 0
     for vector in range(row.chunks * (CHUNK // LANES)):
-        at = vector * VECTOR_BYTES
-        distance = distances(load(row.scores + at), centre)
-        beyond = where_at_least(low, distance, load(own + at), none)
-        if largest(where_at_least(-high, subtract(none, distance), beyond, none)) == 0.0:
-            continue
-        store(room, distance)
-        store(room + VECTOR_BYTES, load(own + at))
-        for lane in range(LANES):
-            if low < far[lane] <= high and weight[lane] > 0.0:
-                away[listed], mass[listed] = far[lane], weight[lane]
-                ids[listed] = vector * LANES + lane
+        near = nearness(load(row.scores + vector * VECTOR_BYTES), fill(centre))
+        lanes = lanes_at_least(-high, near) & ~lanes_at_least(-low, near)
+        while lanes:
+            token = vector * LANES + first_lane(lanes)
+            lanes &= lanes - 1
+            if weights[token] > 0.0:
+                away[listed], mass[listed] = abs(scores[token] + centre), weights[token]
+                ids[listed] = token
                 listed += 1
     return listed
 
@@ -161,35 +187,37 @@ def narrow_list(away, own, ids, listed, masses, wanted):
 
 
 @kernel
-def cut(row, centre, counts, wanted, ties, room):
+def cut(row, centre, mass, wanted, ties, room):
     """Mask all tokens farther from the centre than it takes to reach the mass `wanted`.
 
-    Of several tokens at that distance all stay if `ties`, else as few as it takes, lower ids first.
+    `mass`: that of all tokens; each one's own is in the room. Of several tokens at that distance
+    all stay if `ties`, else as few as it takes, lower ids first.
     """
-    size, middle, own = row.chunks * CHUNK, fill(centre), room + _WEIGHTS
-    away, mass = floats_at(own + 4 * size, size), floats_at(own + 8 * size, size)
-    ids, masses = ints_at(own + 12 * size, size), doubles_at(room + _MASSES, BUCKETS)
-    weigh(row, counts, own)
-    low, high, before = bracket(row, middle, wanted, own)
-    listed = list_bracket(row, middle, low, high, own, room, away, mass, ids)
+    size, own = row.chunks * CHUNK, room + _WEIGHTS
+    away, weights = floats_at(own + 4 * size, size), floats_at(own + 8 * size, size)
+    ids, masses = ints_at(own + 12 * size, size), doubles_at(room, BUCKETS)
+    low, high, before = bracket(row, fill(centre), mass, wanted, own)
+    listed = list_bracket(row, centre, low, high, own, away, weights, ids)
     if listed == 0:  # for rounding, all that is there does not make the mass
         return
-    listed, wanted = narrow_list(away, mass, ids, listed, masses, wanted - before)
+    listed, wanted = narrow_list(away, weights, ids, listed, masses, wanted - before)
     for at in range(row.scores, row.scores + row.chunks * CHUNK_BYTES, VECTOR_BYTES):
         value = load(at)
-        nearness = subtract(fill(0.0), distances(value, middle))
-        store(at, where_at_least(-away[0], nearness, value, fill(-np.inf)))
+        near = nearness(value, fill(centre))
+        store(at, where_at_least(-away[0], near, value, fill(-np.inf)))
     if not ties:
         scores, reached = floats_at(row.scores, size), 0.0
         for i in range(listed):
             if i > 0 and reached >= wanted:
                 scores[ids[i]] = -np.inf
-            reached += mass[i]
+            reached += weights[i]
 
 
 @kernel
 def truncate(row, room):
-    """Mask what top-k, top-p and typical-p leave out, in this order."""
+    """Mask what top-k, top-p and typical-p leave out, in this order; the floor comes after them."""
+    floor, row.floor = row.floor, np.float32(-np.inf)
+    settle(row)
     for rule in range(3):
         if (
             (rule == 0 and row.top_k == 0)
@@ -197,10 +225,13 @@ def truncate(row, room):
             or (rule == 2 and row.typical_p >= 1.0)
         ):
             continue
-        mass, entropy = measure(row, rule == 2)
-        wanted, centre = np.float64(row.top_k), 0.0
-        if rule == 1:
-            wanted = row.top_p * mass
-        elif rule == 2:
-            wanted, centre = row.typical_p * mass, entropy - np.log(mass)  # the mean cost
-        cut(row, np.float32(centre), rule == 0, wanted, rule != 1, room)
+        centre, entropy = 0.0, 0.0
+        if rule == 0:
+            mass, wanted = count_tokens(row, room + _WEIGHTS), np.float64(row.top_k)
+        else:
+            mass, entropy = measure(row, rule == 2, room + _WEIGHTS)
+            wanted = mass * (row.top_p if rule == 1 else row.typical_p)
+        if rule == 2:
+            centre = entropy - np.log(mass)  # the mean cost
+        cut(row, np.float32(centre), mass, wanted, rule != 1, room)
+    row.floor = floor

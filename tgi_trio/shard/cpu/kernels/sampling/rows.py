@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tgi_trio.shard.cpu.kernels import entry, kernel
-from tgi_trio.shard.cpu.kernels.arrays import floats_at
+from tgi_trio.shard.cpu.kernels.arrays import floats_at, ints_at
 from tgi_trio.shard.cpu.kernels.sampling.candidates import find_candidates
 from tgi_trio.shard.cpu.kernels.sampling.narrow import truncate
 from tgi_trio.shard.cpu.kernels.sampling.scores import (
@@ -13,24 +15,25 @@ from tgi_trio.shard.cpu.kernels.sampling.scores import (
     find_maxima,
     mask,
     measure,
-    scale,
-    weights,
+    reading,
+    relative,
+    relative_one,
 )
 from tgi_trio.shard.cpu.kernels.threads import atomic_add
-from tgi_trio.shard.cpu.kernels.vectors import load, store
+from tgi_trio.shard.cpu.kernels.vectors import load, store, weight
 
 _BELOW_ONE = 1.0 - 2.0**-52  # rounding must not carry a target up to the whole mass
 
 
 @kernel
 def first_best(row):
-    """Return the first token with the score 0, which is the best one's."""
+    """Return the first token with the best score."""
     maxima, scores = floats_at(row.maxima, row.chunks), floats_at(row.scores, row.chunks * CHUNK)
     chunk = 0
-    while maxima[chunk] < 0.0:
+    while maxima[chunk] < row.best:
         chunk += 1
     token = chunk * CHUNK
-    while scores[token] < 0.0:
+    while scores[token] < row.best:
         token += 1
     return token
 
@@ -43,8 +46,9 @@ def draw(row, room):
     while chunk < row.chunks - 1 and before + masses[chunk] <= target:
         before += masses[chunk]
         chunk += 1
+    how = reading(row)
     for i in range(0, CHUNK_BYTES, VECTOR_BYTES):
-        store(room + i, weights(load(row.scores + chunk * CHUNK_BYTES + i)))
+        store(room + i, weight(relative(how, load(row.scores + chunk * CHUNK_BYTES + i))))
     last = 0
     for i in range(CHUNK):
         if own[i] > 0.0:
@@ -57,20 +61,33 @@ def draw(row, room):
 
 
 @kernel
+def leave_out(row):
+    """Give some outcome to a row whose best score is not finite: nothing can be chosen."""
+    row.mass, row.entropy, row.token, row.score = 1.0, 0.0, 0, 0.0
+    if row.width:
+        keys = ints_at(row.keys, row.width)
+        for i in range(row.width):
+            keys[i] = i
+
+
+@kernel
 def work_on(row, room):
     """Do what one row asks for."""
     if row.allowed:
         mask(row)
-    if row.truncates:
+    if row.truncates and np.isfinite(row.best):
         truncate(row, room)
-    if row.scales:
+    if row.finds_best:
         row.best = find_maxima(row)
-        scale(row, row.best)
+    if not np.isfinite(row.best):
+        leave_out(row)
+        return
     if row.weighs:
-        row.mass, row.entropy = measure(row, row.weighs == 2)
+        row.mass, row.entropy = measure(row, row.weighs == 2, np.int64(0))
     if row.picks:
         row.token = draw(row, room) if row.picks == 2 else first_best(row)
-        row.score = floats_at(row.scores, row.chunks * CHUNK)[row.token]
+        scores = floats_at(row.scores, row.chunks * CHUNK)
+        row.score = relative_one(row, scores[row.token])
     if row.width:
         find_candidates(row, row.width)
 

@@ -9,30 +9,44 @@ from tgi_trio.shard.cpu.kernels.arrays import floats_at
 from tgi_trio.shard.cpu.kernels.variant import LANES
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
-    divide,
-    exp,
     fill,
     fma,
     largest,
     load,
     maximum,
+    multiply,
     store,
     subtract,
     total,
+    weight,
     where_at_least,
     where_bits,
 )
 
-CHUNK = 64
+CHUNK = 128
 VECTOR_BYTES, CHUNK_BYTES = 4 * LANES, 4 * CHUNK
-_LEAST = -87.0  # below it a weight would not be a normal number: such a token is impossible
 _FINITE = -1e30  # stands for -inf where it is multiplied by a weight of 0
 
 
 @kernel
-def weights(scores):
-    """Return e^score of 16 scores, 0 for those that are masked."""
-    return where_at_least(_LEAST, scores, exp(scores), fill(0.0))
+def reading(row):
+    """Return what `relative` needs of a row, to be held in registers."""
+    return fill(row.best), fill(row.sharpness), row.floor
+
+
+@kernel
+def relative(how, scores):
+    """Return 16 scores relative to the row's best, sharpened; -inf below the floor."""
+    best, sharpness, floor = how
+    value = multiply(subtract(scores, best), sharpness)
+    return where_at_least(floor, value, value, fill(-np.inf))
+
+
+@kernel
+def relative_one(row, score):
+    """Return what `relative` does of one score."""
+    value = (score - row.best) * row.sharpness
+    return value if value >= row.floor else np.float32(-np.inf)
 
 
 @kernel
@@ -49,13 +63,14 @@ def find_maxima(row):
     maxima, scores = floats_at(row.maxima, row.chunks), floats_at(row.scores, row.chunks * CHUNK)
     best, sums, at = fill(-np.inf), fill(0.0), row.scores
     for chunk in range(row.chunks):
-        a, b = load(at), load(at + VECTOR_BYTES)
-        c, d = load(at + 2 * VECTOR_BYTES), load(at + 3 * VECTOR_BYTES)
-        chunk_best = maximum(maximum(a, b), maximum(c, d))
-        sums = add(sums, add(add(a, b), add(c, d)))
+        chunk_best = fill(-np.inf)
+        for _ in range(CHUNK // LANES // 2):
+            a, b = load(at), load(at + VECTOR_BYTES)
+            chunk_best = maximum(maximum(a, b), chunk_best)
+            sums = add(sums, add(a, b))
+            at += 2 * VECTOR_BYTES
         best = maximum(chunk_best, best)
         maxima[chunk] = largest(chunk_best)
-        at += CHUNK_BYTES
     # A maximum passes over NaN, a sum does not; but inf - inf is one as well.
     if np.isnan(total(sums)):
         for score in scores:
@@ -65,44 +80,25 @@ def find_maxima(row):
 
 
 @kernel
-def scale(row, best):
-    """Replace every score by (score - best) / temperature, by -inf where that is below the floor.
-
-    A best score that is not finite leaves nothing to choose from: all scores become 0.
-    """
-    maxima, scores = floats_at(row.maxima, row.chunks), floats_at(row.scores, row.chunks * CHUNK)
-    if not np.isfinite(best):
-        scores[:] = 0.0
-        maxima[:] = 0.0
-        return
-    centre, temperature, divides = fill(best), fill(row.temperature), row.temperature != 1.0
-    for at in range(row.scores, row.scores + row.chunks * CHUNK_BYTES, VECTOR_BYTES):
-        value = subtract(load(at), centre)
-        if divides:
-            value = divide(value, temperature)
-        store(at, where_at_least(row.floor, value, value, fill(-np.inf)))
-    for chunk in range(row.chunks):  # rounding keeps the order, so the maxima stay the maxima
-        value = np.float32((maxima[chunk] - best) / row.temperature)
-        maxima[chunk] = value if value >= row.floor else -np.inf
-
-
-@kernel
-def measure(row, entropy):
+def measure(row, entropy, kept):
     """Write every chunk's mass, the sum of its weights; return the row's mass and entropy.
 
     The entropy, in nats, is 0 where it is not asked for. Within a chunk sums are float32, over
-    chunks float64 and from left to right.
+    chunks float64 and from left to right. `kept`: where to write all weights, 0 for nowhere.
     """
-    masses = floats_at(row.masses, row.chunks)
+    masses, how = floats_at(row.masses, row.chunks), reading(row)
     mass, weighted, at = 0.0, 0.0, row.scores
     for chunk in range(row.chunks):
         sums, products = fill(0.0), fill(0.0)
         for _ in range(CHUNK // LANES):
-            scores = load(at)
-            own = weights(scores)
+            scores = relative(how, load(at))
+            own = weight(scores)
             sums = add(sums, own)
             if entropy:
                 products = fma(own, maximum(scores, fill(_FINITE)), products)
+            if kept:
+                store(kept, own)
+                kept += VECTOR_BYTES
             at += VECTOR_BYTES
         masses[chunk] = total(sums)
         mass += masses[chunk]
