@@ -18,7 +18,6 @@ class Verdict(enum.Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"  # too few blocks can be had
     NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
-    HELD_BACK = "held back"  # a suspect's group is full, or it is none and would join suspects
     SHARES_SOON = "shares soon"  # what it starts with is being computed for another: wait for that
 
 
@@ -62,12 +61,16 @@ class Admission:
         skips = 0  # of the one of `without_room` that was passed most often
         room = self._available
         anyone_has_turn = batch.has_turn(1)
-        while anyone_has_turn and passed < len(queue) and not batch.is_full and places != 0:
-            sequence = queue.at(passed)
+        # A copy: who is admitted leaves the queue. Nearly every look at a waiting sequence in
+        # nearly every step is the shortest way through this loop, so that is kept short.
+        for sequence in (
+            list(queue) if anyone_has_turn and places != 0 and not batch.is_full else ()
+        ):
             if places is not None and sequence not in self._isolation:
-                verdict = Verdict.HELD_BACK
-            elif room <= sequence.short_at:
-                verdict = Verdict.NO_ROOM  # as before: not worth a look
+                held_back += 1
+                continue
+            if room <= sequence.short_at:
+                verdict = Verdict.NO_ROOM  # as before: not worth a try
             else:
                 verdict = self._try(sequence, room, without_turn)
             if verdict is Verdict.ADMITTED:
@@ -75,30 +78,28 @@ class Admission:
                 batch.enter(sequence)
                 admitted.append(sequence)
                 places = self._isolation.places()
-                if without_room:
-                    skips += 1
-                for other in without_room:
-                    other.skipped += 1
-                for other in without_turn:
-                    other.overtaken += sequence.target - sequence.computed
+                skips += bool(without_room)
+                _passes(sequence, without_room, without_turn)
                 room = self._available
             else:
                 passed += 1
                 if verdict is Verdict.NO_ROOM:
                     without_room.append(sequence)
-                    skips = max(skips, sequence.skipped)
-                elif verdict is Verdict.HELD_BACK:
-                    held_back += 1
+                    if sequence.skipped > skips:
+                        skips = sequence.skipped
                 elif verdict is Verdict.NOT_ITS_TURN:
                     without_turn.append(sequence)
-            if passed - held_back > skip_limit or skips >= skip_limit:
+            if passed > skip_limit or skips >= skip_limit:
                 break
             if verdict is not Verdict.NO_ROOM:
                 anyone_has_turn = batch.has_turn(1, without_turn)
+                if not anyone_has_turn or places == 0 or batch.is_full:
+                    break
         self.behind = len(without_turn)
         if not anyone_has_turn:
-            self.behind += len(queue) - passed
-        only_room_lacks = without_room and len(without_room) == passed and anyone_has_turn
+            self.behind += len(queue) - passed - held_back
+        only_room_lacks = without_room and anyone_has_turn
+        only_room_lacks = only_room_lacks and len(without_room) == passed + held_back
         self._no_room_at = (queue.version, self._available) if only_room_lacks else (-1, 0)
         return admitted
 
@@ -122,8 +123,20 @@ class Admission:
         wanted = sequence.need
         if not limits.reserve:
             wanted = min(wanted, tokens + limits.grant_tokens)
-        if memory.admit(sequence, match, wanted, memory.available - available):
-            sequence.short_at = -1
-            return Verdict.ADMITTED
-        sequence.short_at = available
-        return Verdict.NO_ROOM
+        lacking = memory.price(match, wanted) - available
+        if lacking > 0:
+            # A look at every block that comes back would cost more than it finds, and to wait for
+            # all of them is too long: others may compute meanwhile what it starts with.
+            sequence.short_at = available + lacking // 2
+            return Verdict.NO_ROOM
+        memory.admit(sequence, match, wanted)
+        sequence.short_at = -1
+        return Verdict.ADMITTED
+
+
+def _passes(sequence: Sequence, without_room: list[Sequence], without_turn: list[Sequence]) -> None:
+    """Note with those who wait on that `sequence`, admitted just now, has passed them."""
+    for other in without_room:
+        other.skipped += 1
+    for other in without_turn:
+        other.overtaken += sequence.target - sequence.computed

@@ -21,6 +21,8 @@ class Batch:
         self.prefilling: dict[int, Sequence] = {}  # members whose prompt is being computed
         self.running: dict[int, Sequence] = {}  # members that generate: all others
         self.pending_tokens = 0  # of those, not yet computed
+        # Tokens that may still pass every one of them, or fewer: they may have gone on since.
+        self._patience = NEVER
 
     def __len__(self) -> int:
         return len(self.members)
@@ -39,19 +41,24 @@ class Batch:
         one, here or among the `queued` that it would pass, lets shorter ones pass until they are
         together as long as itself, or a full step: it takes about twice as long at most.
         """
-        limits = self._limits
-        ahead = 0
-        for member in self.prefilling.values():
-            left = member.target - member.computed
-            if left <= tokens:
-                ahead += left
-            elif member.overtaken + tokens > max(member.length, limits.token_budget):
+        most = self._limits.max_batch_prefill_tokens
+        if tokens > self._patience or self.pending_tokens >= most:
+            ahead, turn = 0, True
+            self._patience = NEVER
+            for member in self.prefilling.values():
+                left, patience = member.target - member.computed, self._patience_of(member)
+                self._patience = min(self._patience, patience)
+                if left <= tokens:
+                    ahead += left
+                elif tokens > patience:
+                    turn = False
+            if not turn or ahead >= most:
                 return False
-        if ahead >= limits.max_batch_prefill_tokens:
-            return False
-        return all(
-            other.overtaken + tokens <= max(other.length, limits.token_budget) for other in queued
-        )
+        return all(tokens <= self._patience_of(other) for other in queued)
+
+    def _patience_of(self, sequence: Sequence) -> int:
+        """Return how many tokens of shorter prompts may still pass `sequence`."""
+        return max(sequence.length, self._limits.token_budget) - sequence.overtaken
 
     def enter(self, sequence: Sequence) -> None:
         """Take in a sequence whose blocks have been granted."""
@@ -59,11 +66,14 @@ class Batch:
         sequence.target = sequence.length
         sequence.prompt_logprobs_reported = 0
         tokens = sequence.target - sequence.computed
+        patience = min(self._patience, self._patience_of(sequence))
         for member in self.prefilling.values():
             if member.target - member.computed > tokens:
                 member.overtaken += tokens
+                patience = min(patience, self._patience_of(member))
         self.members[sequence.id] = self.prefilling[sequence.id] = sequence
         self.pending_tokens += tokens
+        self._patience = patience
         self.watch(sequence)
 
     def leave(self, sequence: Sequence) -> None:
@@ -106,6 +116,7 @@ class Batch:
         self.prefilling.clear()
         self.running.clear()
         self.pending_tokens = 0
+        self._patience = NEVER
 
     def check(self) -> None:
         """Raise AssertionError when the accounting is wrong."""
@@ -114,6 +125,8 @@ class Batch:
             raise AssertionError(f"{prefilling} prefill, {list(self.prefilling)} are noted")
         if self.running.keys() != self.members.keys() - prefilling:
             raise AssertionError("not every member either prefills or runs")
+        if any(self._patience > self._patience_of(s) for s in self.prefilling.values()):
+            raise AssertionError("a prompt may be passed by more than it has patience for")
         pending = sum(s.target - s.computed for s in self.prefilling.values())
         if pending != self.pending_tokens:
             raise AssertionError(f"{pending} tokens are pending, {self.pending_tokens} counted")

@@ -25,8 +25,13 @@ seniority = attrgetter("priority", "order")  # the youngest has most of it
 def extend(batch: Batch, memory: KvMemory, limits: SchedulingLimits) -> list[ExtendRow]:
     """Grant blocks to members that near the end of theirs, oldest first."""
     rows = []
-    for sequence in sorted(batch.starving.values(), key=seniority):
-        tokens = min(sequence.need, sequence.computed + limits.grant_tokens)
+    ahead = limits.grant_tokens
+    wishes = [
+        (sequence, min(sequence.need, sequence.computed + ahead))
+        for sequence in sorted(batch.starving.values(), key=seniority)
+    ]
+    memory.make_free(sum(memory.lacking(sequence, tokens) for sequence, tokens in wishes))
+    for sequence, tokens in wishes:
         granted = memory.extend(sequence, tokens)
         if not granted:
             break

@@ -60,38 +60,51 @@ class KvMemory:
         most = (sequence.length - 1) // self.block_size  # at least one token is computed
         return self._cache.match(sequence.namespace, key, most)
 
-    def admit(
-        self, sequence: Sequence, match: Match | None, tokens: int, headroom: int = 0
-    ) -> bool:
+    def price(self, match: Match | None, tokens: int) -> int:
+        """Return how many available blocks it takes to admit somebody with `tokens` tokens.
+
+        What `match` holds is shared, and may not be evicted any more.
+        """
+        blocks = -(-tokens // self.block_size)
+        return blocks - len(match.blocks) + match.evictable if match else blocks
+
+    def admit(self, sequence: Sequence, match: Match | None, tokens: int) -> None:
         """Give a waiting sequence a block table for `tokens` tokens, what `match` holds shared.
 
-        `headroom` blocks stay available. False: too few can be had, nothing has changed.
+        Raises ValueError when less is available than its `price`.
         """
         blocks = match.blocks if match else []
         wanted = self.blocks_for(tokens) - len(blocks)
-        if wanted > self.available - headroom - (match.evictable if match else 0):
-            return False
         if match is not None:
             sequence.node = self._cache.pin(sequence.namespace, match)
         sequence.blocks = blocks + self._take(wanted)
         sequence.shared = len(blocks)
         sequence.computed = sequence.cached_at_start = len(blocks) * self.block_size
         self._claim(sequence)
-        return True
 
     def extend(self, sequence: Sequence, tokens: int) -> list[int]:
         """Grant blocks towards `tokens` tokens in all, as many as can be had; returns them."""
-        wanted = self.blocks_for(tokens) - len(sequence.blocks)
-        granted = self._take(max(0, min(wanted, self.available)))
+        granted = self._take(min(self.lacking(sequence, tokens), self.available))
         sequence.blocks += granted
         return granted
 
-    def _take(self, count: int) -> list[int]:
+    def lacking(self, sequence: Sequence, tokens: int) -> int:
+        """Return how many blocks a sequence lacks for `tokens` tokens in all."""
+        return max(0, -(-tokens // self.block_size) - len(sequence.blocks))
+
+    def make_free(self, count: int) -> None:
+        """Evict until `count` blocks are free or nothing is left to evict.
+
+        Whoever takes several lots of blocks calls this first: one eviction costs less than many.
+        """
         short = count - self._allocator.free
         if short > 0:
             evicted = self._cache.evict(short)
             self.evicted += len(evicted)
             self._allocator.give(evicted)
+
+    def _take(self, count: int) -> list[int]:
+        self.make_free(count)
         return self._allocator.take(count)
 
     def coming(self, sequence: Sequence) -> int:

@@ -109,10 +109,6 @@ class WaitingQueue:
             del self._patient[sequence.id]
             self._in_time.pop(sequence.id, None)
 
-    def at(self, index: int) -> Sequence:
-        """Return the sequence at `index` from the front."""
-        return self._sequences[index]
-
     def check(self) -> None:
         """Raise AssertionError when order or accounting is wrong."""
         ranks = {s.id: s.rank for s in self._sequences}

@@ -85,7 +85,7 @@ class Sequence:
         self.turn = 0  # admissions before its own, by the order of arrival
         # Set by admission and growth.
         self.skipped = 0  # how often a later request was admitted before this one
-        self.short_at = -1  # available blocks when it last did not fit; more are worth a try
+        self.short_at = -1  # available blocks that are not worth another try since it did not fit
         self.overtaken = 0  # tokens of shorter prompts sent while its own was being computed
         self.extend_at = NEVER  # `computed` at which more blocks are asked for
         # Set while the shard knows it.
