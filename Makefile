@@ -26,6 +26,7 @@ $(BIN)/pip:
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e .
+	-$(BIN)/python -m tgi_trio.shard.cpu tgi_trio/demo/model # compiles, so that no start has to
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from tgi_trio.shard.cpu import sampler_self_test, self_test
 from tgi_trio.shard.cpu.checkpoint import Checkpoint
+from tgi_trio.shard.cpu.compile_beside import compiled_beside
 from tgi_trio.shard.cpu.fitting import misfit, variant_for
 from tgi_trio.shard.cpu.forward import Forward
+from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.cpu.runner import CpuRunner
 from tgi_trio.shard.cpu.sampler import CpuSampler
 from tgi_trio.shard.cpu.team import usable_cores
@@ -43,7 +45,8 @@ def load(
     reason = misfit(spec, dtype)
     if spec is None or reason is not None:
         raise UnfitError(reason)
-    dot = _working_dot(spec, dtype)
+    with compiled_beside(work_on_rows, sampler_self_test.__name__):
+        dot = _working_dot(spec, dtype)
     cores = usable_cores()
     count = threads or sensible_threads(config.folder, len(cores))
     forward = Forward(

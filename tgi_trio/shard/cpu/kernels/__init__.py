@@ -7,6 +7,9 @@ step, and `step.py` is the way in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from numba import config, njit
 
 from tgi_trio.shard.cpu.kernels.cache import cache_folder
@@ -22,3 +25,11 @@ _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 kernel = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
 # For those that Python calls; they are kept with everything they call.
 entry = njit(cache=_FOLDER is not None, **_OPTIONS)
+
+
+def is_missing(function: Callable[..., Any]) -> bool:
+    """Return whether an `entry` would be kept once it is compiled, and is not there for any types.
+
+    A guess by the names of numba's files: what is wrong here costs time and nothing else.
+    """
+    return _FOLDER is not None and not any(_FOLDER.rglob(f"*.{function.__name__}-*.nbi"))

@@ -1,0 +1,78 @@
+"""Kernels compiled by another process, beside ours or ahead of time."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tgi_trio.shard.cpu import __main__ as ahead
+from tgi_trio.shard.cpu import compile_beside, kernels, sampler_self_test
+from tgi_trio.shard.cpu.compile_beside import compiled_beside
+from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
+
+
+@pytest.fixture
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function text -> name of a module for `python -m`; `here` in it is tmp_path."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(compile_beside, "is_missing", lambda kernel: True)
+    monkeypatch.setattr(compile_beside, "usable_cores", lambda: [0, 1])
+
+    def make(text: str) -> str:
+        lines = ["import os, pathlib, time", f"here = pathlib.Path({str(tmp_path)!r})", text]
+        (tmp_path / "helper_module.py").write_text("\n".join(lines))
+        return "helper_module"
+
+    return make
+
+
+def test_the_end_of_the_block_waits_for_the_other_process(helper: Any, tmp_path: Path) -> None:
+    with compiled_beside(work_on_rows, helper("time.sleep(0.2); (here / 'done').touch()")):
+        assert not (tmp_path / "done").exists()
+    assert (tmp_path / "done").exists()
+
+
+def test_the_other_process_ends_with_a_block_that_fails(helper: Any, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    text = "(here / 'new').write_text(str(os.getpid())); (here / 'new').rename(here / 'pid')"
+    with (
+        pytest.raises(RuntimeError, match="no weights"),
+        compiled_beside(work_on_rows, helper(f"{text}; time.sleep(600)")),
+    ):
+        while not pid_file.exists():
+            time.sleep(0.01)
+        raise RuntimeError("no weights")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+
+
+@pytest.mark.parametrize(("missing", "cores"), [(False, [0, 1]), (True, [0])])
+def test_no_process_where_it_would_not_help(
+    missing: bool, cores: list[int], helper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_beside, "is_missing", lambda kernel: missing)
+    monkeypatch.setattr(compile_beside, "usable_cores", lambda: cores)
+    with compiled_beside(work_on_rows, helper("(here / 'done').touch()")):
+        pass
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_compiled_kernel_is_known_by_its_file() -> None:
+    if kernels._FOLDER is None:
+        pytest.skip("there is no place for a cache")
+    assert sampler_self_test.fault() is None
+    assert not kernels.is_missing(work_on_rows)
+    assert kernels.is_missing(test_a_compiled_kernel_is_known_by_its_file)
+
+
+def test_a_model_that_the_kernels_do_not_fit_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba", "vocab_size": 10}')
+    assert ahead.main([str(tmp_path)]) == 1
+    assert "the model runs through transformers" in capsys.readouterr().err
+    assert ahead.main([]) == 2
