@@ -159,6 +159,20 @@ async def test_one_failing_sequence_costs_nobody_else_anything(tmp_path: Path) -
 
 
 @pytest.mark.trio
+async def test_a_step_that_raised_and_went_well_in_parts_is_a_failure_all_the_same(
+    tmp_path: Path,
+) -> None:
+    fake = FakeSettings(vocab_size=259, fail_above=1, step_ms=1)
+    async with engine_on_fake_shard(tmp_path, fake) as bench, trio.open_nursery() as nursery:
+        streams = [bench.engine.submit(make_request(bench.tokenizer, "hi", 30)) for _ in "ab"]
+        for stream in streams:
+            nursery.start_soon(collect, stream)
+    failed = bench.metrics.value("tgi_batch_inference_failure")
+    assert 25 < failed <= bench.metrics.value("tgi_batch_inference_success")
+    assert all(stream.end is End.FINISHED for stream in streams)
+
+
+@pytest.mark.trio
 async def test_a_sink_gets_what_an_iterator_would(tmp_path: Path) -> None:
     async with engine_on_fake_shard(tmp_path) as bench:
         seen: list[int] = []

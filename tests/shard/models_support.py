@@ -209,6 +209,17 @@ class Golden:
         scores = self.model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
         return scores.gather(1, ids[0, 1:, None]).squeeze(1).tolist()
 
+    @torch.no_grad()
+    def assert_prompt_tops(
+        self, prompt: ListLike[int], tops: ListLike[ListLike[tuple[int, float]]], count: int
+    ) -> None:
+        """Check the alternatives of every prompt token; the first has none."""
+        scores = self.model(input_ids=torch.tensor([list(prompt)])).logits[0, :-1].float()
+        best, ids = scores.log_softmax(-1).topk(count)
+        assert tops[0] == [] and [[id for id, _ in top] for top in tops[1:]] == ids.tolist()
+        found = torch.tensor([[logprob for _, logprob in top] for top in tops[1:]])
+        torch.testing.assert_close(found, best, atol=1e-4, rtol=0.0)
+
 
 def assert_greedy(
     golden: Golden, recorder: GreedyRecorder, row: Sequence, tolerance: float = 1e-4

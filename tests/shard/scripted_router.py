@@ -154,6 +154,7 @@ class Row:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.prompt_logprobs: list[float] = []
+        self.prompt_tops: list[list[tuple[int, float]]] = []
         self.tops: list[list[tuple[int, float]]] = []
 
 
@@ -162,7 +163,8 @@ def rows_of(report: StepReport) -> list[Row]:
     rows = []
     tokens = iter(zip(report.token_ids, report.logprobs, report.top_count, strict=True))
     tops = iter(zip(report.top_ids, report.top_logprobs, strict=True))
-    prompts = iter(report.prompt_logprobs)
+    prompts = iter(zip(report.prompt_logprobs, report.prompt_top_count, strict=True))
+    prompt_tops = iter(zip(report.prompt_top_ids, report.prompt_top_logprobs, strict=True))
     for i, sequence in enumerate(report.sequence):
         row = Row(report.step, sequence, report.computed[i], report.finish[i])
         for _ in range(report.token_count[i]):
@@ -170,9 +172,12 @@ def rows_of(report: StepReport) -> list[Row]:
             row.token_ids.append(token)
             row.logprobs.append(logprob)
             row.tops.append([next(tops) for _ in range(count)])
-        row.prompt_logprobs = [next(prompts) for _ in range(report.prompt_count[i])]
+        for _ in range(report.prompt_count[i]):
+            logprob, count = next(prompts)
+            row.prompt_logprobs.append(logprob)
+            row.prompt_tops.append([next(prompt_tops) for _ in range(count)])
         rows.append(row)
-    assert not list(tokens) and not list(tops) and not list(prompts)
+    assert not any(map(list, (tokens, tops, prompts, prompt_tops)))
     return rows
 
 

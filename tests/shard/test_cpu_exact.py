@@ -92,16 +92,19 @@ def test_a_long_context(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_prompt_logprobs(runner: tuple, golden: Golden, chunk: int) -> None:
     prompt = PROMPTS[5]
-    row = sequence(5, prompt, range(1, 20), new=2, prompt_logprobs=True)
+    row = sequence(5, prompt, range(1, 20), new=2, prompt_logprobs=True, prompt_top_n=4)
     other = sequence(6, PROMPTS[6], range(20, 40), new=2)
     found: list[float] = []
+    tops: list[list[tuple[int, float]]] = []
     while row.length == len(prompt):
         count = min(chunk, row.length - row.computed)
         results = advance(runner[0], [row, other], [count, 1])
         found += results[0].prompt_logprobs
+        tops += results[0].prompt_tops
         assert not results[1].prompt_logprobs
     assert len(found) == len(prompt) and math.isnan(found[0])
     assert found[1:] == pytest.approx(golden.prompt_logprobs(prompt), abs=1e-4)
+    golden.assert_prompt_tops(prompt, tops, 4)
     runner[1].logits.clear()
 
 

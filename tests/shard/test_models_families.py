@@ -190,14 +190,20 @@ def test_prompt_logprobs_through_transformers_come_in_pieces(
     monkeypatch.setattr(runner.way, "forward", counted)
     blocks, golden = tables(texts, shuffle=2, new=2), Golden(folder)
     rows = [
-        sequence(i, text, blocks[i], new=2, prompt_logprobs=i != 1) for i, text in enumerate(texts)
+        sequence(i, text, blocks[i], new=2, prompt_logprobs=i != 1, prompt_top_n=2 if i == 0 else 0)
+        for i, text in enumerate(texts)
     ]
     found: list[list[float]] = [[] for _ in rows]
+    tops: list[list[tuple[int, float]]] = []
     while any(row.computed < row.prompt_length for row in rows):
         counts = [min(23, row.length - row.computed) for row in rows]
-        for values, result in zip(found, advance(runner, rows, counts), strict=True):
+        results = advance(runner, rows, counts)
+        for values, result in zip(found, results, strict=True):
             values += result.prompt_logprobs
+        tops += results[0].prompt_tops
+        assert not any(result.prompt_tops for result in results[1:])
     assert max(held) <= most + len(rows)
+    golden.assert_prompt_tops(texts[0], tops, 2)
     for i, text in enumerate(texts):
         expected = golden.prompt_logprobs(text) if i != 1 else []
         assert found[i][1:] == pytest.approx(expected, abs=1e-4)

@@ -378,6 +378,21 @@ def test_rows_that_fail_alone_fault_and_the_others_go_on(culprits: set[int]) -> 
             assert router.tokens(i) == answer(prompt, 6)
             assert [r.step for r in router.rows(i)] == list(range(1, 7))
     assert router.tokens(8) == answer(PROMPT, 6)
+    assert not any(report.recovered for report in router.reports)
+
+
+def test_a_step_that_raises_and_can_be_computed_in_parts_fails_nobody_and_says_so() -> None:
+    prompts = {i: [i + 10, 5] for i in range(1, 6)}
+    with fake_shard(fail_above=2) as (router, _):
+        router.prefill(row(9, PROMPT, 3))
+        router.finished(9)
+        router.prefill(*(row(i, prompt, 6) for i, prompt in prompts.items()))
+        router.finished(*prompts)
+    for i, prompt in prompts.items():
+        assert router.tokens(i) == answer(prompt, 6)
+        assert router.fault(i) is None
+    steps = [report.recovered for report in router.reports if report.sequence]
+    assert steps == [0] * 3 + [1] * 6
 
 
 # --- frames that fit the ring --------------------------------------------------------------------
@@ -405,7 +420,7 @@ def test_a_large_step_is_divided_and_counted_once() -> None:
 
 
 def test_prompt_logprobs_longer_than_a_frame_arrive_in_order() -> None:
-    request = row(1, [7] * 900, 2, blocks=range(1, 300), prompt_logprobs=True)
+    request = row(1, [7] * 900, 2, blocks=range(1, 300), prompt_logprobs=True, prompt_top_n=9)
     with fake_shard(reply_bytes=2**12, blocks=1000) as (router, _):
         assert router.end.page.reply_bytes < 2 * 4 * len(request.token_ids)
         router.prefill(request)
@@ -413,6 +428,8 @@ def test_prompt_logprobs_longer_than_a_frame_arrive_in_order() -> None:
     logprobs = [p for r in router.rows(1) for p in r.prompt_logprobs]
     assert math.isnan(logprobs[0])
     assert logprobs[1:] == [-1.0] * 899
+    tops = [top for r in router.rows(1) for top in r.prompt_tops]
+    assert tops == [[]] + [[(n, -1.0 - n) for n in range(9)]] * 899
     assert len(router.tokens(1)) == 2
 
 
@@ -446,6 +463,10 @@ def make_report(rows: list[tuple[int, int, int]]) -> StepReport:
             report.top_logprobs.extend([-1.0] * tops)
         at = len(report.prompt_logprobs)
         report.prompt_logprobs.extend(float(n) for n in range(at, at + prompts))
+        report.prompt_top_count.extend([tops] * prompts)
+        every = range(len(report.prompt_top_ids), len(report.prompt_top_ids) + tops * prompts)
+        report.prompt_top_ids.extend(every)
+        report.prompt_top_logprobs.extend(-float(n) for n in every)
     return report
 
 
@@ -463,7 +484,10 @@ def test_a_report_divided_into_frames_says_the_same(
     frames = list(replies.encode_report(report, most))
     assert all(len(frame) <= most for frame in frames)
     parts = [decode_step(Frame(memoryview(frame))) for frame in frames]
-    for name in ("token_ids", "logprobs", "top_count", "top_ids", "prompt_logprobs"):
+    for name in (
+        *("token_ids", "logprobs", "top_count", "top_ids", "prompt_logprobs"),
+        *("prompt_top_count", "prompt_top_ids", "prompt_top_logprobs"),
+    ):
         assert [x for part in parts for x in getattr(part, name)] == getattr(report, name)
     for name in ("gap_ns", "forward_ns", "sample_ns", "prefill_tokens", "decode_rows"):
         assert sum(getattr(part, name) for part in parts) == getattr(report, name)

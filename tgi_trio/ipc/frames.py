@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 4
+VERSION = 5
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -139,6 +139,7 @@ _ROW_PARAMETERS = (
     Column("min_new_tokens", "<u4", "rows", "tokens still to generate before EOS is allowed"),
     Column("flags", "<u4", "rows", "Flag bits"),
     Column("top_n", "<u4", "rows", "alternatives to report per generated token"),
+    Column("prompt_top_n", "<u4", "rows", "and per prompt position, with PROMPT_LOGPROBS"),
     Column("top_k", "<u4", "rows", "0 = off"),
     Column("temperature", "<f4", "rows", "1.0 = off"),
     Column("top_p", "<f4", "rows", "1.0 = off"),
@@ -282,8 +283,9 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("decode_rows", "sequences that decoded in this step"),
             ("stalled_rows", "sequences that sat out for want of a KV block"),
             ("draft_tokens", "tokens guessed ahead and computed in this step"),
+            ("recovered", "1: the step raised, and computed again in parts it did not"),
         ),
-        counts=("rows", "tokens", "tops", "prompts"),
+        counts=("rows", "tokens", "tops", "prompts", "prompt_tops"),
         columns=(
             Column("sequence", "<u8", "rows", "sequence id of every row that moved"),
             Column("computed", "<u4", "rows", "tokens whose KV is in the blocks now"),
@@ -296,6 +298,9 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("top_ids", "<i4", "tops", "alternatives, best first"),
             Column("top_logprobs", "<f4", "tops", "their log-probabilities"),
             Column("prompt_logprobs", "<f4", "prompts", "NaN for the first prompt token"),
+            Column("prompt_top_count", "<u4", "prompts", "alternatives reported for each of them"),
+            Column("prompt_top_ids", "<i4", "prompt_tops", "alternatives, best first"),
+            Column("prompt_top_logprobs", "<f4", "prompt_tops", "their log-probabilities"),
         ),
     ),
     FrameSpec(

@@ -40,6 +40,7 @@ class SamplingParameters:
     ignore_eos: bool = False
     top_n: int = 0
     prompt_logprobs: bool = False
+    prompt_top_n: int = 0  # alternatives per prompt position, where prompt_logprobs
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str = ""
     adapter: int = 0
@@ -79,6 +80,7 @@ class ExtendRow:
 
 _PLAIN = (
     "top_n",
+    "prompt_top_n",
     "top_k",
     "temperature",
     "top_p",
@@ -215,6 +217,7 @@ class StepReport:
     decode_rows: int = 0
     stalled_rows: int = 0
     draft_tokens: int = 0
+    recovered: int = 0
     sequence: list[int] = field(default_factory=list)  # [rows]
     computed: list[int] = field(default_factory=list)  # [rows] tokens whose KV is in the blocks
     token_count: list[int] = field(default_factory=list)  # [rows]
@@ -226,6 +229,9 @@ class StepReport:
     top_ids: list[int] = field(default_factory=list)  # [tops]
     top_logprobs: list[float] = field(default_factory=list)  # [tops]
     prompt_logprobs: list[float] = field(default_factory=list)  # [prompts]
+    prompt_top_count: list[int] = field(default_factory=list)  # [prompts]
+    prompt_top_ids: list[int] = field(default_factory=list)  # [prompt_tops]
+    prompt_top_logprobs: list[float] = field(default_factory=list)  # [prompt_tops]
 
 
 _STEP_WORDS = (
@@ -237,6 +243,7 @@ _STEP_WORDS = (
     "decode_rows",
     "stalled_rows",
     "draft_tokens",
+    "recovered",
 )
 _STEP_COLUMNS = (
     "sequence",
@@ -250,6 +257,9 @@ _STEP_COLUMNS = (
     "top_ids",
     "top_logprobs",
     "prompt_logprobs",
+    "prompt_top_count",
+    "prompt_top_ids",
+    "prompt_top_logprobs",
 )
 
 

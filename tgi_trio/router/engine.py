@@ -287,6 +287,7 @@ class Engine:
         reason: FinishReason | None = None
         for progress in progress_list:
             stream.prompt_logprobs += progress.prompt_logprobs
+            stream.prompt_tops += progress.prompt_tops
             for i, token_id in enumerate(progress.token_ids):
                 top = progress.tops[i] if progress.tops else ()
                 tokens.append(output.push(token_id, progress.logprobs[i], top))
@@ -319,6 +320,7 @@ class Engine:
             seed=request.sampling.seed if request.sampling.sample else None,
             tail=tail,
             prompt_logprobs=tuple(stream.prompt_logprobs),
+            prompt_tops=tuple(stream.prompt_tops),
         )
 
     def _fail(self, id: int, message: str) -> None:
@@ -379,6 +381,8 @@ class Engine:
         method = "prefill" if report.prefill_tokens else "decode"
         metrics.inc("tgi_batch_inference_count", method=method)
         metrics.inc("tgi_batch_inference_success", method=method)
+        if report.recovered:
+            metrics.inc(_FAILURE, method=method)
         whole = report.gap_ns + report.forward_ns + report.sample_ns
         metrics.observe("tgi_batch_inference_duration", whole / 1e9, method=method)
         metrics.observe("tgi_batch_forward_duration", report.forward_ns / 1e9, method=method)

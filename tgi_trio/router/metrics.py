@@ -84,7 +84,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric(
         "tgi_batch_inference_failure",
         "counter",
-        "Steps in which a sequence failed alone or the shard died",
+        "Steps that raised, in which one sequence failed, or at which the shard died",
         label="method",
         values=_METHODS,
     ),

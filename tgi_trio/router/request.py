@@ -78,3 +78,4 @@ class Outcome:
     seed: int | None  # None when greedy
     tail: str = ""  # end of `text` that no token carried: it was held back until the end
     prompt_logprobs: tuple[float, ...] = ()  # NaN for the first; empty unless asked for
+    prompt_tops: tuple[Sequence[tuple[int, float]], ...] = ()  # alternatives of each; likewise

@@ -8,7 +8,7 @@ in exactly one terminal state (see `END`), and the engine counts that once.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -47,6 +47,9 @@ class TokenStream:
         self.timings = timings
         self.end: End | None = None
         self.prompt_logprobs: list[float] = []  # set by the engine as the prefill reports them
+        self.prompt_tops: list[
+            Sequence[tuple[int, float]]
+        ] = []  # alternatives of each, where asked for
         self.generated = 0  # tokens delivered so far
         self.cached_tokens = 0  # prompt tokens from the prefix cache; set by the engine
         self._leave = leave

@@ -52,6 +52,7 @@ class GenerateParameters:
     seed: int | None = None
     top_n_tokens: int | None = None
     decoder_input_details: bool = False
+    prompt_top_n: int = 0  # alternatives per prompt token, as a part of those details
     grammar: str | None = None  # as the shard reads it
     adapter_id: str | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -281,6 +282,7 @@ class Validator:
             ignore_eos=p.ignore_eos and p.grammar is None,  # a grammar says where a text ends
             top_n=p.top_n_tokens or 0,
             prompt_logprobs=p.decoder_input_details,
+            prompt_top_n=p.prompt_top_n,
             logit_bias=tuple(p.logit_bias.items()),
             grammar=p.grammar or "",
             adapter=0 if p.adapter_id is None else adapters.index(p.adapter_id) + 1,

@@ -399,6 +399,16 @@ def _fill(report: StepReport, moved: list[_Moved]) -> None:
     report.logprobs = [value for _, row, used, _ in moved for value in row.logprobs[:used]]
     report.prompt_count = [len(row.prompt_logprobs) for _, row, _, _ in moved]
     report.prompt_logprobs = [value for _, row, _, _ in moved for value in row.prompt_logprobs]
+    report.prompt_top_count = [0] * len(report.prompt_logprobs)
+    if any(row.prompt_tops for _, row, _, _ in moved):
+        every = [
+            top
+            for _, row, _, _ in moved
+            for top in (row.prompt_tops or [()] * len(row.prompt_logprobs))
+        ]
+        report.prompt_top_count = [len(top) for top in every]
+        report.prompt_top_ids = [token for top in every for token, _ in top]
+        report.prompt_top_logprobs = [logprob for top in every for _, logprob in top]
     if not any(any(row.tops) for _, row, _, _ in moved):
         report.top_count = [0] * len(report.token_ids)
         return

@@ -253,6 +253,7 @@ class TorchRunner:
             rows = verify.choose(self.sampler, logits, plan, sampled)
             for index, result in zip(sampled.tolist(), rows, strict=True):
                 result.prompt_logprobs = results[index].prompt_logprobs
+                result.prompt_tops = results[index].prompt_tops
                 results[index] = result
         return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
 

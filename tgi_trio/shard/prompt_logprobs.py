@@ -17,6 +17,23 @@ def rows_at_once(vocab_size: int) -> int:
     return max(1, _CHUNK_LOGITS // max(1, vocab_size))
 
 
+def prompt_values(
+    logits: torch.Tensor, targets: torch.Tensor, top_n: int
+) -> tuple[list[float], list[list[tuple[int, float]]]]:
+    """Return the log-probabilities of tokens, and the `top_n` best tokens in their places.
+
+    `logits` float32 [n, vocab], `targets` [n]. The alternatives best first; [] with `top_n` 0.
+    """
+    totals = torch.logsumexp(logits, dim=-1)
+    wanted = logits.gather(1, targets[:, None].to(logits.device)).squeeze(1)
+    values: list[float] = (wanted - totals).tolist()
+    if not top_n:
+        return values, []
+    scores, ids = logits.topk(min(top_n, logits.shape[1]))
+    pairs = zip(ids.tolist(), (scores - totals[:, None]).tolist(), strict=True)
+    return values, [list(zip(some, logprobs, strict=True)) for some, logprobs in pairs]
+
+
 class PromptLogprobs:
     """Fills the results of rows that asked; memory does not grow with the prompt."""
 
@@ -31,7 +48,7 @@ class PromptLogprobs:
         self._chunk = rows_at_once(vocab_size)
 
     def fill(self, plan: StepPlan, hidden: torch.Tensor, results: list[RowResult]) -> None:
-        """Set `prompt_logprobs` of each row that wants them and still computes its prompt.
+        """Set `prompt_logprobs`, `prompt_tops` of rows that want them and still compute the prompt.
 
         A row that computes positions [s, e) gets the values of prompt tokens s + 1 .. e, as far as
         the prompt goes, with a NaN in front for the token nothing predicts when s is 0.
@@ -42,16 +59,20 @@ class PromptLogprobs:
                 continue
             start, (first, end) = int(plan.query_starts[index]), span
             targets = torch.from_numpy(row.token_ids[first + 1 : end + 1].astype("int64"))
-            values = self._values(hidden[start : start + end - first], targets)
-            results[index].prompt_logprobs = [math.nan, *values] if first == 0 else values
+            top_n, result = row.sampling.prompt_top_n, results[index]
+            values, tops = self._values(hidden[start : start + end - first], targets, top_n)
+            result.prompt_logprobs = [math.nan, *values] if first == 0 else values
+            result.prompt_tops = [[], *tops] if first == 0 and tops else tops
 
-    def _values(self, hidden: torch.Tensor, targets: torch.Tensor) -> list[float]:
+    def _values(
+        self, hidden: torch.Tensor, targets: torch.Tensor, top_n: int
+    ) -> tuple[list[float], list[list[tuple[int, float]]]]:
         if self._logits is None:
-            return [math.nan] * len(targets)
-        values: list[float] = []
+            return [math.nan] * len(targets), []
+        values, tops = [], []
         for begin in range(0, len(targets), self._chunk):
             part = slice(begin, begin + self._chunk)
-            logits = self._logits(hidden[part])
-            wanted = logits.gather(1, targets[part, None].to(logits.device)).squeeze(1)
-            values += (wanted - torch.logsumexp(logits, dim=-1)).tolist()
-        return values
+            found = prompt_values(self._logits(hidden[part]), targets[part], top_n)
+            values += found[0]
+            tops += found[1]
+        return values, tops

@@ -76,7 +76,9 @@ def encode_report(report: StepReport, max_bytes: int) -> Iterator[bytes]:
     if len(frame) <= max_bytes:
         yield frame
         return
-    for piece in _pieces(_without_long_prompts(columns, max_bytes // 8), max_bytes):
+    deepest = max(report.prompt_top_count, default=0)
+    most = max_bytes // (16 + 16 * deepest)  # prompt positions: half of a frame
+    for piece in _pieces(_without_long_prompts(columns, most), max_bytes):
         yield encode(Kind.STEP, words, piece)
         words = {name: 0 for name in _STEP_WORDS} | {
             name: words[name] for name in ("step", "acknowledged", "held")
@@ -122,11 +124,15 @@ def _pieces(
     tokens = np.concatenate(([0], np.cumsum(columns["token_count"], dtype=np.int64)))
     prompts = np.concatenate(([0], np.cumsum(columns["prompt_count"], dtype=np.int64)))
     tops = np.concatenate(([0], np.cumsum(columns.get("top_count", empty), dtype=np.int64)))
+    prompt_tops = np.concatenate(
+        ([0], np.cumsum(columns.get("prompt_top_count", empty), dtype=np.int64))
+    )
     bounds = {
         "rows": np.arange(rows + 1),
         "tokens": tokens,
         "tops": tops[tokens] if len(tops) > 1 else np.zeros(rows + 1, np.int64),
         "prompts": prompts,
+        "prompt_tops": prompt_tops[prompts],
     }
     start = 0
     while start < rows:

@@ -109,6 +109,7 @@ class RowResult:
     logprobs: ListLike[float] = ()
     tops: ListLike[ListLike[tuple[int, float]]] = ()  # per token: (id, logprob), best first
     prompt_logprobs: ListLike[float] = ()  # for the prompt positions computed in this step
+    prompt_tops: ListLike[ListLike[tuple[int, float]]] = ()  # of each, or none at all
     fault: str | None = None  # the row failed alone; the others are fine
 
 
@@ -119,6 +120,7 @@ class StepResult:
     rows: list[RowResult]
     forward_ns: int
     sample_ns: int
+    raised: bool = False  # before its rows were computed again; set by the worker
 
 
 @dataclass(frozen=True, slots=True)

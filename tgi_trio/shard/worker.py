@@ -237,6 +237,7 @@ class Worker:
         dropped, faults = batch.advance(plan, result, report)
         self._drop(dropped)
         report.held = len(batch)
+        report.recovered = int(result.raised and not faults)
         self._faults.extend(faults)
         self._reply(report)
 
@@ -270,7 +271,7 @@ class Worker:
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
             if len(plan.rows) == 1:
-                return StepResult([RowResult(fault=_describe(error))], 0, 0)
+                return StepResult([RowResult(fault=_describe(error))], 0, 0, raised=True)
         self._beat(self._phase)  # the retries count as progress
         middle = len(plan.rows) // 2
         halves = [slice_plan(plan, 0, middle), slice_plan(plan, middle, len(plan.rows))]
@@ -279,6 +280,7 @@ class Worker:
             rows=[row for half in results for row in half.rows],
             forward_ns=sum(half.forward_ns for half in results),
             sample_ns=sum(half.sample_ns for half in results),
+            raised=True,
         )
 
     def _beat(self, phase: Phase) -> None:

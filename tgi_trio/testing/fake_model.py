@@ -55,6 +55,7 @@ class FakeSettings:
     hang_at_step: int = 0  # this step never ends
     crash_token: int = -1  # the process ends in a step with a sequence that has this token
     fail_token: int = -1  # a step with a sequence that has this token raises
+    fail_above: int = 0  # so does one of more rows than this; 0 = never
     speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
 
     @classmethod
@@ -181,6 +182,8 @@ class FakeRunner:
             raise FakeCrash
         if _has_token(plan, settings.fail_token):
             raise RuntimeError(f"token {settings.fail_token} cannot be computed")
+        if 0 < settings.fail_above < len(plan.rows):
+            raise RuntimeError(f"{len(plan.rows)} rows do not fit")
 
     def _row(self, plan: StepPlan, i: int) -> RowResult:
         sequence = plan.rows[i]
@@ -195,6 +198,9 @@ class FakeRunner:
             known = max(0, min(context, sequence.prompt_length - 1) - first)
             start = [float("nan")] if first == 0 else []
             result.prompt_logprobs = start + [_PROMPT_LOGPROB] * known
+            if count := sequence.sampling.prompt_top_n:
+                best = [(n, _PROMPT_LOGPROB - n) for n in range(count)]
+                result.prompt_tops = [[] for _ in start] + [best] * known
         if plan.samples[i]:
             drafts = 0 if plan.drafts is None else int(plan.drafts[i])
             tokens = self._chosen(sequence, drafts)

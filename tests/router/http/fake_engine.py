@@ -185,6 +185,8 @@ class FakeEngine:
         tail = stream.output.finish()
         request = stream.request
         logprobs = (math.nan, *(-1.0 for _ in request.prompt_ids[1:]))
+        best = tuple((34 + n, -1.0 - n) for n in range(request.sampling.prompt_top_n))  # A, B ...
+        tops = ((), *(best for _ in request.prompt_ids[1:]))
         return Outcome(
             reason=reason,
             text=stream.output.generated_text,
@@ -194,4 +196,5 @@ class FakeEngine:
             seed=request.sampling.seed if request.sampling.sample else None,
             tail=tail,
             prompt_logprobs=logprobs if request.sampling.prompt_logprobs else (),
+            prompt_tops=tops if request.sampling.prompt_logprobs and best else (),
         )

@@ -348,7 +348,8 @@ async def test_completion_logprobs_in_stream_and_body():
     assert logprobs.tokens == ["<s>", "", "é", "!", "H", "i", "</s>"]
     assert logprobs.text_offset == [0, 0, 0, 1, 2, 3, 4]
     assert logprobs.token_logprobs == [None, -1.0, -1.0, -1.0, -0.5, -0.5, -0.5]
-    assert logprobs.top_logprobs[:5] == [None] * 4 + [{"H": -0.5, "!": -1.25}]
+    prompt = {"A": -1.0, "B": -2.0}
+    assert logprobs.top_logprobs[:5] == [None, *[prompt] * 3, {"H": -0.5, "!": -1.25}]
     pieces = [msgspec.json.decode(e)["choices"][0]["logprobs"] for e in stream.events()[:-1]]
     for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
         assert [each for piece in pieces for each in piece[name]] == getattr(logprobs, name)[4:]
@@ -367,6 +368,7 @@ async def test_the_log_probabilities_of_a_prompt_alone(http, prompt):
     assert (choice.text, choice.finish_reason) == ("Yo", "length")
     assert choice.logprobs.tokens == [*start, "Y", "o"]
     assert choice.logprobs.token_logprobs == [None, -1.0, -1.0][: len(start) + 2]
+    assert choice.logprobs.top_logprobs == [None, *[{"A": -1.0}] * (len(start) + 1)]
     usage = whole.json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(start) + 2, 0)
     assert whole.headers["x-generated-tokens"] == "0"

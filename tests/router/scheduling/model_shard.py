@@ -35,6 +35,7 @@ class Row:
     remaining: int
     ignore_eos: bool
     prompt_logprobs: bool
+    prompt_top_n: int
     prompt_length: int
 
     @property
@@ -89,6 +90,7 @@ class ModelShard:
             remaining=row.max_new_tokens,
             ignore_eos=row.sampling.ignore_eos,
             prompt_logprobs=row.sampling.prompt_logprobs,
+            prompt_top_n=row.sampling.prompt_top_n,
             prompt_length=row.prompt_length,
         )
 
@@ -142,6 +144,10 @@ class ModelShard:
             done = min(row.computed, row.prompt_length)
             prompts = max(0, done - min(before, row.prompt_length))
             report.prompt_logprobs += [-float(p) for p in range(done - prompts, done)]
+            report.prompt_top_count += [row.prompt_top_n] * prompts
+            for p in range(done - prompts, done):
+                report.prompt_top_ids += range(p, p + row.prompt_top_n)
+                report.prompt_top_logprobs += [-1.0] * row.prompt_top_n
         tokens: list[int] = []
         finish = Finish.NONE
         drafts = self.steps % (self.speculate + 1)  # accepted ones; any number may be

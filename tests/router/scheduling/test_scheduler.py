@@ -242,17 +242,20 @@ def test_a_lost_shard_is_a_pause() -> None:
 
 
 def test_prompt_logprobs_come_once_even_when_replayed() -> None:
-    sampling = SamplingParameters(ignore_eos=True, prompt_logprobs=True)
+    sampling = SamplingParameters(ignore_eos=True, prompt_logprobs=True, prompt_top_n=2)
     pair = Pair(limits(token_budget=4))
     pair.scheduler.add(1, request(10, 3, sampling=sampling), 0.0)
     got: list[float] = []
+    tops: list[object] = []
     for step in range(8):
         for part in pair.step():
             got += part.prompt_logprobs
+            tops += part.prompt_tops
         if step == 1:
             pair.scheduler.shard_lost(0.0)
             pair.shard = ModelShard(4)
     assert got == [-float(p) for p in range(10)]
+    assert tops == [[(p, -1.0), (p + 1, -1.0)] for p in range(10)]
     assert pair.tokens[1] == expected(10, 3)
 
 

@@ -82,4 +82,5 @@ class Progress(NamedTuple):
     tops: ListLike[ListLike[Top]]  # per token, best first; empty when none was asked for
     finish: Finish
     prompt_logprobs: ListLike[float]  # the next ones in prompt order; NaN for the first token
+    prompt_tops: ListLike[ListLike[Top]]  # per value, best first; empty when none was asked for
     first: bool  # these are the sequence's first tokens

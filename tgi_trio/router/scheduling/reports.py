@@ -11,7 +11,11 @@ from tgi_trio.router.scheduling.commands import Progress, Top
 from tgi_trio.router.scheduling.lateness import Lateness
 from tgi_trio.router.scheduling.lifecycle import Event, State
 from tgi_trio.router.scheduling.roster import Roster
-from tgi_trio.router.scheduling.rows import prompt_logprobs_per_row, tops_per_token
+from tgi_trio.router.scheduling.rows import (
+    prompt_logprobs_per_row,
+    prompt_tops_per_row,
+    tops_per_token,
+)
 from tgi_trio.router.scheduling.sequence import Sequence
 
 _GOES_ON = Finish.NONE
@@ -49,7 +53,7 @@ class Reports:
                 if computed >= running.extend_at:
                     starving[id] = running
                 token = ids[end]
-                append(new(Progress, (id, [token], [logprobs[end]], (), _GOES_ON, (), False)))
+                append(new(Progress, (id, [token], [logprobs[end]], (), _GOES_ON, (), (), False)))
                 running.emitted.append(token)
                 end += 1
                 continue
@@ -57,7 +61,7 @@ class Reports:
             sequence = self._roster.living.get(id)
             if sequence is not None:
                 progress = self._row(
-                    sequence, computed, finish, ids[start:end], logprobs[start:end], (), (), now
+                    sequence, computed, finish, ids[start:end], logprobs[start:end], (), (), (), now
                 )
                 if progress is not None:
                     append(progress)
@@ -66,6 +70,7 @@ class Reports:
     def _rich(self, step: StepReport, now: float) -> list[Progress]:
         """As `take_in`, with the alternatives and prompt log-probabilities someone asked for."""
         tops, prompts = tops_per_token(step), prompt_logprobs_per_row(step)
+        prompt_tops = prompt_tops_per_row(step)
         out: list[Progress] = []
         end = 0
         for row, sequence_id in enumerate(step.sequence):
@@ -81,6 +86,7 @@ class Reports:
                 step.logprobs[start:end],
                 tops[start:end],
                 prompts[row],
+                prompt_tops[row],
                 now,
             )
             if progress is not None:
@@ -96,6 +102,7 @@ class Reports:
         logprobs: list[float],
         tops: list[list[Top]] | tuple[()],
         prompts: list[float] | tuple[()],
+        prompt_tops: list[list[Top]] | tuple[()],
         now: float,
     ) -> Progress | None:
         """Take in one row of a step; None when it brings its client nothing."""
@@ -118,7 +125,8 @@ class Reports:
         if finish:
             self._counters["finished"] += 1
             self._roster.end(sequence, Event.END)
-        return Progress(sequence.id, tokens, logprobs, tops, done, new_prompts, first)
+        new_tops = prompt_tops[len(prompts) - len(new_prompts) :]
+        return Progress(sequence.id, tokens, logprobs, tops, done, new_prompts, new_tops, first)
 
     def _takes_part(self, sequence: Sequence, finish: int) -> bool:
         """Whether a row of a sequence that is not RUNNING is to be taken in."""

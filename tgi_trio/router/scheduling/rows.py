@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling.commands import Top
+
+_Item = TypeVar("_Item")
 
 
 def tops_per_token(step: StepReport) -> list[list[Top]]:
     """Return every token's alternatives, best first."""
-    pairs = list(zip(step.top_ids, step.top_logprobs, strict=True))
-    pieces, end = [], 0
-    for count in step.top_count:
-        pieces.append(pairs[end : end + count])
-        end += count
-    return pieces
+    return _cut(list(zip(step.top_ids, step.top_logprobs, strict=True)), step.top_count)
 
 
 def prompt_logprobs_per_row(step: StepReport) -> list[list[float]]:
     """Return every row's prompt log-probabilities."""
+    return _cut(step.prompt_logprobs, step.prompt_count)
+
+
+def prompt_tops_per_row(step: StepReport) -> list[list[list[Top]]]:
+    """Return the alternatives of every row's prompt positions; none where no row has any."""
+    if not step.prompt_top_ids:
+        return [[] for _ in step.sequence]
+    pairs = list(zip(step.prompt_top_ids, step.prompt_top_logprobs, strict=True))
+    return _cut(_cut(pairs, step.prompt_top_count), step.prompt_count)
+
+
+def _cut(flat: list[_Item], counts: list[int]) -> list[list[_Item]]:
     pieces, end = [], 0
-    for count in step.prompt_count:
-        pieces.append(step.prompt_logprobs[end : end + count])
+    for count in counts:
+        pieces.append(flat[end : end + count])
         end += count
     return pieces

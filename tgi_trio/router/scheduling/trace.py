@@ -25,6 +25,8 @@ from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 
 _STEP_FIELDS = tuple(field.name for field in fields(StepReport))
+# No decision depends on these columns.
+_PASSED_THROUGH = ("logprobs", *(name for name in _STEP_FIELDS if "top_" in name))
 _ID_SPACE = 1 << 31
 
 
@@ -91,8 +93,8 @@ class RecordingScheduler(Scheduler):
     def commit(self, step: StepReport, now: float) -> list[Progress]:
         out = super().commit(step, now)
         report = {name: value for name in _STEP_FIELDS if (value := getattr(step, name))}
-        for name in ("logprobs", "top_count", "top_ids", "top_logprobs"):
-            report.pop(name, None)  # passed through; no decision depends on them
+        for name in _PASSED_THROUGH:
+            report.pop(name, None)
         if "prompt_logprobs" in report:
             report["prompt_logprobs"] = [0.0] * len(step.prompt_logprobs)
         if "token_ids" in report:

@@ -100,7 +100,7 @@ class CpuRunner:
                 results[i] = row
         ended = time.monotonic_ns()
         for i, result in enumerate(results):
-            result.prompt_logprobs = self._prompt_logprobs(plan, i)
+            self._add_prompt_values(result, plan, i)
         prompts_ns = time.monotonic_ns() - ended
         return StepResult(results, chosen - began + prompts_ns, ended - chosen)
 
@@ -110,25 +110,37 @@ class CpuRunner:
     def drop(self, sequence: Sequence) -> None:
         self.sampler.drop(sequence)
 
-    def _prompt_logprobs(self, plan: StepPlan, index: int) -> list[float]:
-        """Return what the row's prompt tokens get in this step; see `PromptLogprobs`."""
+    def _add_prompt_values(self, result: RowResult, plan: StepPlan, index: int) -> None:
+        """Set what the row's prompt tokens get in this step; see `PromptLogprobs`."""
         span = prompt_span(plan, index)
         if span is None:
-            return []
+            return
         (first, end), start = span, int(plan.query_starts[index])
-        targets = plan.rows[index].token_ids[first + 1 : end + 1]
+        row = plan.rows[index]
+        targets, top_n = row.token_ids[first + 1 : end + 1], row.sampling.prompt_top_n
         values = [math.nan] if first == 0 else []
+        tops: list[list[tuple[int, float]]] = [[]] if top_n and first == 0 else []
         for begin in range(0, len(targets), _LOGITS_AT_ONCE):
             part = targets[begin : begin + _LOGITS_AT_ONCE]
             wanted = np.arange(start + begin, start + begin + len(part), dtype=np.int32)
-            values += _log_softmax_at(self._forward.logits(wanted), part)
-        return values
+            logprobs = _log_softmax(self._forward.logits(wanted))
+            values += logprobs[np.arange(len(part)), part].tolist()
+            if top_n:
+                tops += [_best(own, top_n) for own in logprobs]
+        result.prompt_logprobs, result.prompt_tops = values, tops
 
 
-def _log_softmax_at(logits: NDArray[np.float32], ids: NDArray[np.int32]) -> list[float]:
-    """Return the log-softmax of one entry of each row: logits [n, vocabulary], ids [n]."""
-    best = logits.max(axis=1, keepdims=True)
-    masses = np.exp(logits - best).sum(axis=1, dtype=np.float64)
-    own = logits[np.arange(len(ids)), ids] - best[:, 0]
-    result: list[float] = (own - np.log(masses)).tolist()
-    return result
+def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Turn logits [n, vocabulary] into log-probabilities, in place."""
+    logits -= logits.max(axis=1, keepdims=True)
+    masses = np.exp(logits).sum(axis=1, dtype=np.float64, keepdims=True)
+    logits -= np.log(masses).astype(np.float32)
+    return logits
+
+
+def _best(logprobs: NDArray[np.float32], count: int) -> list[tuple[int, float]]:
+    """Return the `count` best tokens of [vocabulary], best first, lower ids first among equals."""
+    least = np.partition(logprobs, -count)[-count] if count < len(logprobs) else -np.inf
+    ids = np.flatnonzero(logprobs >= least)
+    ids = ids[np.argsort(-logprobs[ids], kind="stable")][:count]
+    return list(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))

@@ -30,7 +30,7 @@ from tgi_trio.shard.kv_sizing import kv_tokens
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models.fallback_seq2seq import EncoderDecoderWay
 from tgi_trio.shard.models.fallback_ways import CachedWay, PagedWay, RecomputeWay, Way, agree, probe
-from tgi_trio.shard.prompt_logprobs import rows_at_once
+from tgi_trio.shard.prompt_logprobs import prompt_values, rows_at_once
 from tgi_trio.shard.step import (
     ModelInfo,
     RowResult,
@@ -159,10 +159,7 @@ class FallbackRunner:
                 results[index].fault = results[index].fault or str(outcome)
                 continue
             logits = outcome[:, : self._info.vocab_size].float()
-            results[index].prompt_logprobs = [
-                *results[index].prompt_logprobs,
-                *_prompt_logprobs(plan, index, logits, predicts),
-            ]
+            _add_prompt_values(results[index], plan, index, logits, predicts)
             if plan.samples[index]:
                 sampled.append(index)
                 last.append(logits[-1])
@@ -171,6 +168,7 @@ class FallbackRunner:
             rows = self.sampler.choose(torch.stack(last), [plan.rows[i] for i in sampled])
             for index, result in zip(sampled, rows, strict=True):
                 result.prompt_logprobs = results[index].prompt_logprobs
+                result.prompt_tops = results[index].prompt_tops
                 results[index] = result
         return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
 
@@ -203,8 +201,7 @@ class FallbackRunner:
                     results[index].fault = outcome
                     break
                 logits = outcome[:, : self._info.vocab_size].float()
-                found = _prompt_logprobs(piece, 0, logits, True)
-                results[index].prompt_logprobs = [*results[index].prompt_logprobs, *found]
+                _add_prompt_values(results[index], piece, 0, logits, True)
         return cut_plan(plan, firsts, ends)
 
     def _discard(self, plan: StepPlan, nothing: list[Any]) -> None:
@@ -270,18 +267,19 @@ def _wanted(
     return offsets
 
 
-def _prompt_logprobs(
-    plan: StepPlan, index: int, logits: torch.Tensor, predicts_prompt: bool
-) -> list[float]:
-    """Return the row's prompt log-probabilities from the leading rows of its logits."""
+def _add_prompt_values(
+    result: RowResult, plan: StepPlan, index: int, logits: torch.Tensor, predicts_prompt: bool
+) -> None:
+    """Add what the leading rows of a row's logits say of its prompt to its result."""
     span = prompt_span(plan, index)
     if span is None:
-        return []
-    first, end = span
-    if not predicts_prompt:
-        return [math.nan] * (end - first + (first == 0))
-    ids = plan.rows[index].token_ids[first + 1 : end + 1].astype(np.int64)
-    scores = logits[: end - first]
-    targets = torch.from_numpy(ids).to(logits.device)
-    values = scores.gather(1, targets[:, None]).squeeze(1) - torch.logsumexp(scores, dim=-1)
-    return ([math.nan] if first == 0 else []) + values.tolist()
+        return
+    (first, end), row = span, plan.rows[index]
+    values, tops = [math.nan] * (end - first), list[list[tuple[int, float]]]()
+    if predicts_prompt:
+        targets = torch.from_numpy(row.token_ids[first + 1 : end + 1].astype(np.int64))
+        values, tops = prompt_values(logits[: end - first], targets, row.sampling.prompt_top_n)
+    if first == 0:  # nothing predicts the first token
+        values, tops = [math.nan, *values], [[], *tops] if tops else []
+    result.prompt_logprobs = [*result.prompt_logprobs, *values]
+    result.prompt_tops = [*result.prompt_tops, *tops]

@@ -86,4 +86,5 @@ def _joined(first: RowResult, more: RowResult) -> RowResult:
         logprobs=(*first.logprobs, *more.logprobs),
         tops=(*first.tops, *more.tops),
         prompt_logprobs=first.prompt_logprobs,
+        prompt_tops=first.prompt_tops,
     )

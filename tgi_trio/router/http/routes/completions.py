@@ -57,6 +57,7 @@ async def completions(call: Call) -> Reply:
         request,
         top_n_tokens=request.logprobs,
         decoder_input_details=read_prompts,
+        prompt_top_n=(request.logprobs or 0) if read_prompts else 0,
         **more,
     )
     admit(call, _generations(call, len(prompts), candidates))
@@ -224,8 +225,10 @@ def _logprobs(call: Call, request: schema.CompletionRequest, result: Result) -> 
 def _prompt_tokens(call: Call, result: Result) -> list[Token]:
     """Return the tokens of a prompt whose log-probabilities were asked for, else nothing."""
     text = OutputText(call.engine.tokenizer, [], StoppingCriteria(max_new_tokens=1))
-    ids, logprobs = result.request.prompt_ids.tolist(), result.outcome.prompt_logprobs
-    return [text.push(id, logprob) for id, logprob in zip(ids, logprobs, strict=False)]
+    outcome = result.outcome
+    tops = outcome.prompt_tops or ((),) * len(outcome.prompt_logprobs)
+    ids = result.request.prompt_ids.tolist()
+    return [text.push(*token) for token in zip(ids, outcome.prompt_logprobs, tops, strict=False)]
 
 
 ROUTES = (Route("POST", "/v1/completions", completions, openai=True),)
