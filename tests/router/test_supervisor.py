@@ -28,7 +28,7 @@ from tgi_trio.router.shard_states import (
     after,
 )
 from tgi_trio.router.stream import TokenStream
-from tgi_trio.router.supervisor import Supervisor, Watch
+from tgi_trio.router.supervisor import BACK_OFF, STABLE_AFTER, CrashCount, Supervisor, Watch
 from tgi_trio.testing.fake_model import FakeSettings, continuation
 
 
@@ -228,6 +228,17 @@ async def test_stopping_during_the_start_leaves_nothing(tmp_path: Path) -> None:
         await supervisor.ended.wait()
     with pytest.raises(ProcessLookupError):
         os.kill(supervisor.pids[0], 0)
+
+
+def test_only_a_shard_that_hardly_served_is_waited_for() -> None:
+    loop = CrashCount()
+    assert [loop.note(0.0, False) for _ in range(8)] == [*BACK_OFF, 10.0, 10.0]
+    assert loop.in_a_row == 8
+    assert loop.note(4.0, False) == 6.0  # of ten
+    assert loop.note(12.0, False) == 0.0 and loop.in_a_row == 10
+    assert loop.note(STABLE_AFTER + 1, False) == 0.0 and loop.in_a_row == 1
+    loop.note(0.0, False)
+    assert loop.note(0.0, True) == 0.0 and loop.in_a_row == 1
 
 
 def test_exit_codes_in_words() -> None:

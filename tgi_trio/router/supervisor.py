@@ -42,6 +42,22 @@ class Watch:
     restart_limit: int = 5  # crashes in a row before it gives up
 
 
+@dataclass(slots=True)
+class CrashCount:
+    """Crashes in a row, and how long to wait before the next start."""
+
+    in_a_row: int = 0
+
+    def note(self, lived: float, explained: bool) -> float:
+        """Count a crash after `lived` ready seconds; return the seconds to wait.
+
+        A shard that has served for longer than it would have to wait is started at once: what
+        killed it now and then is no loop. `explained`: a request does it, and will be found.
+        """
+        self.in_a_row = 1 if explained or lived > STABLE_AFTER else self.in_a_row + 1
+        return max(0.0, BACK_OFF[min(self.in_a_row, len(BACK_OFF)) - 1] - lived)
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """What the first incarnation reported."""
@@ -107,30 +123,28 @@ class Supervisor:
             self.ended.set()
 
     async def _run(self, task_status: trio.TaskStatus[Started]) -> None:
-        incarnation, crashes = 0, 0
+        incarnation, crashes = 0, CrashCount()
         while True:
             incarnation += 1
             self._move(ShardEvent.RESPAWN, f"incarnation {incarnation} is starting")
             report = await self._incarnation(incarnation, task_status)
-            lived = self._ready_at is not None
+            ready_at, now = self._ready_at, trio.current_time()
             self._move(ShardEvent.EXIT, "it has ended")
             self._metrics.gauge("tgi_shard_ready", 0)
             if self._stop.is_set():
                 return
             if self.started is None:
                 raise ShardCannotStart(report)
-            long_lived = lived and trio.current_time() - (self._ready_at or 0.0) > STABLE_AFTER
-            crashes = 1 if long_lived else crashes + 1
-            if lived and self._engine is not None and self._engine.scheduler.loss_explained:
-                crashes = 1  # a request does it: it has been found, or will be
+            engine, served = self._engine, ready_at is not None
+            explained = served and engine is not None and engine.scheduler.loss_explained
+            pause = crashes.note(now - ready_at if ready_at is not None else 0.0, explained)
             log.error("%s", report)
-            if crashes > self._watch.restart_limit:
-                self._give_up(crashes)
+            if crashes.in_a_row > self._watch.restart_limit:
+                self._give_up(crashes.in_a_row)
                 await self._stop.wait()
                 return
             self._metrics.inc("tgi_shard_restarts")
-            pause = BACK_OFF[min(crashes - 1, len(BACK_OFF) - 1)]
-            self.why = f"it crashed and is started again in {pause:g} s"
+            self.why = f"it crashed and is started again in {pause:.1f} s"
             with trio.move_on_after(pause):
                 await self._stop.wait()
                 return
