@@ -2,41 +2,62 @@
 
     python -m bench.load --shape L --json bench/out/load.json
 
-`read` is the floor: the same bytes, read into one buffer again and again. Loading is `load_runner`
-with each CPU backend, mapping and packing included, in this process (imports and compiling are not
-counted; `bench.startup` does). Warm: the file is in the page cache. Cold: the kernel was asked to
-forget it (POSIX_FADV_DONTNEED), which it may ignore where the file system has a cache below.
-Reading and loading alternate.
+Two floors: `read`, the same bytes into one small buffer again and again, and `kept`, into memory
+that nobody has used yet, which is the least a loader can do. Each load is a shard's own, in a
+process of its own: `load` is the part after the imports, `ready` everything from the start of the
+process. With --server the whole command, until /health says 200, is measured as well.
+
+Warm: the file is in the page cache. Cold: the kernel was asked to forget it (POSIX_FADV_DONTNEED);
+libraries stay warm, and a cache below the file system may remember. Everything takes turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from tqdm import tqdm
+
 from bench import checkpoints
+from bench.server import running
 from bench.stats import add_output_flags, table, write_json
-from tgi_trio.shard.backend import load_runner
 
 _BUFFER = 16 << 20
 _BACKENDS = ("numba", "torch")
 
+Times = dict[str, float]
 
-def read(file: Path) -> None:
+
+def read(file: Path) -> Times:
     """Read a file from its beginning to its end."""
     buffer = bytearray(_BUFFER)
+    began = time.perf_counter()
     with file.open("rb", buffering=0) as source:
         while source.readinto(buffer):
             pass
+    return {"read": time.perf_counter() - began}
+
+
+def keep(file: Path) -> Times:
+    """Read a file into new memory."""
+    began = time.perf_counter()
+    buffer = memoryview(np.empty(file.stat().st_size, np.uint8))
+    with file.open("rb", buffering=0) as source:
+        place = 0
+        while count := source.readinto(buffer[place : place + _BUFFER]):
+            place += count
+    return {"kept": time.perf_counter() - began}
 
 
 def forget(file: Path) -> None:
@@ -46,45 +67,68 @@ def forget(file: Path) -> None:
         os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """Return how long `action` takes; what it returns is let go after the clock is read."""
+def load_here(folder: Path, dtype: str, backend: str) -> float:
+    """Load as a shard does; return the seconds that took without imports."""
+    from tgi_trio.shard.__main__ import ShardSettings, load
+
+    runner = load(ShardSettings(str(folder), dtype=dtype, device="cpu", cpu_backend=backend))
+    return runner.info.load_ns / 1e9
+
+
+def load(folder: Path, dtype: str, backend: str) -> Times:
+    """Load in a new process; its start and its end are counted as well in `ready`."""
     began = time.perf_counter()
-    result = action()
-    taken = time.perf_counter() - began
-    del result
-    gc.collect()
-    return taken
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        loaded = pool.submit(load_here, folder, dtype, backend).result()
+        ready = time.perf_counter() - began
+    return {f"{backend} load": loaded, f"{backend} ready": ready}
 
 
-def measure(folder: Path, dtype: str, runs: int, cold: bool) -> list[dict[str, Any]]:
-    """Return medians over `runs` turns of reading and loading, a row per backend."""
+def serve(folder: Path, dtype: str, backend: str) -> Times:
+    """Start the whole server."""
+    flags = ["--model-id", str(folder), "--dtype", dtype, "--cpu-backend", backend]
+    with running(flags) as server:
+        return {f"{backend} server": server.ready_s}
+
+
+def measure(
+    folder: Path, dtype: str, runs: int, cold: bool, whole_server: bool
+) -> list[dict[str, Any]]:
+    """Return medians over `runs` turns of everything, a row for each that is no floor."""
     file = folder / "model.safetensors"
-    actions: dict[str, Callable[[], object]] = {"read": lambda: read(file)}
+    actions: list[Callable[[], Times]] = [partial(read, file), partial(keep, file)]
     for backend in _BACKENDS:
-        actions[backend] = partial(load_runner, folder, dtype=dtype, cpu_backend=backend)
-    times: dict[str, list[float]] = {name: [] for name in actions}
-    for run in range(runs + 1):  # one to warm up
-        for name, action in actions.items():
+        actions.append(partial(load, folder, dtype, backend))
+        if whole_server:
+            actions.append(partial(serve, folder, dtype, backend))
+    cache = "cold" if cold else "warm"
+    if not cold:
+        read(file)
+    times: dict[str, list[float]] = {}
+    for _ in tqdm(range(runs), desc=cache):
+        for action in actions:
             if cold:
                 forget(file)
-            taken = seconds(action)
-            if run:
-                times[name].append(taken)
-        print(f"{'cold' if cold else 'warm'} {run}/{runs}", file=sys.stderr, flush=True)
-    floor = statistics.median(times["read"])
+            for name, seconds in action().items():
+                times.setdefault(name, []).append(seconds)
+    medians = {name: statistics.median(values) for name, values in times.items()}
+
+    def ratio(name: str, floor: str) -> float:
+        pairs = zip(times[name], times[floor], strict=True)
+        return statistics.median(seconds / least for seconds, least in pairs)
+
     return [
         {
-            "cache": "cold" if cold else "warm",
-            "backend": backend,
-            "dtype": dtype,
-            "GB": file.stat().st_size / 1e9,
-            "read_s": floor,
-            "load_s": statistics.median(times[backend]),
-            "load / read": statistics.median(
-                load / read for load, read in zip(times[backend], times["read"], strict=True)
-            ),
+            "cache": cache,
+            "what": name,
+            "s": median,
+            "read s": medians["read"],
+            "kept s": medians["kept"],
+            "/ read": ratio(name, "read"),
+            "/ kept": ratio(name, "kept"),
         }
-        for backend in _BACKENDS
+        for name, median in medians.items()
+        if name not in ("read", "kept")
     ]
 
 
@@ -92,19 +136,23 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.load", description=__doc__)
     parser.add_argument("--shape", choices=sorted(checkpoints.SHAPES), default="L")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cache", choices=("warm", "cold"), nargs="+", default=["warm", "cold"])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--server", action="store_true", help="start the whole server, too")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is made")
     add_output_flags(parser)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as spare:
         folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
+        size = (folder / "model.safetensors").stat().st_size
         rows = [
             row
-            for cold in (False, True)
-            for row in measure(folder, options.dtype, options.runs, cold)
+            for cache in options.cache
+            for row in measure(folder, options.dtype, options.runs, cache == "cold", options.server)
         ]
     print(table(list(rows[0]), [list(row.values()) for row in rows]))
-    write_json(options.json, "load", {"shape": options.shape, "rows": rows})
+    facts = {"shape": options.shape, "dtype": options.dtype, "GB": size / 1e9}
+    write_json(options.json, "load", {**facts, "rows": rows})
     return 0
 
 

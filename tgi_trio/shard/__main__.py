@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.shard import process
 from tgi_trio.shard.group import Followers, GroupRunner
+from tgi_trio.shard.readahead import reading_ahead
 from tgi_trio.shard.step import Runner
 
 if TYPE_CHECKING:
@@ -75,22 +76,25 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
 
     `connect` meets the other ranks.
     """
-    # Heavy imports come here, after the router has been told that this process lives.
-    from tgi_trio.shard.backend import load_runner
-    from tgi_trio.shard.device import choose_device
+    # Rank 0 reads for all. Heavy imports come here, beside the reading and after the router has
+    # been told that this process lives.
+    ahead = reading_ahead(Path(settings.model_path)) if settings.rank == 0 else nullcontext()
+    with ahead:
+        from tgi_trio.shard.backend import load_runner
+        from tgi_trio.shard.device import choose_device
 
-    device = choose_device(settings.device, settings.rank, settings.world_size)
-    return load_runner(
-        Path(settings.model_path),
-        dtype=settings.dtype,
-        device=device,
-        ranks=None if connect is None else connect(device),
-        threads=settings.threads or None,
-        cpu_backend=settings.cpu_backend,
-        cuda_graphs=None if settings.cuda_graphs is None else tuple(settings.cuda_graphs),
-        cuda_memory_fraction=settings.cuda_memory_fraction,
-        tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
-    )
+        device = choose_device(settings.device, settings.rank, settings.world_size)
+        return load_runner(
+            Path(settings.model_path),
+            dtype=settings.dtype,
+            device=device,
+            ranks=None if connect is None else connect(device),
+            threads=settings.threads or None,
+            cpu_backend=settings.cpu_backend,
+            cuda_graphs=None if settings.cuda_graphs is None else tuple(settings.cuda_graphs),
+            cuda_memory_fraction=settings.cuda_memory_fraction,
+            tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
+        )
 
 
 def _serve(spec: str, settings: ShardSettings, factory: Callable[[], Runner]) -> int:
