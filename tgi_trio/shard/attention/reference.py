@@ -33,6 +33,7 @@ class _Bucket:
 
     tokens: torch.Tensor
     table: torch.Tensor  # int64 [B * width] block ids
+    beyond: torch.Tensor  # int64: gathered keys behind the rows' own, as places in B * keys
     rows: int
     starts: NDArray[np.int64]  # [B] position of each row's first gathered token
     contexts: NDArray[np.int64]  # [B]
@@ -173,9 +174,11 @@ def _bucket(
     columns = np.minimum(first[:, None] + np.arange(width), plan.block_tables.shape[1] - 1)
     table = plan.block_tables[group[:, None], columns].astype(np.int64)
     tokens = plan.query_starts[group].astype(np.int64)
+    beyond = first[:, None] * BLOCK_SIZE + np.arange(width * BLOCK_SIZE) >= contexts[:, None]
     return _Bucket(
         tokens=torch.from_numpy(tokens).to(device),
         table=torch.from_numpy(table.reshape(-1)).to(device),
+        beyond=torch.from_numpy(np.flatnonzero(beyond)).to(device),
         rows=len(group),
         starts=first * BLOCK_SIZE,
         contexts=contexts,
@@ -204,8 +207,12 @@ def _attend_bucket(
     """Return [B, heads, head_dim] for one query per row."""
     rows, keys = bucket.rows, bucket.width * BLOCK_SIZE
     shape = (rows, keys, layer.kv_heads, layer.head_dim)
-    key = cache.key_blocks[layer.index].index_select(0, bucket.table).view(shape)
-    value = cache.value_blocks[layer.index].index_select(0, bucket.table).view(shape)
+    key, value = (
+        blocks[layer.index].index_select(0, bucket.table).flatten(0, 1)
+        for blocks in (cache.key_blocks, cache.value_blocks)
+    )
+    # A block's last owner may have left NaN, which a mask does not hide: NaN times zero is NaN.
+    key, value = (of.index_fill_(0, bucket.beyond, 0.0).view(shape) for of in (key, value))
     grouped = query.view(rows, layer.kv_heads, -1, layer.head_dim)
     mask = bucket.mask(layer.window, query)
     if layer.slopes is not None:
