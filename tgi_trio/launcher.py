@@ -1,7 +1,7 @@
 """The root nursery: shard group, engine, HTTP server and signals, from first flag to exit code.
 
-The shard is spawned before the router's own HTTP modules are imported, so that torch and the web
-stack load side by side.
+The shard is spawned before the router's engine and HTTP modules are imported, so that the model and
+the web stack load side by side; what this module imports is waited for first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from tgi_trio.logs import say
 from tgi_trio.router.handshake import WarmupLimits
 from tgi_trio.router.http.sockets import bound, tls_context
 from tgi_trio.router.metrics import Metrics
-from tgi_trio.router.schedule_recorder import ScheduleRecorder
-from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.supervisor import Started, Supervisor, Watch
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
@@ -67,28 +65,6 @@ def bind(options: Options) -> Iterator[Listeners]:
     tls_context(options.ssl_certfile, options.ssl_keyfile)
     with bound(options.addresses) as api, bound(options.metrics_addresses) as metrics:
         yield Listeners(api, metrics)
-
-
-def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLimits:
-    """Return the scheduler's numbers from settings that the warm-up has finished."""
-    return SchedulingLimits(
-        blocks=settings.kv_blocks + 1,  # block 0, never handed out
-        block_size=settings.kv_block_size,
-        max_batch_size=settings.max_batch_size,
-        max_batch_prefill_tokens=settings.max_batch_prefill_tokens,
-        max_batch_total_tokens=settings.max_batch_total_tokens,
-        max_total_tokens=settings.max_total_tokens,
-        waiting_served_ratio=settings.waiting_served_ratio,
-        max_waiting_tokens=settings.max_waiting_tokens,
-        max_queued_requests=settings.max_concurrent_requests,
-        max_queued_tokens=settings.max_queued_tokens,
-        token_budget=settings.step_token_budget,
-        reserve=False,
-        prefix_caching=prefix_caching,
-        speculate=settings.speculate,
-        target_itl=settings.target_itl,
-        target_ttft=settings.target_ttft,
-    )
 
 
 def settings_table(settings: Settings) -> str:
@@ -222,9 +198,8 @@ class Launcher:
         supervisor, timeline = self._supervisor, self._timeline
         async with trio.open_nursery() as start:
             start.start_soon(self._start_supervisor, nursery)
-            # One turn of the loop: the shard is spawned first, then both sides load at once.
-            await trio.lowlevel.checkpoint()
-            from tgi_trio.router.front import load_front
+            await supervisor.spawned.wait()  # from here on both sides load at once
+            from tgi_trio.router.front import load_front, scheduling_limits
 
             front = await load_front(self._settings, self._metrics)
             timeline.mark("router loaded")
@@ -235,11 +210,13 @@ class Launcher:
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
         _tell(settings, supervisor.started)
         facts = supervisor.started.facts
-        limits = scheduling_limits(settings, settings.prefix_caching and facts.prefix_reuse)
         recorder = None
         if settings.record_schedule is not None:
+            from tgi_trio.router.schedule_recorder import ScheduleRecorder
+
             recorder = ScheduleRecorder(settings.record_schedule)
             await nursery.start(recorder.run)
+        limits = scheduling_limits(settings, settings.prefix_caching and facts.prefix_reuse)
         engine = front.open(settings, limits, supervisor, facts.vocab_size, recorder)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, TextIO
 
 import trio
-from tqdm import tqdm
 
 log = logging.getLogger("tgi_trio")
 
@@ -53,6 +52,7 @@ async def show_loading(
     await trio.sleep(_PATIENCE)
     if total == 0:
         return
+    from tqdm import tqdm  # few starts come this far
 
     async def touched() -> int:
         # Ranks read different parts of the same files. A large smaps takes milliseconds to make.

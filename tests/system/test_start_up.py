@@ -44,6 +44,27 @@ def test_tables_and_the_doctor() -> None:
     assert "start-up: " in output
 
 
+FIRST_SPAWN = """
+import os, sys
+from tgi_trio.__main__ import serve
+from tgi_trio.cli.parser import parse
+
+def spawned(spec, settings):
+    late = ("tgi_trio.router.engine", "tgi_trio.router.front", "quart", "hypercorn", "tokenizers")
+    print("loaded:", *(name for name in late if name in sys.modules), flush=True)
+    os._exit(0)
+
+serve(parse(["--hostname", "127.0.0.1", "--port", "0"], {}), spawned)
+"""
+
+
+def test_the_shard_is_spawned_before_the_web_stack_is_loaded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_SPAWN], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["loaded:"], done.stderr
+
+
 def test_five_starts_in_a_row_on_one_port() -> None:
     ready, end = restarts.run(5)
     assert ready.n == end.n == 5

@@ -124,6 +124,28 @@ class Front:
             self.closed.set()
 
 
+def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLimits:
+    """Return the scheduler's numbers from settings that the warm-up has finished."""
+    return SchedulingLimits(
+        blocks=settings.kv_blocks + 1,  # block 0, never handed out
+        block_size=settings.kv_block_size,
+        max_batch_size=settings.max_batch_size,
+        max_batch_prefill_tokens=settings.max_batch_prefill_tokens,
+        max_batch_total_tokens=settings.max_batch_total_tokens,
+        max_total_tokens=settings.max_total_tokens,
+        waiting_served_ratio=settings.waiting_served_ratio,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        max_queued_requests=settings.max_concurrent_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        token_budget=settings.step_token_budget,
+        reserve=False,
+        prefix_caching=prefix_caching,
+        speculate=settings.speculate,
+        target_itl=settings.target_itl,
+        target_ttft=settings.target_ttft,
+    )
+
+
 def http_settings(settings: Settings) -> HttpSettings:
     """Return what flags and environment decide about the HTTP surface."""
     return HttpSettings(

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tgi_trio.ipc.frames import Frame, Kind, encode
 from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
-from tgi_trio.router.scheduling.scheduler import Command, Extend, Filter, Limits, Prefill
+from tgi_trio.router.scheduling.commands import Command, Extend, Filter, Limits, Prefill
 
 
 class Endpoint(Protocol):

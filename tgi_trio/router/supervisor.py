@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,13 +20,14 @@ from tgi_trio.ipc.frames import Kind, encode
 from tgi_trio.ipc.router_end import RouterEnd
 from tgi_trio.ipc.watch import StallDetector
 from tgi_trio.router import handshake
-from tgi_trio.router.engine import Engine
 from tgi_trio.router.handshake import KVMemory, ShardFacts, WarmupLimits
 from tgi_trio.router.metrics import Metrics
 from tgi_trio.router.shard_group import ShardGroup
-from tgi_trio.router.shard_link import ShardLink
 from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.shard_states import ShardEvent, ShardState, after
+
+if TYPE_CHECKING:  # the engine comes in while the first shards load
+    from tgi_trio.router.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class Supervisor:
         self.given_up = False  # too many crashes in a row: nothing will be served any more
         self.started: Started | None = None
         self.pids: list[int] = []  # of the latest incarnation, in rank order
+        self.spawned = trio.Event()  # the first processes run
         self.ended = trio.Event()  # `run` has returned: no shard process is left
         self._engine: Engine | None = None
         self._attached = trio.Event()
@@ -168,6 +171,7 @@ class Supervisor:
             self._argv, self._settings, self._warmup, number, self._spin_us
         ) as group:
             self.pids = group.pids
+            self.spawned.set()
             async with trio.open_nursery() as nursery:
                 scope = nursery.cancel_scope
 
@@ -220,7 +224,7 @@ class Supervisor:
             )
             task_status.started(self.started)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._serve, ShardLink(end))
+            nursery.start_soon(self._serve, end)
             await self._stop.wait()
             nursery.cancel_scope.cancel()
         self._move(ShardEvent.DRAIN, "shutting down")
@@ -228,10 +232,12 @@ class Supervisor:
         await trio.sleep(STOP_TIMEOUT)  # its death ends this wait
         self._trouble = f"did not exit within {STOP_TIMEOUT:g} s of being told to; killed"
 
-    async def _serve(self, link: ShardLink) -> None:
+    async def _serve(self, end: RouterEnd) -> None:
+        from tgi_trio.router.shard_link import ShardLink  # loaded with the engine
+
         await self._attached.wait()
         if self._engine is not None:
-            await self._engine.serve(link)
+            await self._engine.serve(ShardLink(end))
 
     async def _watch_stalls(self, group: ShardGroup, scope: trio.CancelScope) -> None:
         """Turn READY into STALLED and back; end a group that stays stalled as long again."""
