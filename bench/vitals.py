@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tgi_trio.ipc.memory import NAME_PREFIX
+
 
 @dataclass(frozen=True)
 class Vitals:
@@ -54,5 +56,5 @@ def _runs(pid: int) -> bool:
 
 
 def shared_memory() -> set[str]:
-    """Return the names in /dev/shm."""
-    return set(os.listdir("/dev/shm"))
+    """Return the names of our segments in /dev/shm; other programs have theirs."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(NAME_PREFIX)}

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 
+from tgi_trio.ipc.memory import NAME_PREFIX
 from tgi_trio.ipc.parent import die_with_parent
 
 READY_TIMEOUT = 90.0  # seconds; generous, because the machine may be busy
@@ -148,8 +149,8 @@ def wait_gone(pids: Sequence[int], timeout: float = 5.0) -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """Return the names in /dev/shm."""
-    return set(os.listdir("/dev/shm"))
+    """Return the names of our segments in /dev/shm; other programs have theirs."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(NAME_PREFIX)}
 
 
 @contextmanager

@@ -18,6 +18,8 @@ import posix_ipc
 
 from tgi_trio.errors import SegmentError
 
+NAME_PREFIX = "tgi-trio-"  # of what a segment is called in /dev/shm while it has a name
+
 _SHM_REFUSALS = frozenset(
     {errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENODEV}
 )
@@ -107,7 +109,7 @@ class Segment:
 
 
 def _open_shm(size: int) -> int:
-    name = "/" + secrets.token_hex(16)
+    name = f"/{NAME_PREFIX}{secrets.token_hex(16)}"
     try:
         shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=size)
     except posix_ipc.PermissionsError as error:
