@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from bench import stats
 from bench.chaos_faults import FAULTS, STALL_TIMEOUT, Fault, Victim, grammar_bombs
-from bench.server import free_port, wait_healthy
+from bench.server import free_port, mortal, wait_healthy
 from bench.stats import Summary
 from bench.vitals import children, shared_memory, still_running, vitals
 from tgi_trio.client.address import parse_address
@@ -238,7 +238,7 @@ def server(demo: bool) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
         path = Path(folder) / "log"
         argv = [sys.executable, "-m", *module, "--port", str(port), *FLAGS]
         with path.open("wb") as log:
-            process = subprocess.Popen(argv, stdout=log, stderr=log)
+            process = subprocess.Popen(argv, stdout=log, stderr=log, preexec_fn=mortal())
         try:
             wait_healthy(port, process)
             yield process, port, path

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from tqdm import tqdm
 
 from bench import stats
-from bench.server import free_port, wait_healthy
+from bench.server import free_port, mortal, wait_healthy
 from bench.stats import Summary
 from bench.vitals import children, shared_memory, still_running
 
@@ -46,7 +46,9 @@ def once(argv: list[str], port: int, kill: bool) -> tuple[float, float]:
     """Start, use and end one server; return (seconds to ready, seconds to its end)."""
     start = time.monotonic()
     with ExitStack() as stack:
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=mortal()
+        )
         stack.callback(process.wait)
         stack.callback(process.kill)
         wait_healthy(port, process)

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def mortal() -> Callable[[], None]:
+    """Return what a child runs first, so that it ends with us: a benchmark may be killed, too."""
+    return partial(die_with_parent, os.getpid())
 
 
 def wait_healthy(port: int, process: subprocess.Popen[bytes], timeout: float = 120.0) -> None:
@@ -86,7 +91,7 @@ def serving(
         stderr=output,
         env={**os.environ, **(environment or {})},
         start_new_session=True,
-        preexec_fn=partial(die_with_parent, os.getpid()),  # a benchmark may be killed, too
+        preexec_fn=mortal(),
     )
     try:
         wait_healthy(port, process, timeout)
