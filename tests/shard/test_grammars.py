@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from pathlib import Path
+from threading import get_native_id as gettid
 
 import numpy as np
 import pytest
@@ -200,6 +202,24 @@ def test_a_sequence_is_ready_when_its_grammar_is_compiled_well_or_not(
     assert grammars.prepare(broken)
     grammars.drop(broken)
     assert not broken.state
+
+
+def test_grammars_are_compiled_wherever_a_core_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    everywhere, seen = os.sched_getaffinity(0), []
+
+    def noted(text: str, tokenizer: object) -> LLMatcher:
+        seen.append((os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, gettid())))
+        return compile_grammar(text, TOKENIZER)
+
+    monkeypatch.setattr("tgi_trio.shard.grammars.compile_grammar", noted)
+    own, before = Grammars(TOKENIZER), os.getpriority(os.PRIO_PROCESS, gettid())
+    os.sched_setaffinity(0, {min(everywhere)})  # as the CPU kernels pin the thread that steps
+    try:
+        allowed(own, sequence(texts.choice(["yes"])))
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    assert [cores for cores, _ in seen] == [everywhere]
+    assert seen[0][1] > before
 
 
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:

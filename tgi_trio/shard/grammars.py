@@ -137,7 +137,10 @@ class Grammars:
         self._tokenizer = tokenizer
         self._bytes = 4 * -(-tokenizer.vocab_size // 32)  # of a mask
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._pool = ThreadPoolExecutor(_COMPILING, "grammar", initializer=_give_way)
+        # A thread begins where the one that starts it is pinned, which will be the first core.
+        self._pool = ThreadPoolExecutor(
+            _COMPILING, "grammar", initializer=_give_way, initargs=(os.sched_getaffinity(0),)
+        )
         self._executor = LLExecutor()
 
     def prepare(self, sequence: Sequence) -> bool:
@@ -210,6 +213,7 @@ def _has_one_bit(mask: NDArray[np.uint8]) -> bool:
     return int(words[words.argmax()]).bit_count() == 1
 
 
-def _give_way() -> None:
-    """Let this thread run only where the steps leave a core idle."""
+def _give_way(cores: set[int]) -> None:
+    """Let this thread run on any of `cores` that the steps leave idle."""
+    os.sched_setaffinity(0, cores)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
