@@ -25,8 +25,10 @@ from tests.shard.test_sampler import (
     top,
 )
 from tgi_trio.shard.cpu import load, sampler_self_test
+from tgi_trio.shard.cpu.kernels.sampling.draws import draw_uniforms
 from tgi_trio.shard.cpu.sampler import CpuSampler
 from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.philox import uniform
 from tgi_trio.shard.sampler import Sampler
 from tgi_trio.shard.step import RowResult, Sequence
 
@@ -201,6 +203,14 @@ def test_masked_tokens_grammars_and_wider_logits() -> None:
     wide[:, 100:] = 50.0
     results = CpuSampler(100, [EOS]).choose(wide, [sequence(), sequence(sample=True, top_p=0.5)])
     assert all(result.token_ids[0] < 100 for result in results)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=5))
+def test_random_numbers_are_those_of_philox_to_the_bit(pairs: list[tuple[int, int]]) -> None:
+    seeds, positions = np.array(pairs, np.uint64).reshape(-1, 2).T.copy()
+    numbers = np.empty(len(seeds))
+    draw_uniforms(seeds, positions, numbers)
+    assert numbers.tolist() == uniform(seeds, positions).tolist()
 
 
 def test_a_tiny_temperature_is_greedy_not_infinite() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from tgi_trio.shard.truncation import Cuts, Floats, Ints, could_settle, truncate
 # How many of a row's best tokens to look at before looking at all: the first decides almost always.
 WIDTHS = (64, 512)
 MOST_TIES = 64  # alternatives listed when more tie with the last one asked for
+
+
+Draw: TypeAlias = Callable[[NDArray[np.uint64], NDArray[np.uint64]], Floats]
 
 
 class RowSampler(Protocol):
@@ -182,12 +185,15 @@ class SamplerBase:
         return allowed
 
 
-def uniforms(settings: Settings) -> Floats:
-    """Return every row's random number, a function of its seed and position: float64 [R]."""
+def uniforms(settings: Settings, draw: Draw = uniform) -> Floats:
+    """Return every row's random number, a function of its seed and position: float64 [R].
+
+    `draw(seeds, positions)` gives the numbers, uint64 [R] each; all 0 where no row samples.
+    """
     if not settings.sample.any():
         return np.zeros(len(settings.rows))
     positions = np.array([row.length for row in settings.rows], np.uint64)
-    return uniform(settings.seeds, positions)
+    return draw(settings.seeds, positions)
 
 
 def choose_among_best(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard import logits_processors as processors
+from tgi_trio.shard.cpu.kernels.sampling.draws import draw_uniforms
 from tgi_trio.shard.cpu.kernels.sampling.narrow import room_bytes
 from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.cpu.kernels.sampling.scores import CHUNK
@@ -85,7 +86,7 @@ class CpuSampler(SamplerBase):
         scores = self._padded(logits)
         faults = self._process(scores, settings)
         allowed = self._masks(settings, self._chunks * CHUNK, faults)
-        numbers, choice = uniforms(settings), Choice.of(len(rows))
+        numbers, choice = uniforms(settings, _draw), Choice.of(len(rows))
         table = self._table(scores, settings, numbers)
         if allowed is not None:
             guided = [row for row, _ in settings.grammar]
@@ -223,6 +224,12 @@ class CpuSampler(SamplerBase):
         work_on_rows(table, counter, address(rooms[0]))
         for helper in helping:
             helper.result()
+
+
+def _draw(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Floats:
+    numbers = np.empty(len(seeds))
+    draw_uniforms(seeds, positions, numbers)
+    return numbers
 
 
 def _listed(settings: Settings) -> int:
