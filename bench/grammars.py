@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import random
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from statistics import median
@@ -24,7 +23,7 @@ from bench import stats
 from bench.server import running
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client, HTTPFailure
-from tgi_trio.client.load import Load, Work, one_request, prompt, records_of
+from tgi_trio.client.load import Load, Work, records_of
 
 Schemas = Iterator[dict[str, Any]]
 Company = Callable[[Client, "Counts"], Any]
@@ -39,18 +38,18 @@ class Counts(dict[str, int]):
 
 def shared() -> Schemas:
     """Yield one schema again and again."""
-    yield from itertools.repeat(_person(0))
+    person = {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    }
+    yield from itertools.repeat(_many(person, list(person)))
 
 
 def fresh() -> Schemas:
     """Yield schemas of 60 properties, no two alike."""
     for i in itertools.count():
-        yield {
-            "type": "object",
-            "properties": {f"p{i}_{n}": {"type": "string", "maxLength": 9} for n in range(60)},
-            "required": [f"p{i}_0"],
-            "additionalProperties": False,
-        }
+        names = [f"p{i}_{n}" for n in range(60)]
+        yield _many({name: {"type": "string", "maxLength": 9} for name in names}, names[:1])
 
 
 def monsters() -> Schemas:
@@ -59,36 +58,29 @@ def monsters() -> Schemas:
         yield {"type": "integer", "multipleOf": 1_000_003 + 2 * i, "minimum": 0}
 
 
-def _person(i: int) -> dict[str, Any]:
-    return {
+def _many(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    """Return a schema of more such objects than `max_tokens` has room for."""
+    one = {
         "type": "object",
-        "properties": {
-            f"name{i}": {"type": "string", "maxLength": 20},
-            f"age{i}": {"type": "integer", "minimum": 0, "maximum": 120},
-        },
-        "required": [f"name{i}", f"age{i}"],
+        "properties": properties,
+        "required": required,
         "additionalProperties": False,
     }
+    return {"type": "array", "items": one, "minItems": 32}
 
 
-async def plain(client: Client, counts: Counts) -> None:
-    """Stream plain completions for ever."""
-    rng = random.Random(1)
-    while True:
-        record = await one_request(client, prompt(rng, 20), 64)
-        counts.add("failed" if record.error else "finished")
+def streaming(forms: Iterator[dict[str, Any]]) -> Company:
+    """Return a client that streams sampled completions for ever, each with the next response form.
 
-
-def guided(schemas: Schemas) -> Company:
-    """Return a client that streams guided completions for ever."""
+    All are as long, and drawn at random, so that they differ in nothing but their grammars.
+    """
 
     async def run(client: Client, counts: Counts) -> None:
-        for number, schema in enumerate(schemas):
-            form = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+        for number, form in enumerate(forms):
             body = {"prompt": "An answer:", "max_tokens": 64, "stream": True, "seed": number}
+            body |= form or {"ignore_eos": True}
             try:
-                request = client.events("/v1/completions", body | {"response_format": form})
-                async with aclosing(request) as events:
+                async with aclosing(client.events("/v1/completions", body)) as events:
                     async for _ in events:
                         pass
                 counts.add("finished")
@@ -98,13 +90,26 @@ def guided(schemas: Schemas) -> Company:
     return run
 
 
+def plain() -> Company:
+    """Return a client whose completions have no grammar."""
+    return streaming(itertools.repeat({}))
+
+
+def guided(schemas: Schemas) -> Company:
+    """Return a client whose completions follow a schema each."""
+    named = ({"name": "it", "schema": schema} for schema in schemas)
+    return streaming(
+        {"response_format": {"type": "json_schema", "json_schema": form}} for form in named
+    )
+
+
 def conditions(company: int) -> dict[str, list[Company]]:
     """Return who is beside the measured streams, by name; a function per client."""
     new, monstrous = fresh(), monsters()
     return {
         "alone": [],
-        f"{company} plain streams": [plain] * company,
-        f"{company} guided streams, one schema": [guided(shared())] * company,
+        f"{company} plain streams": [plain() for _ in range(company)],
+        f"{company} guided streams, one schema": [guided(shared()) for _ in range(company)],
         f"{company} guided streams, new schemas": [guided(new) for _ in range(company)],
         f"{company} clients of monsters": [guided(monstrous) for _ in range(company)],
     }
