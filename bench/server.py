@@ -58,16 +58,21 @@ def wait_healthy(port: int, process: subprocess.Popen[bytes], timeout: float = 1
 
 @contextmanager
 def running(
-    flags: Sequence[str] = (), *, quiet: bool = True, fake: str | None = None
+    flags: Sequence[str] = (),
+    *,
+    quiet: bool = True,
+    fake: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Serve with `flags` on a free port; SIGTERM on leaving.
 
-    `fake`: FakeSettings as JSON, for a shard without a model.
+    `fake`: FakeSettings as JSON, for a shard without a model. `environment` as for `serving`.
     """
     port = free_port()
     module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
     argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
-    with serving([*argv, *flags], port, output=subprocess.DEVNULL if quiet else None) as server:
+    output = subprocess.DEVNULL if quiet else None
+    with serving([*argv, *flags], port, output=output, environment=environment) as server:
         yield server
 
 

@@ -2,8 +2,9 @@
 
     python -m bench.startup --runs 5 --json bench/out/startup.json
 
-Floors beside it, in the same run: an interpreter that only imports torch, and `transformers`
-generating one token from the same folder (AutoModel + AutoTokenizer).
+The first `--cold` starts find no compiled kernels. Floors beside it, in the same run: an
+interpreter that only imports torch, and `transformers` generating one token from the same folder
+(AutoModel + AutoTokenizer).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from dataclasses import asdict
@@ -32,10 +34,13 @@ model.generate(**inputs, max_new_tokens=1, do_sample=False)
 """
 
 
-def first_token(flags: list[str]) -> tuple[float, float]:
-    """Start a server; return (seconds to ready, seconds to the first token)."""
+def first_token(flags: list[str], cache: str | None = None) -> tuple[float, float]:
+    """Start a server; return (seconds to ready, seconds to the first token).
+
+    `cache`: where compiled kernels are kept; None: where they always are.
+    """
     start = time.monotonic()
-    with running(flags) as server:
+    with running(flags, environment={} if cache is None else {"NUMBA_CACHE_DIR": cache}) as server:
         body = json.dumps({"inputs": "Hello", "parameters": {"max_new_tokens": 1}}).encode()
         request = urllib.request.Request(
             f"http://{server.host}:{server.port}/generate",
@@ -58,6 +63,7 @@ def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--cold", type=int, default=1, help="starts without compiled kernels")
     parser.add_argument("--model-id", help="served model; the embedded one by default")
     stats.add_output_flags(parser)
     args = parser.parse_args()
@@ -66,11 +72,17 @@ def main() -> None:
     folder = str(resolve_model(args.model_id, None))
     flags = ["--model-id", args.model_id] if args.model_id else []
     rows: dict[str, list[float]] = {
+        "server first token, kernels compiled": [],
         "server ready": [],
         "server first token": [],
         "import torch": [],
         "transformers, one token": [],
     }
+    for _ in tqdm(range(args.cold), desc="cold starts"):
+        with tempfile.TemporaryDirectory() as cache:
+            rows["server first token, kernels compiled"].append(first_token(flags, cache)[1])
+    if args.cold == 0:
+        del rows["server first token, kernels compiled"]
     for _ in tqdm(range(args.runs), desc="starts"):
         ready, token = first_token(flags)
         rows["server ready"].append(ready)
