@@ -33,7 +33,7 @@ ids = np.array([5, 6, 7, 5, 6, 7, 5, 6], np.int32)
 for i, sampling in enumerate([
     SamplingParameters(prompt_logprobs=True, top_n=3),
     SamplingParameters(sample=True, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.5),
-    SamplingParameters(sample=True, logit_bias=((9, 1.0),), typical_p=0.9),
+    SamplingParameters(sample=True, logit_bias=((9, 1.0),), typical_p=0.9, watermark=True),
     SamplingParameters(grammar='{"grammars": [{"lark_grammar": "start: /[a-z]+/"}]}'),
 ]):
     row = PrefillRow(i + 1, ids, len(ids), 0, [2 * i + 1, 2 * i + 2], 6, 2, sampling)

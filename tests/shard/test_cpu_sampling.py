@@ -26,10 +26,11 @@ from tests.shard.test_sampler import (
 )
 from tgi_trio.shard.cpu import load, sampler_self_test
 from tgi_trio.shard.cpu.kernels.sampling.draws import draw_uniforms
-from tgi_trio.shard.cpu.sampler import CpuSampler
+from tgi_trio.shard.cpu.sampler import CpuSampler, permutation
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.philox import uniform
 from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.sampler import permutation as torch_permutation
 from tgi_trio.shard.step import RowResult, Sequence
 
 
@@ -230,3 +231,10 @@ def test_kernels_that_fail_their_self_test_leave_the_choice_to_torch(
     monkeypatch.setattr(sampler_self_test, "fault", lambda: "row 0 is wrong")
     assert isinstance(load._working_sampler(config, [0], None), Sampler)
     assert "with torch, not with the CPU kernels: row 0 is wrong" in capfd.readouterr().err
+
+
+@given(st.integers(0, 2**40), st.integers(1, 5000), st.floats(0, 1))
+def test_permutations_are_those_of_torch(seed: int, size: int, share: float) -> None:
+    count = int(share * size)
+    found, wanted = permutation(seed, size, count), torch_permutation(seed, size, count)
+    assert found.tolist() == wanted.tolist()

@@ -18,13 +18,17 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.step import Sequence
 
-if TYPE_CHECKING:  # torch is imported only where tensors come from, and for the watermark
+if TYPE_CHECKING:  # torch is imported only where tensors come from
     import torch
 
 Scores: TypeAlias = Union["torch.Tensor", NDArray[np.float32]]
 
 STATE = "sampler"  # key in Sequence.state
 _WATERMARK_PRIME = 15485863  # TGI's; a detector must use the same
+
+# (seed, size, count) -> the first `count` of the ids below `size`, in the order that torch.randperm
+# gives them with a CPU's generator of that seed: whoever looks for a watermark takes the same.
+Permutation: TypeAlias = Callable[[int, int, int], NDArray[np.int64]]
 
 Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -140,14 +144,12 @@ def watermark(
     gamma: float,
     delta: float,
     size: int,
+    permutation: Permutation,
 ) -> None:
     """Add `delta` to a `gamma` share of the vocabulary, drawn anew after every token."""
-    import torch
-
     for row, sequence in rows:
-        generator = torch.Generator()  # the CPU's, so that the list is the same on any device
-        generator.manual_seed(_WATERMARK_PRIME * int(sequence.token_ids[sequence.length - 1]))
-        green = torch.randperm(size, generator=generator)[: int(gamma * size)].numpy()
+        seed = _WATERMARK_PRIME * int(sequence.token_ids[sequence.length - 1])
+        green = permutation(seed, size, int(gamma * size))
         scores[row, beside(scores, green)] += delta
 
 

@@ -65,6 +65,7 @@ class Sampler(SamplerBase):
         super().__init__(
             vocab_size,
             eos_ids,
+            permutation=permutation,
             grammars=grammars,
             watermark_gamma=watermark_gamma,
             watermark_delta=watermark_delta,
@@ -205,3 +206,10 @@ class Sampler(SamplerBase):
 def token_logprobs(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Return the raw log-softmax of one given token per row: float32 [T] from [T, V] and [T]."""
     return logits.float().log_softmax(-1).gather(1, ids[:, None])[:, 0]
+
+
+def permutation(seed: int, size: int, count: int) -> Ints:
+    """Return what `logits_processors.Permutation` says."""
+    generator = torch.Generator().manual_seed(seed)  # the CPU's: the same on any device
+    ids: Ints = torch.randperm(size, generator=generator)[:count].numpy()
+    return ids

@@ -121,6 +121,7 @@ class SamplerBase:
         vocab_size: int,
         eos_ids: Iterable[int],
         *,
+        permutation: processors.Permutation,
         grammars: processors.Grammars | None = None,
         watermark_gamma: float = 0.5,
         watermark_delta: float = 2.0,
@@ -130,6 +131,7 @@ class SamplerBase:
         self._eos_ids = np.array(sorted(eos_ids), np.int64)
         self._grammars = grammars
         self._watermark = (watermark_gamma, watermark_delta)
+        self._permutation = permutation
         self._rows: list[Sequence] = []  # of the last call
         self._blocks: list[Settings] = []  # what they ask for
 
@@ -159,7 +161,8 @@ class SamplerBase:
         size = self._vocab_size
         faults: dict[int, str] = {}
         if settings.watermark:
-            processors.watermark(scores, settings.watermark, *self._watermark, size)
+            gamma, delta = self._watermark
+            processors.watermark(scores, settings.watermark, gamma, delta, size, self._permutation)
         if settings.repetition:
             processors.repetition(scores, settings.repetition)
         if settings.counted:

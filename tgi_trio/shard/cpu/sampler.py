@@ -20,6 +20,7 @@ from tgi_trio.shard.cpu.kernels.sampling.draws import draw_uniforms
 from tgi_trio.shard.cpu.kernels.sampling.narrow import room_bytes
 from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.cpu.kernels.sampling.scores import CHUNK
+from tgi_trio.shard.cpu.kernels.sampling.shuffle import shuffle
 from tgi_trio.shard.cpu.memory import address, zeroed
 from tgi_trio.shard.cpu.tables import ROW
 from tgi_trio.shard.logits_processors import Scores
@@ -59,6 +60,7 @@ class CpuSampler(SamplerBase):
         super().__init__(
             vocab_size,
             eos_ids,
+            permutation=permutation,
             grammars=grammars,
             watermark_gamma=watermark_gamma,
             watermark_delta=watermark_delta,
@@ -244,3 +246,11 @@ def _only(table: NDArray[np.void], **fields: Any) -> NDArray[np.void]:
     for name, value in fields.items():
         table[name] = value
     return table
+
+
+def permutation(seed: int, size: int, count: int) -> Ints:
+    """Return what `logits_processors.Permutation` says; torch's generator is numpy's old one."""
+    draws = np.random.RandomState(seed & 0xFFFFFFFF).randint(0, 2**32, count, np.uint32)
+    ids = np.arange(size)
+    shuffle(ids, draws[: size - 1])  # the last one has no choice
+    return ids[:count]

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.cpu.sampler import CpuSampler
+from tgi_trio.shard.cpu.sampler import CpuSampler, permutation
 from tgi_trio.shard.philox import uniform
 from tgi_trio.shard.step import Sequence
 from tgi_trio.shard.truncation import Cuts
@@ -53,6 +53,8 @@ def fault() -> str | None:
             wanted = int(np.searchsorted(np.exp(logprobs).cumsum(), number[0], side="right"))
         if token != wanted:
             return f"row {i} has token {token} instead of {wanted}"
+    if sorted(permutation(1, 9, 9).tolist()) != list(range(9)):
+        return "a permutation lacks numbers"
     return None
 
 
