@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from tgi_trio.shard.cpu.kernels import entry
 from tgi_trio.shard.cpu.kernels.vectors import add, fill, load, total
@@ -48,14 +48,21 @@ class Bandwidth:
 
     def _once(self) -> float:
         places = [address(part) for part in self._parts]
-        threads = [threading.Thread(target=read, args=(p, p + _BYTES)) for p in places]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return float(np.divide(_BYTES * len(places) / 1e9, time.perf_counter() - start))
+        seconds = seconds_at_once(read, [(place, place + _BYTES) for place in places])
+        return _BYTES * len(places) / 1e9 / seconds
+
+
+def seconds_at_once(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> float:
+    """Return how long it takes to call `function` with all these arguments, a thread for each."""
+    threads = [threading.Thread(target=function, args=arguments) for arguments in calls]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
-    print(f"{Bandwidth().gigabytes_per_second():.1f} GB/s")
+    for count in range(1, len(usable_cores()) + 1):
+        print(f"{count} threads: {Bandwidth(count).gigabytes_per_second():.1f} GB/s")

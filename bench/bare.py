@@ -6,12 +6,14 @@ import statistics
 import time
 from collections.abc import Sequence as ListLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StepReport
 from tgi_trio.shard.batch import Batch
+from tgi_trio.shard.cpu.runner import CpuRunner
 from tgi_trio.shard.step import Runner, WarmupRequest
 
 
@@ -31,28 +33,31 @@ class BareModel:
             eos_ids=info.eos_ids,
         )
 
-    def prefill(self, contexts: ListLike[int], room: int) -> None:
-        """Replace all sequences by new ones of `contexts` prompt tokens each, and compute those.
+    def hold(self, contexts: ListLike[int], room: int, *, cached: bool = False) -> None:
+        """Replace all sequences by new ones of `contexts` prompt tokens each.
 
-        `room`: tokens that can be generated afterwards, besides the one that ends the prefill.
+        `room`: tokens that can be generated, besides the one that ends the prefill. `cached`: all
+        but the last prompt token count as computed. Their K and V are then zeros, but written
+        ones: memory that was never written is one page, read from the cache.
         """
         self._batch.clear()
-        rng, block = np.random.default_rng(0), 1
+        rng, block, size = np.random.default_rng(0), 1, self.runner.info.block_size
         for i, context in enumerate(contexts):
-            need = -(-(context + room + 1) // self.runner.info.block_size)
+            need = -(-(context + room + 1) // size)
             row = PrefillRow(
                 sequence=i + 1,
                 token_ids=rng.integers(3, self.runner.info.vocab_size, context, dtype=np.int32),
                 prompt_length=context,
-                cached_length=0,
+                cached_length=context - 1 if cached else 0,
                 block_ids=list(range(block, block + need)),
                 max_new_tokens=room + 1,
                 sampling=SamplingParameters(ignore_eos=True),
             )
             block += need
             self._batch.add(row)
-        while any(s.computed < s.prompt_length for s in self._batch.rows):
-            self.step()
+        if cached:
+            for stored in _keys_and_values(self.runner):
+                stored[:, :block] = 0
 
     def step(self) -> float:
         """Run one step; return its seconds, sampling included."""
@@ -67,7 +72,7 @@ class BareModel:
 
     def decode_ms(self, contexts: ListLike[int], steps: int) -> float:
         """Return the median milliseconds of a decode step of sequences of these contexts."""
-        self.prefill(contexts, steps + 2)
+        self.hold(contexts, steps + 2, cached=True)
         times = [self.step() for _ in range(steps + 2)]
         return statistics.median(times[2:]) * 1e3
 
@@ -75,10 +80,20 @@ class BareModel:
         """Return the median milliseconds from a prompt to its first token."""
         times = []
         for _ in range(repeats):
+            self.hold([tokens], 1)
             start = time.perf_counter()
-            self.prefill([tokens], 1)
+            while any(s.computed < s.prompt_length for s in self._batch.rows):
+                self.step()
             times.append(time.perf_counter() - start)
         return statistics.median(times) * 1e3
+
+
+def _keys_and_values(runner: Any) -> tuple[Any, Any]:
+    """Return a runner's K and V, arrays or tensors [layers, blocks, ...]."""
+    if isinstance(runner, CpuRunner):
+        kept: tuple[Any, Any] = runner._forward.program.kv_cache
+        return kept
+    return runner._cache.key, runner._cache.value
 
 
 def decode_step_ms(model_id: str | None, batch: int, context: int, steps: int = 40) -> float:

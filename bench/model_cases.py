@@ -21,16 +21,18 @@ class Case:
     contexts: list[int]
     prefill: bool = False
     steps: int = 12  # decode steps in one reading
+    peers: bool = True  # False: of interest for our kernels alone
 
 
-CASES = (
-    Case("decode 1", [160]),
-    Case("decode 8", [160] * 8),
-    Case("decode 32", [160] * 32, steps=6),
-    Case("decode 32, same total", [525] * 32, steps=4),
-    Case("decode 32, contexts 50 to 1000", [50 + i * 950 // 31 for i in range(32)], steps=4),
-    Case("prefill 512", [512], prefill=True),
-)
+CASES = {
+    "decode 1": Case("decode 1", [160]),
+    "decode 8": Case("decode 8", [160] * 8),
+    "decode 32": Case("decode 32", [160] * 32, steps=6),
+    "uniform 32": Case("uniform 32", [525] * 32, steps=6, peers=False),
+    # From 50 to 1000, of the same total.
+    "mixed 32": Case("mixed 32", [50 + i * 950 // 31 for i in range(32)], steps=6, peers=False),
+    "prefill 512": Case("prefill 512", [512], prefill=True),
+}
 
 
 class Contender(Protocol):
@@ -38,8 +40,8 @@ class Contender(Protocol):
 
     name: str
 
-    def measure(self, case: Case) -> float | None:
-        """Return milliseconds, None for a case it cannot run."""
+    def measure(self, case: Case) -> float:
+        """Return milliseconds."""
         ...
 
     def close(self) -> None: ...
@@ -64,7 +66,7 @@ class Worker:
         if self._line() != "ready":
             raise RuntimeError(f"the worker of {name} did not start")
 
-    def measure(self, case: Case) -> float | None:
+    def measure(self, case: Case) -> float:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(case)) + "\n")
         self._process.stdin.flush()
@@ -83,7 +85,10 @@ class Worker:
 
 
 class LlamaCpp:
-    """llama.cpp's own benchmark, on the same weights; it feeds random tokens and samples none."""
+    """llama.cpp's own benchmark, on the same weights; it feeds random tokens and samples none.
+
+    Sequences that decode share the prompt, which is computed once.
+    """
 
     name = llama_cpp.NAME
 
@@ -94,9 +99,7 @@ class LlamaCpp:
         self._file = peer.weights(folder)
         self._threads = threads
 
-    def measure(self, case: Case) -> float | None:
-        if len(set(case.contexts)) > 1:
-            return None  # all its sequences have one length
+    def measure(self, case: Case) -> float:
         rows, context = len(case.contexts), case.contexts[0]
         new = 1 if case.prefill else case.steps
         prompt = context if case.prefill else context - new // 2
@@ -111,8 +114,9 @@ class LlamaCpp:
             "-npl": rows,
             "--output-format": "jsonl",
         }
+        words = [str(word) for pair in options.items() for word in pair]
         done = subprocess.run(
-            [self._program, *(str(word) for pair in options.items() for word in pair)],
+            [self._program, "-pps", *words],
             capture_output=True,
             text=True,
             check=True,
