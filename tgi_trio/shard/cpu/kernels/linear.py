@@ -39,7 +39,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
 from tgi_trio.shard.cpu.tables import Epilogue
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
-_AHEAD = 2048  # bytes that a lone tile fetches ahead
+_AHEAD = 4096  # bytes that a lone tile fetches ahead
 STORE, ADD, ACTIVATE, GATE = (
     int(e) for e in (Epilogue.STORE, Epilogue.ADD, Epilogue.ACTIVATE, Epilogue.GATE)
 )
