@@ -3,44 +3,66 @@
     python -m bench.serve --concurrency 1 8 32 --requests 64 --json bench/out/serve.json
 
 Closed loop with fixed concurrency (each client sends its next request when its last has ended),
-or open loop with Poisson arrivals (`--rate`). In the same run it measures the floor beside it:
-the bare model step without server, through the same runner, at the same batch sizes.
+or open loop with Poisson arrivals (`--rate`). Between two loads a process of its own measures the
+floor: the bare model step without server, through the same runner, at the same batch size.
+`ITL / bare` is the server's overhead over it: most gaps between tokens are steps that only decode.
+With several rounds every figure is their median, a ratio that of the rounds' ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+import sys
+from contextlib import ExitStack, closing
 from typing import Any
 
 import trio
 from tqdm import tqdm
 
 from bench import stats
+from bench.model_cases import Case, Worker
 from bench.server import Server, running
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.client.load import Load, Work, measure
 from tgi_trio.client.measures import FORMULAS
+from tgi_trio.hub import resolve_model
+
+_BARE_STEPS = 24
+
+Result = dict[str, Any]
 
 
-def bare_step_ms(model_id: str | None, batch: int, context: int, steps: int = 40) -> float:
-    """Return the median decode step of the runner alone, without server, in milliseconds."""
-    from bench.bare import decode_step_ms
+def bare_steps(model_id: str | None, backend: str) -> Worker:
+    """Start a process that holds the model alone."""
+    command = [sys.executable, "-m", "bench.model_worker", backend, resolve_model(model_id, None)]
+    return Worker("bare step", command)
 
-    return decode_step_ms(model_id, batch, context, steps)
 
-
-def measure_all(args: argparse.Namespace, server: Server) -> list[dict[str, Any]]:
-    """Run every load of the command line against the server."""
+def measure_load(server: Server, load: Load, work: Work, bare: Worker | None) -> Result:
+    """Run one load, then as many bare steps of its batch size; returns the load's figures."""
     client = Client(Address(server.host, server.port))
-    loads = [Load("closed", c) for c in args.concurrency] + [Load("open", r) for r in args.rate]
-    results = []
-    for load in loads:
-        requests = max(args.requests, int(load.level) if load.kind == "closed" else 0)
-        work = Work(requests, args.words, args.max_tokens)
-        with tqdm(total=requests, desc=str(load), leave=False) as bar:
-            results.append(trio.run(measure, client, load, work, bar.update))
-    return results
+    with tqdm(total=work.requests, desc=str(load), leave=False) as bar:
+        result = trio.run(measure, client, load, work, bar.update)
+    if bare is not None and load.kind == "closed":
+        context = work.words * 2 + work.max_tokens // 2
+        case = Case(str(load), [context] * int(load.level), steps=_BARE_STEPS)
+        result["bare_step_ms"] = bare.measure(case)
+        result["itl_over_bare"] = result["itl_ms"]["p50"] / result["bare_step_ms"]
+    return result
+
+
+def middle(results: list[Result]) -> Result:
+    """Return the medians of several rounds of one load."""
+    found = dict(results[0])
+    for name, value in found.items():
+        values = [result[name] for result in results]
+        if isinstance(value, dict):
+            found[name] = middle(values)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = statistics.median(values)
+    return found
 
 
 def main() -> None:
@@ -49,28 +71,36 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model-id", help="served model; the embedded one by default")
+    parser.add_argument("--cpu-backend", default="auto")
     parser.add_argument("--url", help="HOST:PORT of a server that runs already")
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--rate", type=float, nargs="*", default=[], help="requests per second")
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--words", type=int, default=40, help="prompt length")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=1)
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    flags = ["--model-id", args.model_id] if args.model_id else []
-    if args.url:
-        host, _, port = args.url.rpartition(":")
-        results, ready = measure_all(args, Server(host, int(port), 0.0)), None
-    else:
-        with running(flags) as server:
-            client = Client(Address(server.host, server.port))
-            warm_up = Work(requests=4, words=args.words, max_tokens=8)
-            trio.run(measure, client, Load("closed", 2), warm_up, lambda: None)
-            results, ready = measure_all(args, server), server.ready_s
-    context = args.words * 2 + args.max_tokens // 2
-    for result in results:
-        if result["load"] == "closed":
-            result["bare_step_ms"] = bare_step_ms(args.model_id, int(result["level"]), context)
+    loads = [Load("closed", c) for c in args.concurrency] + [Load("open", r) for r in args.rate]
+    with ExitStack() as stack:
+        bare, ready = None, None
+        if args.url:
+            host, _, port = args.url.rpartition(":")
+            server = Server(host, int(port), 0.0)
+        else:
+            flags = ["--model-id", args.model_id] if args.model_id else []
+            flags += ["--cpu-backend", args.cpu_backend]
+            server = stack.enter_context(running(flags))
+            ready = server.ready_s
+            bare = stack.enter_context(closing(bare_steps(args.model_id, args.cpu_backend)))
+            measure_load(server, Load("closed", 2), Work(4, args.words, 8), None)  # to warm up
+        rounds: list[list[Result]] = [[] for _ in loads]
+        for _ in range(args.rounds):
+            for load, found in zip(loads, rounds, strict=True):
+                requests = max(args.requests, int(load.level) if load.kind == "closed" else 0)
+                work = Work(requests, args.words, args.max_tokens)
+                found.append(measure_load(server, load, work, bare))
+    results = [middle(found) for found in rounds]
     rows = [
         (
             f"{r['load']} {r['level']:g}",
@@ -82,14 +112,14 @@ def main() -> None:
             r["itl_ms"]["p99"],
             r["tpot_ms"]["p50"],
             r.get("bare_step_ms", "-"),
-            r["tpot_ms"]["p50"] / r["bare_step_ms"] if "bare_step_ms" in r else "-",
+            r.get("itl_over_bare", "-"),
         )
         for r in results
     ]
     header = ("load", "done", "tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "TPOT p50 ms")
-    print(stats.table((*header, "bare step ms", "TPOT/bare"), rows))
+    print(stats.table((*header, "bare step ms", "ITL/bare"), rows))
     print(FORMULAS)
-    stats.write_json(args.json, "serve", {"ready_s": ready, "results": results})
+    stats.write_json(args.json, "serve", {"ready_s": ready, "results": results, "rounds": rounds})
 
 
 if __name__ == "__main__":
