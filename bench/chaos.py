@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from bench import stats
 from bench.chaos_faults import FAULTS, STALL_TIMEOUT, Fault, Victim, grammar_bombs
 from bench.server import free_port, mortal, wait_healthy
 from bench.stats import Summary
-from bench.vitals import children, shared_memory, still_running, vitals
+from bench.vitals import children, metrics, shared_memory, still_running, vitals
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
 
@@ -181,14 +180,6 @@ class Chaos:
 
 
 # ---- the books -----------------------------------------------------------------------------------
-
-
-def metrics(port: int) -> dict[str, float]:
-    """Return every series of /metrics by its name and labels."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
-        lines = reply.read().decode().splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
 
 
 def ends(books: dict[str, float]) -> dict[str, int]:

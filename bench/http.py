@@ -31,6 +31,7 @@ from tqdm import tqdm
 from bench import http_load, stats
 from bench.http_load import Load
 from bench.server import free_port
+from bench.vitals import cpu_seconds
 
 ENDLESS = 10**9
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -103,12 +104,6 @@ def server(kind: str, paced: bool) -> Iterator[tuple[int, int]]:
     finally:
         process.kill()
         process.wait()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process's threads have used, from the scheduler's own books."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
 
 def resident(pid: int) -> int:

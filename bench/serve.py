@@ -6,6 +6,9 @@ Closed loop with fixed concurrency (each client sends its next request when its 
 or open loop with Poisson arrivals (`--rate`). Between two loads a process of its own measures the
 floor: the bare model step without server, through the same runner, at the same batch size.
 `ITL / bare` is the server's overhead over it: most gaps between tokens are steps that only decode.
+The two are seconds apart, which a machine that others use does not forgive, so the parts of the
+overhead are counted within the load as well: `gap %`, the time of decoding steps outside of model
+and sampler, and `router %`, the router's processor time, both as parts of the shard's.
 With several rounds every figure is their median, a ratio that of the rounds' ratios.
 """
 
@@ -23,6 +26,7 @@ from tqdm import tqdm
 from bench import stats
 from bench.model_cases import Case, Worker
 from bench.server import Server, running
+from bench.vitals import children, cpu_seconds, metrics
 from tgi_trio.client.address import Address
 from tgi_trio.client.http import Client
 from tgi_trio.client.load import Load, Work, measure
@@ -40,11 +44,32 @@ def bare_steps(model_id: str | None, backend: str) -> Worker:
     return Worker("bare step", command)
 
 
+def account(server: Server) -> dict[str, float]:
+    """Return what decoding steps and the processes have taken so far, in seconds."""
+    found = metrics(server.port)
+    of = {
+        name: found.get(f'tgi_batch_{name}_duration_sum{{method="decode"}}', 0.0)
+        for name in ("inference", "forward", "decode")
+    }
+    compute = of["forward"] + of["decode"]
+    return {
+        "compute": compute,
+        "gap": of["inference"] - compute,
+        "router": cpu_seconds(server.pid),
+        "shard": sum(map(cpu_seconds, children(server.pid))),
+    }
+
+
 def measure_load(server: Server, load: Load, work: Work, bare: Worker | None) -> Result:
-    """Run one load, then as many bare steps of its batch size; returns the load's figures."""
+    """Run one load, then bare steps of its batch size; returns the load's figures."""
     client = Client(Address(server.host, server.port))
+    before = account(server) if server.pid else None
     with tqdm(total=work.requests, desc=str(load), leave=False) as bar:
         result = trio.run(measure, client, load, work, bar.update)
+    if before is not None:
+        used = {name: value - before[name] for name, value in account(server).items()}
+        result["gap_percent"] = 100 * used["gap"] / used["compute"]
+        result["router_percent"] = 100 * used["router"] / used["shard"]
     if bare is not None and load.kind == "closed":
         context = work.words * 2 + work.max_tokens // 2
         case = Case(str(load), [context] * int(load.level), steps=_BARE_STEPS)
@@ -113,11 +138,13 @@ def main() -> None:
             r["tpot_ms"]["p50"],
             r.get("bare_step_ms", "-"),
             r.get("itl_over_bare", "-"),
+            r.get("gap_percent", "-"),
+            r.get("router_percent", "-"),
         )
         for r in results
     ]
     header = ("load", "done", "tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "TPOT p50 ms")
-    print(stats.table((*header, "bare step ms", "ITL/bare"), rows))
+    print(stats.table((*header, "bare step ms", "ITL/bare", "gap %", "router %"), rows))
     print(FORMULAS)
     stats.write_json(args.json, "serve", {"ready_s": ready, "results": results, "rounds": rounds})
 

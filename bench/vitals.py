@@ -1,9 +1,10 @@
-"""What a server's processes hold: memory, file descriptors, threads."""
+"""What a server's processes hold and use, and what it says of itself."""
 
 from __future__ import annotations
 
 import os
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process's threads have used, from the scheduler's own books."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+
+
 def still_running(pids: list[int], timeout: float = 5.0) -> list[int]:
     """Return those of `pids` that have not ended within `timeout` seconds."""
     deadline = time.monotonic() + timeout
@@ -58,3 +65,11 @@ def _runs(pid: int) -> bool:
 def shared_memory() -> set[str]:
     """Return the names of our segments in /dev/shm; other programs have theirs."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(NAME_PREFIX)}
+
+
+def metrics(port: int) -> dict[str, float]:
+    """Return every series of /metrics by its name and labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}

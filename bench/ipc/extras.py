@@ -16,6 +16,7 @@ import trio
 
 from bench.ipc.ours import Variant, channel
 from bench.ipc.sampling import Placement
+from bench.vitals import cpu_seconds
 from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.frames import Frame, Kind, encode
 from tgi_trio.ipc.router_end import RouterEnd
@@ -137,13 +138,6 @@ async def _drain_for_ever(end: RouterEnd) -> None:
         await end.wait()
         while end.try_receive() is not None:
             end.release()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of another process."""
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def step_gap(place: Placement, steps: int) -> Result:
