@@ -38,7 +38,7 @@ from bench.peers.environment import HOME, Unavailable
 from tgi_trio.shard.cpu.team import usable_cores
 
 OURS = "numba"
-PEERS = ("torch", "transformers", llama_cpp.NAME, vllm_cpu.NAME)
+PEERS = ("avx2", "torch", "transformers", llama_cpp.NAME, vllm_cpu.NAME)
 _DISTURBED = 0.1  # cores that others used on average
 
 
@@ -146,7 +146,7 @@ def measure(
             for _ in range(args.repeats)
             for case in cases
             for who in everybody
-            if case.peers or who.name == OURS
+            if case.peers or who.name in (OURS, "avx2")
         ]
         for case, who in tqdm(turns, desc=f"shape {shape}"):
             reading = best_of(who, case, machine, args.tries)

@@ -2,7 +2,8 @@
 
     python -m bench.model_worker KIND FOLDER
 
-KIND is numba or torch (our runners) or transformers. A line of JSON comes in per measurement, the
+KIND is numba or torch (our runners), avx2 (numba's, compiled as for a processor without AVX512) or
+transformers. A line of JSON comes in per measurement, the
 fields of a `Case`, and a line with its milliseconds goes out. One process per contender keeps their
 threads apart: a pool that spins would take the cores of the next.
 """
@@ -61,7 +62,17 @@ def transformers(folder: Path) -> Callable[[Case], float]:
     return measure
 
 
+def without_avx512() -> None:
+    """Have everything compiled for Intel's Haswell; before any kernel is imported."""
+    from numba import config
+
+    config.CPU_NAME, config.CPU_FEATURES = "haswell", "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
+
+
 def main(kind: str, folder: Path) -> None:
+    if kind == "avx2":
+        without_avx512()
+        kind = "numba"
     measure = transformers(folder) if kind == "transformers" else ours(folder, kind)
     print("ready", flush=True)
     for line in sys.stdin:

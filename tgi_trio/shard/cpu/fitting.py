@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import llvmlite.binding as llvm
+from numba import config
 
 from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, Variant
 from tgi_trio.shard.cpu.tables import Activation
@@ -60,9 +61,19 @@ def misfit(spec: DecoderSpec | None, dtype: str) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def has(feature: str) -> bool:
+    """Return whether the compiler may use an instruction set, by LLVM's name for it.
+
+    That is what the machine has, or what $NUMBA_CPU_FEATURES lists.
+    """
+    if config.CPU_FEATURES is not None:
+        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    return bool(llvm.get_host_cpu_features().get(feature))
+
+
 def has_dot() -> bool:
     """Return whether this machine multiplies pairs of bfloat16."""
-    return bool(llvm.get_host_cpu_features().get("avx512bf16"))
+    return has("avx512bf16")
 
 
 def variant_for(spec: DecoderSpec, dtype: str, *, dot: bool | None = None) -> Variant:
@@ -70,7 +81,6 @@ def variant_for(spec: DecoderSpec, dtype: str, *, dot: bool | None = None) -> Va
 
     `dot`: whether to use bfloat16 dot products; None: where the machine is fast at them.
     """
-    features = llvm.get_host_cpu_features()
     if dot is None:
         dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
     bf16 = dtype == "bfloat16"
@@ -81,5 +91,5 @@ def variant_for(spec: DecoderSpec, dtype: str, *, dot: bool | None = None) -> Va
         dot=bf16 and dot,
         heads=heads,
         value_vectors=4 if heads * 4 <= _VALUE_TILE and spec.head_dim % (4 * LANES) == 0 else 2,
-        rows=8 if features.get("avx512f") else 2,
+        rows=8 if has("avx512f") else 2,
     )

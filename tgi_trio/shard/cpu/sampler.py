@@ -75,6 +75,8 @@ class CpuSampler(SamplerBase):
                 len(others), "sampler", lambda: os.sched_setaffinity(0, others)
             )
         self._reserve(1, max(WIDTHS))
+        self._drafted: Settings | None = None  # whose table `_draft` is
+        self._draft = zeroed((0,), ROW)
 
     def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
         """Choose the next token of every row: one RowResult with one token each, in order.
@@ -122,18 +124,27 @@ class CpuSampler(SamplerBase):
         self, scores: NDArray[np.float32], settings: Settings, numbers: Floats
     ) -> NDArray[np.void]:
         """Return what the first round does: ROW [R]."""
-        count, listed = len(scores), _listed(settings)
+        if self._drafted is not settings:
+            self._drafted, self._draft = settings, self._drawn_up(settings)
+        table = self._draft.copy()
+        table["scores"] = address(scores) + np.arange(len(scores)) * scores.strides[0]
+        table["uniform"] = numbers
+        return table
+
+    def _drawn_up(self, settings: Settings) -> NDArray[np.void]:
+        """Return what the first round does as long as the rows ask for the same: ROW [R]."""
+        count, listed = len(settings.rows), _listed(settings)
         have = self._keys.shape
         if count > have[0] or listed > have[1]:
             self._reserve(max(count, have[0]), max(listed, have[1]))
         table = zeroed((count,), ROW)
+        places = np.arange(count)
         for name, array in (
-            ("scores", scores),
             ("maxima", self._maxima),
             ("masses", self._masses),
             ("keys", self._keys),
         ):
-            table[name] = address(array) + np.arange(count) * array.strides[0]
+            table[name] = address(array) + places * array.strides[0]
         table["chunks"] = self._chunks
         table["finds_best"], table["mass"] = 1, 1.0
         table["sharpness"] = 1.0
@@ -142,7 +153,6 @@ class CpuSampler(SamplerBase):
         table["floor"] = -np.inf
         floored, floors = settings.floors
         table["floor"][floored] = floors
-        table["uniform"] = numbers
         table["picks"] = np.where(settings.sample, _DRAWN, _BEST)
         table["weighs"] = 1
         table["width"] = np.where(settings.top_n > 0, listed, 0)
@@ -157,6 +167,8 @@ class CpuSampler(SamplerBase):
         self, table: NDArray[np.void], settings: Settings, numbers: Floats, choice: Choice
     ) -> Ints:
         """Choose for rows with a truncation; return those whose candidates do not decide."""
+        if len(settings.cut) == 0:
+            return settings.cut
 
         def find(places: Ints, width: int) -> tuple[Floats, Ints]:
             rows = settings.cut[places]
