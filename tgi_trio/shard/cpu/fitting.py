@@ -66,8 +66,9 @@ def has(feature: str) -> bool:
 
     That is what the machine has, or what $NUMBA_CPU_FEATURES lists.
     """
-    if config.CPU_FEATURES is not None:
-        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    given: str | None = getattr(config, "CPU_FEATURES")  # noqa: B009, set when numba is imported
+    if given is not None:
+        return f"+{feature}" in given.split(",")
     return bool(llvm.get_host_cpu_features().get(feature))
 
 
