@@ -144,7 +144,7 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
         engine = front.open(settings, limits, supervisor, started.facts.vocab_size)
         supervisor.attach(engine)
         with bound(["127.0.0.1:0"]) as listeners:
-            await nursery.start(front.serve, listeners, shutdown)
+            await nursery.start(front.serve, listeners, [], shutdown)
             argv = [sys.executable, "-m", "bench.sink", str(listeners[0].getsockname()[1])]
             sink = subprocess.Popen([*argv, str(streams), "0"], stdout=subprocess.PIPE)
             try:
