@@ -1,7 +1,7 @@
 """Which runner serves a model: the CPU kernels where they fit, torch everywhere else.
 
-torch takes two seconds to import, and so do numba and the kernels on a slow machine: either is
-imported only where it is to serve.
+torch takes two seconds to import, numba with the kernels a third of one: either is imported only
+where it is to serve.
 """
 
 from __future__ import annotations
