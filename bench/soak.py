@@ -2,6 +2,7 @@
 
     python -m bench.soak --requests 200000              # a shard without a model
     python -m bench.soak --minutes 20 --demo            # the embedded model, clients come and go
+    python -m bench.soak --minutes 20 --model-id FOLDER # any model
 
 What counts is the slope: a least-squares line through the memory of the second half, when caches
 and pools have filled. A leak of one small object per request shows as 50 bytes a request or more.
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,13 @@ from tqdm import tqdm
 
 from bench import stats
 from bench.server import Server, running
-from bench.vitals import Vitals, children, vitals
+from bench.vitals import Vitals, children, cpu_seconds, vitals
 
 # A KV cache so small that it has filled, and its pages are in memory, before the second half.
 FLAGS = ("--max-concurrent-requests", "64", "--max-batch-total-tokens", "8192")
 
 PERIOD = 1.0  # seconds between two readings
+IDLE = 10.0  # seconds of which the processor time is counted when all clients have left
 
 BROKEN_OFF = 0.02  # share of streams whose client leaves
 STREAMS = 0.5
@@ -189,16 +192,25 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=200_000)
     parser.add_argument("--minutes", type=float, default=0, help="by the clock instead")
-    parser.add_argument("--demo", action="store_true", help="serve the embedded model")
+    served = parser.add_mutually_exclusive_group()
+    served.add_argument("--demo", action="store_true", help="serve the embedded model")
+    served.add_argument("--model-id", help="serve the model in this folder")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=8)
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    with running(FLAGS, fake=None if args.demo else "{}") as server:
+    flags = (*FLAGS, "--model-id", args.model_id) if args.model_id else FLAGS
+    with running(flags, fake=None if args.demo or args.model_id else "{}") as server:
         (shard,) = children(server.pid)
         soak = Soak(server, random.Random(0), args.max_tokens)
         trio.run(run, soak, args, (server.pid, shard))
-        trio.run(trio.sleep, 2 * PERIOD)
+        time.sleep(2 * PERIOD)
+        used = [cpu_seconds(pid) for pid in (server.pid, shard)]
+        time.sleep(IDLE)
+        idle = [
+            (cpu_seconds(pid) - was) / IDLE
+            for pid, was in zip((server.pid, shard), used, strict=True)
+        ]
         rest = {"router": asdict(vitals(server.pid)), "shard": asdict(vitals(shard))}
     result = summary(soak)
     rows = [
@@ -209,16 +221,21 @@ def main() -> None:
             result[name]["bytes_per_request"],
             rest[name]["descriptors"],
             f"{result[name]['threads'][0]} to {result[name]['threads'][1]}",
+            100 * part,
         )
-        for name in ("router", "shard")
+        for name, part in zip(("router", "shard"), idle, strict=True)
     ]
-    header = ("process", "MiB at half", "MiB at end", "bytes a request", "fds after", "threads")
+    header = (
+        *("process", "MiB at half", "MiB at end", "bytes a request", "fds after", "threads"),
+        "idle % of a core",
+    )
     print(stats.table(header, rows))
     print(
         f"{result['requests']} requests in {result['seconds']:.0f} s "
         f"({result['requests_per_s']:.0f}/s), failed: {result['failures'] or 'none'}"
     )
-    document = {"model": "embedded" if args.demo else "none", **result, "after": rest}
+    model = "embedded" if args.demo else args.model_id or "none"
+    document = {"model": Path(model).name, **result, "after": rest, "idle_cores": idle}
     stats.write_json(args.json, "soak", document)
 
 
