@@ -32,6 +32,7 @@ from bench.vitals import Vitals, children, cpu_seconds, vitals
 FLAGS = ("--max-concurrent-requests", "64", "--max-batch-total-tokens", "8192")
 
 PERIOD = 1.0  # seconds between two readings
+SETTLE = 12.0  # seconds; trio ends its idle worker threads after ten
 IDLE = 10.0  # seconds of which the processor time is counted when all clients have left
 
 BROKEN_OFF = 0.02  # share of streams whose client leaves
@@ -204,7 +205,7 @@ def main() -> None:
         (shard,) = children(server.pid)
         soak = Soak(server, random.Random(0), args.max_tokens)
         trio.run(run, soak, args, (server.pid, shard))
-        time.sleep(2 * PERIOD)
+        time.sleep(SETTLE)
         used = [cpu_seconds(pid) for pid in (server.pid, shard)]
         time.sleep(IDLE)
         idle = [
