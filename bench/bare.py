@@ -89,11 +89,17 @@ class BareModel:
 
 
 def _keys_and_values(runner: Any) -> tuple[Any, Any]:
-    """Return a runner's K and V, arrays or tensors [layers, blocks, ...]."""
+    """Return a runner's K and V, arrays [layers, blocks, ...]."""
     if isinstance(runner, CpuRunner):
         kept: tuple[Any, Any] = runner._forward.program.kv_cache
         return kept
-    return runner._cache.key, runner._cache.value
+    import torch
+
+    # Bytes: numpy has no bfloat16, and torch lets nobody write into a tensor of inference.
+    keys, values = (
+        each.view(torch.uint8).numpy() for each in (runner._cache.key, runner._cache.value)
+    )
+    return keys, values
 
 
 def decode_step_ms(model_id: str | None, batch: int, context: int, steps: int = 40) -> float:

@@ -11,10 +11,13 @@ threads apart: a pool that spins would take the cores of the next.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from bench.model_cases import Case
 
@@ -36,28 +39,33 @@ def ours(folder: Path, backend: str) -> Callable[[Case], float]:
 def transformers(folder: Path) -> Callable[[Case], float]:
     """Return what measures `generate` of transformers."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
-    def seconds(rows: int, context: int, new: int) -> float:
+    def times(rows: int, context: int, new: int) -> list[float]:
+        """Return the seconds of the prefill and of every decode step after it."""
         ids = torch.randint(3, 1000, (rows, context))
-        start = time.perf_counter()
+        ends = [time.perf_counter()]
+
+        def note(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            ends.append(time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new,
             min_new_tokens=new,
             do_sample=False,
+            stopping_criteria=StoppingCriteriaList([note]),
         )
-        return time.perf_counter() - start
+        return [end - start for start, end in pairwise(ends)]
 
     def measure(case: Case) -> float:
         rows, context = len(case.contexts), max(case.contexts)
-        if case.prefill:
-            return seconds(1, context, 1) * 1e3
-        first = seconds(rows, context, 1)
-        return (seconds(rows, context, 1 + case.steps) - first) / case.steps * 1e3
+        prefill, *steps = times(rows, context, 1 if case.prefill else 1 + case.steps)
+        return (prefill if case.prefill else statistics.median(steps)) * 1e3
 
     return measure
 
