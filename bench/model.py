@@ -213,13 +213,20 @@ def plot(path: Path, results: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     peers = [r for r in results if r["contender"] != OURS]
-    labels = [f"{r['shape']} {r['case']}: {r['contender']}" for r in peers]
-    figure, axis = pyplot.subplots(figsize=(8, 0.3 * len(peers) + 1))
-    axis.barh(labels, [r["times_ours"] for r in peers])
+    groups = list(dict.fromkeys((r["shape"], r["case"]) for r in peers))
+    names = list(dict.fromkeys(r["contender"] for r in peers))
+    height = 0.8 / len(names)
+    figure, axis = pyplot.subplots(figsize=(8, 0.75 * len(groups) + 1.5))
+    for place, name in enumerate(names):
+        mine = [r for r in peers if r["contender"] == name]
+        at = [groups.index((r["shape"], r["case"])) + place * height - 0.4 for r in mine]
+        axis.barh(at, [r["times_ours"] for r in mine], height, align="edge", label=name)
     axis.axvline(1.0, color="black", linewidth=1)
-    axis.set_xscale("log")
+    axis.set_yticks(range(len(groups)), [" ".join(group) for group in groups])
     axis.set_xlabel("time as a multiple of the CPU kernels'")
+    axis.margins(y=0.01)
     axis.invert_yaxis()
+    axis.legend(loc="lower right")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

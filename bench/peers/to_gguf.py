@@ -60,6 +60,22 @@ def rotary_pairs_side_by_side(weight: Any, heads: int) -> Any:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
+def rotary_divisors(config: dict[str, Any]) -> Any:
+    """Return by what Llama 3 divides each rotary frequency, float32 [head_dim / 2].
+
+    Waves longer than the original context are slowed by `factor`, short ones are left, and in
+    between it is mixed. (llama.cpp's rope_freqs)
+    """
+    scaling, dim = config["rope_scaling"], config["head_dim"]
+    if scaling["rope_type"] != "llama3":
+        raise SystemExit(f"to_gguf: rope_type {scaling['rope_type']} is not among our shapes")
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    frequencies = config["rope_theta"] ** -(np.arange(0, dim, 2) / dim)
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * np.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - kept) / scaling["factor"] + kept)).astype(np.float32)
+
+
 def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     heads = config["num_attention_heads"]
     dim = config.get("head_dim", config["hidden_size"] // heads)
@@ -111,13 +127,13 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, bits: Any, config: dict[str, 
 
 def main(checkpoint: Path, output: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    if "rope_scaling" in config:
-        raise SystemExit("to_gguf: rope_scaling has no counterpart here: shapes S and M only")
     writer = gguf.GGUFWriter(output, config["model_type"])
     add_config(writer, config)
     add_tokenizer(writer, checkpoint, config)
     for name, bits in tensors(checkpoint / "model.safetensors"):
         add_tensor(writer, name, bits, config)
+    if "rope_scaling" in config:
+        writer.add_tensor("rope_freqs.weight", rotary_divisors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
