@@ -6,7 +6,8 @@ Every case is timed with the kernels of the CPU backend and with torch, in turns
 the floor beside which the others stand; `mixed` gives each row another setting in turn.
 The goal: `mixed` costs at most twice the dearest way of the settings that it is mixed from alone.
 Scores are normal with the standard deviation `spread`: 4 is a model's usual confidence, 1 is nearly
-flat, so that thousands of tokens survive a truncation. All cases alternate call by call.
+flat, so that thousands of tokens survive a truncation. All cases alternate call by call, the two
+samplers round by round.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ def measure(batch: int, vocab: int, spread: float, count: int) -> dict[str, dict
     rows = {name: rows_of(names, batch, 500, vocab) for name, names in cases.items()}
     times: dict[tuple[str, str], list[float]] = {}
     for turn in range(count + 1):  # one to warm up
-        for name, some in rows.items():
-            for kind in makers:
-                work.copy_(logits)  # the sampler writes into its scores
+        # One kind after the other: torch's threads spin for a while after a call, on the very cores
+        # that the kernels want, and no server has both.
+        for kind in makers:
+            for name, some in rows.items():
+                np.copyto(work.numpy(), logits.numpy())  # the sampler writes into its scores
                 began = time.perf_counter()
                 samplers[kind, name].choose(work.numpy(), some)
                 if turn:
