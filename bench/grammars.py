@@ -13,6 +13,7 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -132,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("--model-id", help="served model; the embedded one by default")
     parser.add_argument("--streams", type=int, default=4, help="plain streams that are measured")
     parser.add_argument("--company", type=int, default=4, help="clients beside them")
     parser.add_argument(
@@ -143,7 +145,7 @@ def main() -> None:
     work = Work(args.requests, words=20, max_tokens=100)
     beside = conditions(args.company)
     found: dict[str, list[Any]] = {name: [] for name in beside}
-    with running() as server:
+    with running(["--model-id", args.model_id] if args.model_id else []) as server:
         client = Client(Address(server.host, server.port))
         for company in beside.values():  # processes, caches and the model warm up
             trio.run(measure, client, 2, Work(2, 20, 20), company[:1])
@@ -165,7 +167,9 @@ def main() -> None:
     ]
     header = ("beside", "ITL p50 ms", "p99 ms", "p50 / alone", "p99 / alone", "the company")
     print(stats.table(header, rows))
-    stats.write_json(args.json, "grammars", {"streams": args.streams, "results": results})
+    model = Path(args.model_id).name if args.model_id else "embedded"
+    document = {"model": model, "streams": args.streams, "results": results}
+    stats.write_json(args.json, "grammars", document)
 
 
 def _result(name: str, runs: list[Any]) -> dict[str, Any]:
