@@ -41,9 +41,12 @@ def children(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process's threads have used, from the scheduler's own books."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+    """Return the CPU time of a process's threads, those that have ended included.
+
+    In the scheduler's nanoseconds; the clock's number is made as glibc's clock_getcpuclockid does.
+    Raises OSError when the process is gone.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def still_running(pids: list[int], timeout: float = 5.0) -> list[int]:
