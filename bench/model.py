@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ from bench.checkpoints import SHAPES, make
 from bench.model_cases import CASES, Case, Contender, LlamaCpp, Worker
 from bench.peers import llama_cpp, vllm_cpu
 from bench.peers.environment import HOME, Unavailable
+from bench.server import mortal
 from tgi_trio.shard.cpu.team import usable_cores
 
 OURS = "numba"
@@ -233,6 +235,18 @@ def plot(path: Path, results: list[dict[str, Any]]) -> None:
     print(f"written: {path}")
 
 
+@contextmanager
+def company(count: int) -> Iterator[None]:
+    """Let `count` processes compute on any core meanwhile, as a shared machine's others do."""
+    argv = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = subprocess.Popen(argv, preexec_fn=mortal())
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
+
+
 def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -243,21 +257,25 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tries", type=int, default=4, help="of a reading that is disturbed")
+    parser.add_argument("--company", type=int, default=0, help="processes that compute meanwhile")
     parser.add_argument("--plot", type=Path, help="also draw the ratios to this file")
     parser.add_argument("--merge", action="store_true", help="keep what else --json holds")
     stats.add_output_flags(parser)
     args = parser.parse_args()
     machine = Machine(Bandwidth(), Arithmetic())
     results, missing = [], dict[str, str]()
-    for shape in args.shapes:
-        results += measure(shape, args.checkpoints / f"tgi-trio-{shape}", args, machine, missing)
+    with company(args.company):
+        for shape in args.shapes:
+            folder = args.checkpoints / f"tgi-trio-{shape}"
+            results += measure(shape, folder, args, machine, missing)
     if args.merge and args.json:
         results = merged(args.json, results)
     ran = sorted({r["contender"] for r in results})
     print(show(results), f"ran: {', '.join(ran)}", sep="\n")
     for name, why in missing.items():
         print(f"not measured: {name}: {why}")
-    stats.write_json(args.json, "model", {"results": results, "missing": missing})
+    document = {"company": args.company, "results": results, "missing": missing}
+    stats.write_json(args.json, "model", document)
     if args.plot:
         plot(args.plot, results)
 
