@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -129,15 +130,21 @@ def test_kill_9_of_the_server_leaves_nothing(moment: float | None) -> None:
 
 @pytest.mark.trio
 async def test_kill_9_of_the_shard_under_32_streams_is_a_pause() -> None:
+    def parameters(n: int) -> dict[str, Any]:
+        sampled = {"do_sample": True, "seed": n, "temperature": 0.9} if n % 2 else {}
+        return {"max_new_tokens": 120, **sampled}
+
     before = shared_memory()
-    with serving() as server:
-        alone = [generate(server.url, p, max_new_tokens=120)["generated_text"] for p in PROMPTS[:4]]
+    with serving("--dtype", "float32") as server:
+        alone = [
+            generate(server.url, PROMPTS[n], **parameters(n))["generated_text"] for n in range(4)
+        ]
         (shard,) = server.shards()
         texts: dict[int, str] = {}
         ids: dict[int, list[int]] = {}
 
         async def client(session: httpx.AsyncClient, n: int) -> None:
-            async for event in stream(session, server.url, PROMPTS[n], max_new_tokens=120):
+            async for event in stream(session, server.url, PROMPTS[n], **parameters(n)):
                 assert "error" not in event, event
                 ids.setdefault(n, []).append(event["index"])
                 texts[n] = event["generated_text"] or ""
