@@ -15,7 +15,7 @@ from __future__ import annotations
 from tgi_trio.shard.cpu.kernels import kernel
 from tgi_trio.shard.cpu.kernels.activation import soft_capped
 from tgi_trio.shard.cpu.kernels.norm import BLOCK
-from tgi_trio.shard.cpu.kernels.threads import NEXT_ITEM, atomic_add
+from tgi_trio.shard.cpu.kernels.threads import atomic_add
 from tgi_trio.shard.cpu.kernels.variant import LANES, count
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
@@ -45,15 +45,15 @@ TILE_BYTES = 1024  # room for a tile of values: at most 16 vectors
 
 
 @kernel
-def attend(variant, step, op, control, scratch):
-    """Take items until none is left."""
+def attend(variant, step, op, counter, scratch):
+    """Take items until none is left. `counter`: address of the number taken so far, an int64."""
     parts = step.heads // (step.kv_heads * variant.heads)
     items = step.tokens * step.kv_heads * parts
-    item = items - 1 - atomic_add(control + NEXT_ITEM, 1)
+    item = items - 1 - atomic_add(counter, 1)
     while item >= 0:
         part = item % (step.kv_heads * parts)
         attend_item(variant, step, op, item // (step.kv_heads * parts), part, parts, scratch)
-        item = items - 1 - atomic_add(control + NEXT_ITEM, 1)
+        item = items - 1 - atomic_add(counter, 1)
 
 
 @kernel

@@ -11,6 +11,10 @@ over the whole panel: per step two loads of weights, and per row one load of a p
 all lanes, and two multiply-adds. The tile is then written once, and `finish` does what is left to
 do with a result: bias, activation, adding to the residual stream.
 
+Each thread has a share of the panels, one after the other in memory. But no two threads get the
+same speed out of memory, and all wait for the slowest: so the last eighth of every share goes panel
+by panel to whoever is there first.
+
 A batch of more rows takes several tiles per panel. The panel is then in the cache, and memory
 would idle while the processor multiplies; so each tile fetches its share of the next panel ahead.
 """
@@ -21,6 +25,7 @@ import numpy as np
 
 from tgi_trio.shard.cpu.kernels import kernel
 from tgi_trio.shard.cpu.kernels.activation import activated, soft_capped
+from tgi_trio.shard.cpu.kernels.threads import atomic_add
 from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, count, number, twice
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
@@ -40,24 +45,43 @@ from tgi_trio.shard.cpu.tables import Epilogue
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
 _AHEAD = 4096  # bytes that a lone tile fetches ahead
+_SHARED = 8  # one of so many panels of a lone tile belongs to whoever is there first
 STORE, ADD, ACTIVATE, GATE = (
     int(e) for e in (Epilogue.STORE, Epilogue.ADD, Epilogue.ACTIVATE, Epilogue.GATE)
 )
 
 
 @kernel
-def linear(variant, rank, step, op, sums):
-    """Compute this thread's share of the panels of one linear layer.
+def end_of_share(rank, step, op):
+    """Return the panel after a thread's share, where the next thread's begins."""
+    return op.outputs // PANEL * (rank + 1) // step.threads
 
-    `sums`: float32 [8, 32] of this thread's own.
+
+@kernel
+def linear(variant, rank, step, op, counter, sums):
+    """Compute this thread's share of the panels of one linear layer, and what is left to all.
+
+    `counter`: address of the number of panels taken of what is left to all, an int64. `sums`:
+    float32 [8, 32] of this thread's own.
     """
     rows = step.wanted if op.wanted_only else step.tokens
     source = step.buffers[op.source]
     stride = op.inputs * variant.active_bytes
     steps = op.inputs // variant.step
-    panels = op.outputs // PANEL
     tiles = rows // variant.rows
-    for panel in range(panels * rank // step.threads, panels * (rank + 1) // step.threads):
+    shared = np.int64(0)  # panels at the end of every share that are anybody's
+    if tiles <= 1 and step.threads > 1:
+        shared = op.outputs // PANEL // step.threads // _SHARED
+    panel, end = end_of_share(rank - 1, step, op), end_of_share(rank, step, op) - shared
+    while True:
+        if panel >= end:
+            item = np.int64(0)
+            if shared:
+                item = atomic_add(counter, 1)
+            if item >= shared * step.threads:
+                break
+            panel = end_of_share(item % step.threads, step, op) - shared + item // step.threads
+            end = np.int64(0)  # its own ones are done
         weights = op.weights + panel * steps * _STEP_BYTES
         ahead, pace = weights + _AHEAD, _STEP_BYTES
         if tiles > 1:
@@ -71,6 +95,7 @@ def linear(variant, rank, step, op, sums):
             finish(variant, step, op, panel, row, taken, sums)
             ahead += steps * pace
             row += taken
+        panel += 1
 
 
 @kernel

@@ -9,11 +9,11 @@ from tgi_trio.shard.cpu.kernels.attention import attend
 from tgi_trio.shard.cpu.kernels.linear import linear
 from tgi_trio.shard.cpu.kernels.norm import embed, norm, rotate
 from tgi_trio.shard.cpu.kernels.threads import (
-    NEXT_ITEM,
     STOPPED,
     atomic_exchange,
     atomic_load,
     barrier,
+    item_counter,
     post,
     wait_for_post,
 )
@@ -37,18 +37,19 @@ def run_operations(variant, rank, steps, operations, control):
     scratch = step.scratch + rank * step.scratch_bytes
     for i in range(step.first, step.end):
         op = operations[i]
+        counter = item_counter(control, i)
+        if rank == 0:  # all have left the operation before, and nobody is at the next one yet
+            atomic_exchange(item_counter(control, i + 1), 0)
         if op.code == LINEAR:
-            linear(variant, rank, step, op, scratch)
+            linear(variant, rank, step, op, counter, scratch)
         elif op.code == NORM:
             norm(variant, rank, step, op)
         elif op.code == ROTATE:
-            if rank == 0:
-                atomic_exchange(control + NEXT_ITEM, 0)  # for the attention that follows
             rotate(variant, rank, step, op, scratch)
         elif op.code == EMBED:
             embed(variant, rank, step, op)
         else:
-            attend(variant, step, op, control, scratch)
+            attend(variant, step, op, counter, scratch)
         arrived = barrier(control, step.threads, arrived)
 
 
@@ -56,6 +57,7 @@ def run_operations(variant, rank, steps, operations, control):
 def take_part(variant, rank, steps, operations, control):
     """Rank 0 posts one step, runs its part and returns; a worker runs steps until it is stopped."""
     if rank == 0:
+        atomic_exchange(item_counter(control, steps[0].first), 0)
         post(control, steps[0].threads)
     seen = np.int64(0)  # a bare 0 is a type of its own
     while True:

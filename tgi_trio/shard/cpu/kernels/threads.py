@@ -20,9 +20,9 @@ LINE = 64  # bytes of a cache line; what several threads write never shares one
 # Places in the control block.
 POSTED = 0 * LINE  # steps that were posted so far
 ARRIVED = 1 * LINE  # arrivals at barriers, all threads and all barriers together
-NEXT_ITEM = 2 * LINE  # the next piece of work that is nobody's yet
-STOPPED = 3 * LINE  # 1: workers are to return
-_WORKERS = 4 * LINE  # then, per thread, a flag that it sleeps, and its semaphore
+STOPPED = 2 * LINE  # 1: workers are to return
+_ITEMS = 3 * LINE  # two counters of pieces of work that were taken, for operations in turns
+_WORKERS = 5 * LINE  # then, per thread, a flag that it sleeps, and its semaphore
 _WORKER_BYTES = 2 * LINE
 
 _SPINS = 256  # looks between which the core is not given up; about ten microseconds
@@ -85,6 +85,12 @@ def sleep_on(builder: Any, semaphore: Any) -> Any:
 def wake(builder: Any, semaphore: Any) -> Any:
     """Post the semaphore."""
     return call(builder, "sem_post", I32, at(builder, semaphore))
+
+
+@kernel
+def item_counter(control, i):
+    """Return the address of operation i's counter of the pieces of work that were taken."""
+    return control + _ITEMS + i % 2 * LINE
 
 
 @kernel
