@@ -25,7 +25,11 @@ _ITEMS = 3 * LINE  # two counters of pieces of work that were taken, for operati
 _WORKERS = 5 * LINE  # then, per thread, a flag that it sleeps, and its semaphore
 _WORKER_BYTES = 2 * LINE
 
-_SPINS = 256  # looks between which the core is not given up; about ten microseconds
+# Looks between which the core is not given up. Between steps about ten microseconds: nobody knows
+# when the next one comes. At a barrier about 0.6 ms: the others are nearly there, and whoever gives
+# its core to a process that computes gets it back after milliseconds, a hundred times a step.
+_SPINS = 256
+_BARRIER_SPINS = 16384
 _YIELDS = 512  # times the core is given up before a worker sleeps; milliseconds on an idle machine
 
 
@@ -103,7 +107,7 @@ def barrier(control, threads, arrived):
         while atomic_load(control + ARRIVED) < target:
             pause()
             looks += 1
-            if looks % _SPINS == 0:
+            if looks % _BARRIER_SPINS == 0:
                 give_up_core()
     return target
 
