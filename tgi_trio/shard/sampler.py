@@ -58,18 +58,9 @@ class Sampler(SamplerBase):
         device: torch.device,
         *,
         grammars: processors.Grammars | None = None,
-        watermark_gamma: float = 0.5,
-        watermark_delta: float = 2.0,
     ) -> None:
         """Without `grammars`, rows that have one fail."""
-        super().__init__(
-            vocab_size,
-            eos_ids,
-            permutation=permutation,
-            grammars=grammars,
-            watermark_gamma=watermark_gamma,
-            watermark_delta=watermark_delta,
-        )
+        super().__init__(vocab_size, eos_ids, permutation=permutation, grammars=grammars)
         self._device = device
         elements = _BLOCK["cpu" if device.type == "cpu" else "other"]
         self._block_rows = max(1, elements // vocab_size)

@@ -25,6 +25,9 @@ MOST_TIES = 64  # alternatives listed when more tie with the last one asked for
 
 Draw: TypeAlias = Callable[[NDArray[np.uint64], NDArray[np.uint64]], Floats]
 
+# TGI's defaults; `--watermark-gamma` and `--watermark-delta` accept no others.
+_GAMMA, _DELTA = 0.5, 2.0
+
 
 class RowSampler(Protocol):
     """What a runner needs of a sampler."""
@@ -123,14 +126,11 @@ class SamplerBase:
         *,
         permutation: processors.Permutation,
         grammars: processors.Grammars | None = None,
-        watermark_gamma: float = 0.5,
-        watermark_delta: float = 2.0,
     ) -> None:
         """Without `grammars`, rows that have one fail."""
         self._vocab_size = vocab_size
         self._eos_ids = np.array(sorted(eos_ids), np.int64)
         self._grammars = grammars
-        self._watermark = (watermark_gamma, watermark_delta)
         self._permutation = permutation
         self._rows: list[Sequence] = []  # of the last call
         self._blocks: list[Settings] = []  # what they ask for
@@ -161,8 +161,9 @@ class SamplerBase:
         size = self._vocab_size
         faults: dict[int, str] = {}
         if settings.watermark:
-            gamma, delta = self._watermark
-            processors.watermark(scores, settings.watermark, gamma, delta, size, self._permutation)
+            processors.watermark(
+                scores, settings.watermark, _GAMMA, _DELTA, size, self._permutation
+            )
         if settings.repetition:
             processors.repetition(scores, settings.repetition)
         if settings.counted:

@@ -53,18 +53,9 @@ class CpuSampler(SamplerBase):
         *,
         cores: list[int] | None = None,
         grammars: processors.Grammars | None = None,
-        watermark_gamma: float = 0.5,
-        watermark_delta: float = 2.0,
     ) -> None:
         """`cores`: processors to use, the caller's first; None: the caller's alone."""
-        super().__init__(
-            vocab_size,
-            eos_ids,
-            permutation=permutation,
-            grammars=grammars,
-            watermark_gamma=watermark_gamma,
-            watermark_delta=watermark_delta,
-        )
+        super().__init__(vocab_size, eos_ids, permutation=permutation, grammars=grammars)
         self._chunks = -(-vocab_size // CHUNK)
         others = (cores or [0])[1:]
         self._rooms = zeroed((1 + len(others), room_bytes(self._chunks)))
