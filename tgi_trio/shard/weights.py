@@ -134,7 +134,7 @@ class WeightSource:
                 f"asks for {list(shape)}."
             )
         try:
-            if all(part is None for part in parts):
+            if all(part in (None, slice(0, size)) for part, size in zip(parts, shape, strict=True)):
                 tensor = self._file(self._where[name]).get_tensor(name)
             else:
                 tensor = view[tuple(part or slice(None) for part in parts)]

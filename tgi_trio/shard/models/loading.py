@@ -93,7 +93,7 @@ class _Loader:
         return self.source.matrix(
             f"{name}.weight",
             (spec.vocab_size, spec.hidden_size),
-            rows=self.cut(self.vocabulary, spec.vocab_size),
+            rows=self.vocabulary,
         )
 
     def layer(self, index: int, layer: LayerSpec) -> Layer:
@@ -249,7 +249,7 @@ class _Loader:
         weight = self.source.matrix(
             f"{name}.weight",
             (rows, spec.hidden_size),
-            rows=self.cut(part, rows),
+            rows=part,
             transposed=spec.transposed,
         )
         return Linear(weight, self.source.vector(f"{name}.bias", rows, part) if bias else None)
@@ -260,18 +260,13 @@ class _Loader:
         weight = self.source.matrix(
             f"{name}.weight",
             (spec.hidden_size, columns),
-            columns=self.cut(part, columns),
+            columns=part,
             transposed=spec.transposed,
         )
         wanted = bias and self.first
         return Linear(
             weight, self.source.vector(f"{name}.bias", spec.hidden_size) if wanted else None
         )
-
-    @staticmethod
-    def cut(part: slice, whole: int) -> slice | None:
-        """None for everything: a whole tensor stays a view of the file."""
-        return None if part.stop - part.start == whole else part
 
     def norm(self, prefix: str, name: str, size: int) -> Norm | None:
         if not name:
