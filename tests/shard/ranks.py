@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from tgi_trio.ipc.frames import Frame
 from tgi_trio.shard.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.follower import NoSampler
 from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.plans import decode_plan, encode_plan
 from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import (
     ModelInfo,
@@ -43,7 +45,7 @@ class Together:
 
 
 class Ranks:
-    """A runner of several ranks; rank 0's answers are its own."""
+    """A runner of several ranks: rank 0 computes plans, the others what is sent of them."""
 
     def __init__(self, together: Together, runners: list[Runner]) -> None:
         self.runners = runners
@@ -57,7 +59,13 @@ class Ranks:
         return self._together(lambda rank: self.runners[rank].warm_up(request))[0]
 
     def step(self, plan: StepPlan) -> StepResult:
-        return self._together(lambda rank: self.runners[rank].step(plan))[0]
+        frame = encode_plan(plan)
+
+        def part(rank: int) -> StepResult:
+            read = decode_plan(Frame(memoryview(frame))) if rank else plan
+            return self.runners[rank].step(read)
+
+        return self._together(part)[0]
 
     def prepare(self, sequence: Sequence) -> bool:
         return self.runners[0].prepare(sequence)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +24,12 @@ from tests.shard.models_support import (
     sequence,
     tables,
 )
+from tests.shard.ranks import ranks_of
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.model_runner import TorchRunner
 from tgi_trio.shard.models.t5 import T5, _DistanceBias
 from tgi_trio.shard.sampler import Sampler
+from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import Runner, Sequence, WarmupRequest
 
 PROMPTS = prompts(8)
@@ -35,12 +38,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]
 
-MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("t5", {}),
-    ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),  # 1.1
-    ("mt5", {}),
-    ("umt5", {}),
-    ("bart", {}),  # through transformers
+T5_1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+ODD = {"vocab_size": 515}  # two ranks have 258 and 257 of the tokens
+MODELS: tuple[tuple[str, dict[str, Any], int], ...] = (  # family, its configuration, ranks
+    ("t5", {}, 1),
+    ("t5", T5_1_1, 1),
+    ("mt5", {}, 1),
+    ("umt5", {}, 1),
+    ("bart", {}, 1),  # through transformers
+    ("t5", {}, 2),
+    ("t5", T5_1_1 | ODD, 2),
+    ("umt5", {}, 2),  # a table of biases in every layer
 )
 
 
@@ -68,11 +76,11 @@ class Golden:
         return out.sequences[0, 1:].tolist(), torch.cat(out.logits)
 
 
+@dataclass(frozen=True)
 class Model:
-    def __init__(self, folder: Path) -> None:
-        self.runner, self.recorder = load(folder)
-        golden = Golden(folder)
-        self.expected = [golden.greedy(prompt) for prompt in PROMPTS]
+    runner: Runner
+    recorder: GreedyRecorder
+    expected: list[tuple[list[int], torch.Tensor]]  # of every prompt
 
     def check(self, rows: list[Sequence]) -> None:
         for row in rows:
@@ -82,10 +90,25 @@ class Model:
             torch.testing.assert_close(ours, logits, atol=1e-4, rtol=0.0)
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda m: f"{m[0]}-{len(m[1])}")
-def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Model:
-    family, changes = request.param
-    return Model(checkpoint(family, **changes))
+@contextmanager
+def served(folder: Path, sampler: RowSampler, ranks: int) -> Iterator[Runner]:
+    """A warmed-up runner of so many ranks."""
+    with ExitStack() as stack:
+        if ranks > 1:
+            runner: Runner = stack.enter_context(ranks_of(folder, ranks, sampler))
+        else:
+            runner = TorchRunner.load(folder, sampler=sampler)
+        runner.warm_up(WarmupRequest(64, 256, 16, 512 * BLOCK))
+        yield runner
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda m: f"{m[0]}-{len(m[1])}-{m[2]}")
+def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[Model]:
+    family, changes, ranks = request.param
+    folder, recorder = checkpoint(family, **changes), GreedyRecorder()
+    golden = Golden(folder)
+    with served(folder, recorder, ranks) as runner:
+        yield Model(runner, recorder, [golden.greedy(prompt) for prompt in PROMPTS])
 
 
 def _rows(shuffle: int | None = None) -> list[Sequence]:
@@ -98,7 +121,7 @@ def test_prompts_differ_and_answers_too(model: Model) -> None:
 
 
 def test_alone(model: Model) -> None:
-    for row in _rows():
+    for row in _rows()[::3]:
         run(model.runner, [row])
         model.check([row])
 
@@ -150,26 +173,29 @@ def test_prompt_tokens_have_no_logprobs(model: Model) -> None:
     model.recorder.logits.clear()
 
 
-def _sampling_runner(folder: Path) -> Runner:
-    runner = TorchRunner.load(folder, sampler=Sampler(512, [1], torch.device("cpu")))
-    runner.warm_up(WarmupRequest(64, 256, 16, 512 * BLOCK))
-    return runner
+@pytest.fixture(scope="module", params=[1, 2])
+def sampling_runner(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[Runner]:
+    sampler = Sampler(512, [1], torch.device("cpu"))
+    with served(checkpoint("umt5"), sampler, request.param) as runner:
+        yield runner
 
 
-def test_penalties_look_at_the_decoder_alone(checkpoint: Checkpoint) -> None:
-    folder = checkpoint("umt5")
-    expected = [Golden(folder).greedy(prompt, repetition_penalty=1.5)[0] for prompt in PROMPTS[:6]]
+def test_penalties_look_at_the_decoder_alone(
+    sampling_runner: Runner, checkpoint: Checkpoint
+) -> None:
+    golden = Golden(checkpoint("umt5"))
+    expected = [golden.greedy(prompt, repetition_penalty=1.5)[0] for prompt in PROMPTS[:6]]
     blocks = tables(PROMPTS, None, NEW)
     rows = [
         sequence(i, prompt, blocks[i], NEW, repetition_penalty=1.5)
         for i, prompt in enumerate(PROMPTS[:6])
     ]
-    run(_sampling_runner(folder), rows)
+    run(sampling_runner, rows)
     assert [generated(row) for row in rows] == expected
 
 
-def test_seeded_sampling_is_the_same_alone_batched_and_replayed(checkpoint: Checkpoint) -> None:
-    runner = _sampling_runner(checkpoint("umt5"))
+def test_seeded_sampling_is_the_same_alone_batched_and_replayed(sampling_runner: Runner) -> None:
+    runner = sampling_runner
     options = {"sample": True, "seed": 11, "temperature": 0.9, "top_p": 0.9}
 
     def fresh(index: int, said: list[int], first_block: int) -> Sequence:
@@ -190,12 +216,11 @@ def test_seeded_sampling_is_the_same_alone_batched_and_replayed(checkpoint: Chec
     assert len(set(generated(alone))) > 3
 
 
-def test_dropping_a_row_forgets_it(checkpoint: Checkpoint) -> None:
-    runner = _sampling_runner(checkpoint("umt5"))
+def test_dropping_a_row_forgets_it(sampling_runner: Runner) -> None:
     row = sequence(0, PROMPTS[3], range(1, 9), new=4, repetition_penalty=1.2)
-    advance(runner, [row], [row.length])
+    advance(sampling_runner, [row], [row.length])
     assert row.state
-    runner.drop(row)
+    sampling_runner.drop(row)
     assert not row.state
 
 
@@ -236,6 +261,31 @@ def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
     assert torch.corrcoef(torch.stack((ours.flatten(), expected.flatten())))[0, 1] > 0.99
 
 
+@pytest.mark.parametrize(
+    ("changes", "ranks", "message"),
+    [
+        ({}, 3, "4 attention heads cannot be split over 3 shards.*--num-shard that divides 4"),
+        ({"d_ff": 129}, 2, "129 MLP columns"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(
+    checkpoint: Checkpoint, changes: dict[str, int], ranks: int, message: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        with ranks_of(checkpoint("t5", **changes), ranks, GreedyRecorder()):
+            pass
+
+
+def test_each_rank_holds_its_part(checkpoint: Checkpoint) -> None:
+    whole = TorchRunner.load(checkpoint("t5"))
+    with ranks_of(checkpoint("t5"), 2, GreedyRecorder()) as halves:
+        parts = [runner.model.nbytes() for runner in halves.runners]  # type: ignore[attr-defined]
+        infos = [runner.info.kv_bytes_per_token for runner in halves.runners]
+    assert isinstance(whole, TorchRunner)
+    assert parts == [whole.model.nbytes() // 2] * 2
+    assert infos == [whole.info.kv_bytes_per_token // 2] * 2
+
+
 def test_bad_checkpoints_are_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     import json
     import shutil
@@ -243,9 +293,6 @@ def test_bad_checkpoints_are_named(checkpoint: Checkpoint, tmp_path: Path) -> No
     from safetensors.torch import load_file, save_file
 
     folder = Path(shutil.copytree(checkpoint("t5"), tmp_path / "copy"))
-    with pytest.raises(ModelLoadError, match="not split over shards"):
-        # refused before any rank is asked for anything
-        TorchRunner.load(folder, ranks=SimpleNamespace(rank=0, size=2), sampler=GreedyRecorder())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"feed_forward_proj": "odd-relu"}))
     with pytest.raises(ModelLoadError, match="'odd-relu' is neither"):

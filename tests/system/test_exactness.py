@@ -10,7 +10,8 @@ import pytest
 import trio
 
 from tests.system.client import TIMEOUT, generate, stream
-from tests.system.server import ServerProcess, serving
+from tests.system.golden import reference, tokenize
+from tests.system.server import serving
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.system
@@ -28,40 +29,13 @@ def prompts() -> list[str]:
     return [" ".join(rng.choices(words, k=1 + n * n // 3)) for n in range(16)]
 
 
-def reference(folder: Path, ids: list[list[int]]) -> list[list[int]]:
-    """Return transformers' greedy continuation of each prompt, one at a time."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    two_stacks = AutoConfig.from_pretrained(folder).is_encoder_decoder
-    kind = AutoModelForSeq2SeqLM if two_stacks else AutoModelForCausalLM
-    model = kind.from_pretrained(folder, dtype=torch.float32).eval()
-    answers = []
-    for prompt in ids:
-        with torch.inference_mode():
-            out = model.generate(
-                torch.tensor([prompt]),
-                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-            )
-        skipped = 1 if two_stacks else len(prompt)  # a decoder's start token, or the prompt
-        answers.append(out[0, skipped:].tolist())
-    return answers
-
-
-def tokenize(server: ServerProcess, text: str) -> list[int]:
-    reply = httpx.post(f"{server.url}/tokenize", json={"inputs": text}, timeout=TIMEOUT)
-    return [token["id"] for token in reply.json()]
-
-
 @pytest.mark.trio
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_greedy_tokens_equal_transformers(tmp_path: Path, family: str) -> None:
     make_checkpoint(tmp_path, family)
     texts = prompts()
     with serving("--model-id", str(tmp_path), "--dtype", "float32") as server:
-        expected = reference(tmp_path, [tokenize(server, text) for text in texts])
+        expected = reference(tmp_path, [tokenize(server, text) for text in texts], NEW_TOKENS)
 
         alone = []
         for text in texts[:4]:

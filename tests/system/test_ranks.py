@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 import trio
 
 from tests.system.client import TIMEOUT, generate, stream
+from tests.system.golden import reference, tokenize
 from tests.system.server import ServerProcess, command, serving, shared_memory, wait_gone
+from tgi_trio.testing.checkpoints import make_checkpoint
 
 NEW_TOKENS = 24
 pytestmark = pytest.mark.system
@@ -78,6 +81,43 @@ async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
         assert "rank 1 (pid" in server.output and "no heartbeat" in server.output
         assert len(server.shards()) == 2
     assert shared_memory() == before
+
+
+@pytest.mark.trio
+async def test_an_encoder_decoder_over_two_ranks(tmp_path: Path) -> None:
+    """Alone and beside others, one of which leaves; the longest prompt comes in chunks."""
+    folder = make_checkpoint(tmp_path, "t5")
+    texts = [*PROMPTS, "a long prompt " * 12]
+    flags = ("--model-id", str(folder), "--dtype", "float32", "--num-shard", "2")
+    with serving(*flags, "--step-token-budget", "40", "--max-batch-size", "8") as server:
+        ids = [tokenize(server, text) for text in texts]
+        assert len(ids[-1]) > 40
+        expected = reference(folder, ids, 8)
+        sampled = {"do_sample": True, "seed": 3}
+        alone = generate(server.url, texts[0], max_new_tokens=8, **sampled)["generated_text"]
+        found: dict[int, list[int]] = {}
+
+        async def client(session: httpx.AsyncClient, n: int) -> None:
+            events = stream(session, server.url, texts[n], max_new_tokens=8)
+            found[n] = [event["token"]["id"] async for event in events]
+
+        async def again(session: httpx.AsyncClient) -> None:
+            async for event in stream(session, server.url, texts[0], max_new_tokens=8, **sampled):
+                text = event["generated_text"]
+            assert text == alone
+
+        async def leaver(session: httpx.AsyncClient) -> None:
+            events = stream(session, server.url, "goes before its end", max_new_tokens=400)
+            await anext(events)
+            await events.aclose()
+
+        async with httpx.AsyncClient(timeout=TIMEOUT) as session, trio.open_nursery() as nursery:
+            nursery.start_soon(leaver, session)
+            nursery.start_soon(again, session)
+            for n in range(len(texts)):
+                nursery.start_soon(client, session, n)
+        assert [found[n] for n in range(len(texts))] == expected
+        server.wait_idle()
 
 
 @pytest.mark.parametrize("moment", [0.5, None])

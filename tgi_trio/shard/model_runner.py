@@ -162,9 +162,7 @@ class TorchRunner:
         if sampler is None:
             sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
         if config.model_type in T5_FAMILIES:
-            return _load_t5(
-                config, dtype=kind, device=where, world_size=world_size, sampler=sampler
-            )
+            return _load_t5(config, dtype=kind, device=where, sampler=sampler, ranks=ranks)
         spec = decoder_spec(config)
         if spec is None:
             if world_size > 1:
@@ -299,19 +297,18 @@ def _load_t5(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    world_size: int,
     sampler: RowSampler,
+    ranks: Ranks | None,
 ) -> TorchRunner:
     """Load an encoder-decoder; raises ModelLoadError as `TorchRunner.load` does."""
     began = time.monotonic_ns()
-    if world_size > 1:
-        raise ModelLoadError(
-            f"Model type {config.model_type!r} is an encoder-decoder, which is not split over "
-            "shards here; use --num-shard 1."
-        )
     spec = t5_spec(config)
-    with WeightSource(config.folder, dtype=dtype, device=device) as source, torch.inference_mode():
-        model = load_t5(spec, source)
+    rank, world_size = (ranks.rank, ranks.size) if ranks else (0, 1)
+    source = WeightSource(
+        config.folder, dtype=dtype, device=device, rank=rank, world_size=world_size
+    )
+    with source, torch.inference_mode():
+        model = load_t5(spec, source, ranks)
         model.pack()
     return TorchRunner(
         model,
@@ -320,6 +317,7 @@ def _load_t5(
         device=device,
         sampler=DecoderSampler(sampler, spec.start_token),
         attention=T5Layout(),
+        ranks=ranks,
         load_ns=time.monotonic_ns() - began,
     )
 

@@ -18,20 +18,25 @@ class Gathering(Protocol):
 
 
 def embed(
-    token_ids: torch.Tensor, rows: torch.Tensor, part: slice, ranks: Gathering
+    token_ids: torch.Tensor, rows: torch.Tensor, part: slice, ranks: Gathering | None
 ) -> torch.Tensor:
     """Return the embeddings [T, hidden] of `token_ids` [T], of which `rows` holds those of `part`.
 
-    A token of another rank's is zero here; the sum over the ranks is exact.
+    A token of another rank's is zero here; the sum over the ranks is exact. `ranks` None: there
+    are no others, and `part` is everything.
     """
+    if ranks is None:
+        return functional.embedding(token_ids, rows)
     own = token_ids - part.start
     foreign = (own < 0) | (own >= len(rows))
     x = functional.embedding(own.masked_fill(foreign, 0), rows)
     return ranks.all_reduce(x.masked_fill_(foreign[:, None], 0))
 
 
-def gather_logits(logits: torch.Tensor, vocab_size: int, ranks: Gathering) -> torch.Tensor:
+def gather_logits(logits: torch.Tensor, vocab_size: int, ranks: Gathering | None) -> torch.Tensor:
     """Return all logits [S, vocab] of the ranks' own [S, part of the vocabulary]."""
+    if ranks is None:
+        return logits
     width = -(-vocab_size // ranks.size)  # the last rank may hold fewer
     if logits.shape[-1] < width:
         logits = functional.pad(logits, (0, width - logits.shape[-1]))

@@ -124,10 +124,7 @@ class Decoder:
         `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what `attention.prepare` returned.
         """
         spec = self.spec
-        if self.ranks is None:
-            x = functional.embedding(token_ids, self.embedding)
-        else:
-            x = embed(token_ids, self.embedding, self.vocabulary, self.ranks)
+        x = embed(token_ids, self.embedding, self.vocabulary, self.ranks)
         if spec.embedding_scale != 1.0:
             # Rounded to the dtype first, as Gemma was trained.
             x = x * torch.tensor(spec.embedding_scale, dtype=x.dtype)
@@ -146,9 +143,7 @@ class Decoder:
         """Return float32 logits [S, vocab] of `hidden` [S, hidden]."""
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
-        logits = self.head(hidden)
-        if self.ranks is not None:
-            logits = gather_logits(logits, self.spec.vocab_size, self.ranks)
+        logits = gather_logits(self.head(hidden), self.spec.vocab_size, self.ranks)
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         if self.spec.final_soft_cap:

@@ -46,8 +46,8 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   decodes over shuffled blocks, and the variants of a family that its config.json allows.
 - *ranks*: `tests/shard/test_ranks.py`. Split over two ranks, tokens and logits as above; over four,
   with fewer KV heads than ranks.
-- *encoder-decoder*: `tests/shard/test_encoder_decoder.py`. As *exactness*, with
-  penalties and seeds.
+- *encoder-decoder*: `tests/shard/test_encoder_decoder.py`. As *exactness*, with penalties and
+  seeds; ours on one rank and on two.
 """
 
 _EXACT = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
@@ -67,7 +67,7 @@ def _rows() -> Iterator[tuple[str, str, str, str, str]]:
         tested = "exactness, families, ranks" if family in _EXACT else "families, ranks"
         yield f"`{family}`", "decoder", "yes", "yes, unless its rotary scaling is by length", tested
     for family in sorted(T5_FAMILIES):
-        yield f"`{family}`", "encoder-decoder", "no", "no", "encoder-decoder"
+        yield f"`{family}`", "encoder-decoder", "yes", "no", "encoder-decoder"
     for family, way in sorted(THROUGH_TRANSFORMERS.items()):
         reuse = "no" if way in ("cached", "encoder-decoder") else "yes"
         tested = "encoder-decoder" if way == "encoder-decoder" else "families"

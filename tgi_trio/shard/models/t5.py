@@ -11,6 +11,9 @@ The step contract knows one list of tokens per sequence, prompt then output; her
 
 So blocks, growth, preemption and replay work as for any decoder, at the price of slots that one of
 the two kinds leaves empty. Blocks cannot be shared: they depend on the whole prompt.
+
+Split over ranks, each has its part of the heads, with K and V of these alone, of the MLP columns
+and of the vocabulary; every rank encodes every prompt with its part.
 Source: Raffel et al. 2020; numerics as in transformers.
 """
 
@@ -19,13 +22,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.layers.linear import Linear
 from tgi_trio.shard.layers.mlp import DenseMlp
 from tgi_trio.shard.layers.norm import Norm
+from tgi_trio.shard.layers.vocabulary import Gathering, embed, gather_logits
 from tgi_trio.shard.step import StepPlan
 
 _TILE = 256  # queries whose bias is made at a time
@@ -103,12 +109,22 @@ class T5Batch:
 
 
 class T5Layout:
-    """Lays a plan out for T5, which attends by itself: its scores have a bias by distance."""
+    """Lays a plan out for T5, which attends by itself: its scores have a bias by distance.
+
+    Remembers which token every KV slot is of: the step that reaches a prompt's end encodes all of
+    it, and earlier chunks are in no plan any more (nor does another rank than 0 get them again).
+    """
 
     name = "torch"
 
+    def __init__(self) -> None:
+        self._token_ids = np.empty(0, np.int64)  # [slots of the cache]
+
     def prepare(self, plan: StepPlan, cache: KVCache) -> T5Batch:
         device = cache.key.device
+        if len(self._token_ids) != cache.blocks * BLOCK_SIZE:
+            self._token_ids = np.zeros(cache.blocks * BLOCK_SIZE, np.int64)
+        self._token_ids[plan.kv_slots] = plan.token_ids
         rows, places, starts, prompts, prompt_slots = [], [], [], [], []
         tables = torch.from_numpy(plan.block_tables).to(torch.int64).to(device)
         offsets = torch.arange(BLOCK_SIZE, device=device)
@@ -122,8 +138,7 @@ class T5Layout:
             slots = (tables[index, :, None] * BLOCK_SIZE + offsets).flatten()
             first = int(plan.positions[begin])
             if first <= last:
-                ids = row.token_ids[: last + 1].astype("int64")
-                prompts.append(torch.from_numpy(ids).to(device))
+                prompts.append(self._prompt(plan.block_tables[index], last + 1).to(device))
                 prompt_slots.append(slots[: last + 1])
                 starts.append(count)
             skipped = max(0, last - first)
@@ -149,6 +164,12 @@ class T5Layout:
             prompt_slots=prompt_slots,
         )
 
+    def _prompt(self, table: NDArray[np.int32], length: int) -> torch.Tensor:
+        """Return the token ids, int64 [length], at the head of a block table."""
+        places = np.arange(length)
+        slots = table[places // BLOCK_SIZE] * np.int64(BLOCK_SIZE) + places % BLOCK_SIZE
+        return torch.from_numpy(self._token_ids[slots])
+
 
 class T5:
     """The model. Stateless but for its weights; the KV cache is the caller's."""
@@ -170,8 +191,14 @@ class T5:
         decoder_norm: Norm,
         head: Linear,
         tied: bool,
+        heads: int,
+        vocabulary: slice,
+        ranks: Gathering | None,
     ) -> None:
-        """`cross` goes with `decoder`, layer by layer. `tied`: the head is the embedding."""
+        """`cross` goes with `decoder`, layer by layer. `tied`: the head is the embedding.
+
+        `heads`: how many this rank has; `vocabulary`: tokens whose rows embedding and head hold.
+        """
         self.spec = spec
         self.embedding = embedding
         self.encoder = encoder
@@ -181,11 +208,14 @@ class T5:
         self.decoder_norm = decoder_norm
         self.head = head
         self.tied = tied
+        self.heads = heads
+        self.vocabulary = vocabulary
+        self.ranks = ranks
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, heads and head size of the KV cache."""
-        return 2 * len(self.decoder), self.spec.heads, self.spec.head_dim
+        """Layers, heads and head size of the KV cache, as this rank has it."""
+        return 2 * len(self.decoder), self.heads, self.spec.head_dim
 
     def forward(
         self,
@@ -213,7 +243,7 @@ class T5:
         states = self.decoder_norm(hidden)
         if self.spec.logit_scale != 1.0:
             states = states * self.spec.logit_scale
-        return self.head(states).float()
+        return gather_logits(self.head(states), self.spec.vocab_size, self.ranks).float()
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
@@ -231,12 +261,12 @@ class T5:
 
     def _encode(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the encoder's output [P, hidden] for one prompt, int64 [P]."""
-        x = functional.embedding(ids, self.embedding)
+        x = embed(ids, self.embedding, self.vocabulary, self.ranks)
         for block in self.encoder:
             query, key, value = self._heads(block.qkv(block.norm(x)), 3)
             bias = _DistanceBias(self.spec, block.distance_bias, len(ids), causal=False)
-            x = x + block.output(_attend(query, key, value, bias))
-            x = x + block.mlp(block.mlp_norm(x))
+            x = x + self._reduced(block.output(_attend(query, key, value, bias)))
+            x = x + self._reduced(block.mlp(block.mlp_norm(x)))
         return self.encoder_norm(x)
 
     def _remember(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
@@ -248,15 +278,15 @@ class T5:
 
     def _decode(self, ids: torch.Tensor, batch: T5Batch) -> torch.Tensor:
         """Return the decoder's states [D, hidden] for its tokens, int64 [D]."""
-        x = functional.embedding(ids, self.embedding)
+        x = embed(ids, self.embedding, self.vocabulary, self.ranks)
         for index, (block, cross) in enumerate(zip(self.decoder, self.cross, strict=True)):
             query, key, value = self._heads(block.qkv(block.norm(x)), 3)
             batch.cache.key_slots[index].index_copy_(0, batch.slots, key)
             batch.cache.value_slots[index].index_copy_(0, batch.slots, value)
-            x = x + block.output(self._attend_own(index, block, query, batch))
+            x = x + self._reduced(block.output(self._attend_own(index, block, query, batch)))
             query = self._heads(cross.query(cross.norm(x)), 1)[0]
-            x = x + cross.output(self._attend_prompts(index, query, batch))
-            x = x + block.mlp(block.mlp_norm(x))
+            x = x + self._reduced(cross.output(self._attend_prompts(index, query, batch)))
+            x = x + self._reduced(block.mlp(block.mlp_norm(x)))
         return x
 
     def _attend_own(
@@ -282,8 +312,11 @@ class T5:
 
     def _heads(self, x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
         """Split [N, count * heads * head_dim] into `count` tensors [N, heads, head_dim]."""
-        spec = self.spec
-        return x.view(len(x), count, spec.heads, spec.head_dim).unbind(1)
+        return x.view(len(x), count, self.heads, self.spec.head_dim).unbind(1)
+
+    def _reduced(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' partial sums `x`."""
+        return x if self.ranks is None else self.ranks.all_reduce(x)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from tgi_trio.shard.layers.activation import activation
 from tgi_trio.shard.layers.linear import Linear
 from tgi_trio.shard.layers.mlp import DenseMlp
 from tgi_trio.shard.layers.norm import Norm
+from tgi_trio.shard.layers.vocabulary import Gathering
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models.t5 import T5, Block, CrossAttention, T5Spec
 from tgi_trio.shard.weights import WeightSource
@@ -60,9 +61,13 @@ def _spec(config: ModelConfig) -> T5Spec:
     )
 
 
-def load_t5(spec: T5Spec, source: WeightSource) -> T5:
-    """Read every weight; raises ModelLoadError naming one that is missing or misshapen."""
-    return _Loader(spec, source).model()
+def load_t5(spec: T5Spec, source: WeightSource, ranks: Gathering | None = None) -> T5:
+    """Read every weight; raises ModelLoadError naming one that is missing or misshapen.
+
+    Heads with their biases by distance, MLP columns and the vocabulary are split over the ranks;
+    norms are whole on each. Raises ModelLoadError too for what cannot be split evenly.
+    """
+    return _Loader(spec, source).model(ranks)
 
 
 class _Loader:
@@ -70,14 +75,18 @@ class _Loader:
         self.spec = spec
         self.source = source
         self.inner = spec.heads * spec.head_dim
+        self.heads = source.share(spec.heads, "attention heads")
+        self.dims = slice(self.heads.start * spec.head_dim, self.heads.stop * spec.head_dim)
+        self.columns = source.share(spec.mlp_width, "MLP columns")
+        self.vocabulary = source.block(spec.vocab_size)
 
-    def model(self) -> T5:
-        spec, shape = self.spec, (self.spec.vocab_size, self.spec.hidden_size)
-        embedding = self.source.matrix("shared.weight", shape)
+    def model(self, ranks: Gathering | None) -> T5:
+        spec = self.spec
+        embedding = self.vocabulary_rows("shared.weight")
         # A head of its own counts if the file has one, whatever tie_word_embeddings says: the
         # published files of T5 1.1 and mT5 contradict themselves.
         tied = "lm_head.weight" not in self.source
-        head = embedding if tied else self.source.matrix("lm_head.weight", shape)
+        head = embedding if tied else self.vocabulary_rows("lm_head.weight")
         return T5(
             spec,
             embedding=embedding,
@@ -88,7 +97,14 @@ class _Loader:
             decoder_norm=self.norm("decoder.final_layer_norm"),
             head=Linear(head),
             tied=tied,
+            heads=self.heads.stop - self.heads.start,
+            vocabulary=self.vocabulary,
+            ranks=ranks,
         )
+
+    def vocabulary_rows(self, name: str) -> torch.Tensor:
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        return self.source.matrix(name, shape, rows=self.vocabulary)
 
     def stack(self, name: str, layers: int, mlp: int) -> list[Block]:
         """Return the blocks of one stack; their MLP is sub-layer number `mlp`."""
@@ -99,7 +115,8 @@ class _Loader:
             bias = f"{own}relative_attention_bias.weight"
             # T5 and mT5 keep one table, in the first layer; UMT5 one per layer.
             if index == 0 or bias in self.source:
-                table = self.source.matrix(bias, (spec.buckets, spec.heads))
+                shape = (spec.buckets, spec.heads)
+                table = self.source.matrix(bias, shape, columns=self.heads)
             blocks.append(
                 Block(
                     distance_bias=table,
@@ -123,20 +140,21 @@ class _Loader:
 
     def projections(self, prefix: str, letters: str) -> Linear:
         """Return the projections `letters` of an attention as one linear."""
-        shape = (self.inner, self.spec.hidden_size)
+        shape, names = (self.inner, self.spec.hidden_size), [f"{prefix}{x}.weight" for x in letters]
         return Linear(
-            torch.cat([self.source.matrix(f"{prefix}{which}.weight", shape) for which in letters])
+            torch.cat([self.source.matrix(name, shape, rows=self.dims) for name in names])
         )
 
     def output(self, prefix: str) -> Linear:
-        return Linear(self.source.matrix(f"{prefix}o.weight", (self.spec.hidden_size, self.inner)))
+        shape = (self.spec.hidden_size, self.inner)
+        return Linear(self.source.matrix(f"{prefix}o.weight", shape, columns=self.dims))
 
     def mlp(self, prefix: str) -> DenseMlp:
-        spec = self.spec
-        names = ("wi_0", "wi_1") if spec.gated else ("wi",)
+        spec, source, columns = self.spec, self.source, self.columns
+        names = [f"{prefix}{x}.weight" for x in (("wi_0", "wi_1") if spec.gated else ("wi",))]
         shape = (spec.mlp_width, spec.hidden_size)
-        up = torch.cat([self.source.matrix(f"{prefix}{name}.weight", shape) for name in names])
-        down = self.source.matrix(f"{prefix}wo.weight", shape[::-1])
+        up = torch.cat([source.matrix(name, shape, rows=columns) for name in names])
+        down = source.matrix(f"{prefix}wo.weight", shape[::-1], columns=columns)
         return DenseMlp(Linear(up), Linear(down), activation(spec.activation), spec.gated)
 
     def norm(self, name: str) -> Norm:
