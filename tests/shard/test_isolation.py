@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from tests.shard.cpu_support import FITTING
 from tests.shard.models_support import BLOCK, Golden, generated, plan, prompts, sequence, tables
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.step import Runner, Sequence, WarmupRequest
+from tgi_trio.testing.checkpoints import poison_token
 
 POISON, NEW = 77, 20
 PROMPTS = [[token for token in prompt if token != POISON] or [5] for prompt in prompts(7)]
@@ -26,11 +25,7 @@ def folder(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     original = checkpoint("llama", **FITTING["llama"])
     copy = tmp_path_factory.mktemp("poisoned") / "model"
     shutil.copytree(original, copy)
-    (file,) = copy.glob("*.safetensors")
-    tensors = load_file(file)
-    assert "lm_head.weight" in tensors, "a tied head would show the fault to everybody"
-    tensors["model.embed_tokens.weight"][POISON] = torch.nan
-    save_file(tensors, file, metadata={"format": "pt"})
+    poison_token(copy, POISON)
     return copy
 
 

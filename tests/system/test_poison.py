@@ -1,13 +1,18 @@
-"""A request that kills the shard whenever it is computed."""
+"""A request that kills the shard whenever it is computed, and one whose numbers break."""
 
 from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
+from tokenizers import Tokenizer
 
+from tests.system.client import TIMEOUT, decode, generate
+from tests.system.golden import reference, tokenize
 from tests.system.server import serving
+from tgi_trio.testing.checkpoints import make_checkpoint, poison_token
 
 METHODS = ("prefill", "decode")
 
@@ -36,3 +41,40 @@ def test_only_the_request_that_kills_the_shard_fails() -> None:
         assert sum(deaths) == server.metric("tgi_shard_restarts") >= 3
         assert generate("after it").status_code == 200
         server.wait_idle()
+
+
+def test_only_the_request_that_turns_nan_fails(tmp_path: Path) -> None:
+    """The cache holds few sequences, so blocks that were left full of NaN are soon another's."""
+    folder, ill = make_checkpoint(tmp_path, "llama"), "it falls ill \u00fe at once"
+    poison = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("\u00fe").ids[-1]
+    poison_token(folder, poison)
+    texts = [f"{'a neighbour ' * (1 + n)}says" for n in range(4)]
+    flags = ["--model-id", str(folder), "--dtype", "float32", "--max-total-tokens", "128"]
+    with serving(*flags, "--max-batch-total-tokens", "512") as server:
+        ids = [tokenize(server, text) for text in texts]
+        expected = reference(folder, ids, 24)
+
+        def ask(text: str) -> list[int]:
+            body = generate(server.url, text, max_new_tokens=24, details=True)
+            return [token["id"] for token in body["details"]["tokens"]]
+
+        def fail(route: str, **parameters: object) -> httpx.Response:
+            body = {"inputs": ill, "parameters": {"max_new_tokens": 24} | parameters}
+            return httpx.post(f"{server.url}/{route}", json=body, timeout=TIMEOUT)
+
+        with ThreadPoolExecutor(8) as pool:
+            good = [pool.submit(ask, text) for text in texts]
+            bad = [pool.submit(fail, "generate") for _ in range(3)]
+            stream = pool.submit(fail, "generate_stream").result()
+            assert [answer.result() for answer in good] == expected
+        last = len(tokenize(server, ill)) - 1
+        message = f"the model's logits contain NaN at position {last}"
+        for answer in bad:
+            assert answer.result().status_code == 424
+            assert message in answer.result().json()["error"]
+        events = [event for line in stream.text.splitlines() if (event := decode(line))]
+        assert len(events) == 1 and message in events[0]["error"]
+        assert [ask(text) for text in texts] == expected
+        server.wait_idle()
+        assert server.metric("tgi_shard_restarts") == 0
+        assert httpx.get(f"{server.url}/health", timeout=TIMEOUT).status_code == 200

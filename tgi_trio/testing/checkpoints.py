@@ -204,6 +204,22 @@ def make_checkpoint(
     return folder
 
 
+def poison_token(folder: Path, token: int) -> None:
+    """Have a checkpoint of one file compute nothing but NaN behind a token.
+
+    Raises ValueError for a tied head, which would show NaN to every sequence.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    if "lm_head.weight" not in tensors:
+        raise ValueError(f"{file} has no lm_head.weight: its head is tied to the embedding")
+    tensors["model.embed_tokens.weight"][token] = torch.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
     """Write a byte-level BPE tokenizer of `vocab_size` entries: any text survives a round trip.
 
