@@ -25,7 +25,17 @@ pytestmark = [
 ]
 PROMPTS = prompts(8)
 NEW = 24
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gemma2", "bloom", "mixtral")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gpt2",
+    "gemma2",
+    "bloom",
+    "mixtral",
+    "deepseek_v3",
+)
 
 Checkpoint = Callable[..., Path]
 

@@ -9,7 +9,7 @@ import torch
 from tests.shard.models_support import BLOCK, plan, sequence, tables
 from tgi_trio.shard.attention.alibi import alibi_slopes
 from tgi_trio.shard.attention.interface import AttentionBackend, AttentionLayer
-from tgi_trio.shard.kv_cache import KVCache
+from tgi_trio.shard.kv_cache import KVCache, KVShape
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 KINDS: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ def attended(
 
     query, key, value = some(total, heads, dim), *some(2, total, kv_heads, dim)
     past = some(2, held * BLOCK, kv_heads, dim)
-    cache = KVCache(2, held, kv_heads, dim, dtype, torch.device(device))
+    cache = KVCache(KVShape(2, kv_heads, dim), held, dtype, torch.device(device))
     cache.key_slots[1].copy_(past[0])
     cache.value_slots[1].copy_(past[1])
     batch: Any = backend.prepare(plan(rows, counts), cache)

@@ -38,7 +38,7 @@ from tgi_trio.shard.decode_graphs import (
     only_decodes,
     padded,
 )
-from tgi_trio.shard.kv_cache import KVCache
+from tgi_trio.shard.kv_cache import KVCache, KVShape
 from tgi_trio.shard.model_runner import TorchRunner
 from tgi_trio.shard.step import StepPlan, WarmupRequest
 
@@ -151,7 +151,7 @@ def test_a_step_takes_the_smallest_graph_that_holds_it(rows: int, size: int | No
     graphs = DecodeGraphs(Traced(), FixedAttention(), capture, [4, 1, 2, 2], CPU)
     step = decodes([9] * rows)
     assert graphs.forward(step, step.positions) is None  # nothing is recorded yet
-    graphs.record(KVCache(1, 8, 1, 4, torch.float32, CPU), width=4)
+    graphs.record(KVCache(KVShape(1, 1, 4), 8, torch.float32, CPU), width=4)
     hidden = graphs.forward(step, step.positions)
     assert capture.replays == ([] if size is None else [size])
     if hidden is not None:
@@ -160,7 +160,7 @@ def test_a_step_takes_the_smallest_graph_that_holds_it(rows: int, size: int | No
 
 def test_other_steps_are_computed_without() -> None:
     graphs = DecodeGraphs(Traced(), FixedAttention(), Recording(), [8], CPU)
-    graphs.record(KVCache(1, 8, 1, 4, torch.float32, CPU), width=4)
+    graphs.record(KVCache(KVShape(1, 1, 4), 8, torch.float32, CPU), width=4)
     chunk = sequence(0, [5] * 9, [1, 2], new=1)
     step = plan([chunk], [4])
     assert graphs.forward(step, step.positions) is None

@@ -60,5 +60,5 @@ def test_it_agrees_with_plain_torch(kind: dict[str, Any]) -> None:
 
 def test_a_cpu_gets_plain_torch() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert choose_attention(torch.device("cpu"), dtype).name == "torch"
+        assert choose_attention(torch.device("cpu"), dtype, 64).name == "torch"
     assert capturable_attention(torch.device("cpu")) is None

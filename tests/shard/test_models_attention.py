@@ -15,7 +15,7 @@ from tgi_trio.shard.attention import reference
 from tgi_trio.shard.attention.alibi import alibi_slopes
 from tgi_trio.shard.attention.interface import AttentionLayer
 from tgi_trio.shard.attention.reference import ReferenceAttention
-from tgi_trio.shard.kv_cache import KVCache
+from tgi_trio.shard.kv_cache import KVCache, KVShape
 from tgi_trio.shard.step import Sequence, StepPlan
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
@@ -62,7 +62,7 @@ def _check(kind: str, contexts: list[int], counts: list[int], seed: int) -> None
     blocks = list(range(1, sum(sizes) + 1))
     if draw.random() < 0.7:
         draw.shuffle(blocks)
-    cache = KVCache(2, len(blocks) + 1, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
+    cache = KVCache(KVShape(2, KV_HEADS, DIM), len(blocks) + 1, torch.float32, torch.device("cpu"))
     rows: list[Sequence] = []
     past = []
     for i, (context, count, size) in enumerate(zip(contexts, counts, sizes, strict=True)):

@@ -24,7 +24,7 @@ from tests.shard.models_support import (
     tables,
 )
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "deepseek_v3")
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
 

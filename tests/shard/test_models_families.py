@@ -40,6 +40,25 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]
 
+# Phi-3.5-MoE's: a scale with each set of divisors, and the sets differ.
+TWO_SCALES = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + 0.3 * i for i in range(8)],
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
+}
+# DeepSeek's: scores are scaled as well.
+SHARPER = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
+
 # Variants of a family that take another path through its spec.
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 32}),
@@ -56,6 +75,11 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("starcoder2", {"use_bias": False, "num_attention_heads": 4}),
     ("bloom", {"n_head": 6, "hidden_size": 96}),
     ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+    ("olmoe", {"norm_topk_prob": True}),
+    ("dbrx", {"ffn_config": {"ffn_hidden_size": 48, "moe_normalize_expert_weights": None}}),
+    ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True}),
+    ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}),
+    ("deepseek_v3", {"rope_parameters": SHARPER}),
 )
 
 ROPE = {
@@ -172,7 +196,7 @@ def test_baichuan_13b_has_linear_biases(checkpoint: Checkpoint, tmp_path: Path) 
     _check_renamed(folder, GoldenBiases(original))
 
 
-@pytest.mark.parametrize("family", ["olmoe", "codegen", "recurrent_gemma"])
+@pytest.mark.parametrize("family", ["glm4", "codegen", "recurrent_gemma"])
 def test_prompt_logprobs_through_transformers_come_in_pieces(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -254,18 +278,36 @@ def test_rotary_scaling_by_length(checkpoint: Checkpoint, kind: str) -> None:
         assert generated(row) == Golden(folder).greedy(prompt, NEW)[0]
 
 
+@pytest.mark.parametrize("original", [8, 200])
+def test_two_scales_of_rotation(checkpoint: Checkpoint, tmp_path: Path, original: int) -> None:
+    """All sequences beyond the original length, or none; transformers is told the set to use."""
+    parameters = TWO_SCALES | {"original_max_position_embeddings": original}
+    folder = checkpoint("phimoe", rope_parameters=parameters)
+    if original < min(map(len, PROMPTS)):
+        told = parameters | {"short_factor": TWO_SCALES["long_factor"]}
+        oracle = checkpoint("phimoe", rope_parameters=told)
+    else:
+        oracle = folder
+    runner, recorder = load(folder)
+    blocks = tables(PROMPTS, shuffle=3, new=NEW)
+    rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
+    run(runner, rows, chunk=20, joins=2)
+    golden = Golden(oracle)
+    for row in rows:
+        assert_greedy(golden, recorder, row)
+
+
 # --- models outside the table -------------------------------------------------------------------
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
-    "cohere2": {"sliding_window": 24},
-    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"sliding_window": 16},
 }
 ELSEWHERE = {"bart", "mamba", "mamba2"}  # have tests of their own
 OUTSIDE = [
     *((family, way, CHANGES.get(family, {})) for family, way in THROUGH_TRANSFORMERS.items()),
-    ("falcon", "cached", {"alibi": True}),  # a variant that its family's function declines
+    # Variants that their family's function declines.
+    ("falcon", "cached", {"alibi": True}),
+    ("olmoe", "paged", {"clip_qkv": 1.0}),
 ]
 
 
@@ -348,9 +390,7 @@ def test_dropping_a_row_frees_its_cache(checkpoint: Checkpoint) -> None:
     assert not row.state
 
 
-@pytest.mark.parametrize(
-    ("family", "reuse"), [("llama", True), ("olmo3", True), ("codegen", False)]
-)
+@pytest.mark.parametrize(("family", "reuse"), [("llama", True), ("glm4", True), ("codegen", False)])
 def test_a_model_says_whether_its_blocks_may_serve_another_sequence(
     tmp_path: Path, family: str, reuse: bool
 ) -> None:

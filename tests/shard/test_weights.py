@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.shard.models_support import GreedyRecorder, generated, load, run, sequence
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.model_runner import TorchRunner
 from tgi_trio.shard.step import WarmupRequest
 
@@ -251,8 +251,16 @@ def test_step_before_warm_up(checkpoint: Checkpoint) -> None:
 
 def test_fresh_cache_is_zero() -> None:
     """Masked slots are still multiplied: garbage that reads as NaN would spread."""
-    cache = KVCache(2, 3, 2, 8, torch.float32, torch.device("cpu"))
+    cache = KVCache(KVShape(2, 2, 8), 3, torch.float32, torch.device("cpu"))
     assert not cache.key.any() and not cache.value.any()
+
+
+def test_a_value_that_is_its_key_is_kept_once() -> None:
+    shape = KVShape(layers=2, kv_heads=1, head_dim=8, same=True)
+    cache = KVCache(shape, 3, torch.float32, torch.device("cpu"))
+    assert cache.value is cache.key
+    assert shape.bytes_per_token(torch.float32) == 2 * 8 * 4
+    assert cache.nbytes == 3 * BLOCK_SIZE * shape.bytes_per_token(torch.float32)
 
 
 def test_transformers_is_not_imported_on_the_served_path(checkpoint: Checkpoint) -> None:

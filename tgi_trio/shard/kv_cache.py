@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from tgi_trio.shard.step import BLOCK_SIZE as BLOCK_SIZE
 
 NULL_BLOCK = 0  # never handed out: unused entries of block tables point here
+
+
+class KVShape(NamedTuple):
+    """What the KV cache of a model holds per token, as this rank has it."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    same: bool = False  # a value is its key (attention over latents), and kept once
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Return the bytes of K and V of one token over all layers."""
+        kept = 1 if self.same else 2
+        return kept * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
 
 
 class KVCache:
@@ -18,19 +34,14 @@ class KVCache:
     """
 
     def __init__(
-        self,
-        layers: int,
-        blocks: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: KVShape, blocks: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         """Allocate; raises torch's out-of-memory errors."""
-        shape = (layers, blocks, BLOCK_SIZE, kv_heads, head_dim)
+        layers, kv_heads, head_dim, same = shape
+        size = (layers, blocks, BLOCK_SIZE, kv_heads, head_dim)
         self.blocks = blocks
-        self.key = torch.zeros(shape, dtype=dtype, device=device)
-        self.value = torch.zeros(shape, dtype=dtype, device=device)
+        self.key = torch.zeros(size, dtype=dtype, device=device)
+        self.value = self.key if same else torch.zeros(size, dtype=dtype, device=device)
         # Per layer, by slot and by block: views made once, since a view costs a microsecond.
         flat = (blocks * BLOCK_SIZE, kv_heads, head_dim)
         self.key_slots = [self.key[i].view(flat) for i in range(layers)]
@@ -40,9 +51,4 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        return self.key.nbytes + self.value.nbytes
-
-
-def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Return the bytes of K and V of one token over all layers."""
-    return 2 * layers * kv_heads * head_dim * dtype.itemsize
+        return self.key.nbytes + (0 if self.value is self.key else self.value.nbytes)

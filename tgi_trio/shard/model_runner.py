@@ -23,7 +23,7 @@ from tgi_trio.shard.cuda_graphs import CudaCapture
 from tgi_trio.shard.decode_graphs import DecodeGraphs
 from tgi_trio.shard.decoder_sampler import DecoderSampler
 from tgi_trio.shard.device_memory import free_bytes
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
+from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.logits_processors import Grammars
 from tgi_trio.shard.model_config import ModelConfig, compute_dtype, read_config
@@ -67,7 +67,7 @@ class Model(Protocol):
     """A model whose state is the KV cache alone: the generic decoder, T5."""
 
     @property
-    def kv_shape(self) -> tuple[int, int, int]: ...  # layers, heads, head size of the cache
+    def kv_shape(self) -> KVShape: ...
     @property
     def needs_lengths(self) -> bool: ...  # forward reads `lengths`
     @property
@@ -120,8 +120,8 @@ class TorchRunner:
         self._info = ModelInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
-            layers=self._kv_shape[0],
-            kv_bytes_per_token=kv_bytes_per_token(*self._kv_shape, dtype),
+            layers=self._kv_shape.layers,
+            kv_bytes_per_token=self._kv_shape.bytes_per_token(dtype),
             max_positions=config.max_positions,
             eos_ids=config.eos_ids,
             dtype=str(dtype).removeprefix("torch."),
@@ -189,7 +189,7 @@ class TorchRunner:
             dtype=kind,
             device=where,
             sampler=sampler,
-            attention=choose_attention(where, kind),
+            attention=choose_attention(where, kind, model.kv_shape.head_dim),
             graphs=_graphs(model, where, cuda_graphs),
             ranks=ranks,
             load_ns=time.monotonic_ns() - began,
@@ -281,8 +281,7 @@ class TorchRunner:
         self.model.logits(hidden[-1:])
 
     def _new_cache(self, blocks: int) -> KVCache:
-        layers, kv_heads, head_dim = self._kv_shape
-        return KVCache(layers, blocks, kv_heads, head_dim, self.dtype, self.device)
+        return KVCache(self._kv_shape, blocks, self.dtype, self.device)
 
 
 def _picked(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:

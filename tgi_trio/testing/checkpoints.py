@@ -64,9 +64,12 @@ _LATENT: dict[str, Any] = _MOE | {  # DeepSeek: attention over a compressed K an
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 8,
     "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "n_group": 1,
-    "topk_group": 1,
+    "n_routed_experts": 8,
+    "num_local_experts": 8,  # another name of the same
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
 }
 _ABSENT = object()
 # What a family's configuration class wants that differs from _COMMON; _ABSENT takes a name away.
@@ -86,6 +89,8 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "phi3": {},
     "olmo": {"clip_qkv": 2.0},
     "olmo2": {},
+    "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "glm4": {"head_dim": 16},
     "llama4_text": _MOE | {"head_dim": 16, "intermediate_size_mlp": 64},
     "granite": {
@@ -95,6 +100,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.0,
     },
     "cohere": {},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 24},
     "stablelm": {"use_qkv_bias": True},
     "starcoder2": {"sliding_window": 48},
     "mixtral": {"num_local_experts": 4},
@@ -125,7 +131,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "codegen": _GPT | {"rotary_dim": 8},
     "mamba": {"state_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
-    "deepseek_v2": _LATENT,
+    "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16},
     "bart": {
@@ -150,7 +156,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "phimoe": _MOE,
+    "phimoe": _MOE | {"attention_bias": True, "lm_head_bias": True},
     "t5": _T5,
     "mt5": _T5,
     "umt5": _T5,
@@ -191,7 +197,8 @@ def make_checkpoint(
     model = kind.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        biases = (pair for pair in model.named_buffers() if "correction_bias" in pair[0])
+        for name, parameter in (*model.named_parameters(), *biases):
             _fill(name, parameter, generator, family in _MINUS_ONE_NORMS)
         if config.tie_word_embeddings:
             # A full-size tied embedding would answer every token with that token again; Gemma

@@ -10,14 +10,15 @@ from tgi_trio.shard.attention.interface import AttentionBackend, CapturableAtten
 from tgi_trio.shard.attention.reference import ReferenceAttention
 
 _HALF = (torch.float16, torch.bfloat16)
+_MOST_DIMS = 256  # of a head, in flash-attn's kernel; a tile of ours would not fit either
 
 
-def choose_attention(device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionBackend:
     """Return flash-attn's kernel on a GPU that has it and in half precision, else our own.
 
-    Plain torch on a CPU, and on a GPU without Triton.
+    Plain torch on a CPU, on a GPU without Triton, and for heads as large as latents.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or head_dim > _MOST_DIMS:
         return ReferenceAttention()
     if dtype in _HALF and importlib.util.find_spec("flash_attn") is not None:
         from flash_attn import flash_attn_varlen_func  # optional, and only there on a GPU

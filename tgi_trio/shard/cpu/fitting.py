@@ -33,6 +33,7 @@ def misfit(spec: DecoderSpec | None, dtype: str) -> str | None:
         return "the model runs through transformers"
     rotaries = [layer.rotary for layer in spec.layers if layer.rotary is not None]
     reasons = {
+        "keys and values are compressed": spec.latent,
         f"dtype {dtype} is not one of {', '.join(_DTYPES)}": dtype not in _DTYPES,
         f"head size {spec.head_dim} is no multiple of {PANEL}": spec.head_dim % PANEL,
         f"hidden size {spec.hidden_size} is no multiple of {PANEL}": spec.hidden_size % PANEL,

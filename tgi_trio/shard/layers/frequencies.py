@@ -35,9 +35,9 @@ def exponents(spec: RotarySpec) -> Floats:
     return np.arange(0, spec.dim, 2, dtype=np.float32) / np.float32(spec.dim)
 
 
-def long_frequencies(spec: RotarySpec) -> Floats:
-    """Return longrope's frequencies of sequences beyond the original length: [dim / 2]."""
-    return _longrope(spec, "long_factor")[0]
+def long_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
+    """Return longrope's frequencies and scale of sequences beyond the original length."""
+    return _longrope(spec, "long")
 
 
 def _periods(spec: RotarySpec) -> Floats:
@@ -99,15 +99,19 @@ def _yarn_scale(parameters: dict[str, Any], factor: float) -> float:
     return scale(one) / scale(every) if one and every else scale(1.0)
 
 
-def _longrope(spec: RotarySpec, divisors: str = "short_factor") -> tuple[Floats, float]:
-    """One divisor per frequency, another set beyond the original length (Ding et al. 2024)."""
+def _longrope(spec: RotarySpec, length: str = "short") -> tuple[Floats, float]:
+    """One divisor per frequency, another set beyond the original length (Ding et al. 2024).
+
+    Phi-3.5-MoE gives a scale with each set, and its authors' code uses both of a set (transformers
+    keeps the short set's frequencies).
+    """
     p = spec.parameters
     original = p["original_max_position_embeddings"]
     factor = p.get("factor") or spec.max_positions / original
-    scale = p.get("attention_factor")
+    scale = p.get(f"{length}_mscale") or p.get("attention_factor")
     if scale is None:
         scale = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return 1.0 / (np.array(p[divisors], np.float32) * _periods(spec)), float(scale)
+    return 1.0 / (np.array(p[f"{length}_factor"], np.float32) * _periods(spec)), float(scale)
 
 
 _FREQUENCIES = {

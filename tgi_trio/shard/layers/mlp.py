@@ -8,6 +8,8 @@ import torch
 
 from tgi_trio.shard.layers.activation import Activation
 from tgi_trio.shard.layers.linear import Linear
+from tgi_trio.shard.layers.routing import route
+from tgi_trio.shard.models.specs import ExpertsSpec
 
 
 class Mlp(Protocol):
@@ -47,43 +49,46 @@ class DenseMlp:
 
 
 class ExpertsMlp:
-    """Each token goes through its `per_token` best experts, weighted by the router.
+    """Each token goes through the experts that the router chooses, weighted.
 
-    Sources: Mixtral (Jiang et al. 2024), Qwen2-MoE for the shared expert behind a sigmoid gate.
+    Sources: Mixtral (Jiang et al. 2024); Qwen2-MoE for the shared expert behind a sigmoid gate,
+    DeepSeek-V2 for one without.
     """
 
-    __slots__ = ("experts", "normalise", "per_token", "router", "shared", "shared_router")
+    __slots__ = ("experts", "router", "router_bias", "shared", "shared_router", "spec")
 
     def __init__(
         self,
+        spec: ExpertsSpec,
         *,
         router: Linear,
         experts: list[DenseMlp],
-        per_token: int,
-        normalise: bool,
+        router_bias: torch.Tensor | None = None,
         shared: DenseMlp | None = None,
         shared_router: Linear | None = None,
     ) -> None:
+        """`router`: its dtype is what odds are computed in; `router_bias` as `route` wants it."""
+        self.spec = spec
         self.router = router
         self.experts = experts
-        self.per_token = per_token
-        self.normalise = normalise
+        self.router_bias = router_bias
         self.shared = shared
         self.shared_router = shared_router
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        odds = torch.softmax(self.router(x), dim=-1, dtype=torch.float32)
-        weights, chosen = odds.topk(self.per_token, dim=-1)
-        if self.normalise:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+        logits = self.router(x.to(self.router.weight.dtype))
+        weights, chosen = route(logits, self.spec, self.router_bias)
         weights = weights.to(x.dtype)
         out = torch.zeros_like(x)
         for index in chosen.unique().tolist():
             tokens, place = torch.where(chosen == index)
             part = self.experts[index](x[tokens]) * weights[tokens, place, None]
             out.index_add_(0, tokens, part)
-        if self.shared is not None and self.shared_router is not None:
-            out = out + torch.sigmoid(self.shared_router(x)) * self.shared(x)
+        if self.shared is not None:
+            shared = self.shared(x)
+            if self.shared_router is not None:
+                shared = torch.sigmoid(self.shared_router(x)) * shared
+            out = out + shared
         return out
 
     def pack(self) -> None:

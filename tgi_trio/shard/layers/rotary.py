@@ -24,7 +24,8 @@ class Rotary:
         frequencies, self.scale = rotary_frequencies(spec)
         self.frequencies = torch.from_numpy(frequencies).to(device)
         if spec.kind == "longrope":
-            self.long_frequencies = torch.from_numpy(long_frequencies(spec)).to(device)
+            frequencies, self.long_scale = long_frequencies(spec)
+            self.long_frequencies = torch.from_numpy(frequencies).to(device)
 
     def table(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
@@ -42,8 +43,9 @@ class Rotary:
         else:
             cos = torch.cat((cos, cos), dim=-1)
             sin = torch.cat((-sin, sin), dim=-1)
-        if self.scale != 1.0:
-            cos, sin = cos * self.scale, sin * self.scale
+        scale = self._scale(lengths)
+        if scale is not None:
+            cos, sin = cos * scale, sin * scale
         return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
 
     def apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -60,13 +62,22 @@ class Rotary:
         rotated: torch.Tensor = x * cos + swapped * sin
         return rotated
 
+    def _scale(self, lengths: torch.Tensor) -> torch.Tensor | float | None:
+        """Return what cosines and sines are multiplied by: a number, or [T, 1]; None: nothing."""
+        if self.spec.kind == "longrope" and self.long_scale != self.scale:
+            scales = torch.tensor([self.scale, self.long_scale], device=self.device)
+            return scales[self._is_long(lengths).long()]
+        return None if self.scale == 1.0 else self.scale
+
+    def _is_long(self, lengths: torch.Tensor) -> torch.Tensor:
+        """Return bool [T, 1]: the sequence is beyond the length that longrope starts from."""
+        return (lengths > int(self.spec.parameters["original_max_position_embeddings"]))[:, None]
+
     def _frequencies(self, lengths: torch.Tensor) -> torch.Tensor:
         """Return [dim / 2], or [T, dim / 2] where they depend on the length."""
         spec = self.spec
         if spec.kind == "longrope":
-            original = int(spec.parameters["original_max_position_embeddings"])
-            is_long = (lengths > original)[:, None]
-            return torch.where(is_long, self.long_frequencies, self.frequencies)
+            return torch.where(self._is_long(lengths), self.long_frequencies, self.frequencies)
         if spec.kind == "dynamic":
             return _dynamic_at(spec, lengths)
         return self.frequencies

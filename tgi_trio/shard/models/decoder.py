@@ -9,7 +9,9 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.shard.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.kv_cache import KVShape
 from tgi_trio.shard.layers.activation import soft_cap
+from tgi_trio.shard.layers.latent import LatentProjections
 from tgi_trio.shard.layers.linear import Linear
 from tgi_trio.shard.layers.mlp import Mlp
 from tgi_trio.shard.layers.norm import Norm
@@ -33,7 +35,8 @@ class Layer:
     """One layer's weights. Built by `loading.py`."""
 
     attention: AttentionLayer
-    qkv: Linear  # query rows, key rows, value rows
+    qkv: Linear  # query rows, key rows, value rows; with latents what they start from
+    latent: LatentProjections | None
     output: Linear
     mlp: Mlp
     rotary: int  # index into the decoder's rotaries, -1 = none
@@ -50,10 +53,12 @@ class Layer:
         """Pack every large linear for this machine; see `Linear.pack`."""
         self.qkv.pack()
         self.output.pack()
+        if self.latent is not None:
+            self.latent.pack()
         self.mlp.pack()
 
     def nbytes(self) -> int:
-        parts = [self.qkv, self.output, self.mlp, self.attention_norm, self.mlp_norm]
+        parts = [self.qkv, self.latent, self.output, self.mlp, self.attention_norm, self.mlp_norm]
         parts += [self.attention_post_norm, self.mlp_post_norm, self.query_norm, self.key_norm]
         plain = [self.head_norm, self.head_norm_bias]
         return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
@@ -91,10 +96,10 @@ class Decoder:
     predicts_prompt = True
 
     @property
-    def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, KV heads and head size of the KV cache, as this rank has it."""
+    def kv_shape(self) -> KVShape:
         layer = self.layers[0].attention
-        return len(self.layers), layer.kv_heads, layer.head_dim
+        same = self.spec.latent is not None
+        return KVShape(len(self.layers), layer.kv_heads, layer.head_dim, same)
 
     @property
     def prefix_reuse(self) -> bool:
@@ -103,8 +108,12 @@ class Decoder:
 
     @property
     def capturable(self) -> bool:
-        """Whether decodes run the same kernels whatever the tokens are: experts are chosen."""
-        return self.ranks is None and not any(layer.experts for layer in self.spec.layers)
+        """Whether decodes run the same kernels whatever the tokens are: experts are chosen.
+
+        Nor do latents: plain torch attends to them on a GPU.
+        """
+        chosen = any(layer.experts for layer in self.spec.layers)
+        return self.ranks is None and not chosen and self.spec.latent is None
 
     @property
     def needs_lengths(self) -> bool:
@@ -193,6 +202,11 @@ class Decoder:
         shape = layer.attention
         heads, kv_heads = shape.heads, shape.kv_heads
         qkv = layer.qkv(x)
+        if layer.latent is not None:
+            rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
+            query, key = layer.latent.query_and_key(qkv, lambda part: rotary.apply(part, *table))
+            attended = attention.attend(shape, query, key, key, batch)
+            return self._reduced(layer.output(layer.latent.values(attended)))
         if self.spec.qkv_clip:
             qkv = qkv.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
         if layer.query_norm and layer.key_norm:

@@ -29,6 +29,9 @@ A type that is not listed here and that `transformers` knows is tried in the sam
 way's logits are compared with a plain forward pass of the whole sequence, and the first that agrees
 is taken. `/info` and the shard's log say which.
 
+DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
+(`layers/latent.py`). On a GPU plain torch attends to it: no kernel here takes heads that large.
+
 Every path has {dtypes} (`--dtype`); a CPU computes float16 in
 float32 unless it is asked for.
 
@@ -50,7 +53,7 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   seeds; ours on one rank and on two.
 """
 
-_EXACT = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+_EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
 def render() -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.attention.interface import AttentionLayer
 from tgi_trio.shard.attention.reference import ReferenceAttention
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, kv_bytes_per_token
+from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.step import Sequence, StepPlan
 
@@ -174,8 +174,8 @@ class PagedWay:
         self._layers = layers
         self._attention = ReferenceAttention()
         shape = layers[0]
-        self._shape = (len(layers), shape.kv_heads, shape.head_dim)
-        self.kv_bytes_per_token = kv_bytes_per_token(*self._shape, model.dtype)
+        self._shape = KVShape(len(layers), shape.kv_heads, shape.head_dim)
+        self.kv_bytes_per_token = self._shape.bytes_per_token(model.dtype)
         self._cache: KVCache | None = None
         self._before = model.config._attn_implementation
         self._keep = _accepts(model, "logits_to_keep")
@@ -191,9 +191,7 @@ class PagedWay:
     def allocate(self, blocks: int) -> None:
         self._cache = None
         if blocks:
-            self._cache = KVCache(
-                self._shape[0], blocks, *self._shape[1:], self.model.dtype, self.model.device
-            )
+            self._cache = KVCache(self._shape, blocks, self.model.dtype, self.model.device)
 
     def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
         if self._cache is None:

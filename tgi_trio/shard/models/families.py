@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models import gpt_like, llama_like
+from tgi_trio.shard.models import deepseek, gpt_like, llama_like, mixtures
 from tgi_trio.shard.models.specs import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
@@ -20,19 +20,26 @@ FAMILIES: dict[str, SpecFunction] = {
     "llama": llama_like.llama,
     "baichuan": llama_like.baichuan,
     "mistral": llama_like.mistral,
-    "mixtral": llama_like.mixtral,
+    "mixtral": mixtures.mixtral,
     "qwen2": llama_like.qwen2,
-    "qwen2_moe": llama_like.qwen2_moe,
+    "qwen2_moe": mixtures.qwen2_moe,
     "qwen3": llama_like.qwen3,
-    "qwen3_moe": llama_like.qwen3_moe,
+    "qwen3_moe": mixtures.qwen3_moe,
     "gemma": llama_like.gemma,
     "gemma2": llama_like.gemma2,
     "gemma3_text": llama_like.gemma3,
     "phi3": llama_like.phi3,
     "olmo": llama_like.olmo,
     "olmo2": llama_like.olmo2,
+    "olmo3": llama_like.olmo3,
+    "olmoe": mixtures.olmoe,
+    "phimoe": mixtures.phimoe,
+    "dbrx": mixtures.dbrx,
+    "deepseek_v2": deepseek.deepseek_v2,
+    "deepseek_v3": deepseek.deepseek_v3,
     "granite": llama_like.granite,
     "cohere": llama_like.cohere,
+    "cohere2": llama_like.cohere2,
     "stablelm": llama_like.stablelm,
     "starcoder2": llama_like.starcoder2,
     "gpt2": gpt_like.gpt2,
@@ -53,18 +60,11 @@ FAMILIES: dict[str, SpecFunction] = {
 THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
     "codegen": "cached",
-    "cohere2": "paged",
-    "dbrx": "paged",
-    "deepseek_v2": "cached",  # K and V of different widths
-    "deepseek_v3": "cached",
     "glm4": "paged",
     "gpt_oss": "cached",  # attention sinks
     "llama4_text": "cached",
     "mamba": "cached",
     "mamba2": "cached",
-    "olmo3": "paged",
-    "olmoe": "paged",
-    "phimoe": "paged",
     "recurrent_gemma": "recompute",  # a state that is the module's own
 }
 

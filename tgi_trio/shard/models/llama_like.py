@@ -8,12 +8,12 @@ from typing import Any
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models import names
 from tgi_trio.shard.models.reading import rotary, sliding_windows
-from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec, RotarySpec
+from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
 
 _BAICHUAN_2_VOCABULARY = 125696
 
 
-def _spec(
+def llama_spec(
     config: ModelConfig,
     *,
     head_dim: int | None = None,
@@ -52,19 +52,27 @@ def _spec(
     return DecoderSpec(**(fields | changes))
 
 
-def _same_window(config: ModelConfig, default: int = 0) -> list[int]:
+def same_window(config: ModelConfig, default: int = 0) -> list[int]:
     """One window for every layer: an absent value means the default, null means none."""
     window = int(config.values.get("sliding_window", default) or 0)
     return [window] * int(config.need("num_hidden_layers"))
 
 
-def _attention_bias(config: ModelConfig) -> dict[str, Any]:
+def attention_bias(config: ModelConfig) -> dict[str, Any]:
     biased = bool(config.get("attention_bias", False))
     return {"qkv_bias": biased, "output_bias": biased}
 
 
+def _turning(spec: DecoderSpec, local: RotarySpec | None, whole: RotarySpec | None) -> DecoderSpec:
+    """Return `spec` with rotary embeddings of their own for layers with and without a window."""
+    layers = (replace(la, rotary=local if la.window else whole) for la in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
 def llama(config: ModelConfig) -> DecoderSpec:
-    return _spec(config, mlp_bias=bool(config.get("mlp_bias", False)), **_attention_bias(config))
+    return llama_spec(
+        config, mlp_bias=bool(config.get("mlp_bias", False)), **attention_bias(config)
+    )
 
 
 def baichuan(config: ModelConfig) -> DecoderSpec:
@@ -73,7 +81,7 @@ def baichuan(config: ModelConfig) -> DecoderSpec:
     The 7B models rotate; the 13B ones have linear biases, and no max_position_embeddings.
     """
     rotates = bool(config.max_positions)
-    return _spec(
+    return llama_spec(
         config,
         rotates=rotates,
         alibi=not rotates,
@@ -84,28 +92,28 @@ def baichuan(config: ModelConfig) -> DecoderSpec:
 
 
 def mistral(config: ModelConfig) -> DecoderSpec:
-    return _spec(config, windows=_same_window(config, 4096))
+    return llama_spec(config, windows=same_window(config, 4096))
 
 
 def qwen2(config: ModelConfig) -> DecoderSpec:
-    return _spec(config, windows=sliding_windows(config), qkv_bias=True)
+    return llama_spec(config, windows=sliding_windows(config), qkv_bias=True)
 
 
 def qwen3(config: ModelConfig) -> DecoderSpec:
-    return _spec(
+    return llama_spec(
         config,
         head_dim=128,
         windows=sliding_windows(config),
         names=names.QWEN3,
         query_key_norm="head",
-        **_attention_bias(config),
+        **attention_bias(config),
     )
 
 
 def phi3(config: ModelConfig) -> DecoderSpec:
-    return _spec(
+    return llama_spec(
         config,
-        windows=_same_window(config),
+        windows=same_window(config),
         names=names.PHI3,
         qkv_layout="stacked",
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
@@ -113,53 +121,74 @@ def phi3(config: ModelConfig) -> DecoderSpec:
 
 
 def olmo(config: ModelConfig) -> DecoderSpec:
-    return _spec(
+    return llama_spec(
         config,
         norm="layer",
         norm_eps=1e-5,
         norm_weight=False,
         qkv_clip=float(config.get("clip_qkv", 0.0)),
-        **_attention_bias(config),
+        **attention_bias(config),
     )
 
 
-def olmo2(config: ModelConfig) -> DecoderSpec:
-    return _spec(
+def olmo2(config: ModelConfig, windows: list[int] | None = None) -> DecoderSpec:
+    return llama_spec(
         config,
+        windows=windows,
         names=names.OLMO2,
         query_key_norm="whole",
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
-        **_attention_bias(config),
+        **attention_bias(config),
     )
 
 
+def olmo3(config: ModelConfig) -> DecoderSpec:
+    """OLMo 2 with windows; rotary scaling is for the layers without one."""
+    spec = olmo2(config, sliding_windows(config, every=4))
+    whole = rotary(config, spec.head_dim, theta=500000.0, layer_type="full_attention")
+    if config.get("rope_parameters"):
+        local = rotary(config, spec.head_dim, theta=500000.0, layer_type="sliding_attention")
+    else:
+        local = RotarySpec(dim=spec.head_dim, theta=whole.theta)
+    return _turning(spec, local, whole)
+
+
 def granite(config: ModelConfig) -> DecoderSpec:
-    return _spec(
+    return llama_spec(
         config,
         scale=float(config.get("attention_multiplier", 1.0)),
         embedding_scale=float(config.get("embedding_multiplier", 1.0)),
         residual_scale=float(config.get("residual_multiplier", 1.0)),
         logit_scale=1.0 / float(config.get("logits_scaling", 1.0)),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        **_attention_bias(config),
+        **attention_bias(config),
     )
 
 
-def cohere(config: ModelConfig) -> DecoderSpec | None:
-    if config.get("use_qk_norm", False):
-        return None
+def _cohere(config: ModelConfig, theta: float, windows: list[int] | None = None) -> DecoderSpec:
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
-    return _spec(
+    return llama_spec(
         config,
-        turning=rotary(config, hidden // heads, theta=500000.0, interleaved=True),
+        windows=windows,
+        turning=rotary(config, hidden // heads, theta=theta, interleaved=True),
         names=names.SHARED_NORM,
         norm="layer",
         norm_eps=float(config.get("layer_norm_eps", 1e-5)),
         parallel=True,
         logit_scale=float(config.get("logit_scale", 0.0625)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
-        **_attention_bias(config),
+        **attention_bias(config),
     )
+
+
+def cohere(config: ModelConfig) -> DecoderSpec | None:
+    return None if config.get("use_qk_norm", False) else _cohere(config, 500000.0)
+
+
+def cohere2(config: ModelConfig) -> DecoderSpec:
+    """Only the layers with a window know positions."""
+    spec = _cohere(config, 10000.0, sliding_windows(config, every=4))
+    return _turning(spec, spec.layers[0].rotary, None)
 
 
 def stablelm(config: ModelConfig) -> DecoderSpec | None:
@@ -167,7 +196,7 @@ def stablelm(config: ModelConfig) -> DecoderSpec | None:
         return None
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     parallel = bool(config.get("use_parallel_residual", False))
-    return _spec(
+    return llama_spec(
         config,
         turning=rotary(config, hidden // heads, partial=0.25),
         names=names.SHARED_NORM if parallel else names.LLAMA,
@@ -181,9 +210,9 @@ def stablelm(config: ModelConfig) -> DecoderSpec | None:
 
 def starcoder2(config: ModelConfig) -> DecoderSpec:
     biased = bool(config.get("use_bias", True))
-    return _spec(
+    return llama_spec(
         config,
-        windows=_same_window(config),
+        windows=same_window(config),
         names=names.STARCODER2,
         norm="layer",
         norm_eps=float(config.get("norm_epsilon", 1e-5)),
@@ -209,9 +238,9 @@ def _gemma(config: ModelConfig, **changes: Any) -> DecoderSpec | None:
         ),
         "embedding_scale": float(config.need("hidden_size")) ** 0.5,
         "tied_head": bool(config.get("tie_word_embeddings", True)),
-        **_attention_bias(config),
+        **attention_bias(config),
     }
-    return _spec(config, **(fields | changes))
+    return llama_spec(config, **(fields | changes))
 
 
 def gemma(config: ModelConfig) -> DecoderSpec | None:
@@ -250,50 +279,4 @@ def gemma3(config: ModelConfig) -> DecoderSpec | None:
     else:  # older files: rope_scaling is for the layers without a window
         theta = float(config.get("rope_local_base_freq", 10000.0))
         local = RotarySpec(dim=spec.head_dim, theta=theta)
-    layers = (replace(la, rotary=local if la.window else whole) for la in spec.layers)
-    return replace(spec, layers=tuple(layers))
-
-
-def mixtral(config: ModelConfig) -> DecoderSpec:
-    width = int(config.need("intermediate_size"))
-    count, per_token = config.need("num_local_experts"), config.need("num_experts_per_tok")
-    experts = ExpertsSpec(int(count), int(per_token), width, normalise=True)
-    spec = _spec(
-        config,
-        windows=_same_window(config),
-        names=names.MIXTRAL,
-        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
-    )
-    return replace(spec, layers=tuple(replace(la, experts=experts) for la in spec.layers))
-
-
-def _qwen_moe(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
-    """Put experts into the layers that have them."""
-    experts = ExpertsSpec(
-        count=int(config.get("num_experts", config.get("num_local_experts", 0))),
-        per_token=int(config.need("num_experts_per_tok")),
-        width=int(config.need("moe_intermediate_size")),
-        normalise=bool(config.get("norm_topk_prob", False)),
-        shared_width=shared_width,
-    )
-    dense = set(config.get("mlp_only_layers", []))
-    every = int(config.get("decoder_sparse_step", 1))
-    layers = (
-        replace(la, experts=experts) if i not in dense and (i + 1) % every == 0 else la
-        for i, la in enumerate(spec.layers)
-    )
-    return replace(spec, layers=tuple(layers))
-
-
-def qwen2_moe(config: ModelConfig) -> DecoderSpec | None:
-    if config.get("use_sliding_window", False):
-        return None
-    spec = _spec(config, names=names.QWEN2_MOE, qkv_bias=bool(config.get("qkv_bias", True)))
-    return _qwen_moe(config, spec, int(config.get("shared_expert_intermediate_size", 5632)))
-
-
-def qwen3_moe(config: ModelConfig) -> DecoderSpec | None:
-    if config.get("use_sliding_window", False):
-        return None
-    spec = _spec(config, names=names.QWEN3_MOE, query_key_norm="head", **_attention_bias(config))
-    return _qwen_moe(config, spec, 0)
+    return _turning(spec, local, whole)

@@ -8,13 +8,13 @@ from torch.nn import functional
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.attention.alibi import alibi_slopes
 from tgi_trio.shard.attention.interface import AttentionLayer
-from tgi_trio.shard.layers.activation import activation
+from tgi_trio.shard.layers.latent import LatentProjections
 from tgi_trio.shard.layers.linear import Linear
-from tgi_trio.shard.layers.mlp import DenseMlp, ExpertsMlp, Mlp
-from tgi_trio.shard.layers.norm import Norm
 from tgi_trio.shard.layers.rotary import Rotary
 from tgi_trio.shard.models.decoder import Decoder, Layer, Ranks
-from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec, RotarySpec
+from tgi_trio.shard.models.mlp_loading import load_mlp
+from tgi_trio.shard.models.parts import Parts, joined, times
+from tgi_trio.shard.models.specs import DecoderSpec, LatentSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.weights import WeightSource
 
 
@@ -27,17 +27,15 @@ def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = 
     return _Loader(spec, source).decoder(ranks)
 
 
-class _Loader:
+_LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
+
+
+class _Loader(Parts):
     def __init__(self, spec: DecoderSpec, source: WeightSource) -> None:
-        self.spec = spec
-        self.names = spec.names
-        self.source = source
+        super().__init__(spec, source)
         self.heads = source.share(spec.heads, "attention heads")
         self.kv_heads = self.kv_share()
         self.vocabulary = source.block(spec.vocab_size)
-        self.columns = source.share(spec.mlp_width, "MLP columns")
-        # Partial sums are added up over the ranks, so a bias may be counted on one only.
-        self.first = source.rank == 0
         self.rotaries: list[RotarySpec] = []
 
     def decoder(self, ranks: Ranks | None) -> Decoder:
@@ -101,16 +99,18 @@ class _Loader:
         prefix = names.layer.format(index)
         whole = spec.query_key_norm == "whole"
         head_norm, head_norm_bias = self.head_norms(prefix)
+        value_dim = spec.latent.value_dim if spec.latent else spec.head_dim
         return Layer(
             attention=self.attention(index, layer),
-            qkv=self.qkv(prefix),
+            qkv=self.latent_qkv(prefix, spec.latent) if spec.latent else self.qkv(prefix),
+            latent=self.latent(prefix, spec.latent) if spec.latent else None,
             output=self.row_linear(
                 prefix + names.output,
-                spec.heads * spec.head_dim,
-                self.dims(self.heads),
+                spec.heads * value_dim,
+                times(self.heads, value_dim),
                 spec.output_bias,
             ),
-            mlp=self.mlp(prefix, layer),
+            mlp=load_mlp(self, prefix, layer),
             rotary=self.rotary(layer.rotary),
             attention_norm=self.norm(prefix, names.attention_norm, spec.hidden_size),
             mlp_norm=self.norm(prefix, names.mlp_norm, spec.hidden_size),
@@ -150,9 +150,6 @@ class _Loader:
             self.rotaries.append(rotary)
         return self.rotaries.index(rotary)
 
-    def dims(self, heads: slice) -> slice:
-        return slice(heads.start * self.spec.head_dim, heads.stop * self.spec.head_dim)
-
     def qkv(self, prefix: str) -> Linear:
         """Return query, key and value rows of this rank as one linear."""
         spec, names = self.spec, self.names
@@ -164,13 +161,61 @@ class _Loader:
             )
             parts = [
                 self.column_linear(
-                    prefix + n, total * spec.head_dim, self.dims(part), spec.qkv_bias
+                    prefix + name,
+                    total * spec.head_dim,
+                    times(part, spec.head_dim),
+                    spec.qkv_bias,
                 )
-                for n, total, part in wanted
+                for name, total, part in wanted
             ]
         else:
             parts = [self.packed_qkv(prefix + names.qkv)]
-        return _joined(parts)
+        return joined(parts)
+
+    def latent_qkv(self, prefix: str, latent: LatentSpec) -> Linear:
+        """Return the rows that queries start from, of the latent, and of the rotated key."""
+        names, dim = self.names, latent.plain_dim + latent.rotary_dim
+        if latent.query_rank:
+            everything = slice(0, latent.query_rank)
+            query = self.column_linear(
+                prefix + names.query_down, latent.query_rank, everything, latent.bias
+            )
+        else:
+            rows = times(self.heads, dim)
+            query = self.column_linear(prefix + names.query, self.spec.heads * dim, rows, False)
+        width = latent.rank + latent.rotary_dim
+        down = self.column_linear(prefix + names.latent_down, width, slice(0, width), latent.bias)
+        return joined([query, down])
+
+    def latent(self, prefix: str, latent: LatentSpec) -> LatentProjections:
+        """Return what becomes of those rows, for this rank's heads."""
+        spec, names = self.spec, self.names
+        dim = latent.plain_dim + latent.rotary_dim
+        query_up = query_norm = None
+        if latent.query_rank:
+            rows = times(self.heads, dim)
+            query_up = self.column_linear(
+                prefix + names.query_up, spec.heads * dim, rows, False, latent.query_rank
+            )
+            query_norm = self.norm(prefix, names.query_norm, latent.query_rank, _LATENT_EPS)
+        each = latent.plain_dim + latent.value_dim
+        up = self.source.matrix(
+            f"{prefix}{names.latent_up}.weight",
+            (spec.heads * each, latent.rank),
+            rows=times(self.heads, each),
+        )
+        key, value = up.view(-1, each, latent.rank).split((latent.plain_dim, latent.value_dim), 1)
+        latent_norm = self.norm(prefix, names.latent_norm, latent.rank, _LATENT_EPS)
+        if latent_norm is None:
+            raise ValueError(f"{spec.family}: names lack latent_norm")
+        return LatentProjections(
+            latent,
+            query_norm=query_norm,
+            query_up=query_up,
+            latent_norm=latent_norm,
+            key_up=key.contiguous(),
+            value_up=value.transpose(1, 2).contiguous(),
+        )
 
     def packed_qkv(self, name: str) -> Linear:
         spec = self.spec
@@ -194,88 +239,6 @@ class _Loader:
         mine = torch.cat((query[self.heads], key[self.kv_heads], value[self.kv_heads]))
         return (mine[:, None] * spec.head_dim + torch.arange(spec.head_dim)).flatten()
 
-    def mlp(self, prefix: str, layer: LayerSpec) -> Mlp:
-        if layer.experts is not None:
-            return self.experts(prefix, layer.experts)
-        spec, names, width = self.spec, self.names, self.spec.mlp_width
-        bias = spec.mlp_bias
-        if names.gate_up:
-            both = self.source.matrix(
-                f"{prefix}{names.gate_up}.weight", (2 * width, spec.hidden_size)
-            )
-            gate, up = both.chunk(2)
-            inner = Linear(torch.cat((gate[self.columns], up[self.columns])))
-        else:
-            names_up = [names.gate, names.up] if spec.gated else [names.up]
-            inner = _joined(
-                [self.column_linear(prefix + n, width, self.columns, bias) for n in names_up]
-            )
-        down = self.row_linear(prefix + names.down, width, self.columns, bias)
-        return DenseMlp(inner, down, activation(spec.activation), spec.gated)
-
-    def experts(self, prefix: str, spec: ExpertsSpec) -> ExpertsMlp:
-        names, act = self.names, activation(self.spec.activation)
-        hidden = self.spec.hidden_size
-
-        def gated(place: str, gate: str, up: str, down: str, width: int) -> DenseMlp:
-            part = self.source.share(width, "MLP columns")
-            both = [self.column_linear(place + n, width, part, False) for n in (gate, up)]
-            return DenseMlp(
-                _joined(both), self.row_linear(place + down, width, part, False), act, gated=True
-            )
-
-        shared = shared_router = None
-        if spec.shared_width:
-            place = prefix + names.shared_expert
-            shared = gated(place, "gate_proj", "up_proj", "down_proj", spec.shared_width)
-            router = self.source.matrix(f"{prefix}{names.shared_router}.weight", (1, hidden))
-            shared_router = Linear(router)
-        own = (names.expert_gate, names.expert_up, names.expert_down)
-        router = self.source.matrix(f"{prefix}{names.router}.weight", (spec.count, hidden))
-        return ExpertsMlp(
-            router=Linear(router),
-            experts=[
-                gated(prefix + names.experts.format(i), *own, spec.width) for i in range(spec.count)
-            ],
-            per_token=spec.per_token,
-            normalise=spec.normalise,
-            shared=shared,
-            shared_router=shared_router,
-        )
-
-    def column_linear(self, name: str, rows: int, part: slice, bias: bool) -> Linear:
-        """Return the output features `part` of a linear."""
-        spec = self.spec
-        weight = self.source.matrix(
-            f"{name}.weight",
-            (rows, spec.hidden_size),
-            rows=part,
-            transposed=spec.transposed,
-        )
-        return Linear(weight, self.source.vector(f"{name}.bias", rows, part) if bias else None)
-
-    def row_linear(self, name: str, columns: int, part: slice, bias: bool) -> Linear:
-        """Return a linear over the input features `part`."""
-        spec = self.spec
-        weight = self.source.matrix(
-            f"{name}.weight",
-            (spec.hidden_size, columns),
-            columns=part,
-            transposed=spec.transposed,
-        )
-        wanted = bias and self.first
-        return Linear(
-            weight, self.source.vector(f"{name}.bias", spec.hidden_size) if wanted else None
-        )
-
-    def norm(self, prefix: str, name: str, size: int) -> Norm | None:
-        if not name:
-            return None
-        spec, path = self.spec, prefix + name
-        weight = self.source.vector(f"{path}.weight", size) if spec.norm_weight else None
-        bias = self.source.vector(f"{path}.bias", size) if spec.norm_bias else None
-        return Norm(spec.norm, weight, bias, spec.norm_eps, size)
-
     def head_norms(self, prefix: str) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return per-head norm weights [heads + kv_heads, head_dim] and biases."""
         spec, names = self.spec, self.names
@@ -295,11 +258,3 @@ class _Loader:
             count = heads.stop - heads.start
             parts.append(self.source.vector(f"{name}.{what}", size).expand(count, size))
         return torch.cat(parts)
-
-
-def _joined(parts: list[Linear]) -> Linear:
-    """Return one linear whose outputs are those of `parts` in order."""
-    if len(parts) == 1:
-        return parts[0]
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)

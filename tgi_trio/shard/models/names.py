@@ -169,5 +169,40 @@ QWEN2_MOE = replace(
 )
 
 QWEN3_MOE = replace(
-    QWEN2_MOE, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm", shared_expert=""
+    QWEN2_MOE,
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    shared_expert="",
+    shared_router="",
 )
+
+DBRX = Names(
+    base="transformer.",
+    embedding="transformer.wte",
+    layer="transformer.blocks.{}.",
+    final_norm="transformer.norm_f",
+    attention_norm="norm_attn_norm.norm_1",
+    mlp_norm="norm_attn_norm.norm_2",
+    qkv="norm_attn_norm.attn.Wqkv",
+    output="norm_attn_norm.attn.out_proj",
+    down="",
+    router="ffn.router.layer",
+    experts="ffn.experts.mlp.",
+    expert_gate="w1",
+    expert_up="v1",
+    expert_down="w2",
+)
+
+DEEPSEEK_V2 = replace(
+    QWEN2_MOE,
+    shared_expert="mlp.shared_experts.",
+    shared_router="",
+    query_down="self_attn.q_a_proj",
+    query_norm="self_attn.q_a_layernorm",
+    query_up="self_attn.q_b_proj",
+    latent_down="self_attn.kv_a_proj_with_mqa",
+    latent_norm="self_attn.kv_a_layernorm",
+    latent_up="self_attn.kv_b_proj",
+)
+
+DEEPSEEK_V3 = replace(DEEPSEEK_V2, router_bias="mlp.gate.e_score_correction_bias")

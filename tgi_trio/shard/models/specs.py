@@ -18,6 +18,9 @@ QueryKeyNorm = Literal["none", "head", "whole"]
 #   grouped:  one tensor, per KV head its queries, its key, its value
 QkvLayout = Literal["separate", "stacked", "grouped"]
 
+# How a token chooses its experts, see `layers/routing.py`.
+Routing = Literal["softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"]
+
 
 @dataclass(frozen=True, slots=True)
 class Names:
@@ -49,12 +52,18 @@ class Names:
     embedding_norm: str = ""
     head: str = "lm_head"
     router: str = ""
+    router_bias: str = ""  # a tensor of its own name, without ".bias"
     experts: str = ""  # "{}" = number of the expert; gate, up and down follow it
     expert_gate: str = ""
     expert_up: str = ""
     expert_down: str = ""
     shared_expert: str = ""
     shared_router: str = ""
+    query_down: str = ""  # of a compressed query, whose norm is `query_norm`
+    query_up: str = ""
+    latent_down: str = ""  # the latent's rows, then those of the key that is rotated
+    latent_norm: str = ""
+    latent_up: str = ""  # per head the rows of its key, then of its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,26 @@ class ExpertsSpec:
     width: int
     normalise: bool  # the chosen experts' weights are made to sum to one
     shared_width: int = 0  # 0 = no shared expert
+    routing: Routing = "softmax"
+    jitter: float = 0.0  # sparse-mixer: how far behind the best an expert still shares its weight
+    groups: int = 1  # grouped: experts come in so many groups
+    groups_used: int = 1  # of which a token may use so many
+    scale: float = 1.0  # grouped: of the chosen experts' weights
+    stacked: bool = (
+        False  # one matrix for all experts' gates, one for all ups, all downs transposed
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Keys and values of all heads are made from one small vector per token (DeepSeek-V2)."""
+
+    rank: int  # of that vector, the latent
+    query_rank: int  # of the compressed query; 0 = queries are not compressed
+    plain_dim: int  # of a query or key, dimensions that come from the latent
+    rotary_dim: int  # and those that are rotated; their key is one for all heads
+    value_dim: int
+    bias: bool = False  # of the linears that compress
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +164,4 @@ class DecoderSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     qkv_clip: float = 0.0  # q, k and v are clamped to +-this; 0 = not
+    latent: LatentSpec | None = None  # then kv_heads is 1, and head_dim the latent's and the key's

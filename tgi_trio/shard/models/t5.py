@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.layers.linear import Linear
 from tgi_trio.shard.layers.mlp import DenseMlp
 from tgi_trio.shard.layers.norm import Norm
@@ -213,9 +213,9 @@ class T5:
         self.ranks = ranks
 
     @property
-    def kv_shape(self) -> tuple[int, int, int]:
-        """Layers, heads and head size of the KV cache, as this rank has it."""
-        return 2 * len(self.decoder), self.heads, self.spec.head_dim
+    def kv_shape(self) -> KVShape:
+        """Twice the layers: each has a cache of its own tokens and one of the prompt's."""
+        return KVShape(2 * len(self.decoder), self.heads, self.spec.head_dim)
 
     def forward(
         self,

@@ -1,0 +1,89 @@
+"""Attention over a compressed K and V (DeepSeek-V2, 2024, section 2.1).
+
+The keys and values of all heads are linear in one small vector per token, its *latent* c, but for
+a part of the key that is rotated and one for all heads. So the matrices that would expand c for
+every token of the context are applied to this token's query and to the result instead:
+
+    q . (K c) = (K^T q) . c        sum of p (V c) = V (sum of p c)
+
+All heads then attend to one key of latent and rotated part, which is also the value: per token the
+cache holds one small vector rather than a key and a value per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tgi_trio.shard.layers.linear import Linear
+from tgi_trio.shard.layers.norm import Norm
+from tgi_trio.shard.models.specs import LatentSpec
+
+
+class LatentProjections:
+    """What becomes of a layer's first projection, and of what its heads attended to."""
+
+    __slots__ = ("key_up", "latent_norm", "query_norm", "query_up", "spec", "value_up")
+
+    def __init__(
+        self,
+        spec: LatentSpec,
+        *,
+        query_norm: Norm | None,
+        query_up: Linear | None,
+        latent_norm: Norm,
+        key_up: torch.Tensor,
+        value_up: torch.Tensor,
+    ) -> None:
+        """Hold this rank's heads. `query_norm`, `query_up`: None where queries are not compressed.
+
+        `key_up` [heads, plain_dim, rank], `value_up` [heads, rank, value_dim].
+        """
+        self.spec = spec
+        self.query_norm = query_norm
+        self.query_up = query_up
+        self.latent_norm = latent_norm
+        self.key_up = key_up
+        self.value_up = value_up
+
+    def query_and_key(
+        self, projected: torch.Tensor, rotate: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries [T, heads, rank + rotary_dim] and keys [T, 1, rank + rotary_dim].
+
+        `projected`: the queries or what they are compressed to, the latent, the key to be rotated.
+        """
+        spec, heads = self.spec, len(self.key_up)
+        behind = spec.rank + spec.rotary_dim
+        query, latent, key = projected.split(
+            (projected.shape[-1] - behind, spec.rank, spec.rotary_dim), dim=-1
+        )
+        if self.query_norm is not None and self.query_up is not None:
+            query = self.query_up(self.query_norm(query))
+        query = query.view(len(projected), heads, spec.plain_dim + spec.rotary_dim)
+        plain, turned = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
+        turned = rotate(torch.cat((turned, key[:, None]), dim=1))
+        absorbed = torch.einsum("thd,hdr->thr", plain, self.key_up)
+        latent = self.latent_norm(latent)[:, None]
+        return (
+            torch.cat((absorbed, turned[:, :heads]), dim=-1),
+            torch.cat((latent, turned[:, heads:]), dim=-1),
+        )
+
+    def values(self, attended: torch.Tensor) -> torch.Tensor:
+        """Return [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
+        latents = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
+        return torch.einsum("thr,hrv->thv", latents, self.value_up).flatten(1)
+
+    def pack(self) -> None:
+        if self.query_up is not None:
+            self.query_up.pack()
+
+    def nbytes(self) -> int:
+        parts = (self.query_norm, self.query_up, self.latent_norm)
+        return (
+            sum(part.nbytes() for part in parts if part is not None)
+            + self.key_up.nbytes
+            + self.value_up.nbytes
+        )

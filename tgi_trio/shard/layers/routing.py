@@ -1,0 +1,88 @@
+"""How a token chooses its experts: router logits in, the chosen experts and their weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tgi_trio.shard.models.specs import ExpertsSpec, Routing
+
+# float32 [T, per_token] weights and int64 [T, per_token] experts.
+Choice = tuple[torch.Tensor, torch.Tensor]
+Router = Callable[[torch.Tensor, ExpertsSpec, torch.Tensor | None], Choice]
+
+
+def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+    """Return weights and experts of each token, as the family of `spec` was trained.
+
+    `logits` [T, experts]; `bias` float32 [experts], which only "grouped-sigmoid" has.
+    """
+    return _ROUTERS[spec.routing](logits.float(), spec, bias)
+
+
+def _softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+    """The most probable experts (Mixtral, Jiang et al. 2024)."""
+    weights, chosen = logits.softmax(dim=-1).topk(spec.per_token, dim=-1)
+    if spec.normalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights, chosen
+
+
+def _sparse_mixer(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+    """The best experts one after the other (Phi-3.5-MoE; Liu et al. 2024, arXiv 2409.12136).
+
+    The weight of each is its part of a softmax over itself and those close behind it.
+    """
+    weights, chosen = [], []
+    left = logits
+    for _ in range(spec.per_token):
+        best, index = left.max(dim=-1, keepdim=True)
+        size = torch.maximum(logits.abs(), best)
+        behind = (best - logits) / size > 2 * spec.jitter
+        odds = left.masked_fill(behind, float("-inf")).softmax(dim=-1)
+        weights.append(odds.gather(-1, index))
+        chosen.append(index)
+        left = left.scatter(-1, index, float("-inf"))
+    return torch.cat(weights, dim=-1), torch.cat(chosen, dim=-1)
+
+
+def _grouped_softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+    """The most probable experts of the groups whose best is the most probable (DeepSeek-V2)."""
+    odds = logits.softmax(dim=-1)
+    best = odds.unflatten(-1, (spec.groups, -1)).amax(dim=-1)
+    weights, chosen = _of_best_groups(odds, best, spec, 0.0).topk(spec.per_token, dim=-1)
+    return weights * spec.scale, chosen
+
+
+def _grouped_sigmoid(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+    """The best experts of the groups whose two best are the best (DeepSeek-V3).
+
+    `bias` keeps the experts equally busy: it counts for the choice, not for the weights.
+    """
+    odds = logits.sigmoid()
+    scores = odds if bias is None else odds + bias
+    best = scores.unflatten(-1, (spec.groups, -1)).topk(2, dim=-1).values.sum(dim=-1)
+    allowed = _of_best_groups(scores, best, spec, float("-inf"))
+    chosen = allowed.topk(spec.per_token, dim=-1).indices
+    weights = odds.gather(-1, chosen)
+    if spec.normalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # all may be zero
+    return weights * spec.scale, chosen
+
+
+def _of_best_groups(
+    scores: torch.Tensor, best: torch.Tensor, spec: ExpertsSpec, other: float
+) -> torch.Tensor:
+    """Return `scores` [T, experts], `other` in all groups but the best by `best` [T, groups]."""
+    used = best.topk(spec.groups_used, dim=-1).indices
+    barred = torch.ones_like(best, dtype=torch.bool).scatter(-1, used, False)
+    return scores.masked_fill(barred.repeat_interleave(spec.count // spec.groups, dim=-1), other)
+
+
+_ROUTERS: dict[Routing, Router] = {
+    "softmax": _softmax,
+    "sparse-mixer": _sparse_mixer,
+    "grouped-softmax": _grouped_softmax,
+    "grouped-sigmoid": _grouped_sigmoid,
+}

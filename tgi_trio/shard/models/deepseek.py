@@ -1,0 +1,89 @@
+"""DeepSeek V2 and V3: attention over latents, and experts chosen by groups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models import names
+from tgi_trio.shard.models.llama_like import llama_spec
+from tgi_trio.shard.models.reading import rotary
+from tgi_trio.shard.models.specs import (
+    DecoderSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    Names,
+    RotarySpec,
+)
+
+
+def deepseek_v2(config: ModelConfig) -> DecoderSpec:
+    by_group = config.get("topk_method", "greedy") == "group_limited_greedy"
+    width = int(config.need("moe_intermediate_size"))
+    experts = ExpertsSpec(
+        count=int(config.get("n_routed_experts", 64)),
+        per_token=int(config.need("num_experts_per_tok")),
+        width=width,
+        normalise=False,
+        shared_width=width * int(config.get("n_shared_experts", 2)),
+        routing="grouped-softmax",
+        groups=int(config.get("n_group", 1)) if by_group else 1,
+        groups_used=int(config.get("topk_group", 1)) if by_group else 1,
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+    )
+    return _deepseek(config, experts, names.DEEPSEEK_V2, dense=0)
+
+
+def deepseek_v3(config: ModelConfig) -> DecoderSpec:
+    width = int(config.get("moe_intermediate_size", 2048))
+    experts = ExpertsSpec(
+        count=int(config.get("n_routed_experts", 256)),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=width * int(config.get("n_shared_experts", 1)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 8)),
+        groups_used=int(config.get("topk_group", 4)),
+        scale=float(config.get("routed_scaling_factor", 2.5)),
+    )
+    return _deepseek(config, experts, names.DEEPSEEK_V3, dense=3)
+
+
+def _deepseek(config: ModelConfig, experts: ExpertsSpec, kept: Names, *, dense: int) -> DecoderSpec:
+    """Return the spec with `experts` in all but the first layers, by default `dense` of them."""
+    latent = LatentSpec(
+        rank=int(config.get("kv_lora_rank", 512)),
+        # null means that queries are not compressed, absent the family's default
+        query_rank=int(config.values.get("q_lora_rank", 1536) or 0),
+        plain_dim=int(config.get("qk_nope_head_dim", 128)),
+        rotary_dim=int(config.get("qk_rope_head_dim", 64)),
+        value_dim=int(config.get("v_head_dim", 128)),
+        bias=bool(config.get("attention_bias", False)),
+    )
+    turning = rotary(
+        config, latent.rotary_dim, interleaved=bool(config.get("rope_interleave", True))
+    )
+    layer = LayerSpec(scale=_scale(latent, turning), rotary=turning)
+    first = int(config.get("first_k_dense_replace", dense))
+    count = int(config.need("num_hidden_layers"))
+    spec = llama_spec(config, names=kept, turning=turning, output_bias=latent.bias)
+    return replace(
+        spec,
+        latent=latent,
+        kv_heads=1,
+        head_dim=latent.rank + latent.rotary_dim,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        layers=tuple(layer if i < first else replace(layer, experts=experts) for i in range(count)),
+    )
+
+
+def _scale(latent: LatentSpec, turning: RotarySpec) -> float:
+    """Return the scale of scores: longer contexts than trained for are read more sharply (YaRN)."""
+    scale: float = (latent.plain_dim + latent.rotary_dim) ** -0.5
+    weight, factor = turning.parameters.get("mscale_all_dim"), turning.parameters.get("factor", 1.0)
+    if turning.kind != "default" and weight and factor > 1:
+        scale *= (0.1 * weight * math.log(factor) + 1.0) ** 2
+    return scale

@@ -1,0 +1,145 @@
+"""Families whose layers are mixtures of experts, on attention of Llama's shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tgi_trio.shard.model_config import ModelConfig
+from tgi_trio.shard.models import names
+from tgi_trio.shard.models.llama_like import attention_bias, llama_spec, same_window
+from tgi_trio.shard.models.reading import rotary
+from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec
+
+
+def _everywhere(spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
+    return replace(spec, layers=tuple(replace(layer, experts=experts) for layer in spec.layers))
+
+
+def mixtral(config: ModelConfig) -> DecoderSpec:
+    experts = ExpertsSpec(
+        count=int(config.need("num_local_experts")),
+        per_token=int(config.need("num_experts_per_tok")),
+        width=int(config.need("intermediate_size")),
+        normalise=True,
+    )
+    spec = llama_spec(
+        config,
+        windows=same_window(config),
+        names=names.MIXTRAL,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+    return _everywhere(spec, experts)
+
+
+def phimoe(config: ModelConfig) -> DecoderSpec:
+    """Phi-3.5-MoE: LayerNorms and biases around Mixtral's experts, chosen one after the other."""
+    experts = ExpertsSpec(
+        count=int(config.get("num_local_experts", 16)),
+        per_token=int(config.get("num_experts_per_tok", 2)),
+        width=int(config.need("intermediate_size")),
+        normalise=False,
+        routing="sparse-mixer",
+        jitter=float(config.get("router_jitter_noise", 0.01)),
+    )
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    spec = llama_spec(
+        config,
+        windows=same_window(config),
+        turning=rotary(config, hidden // heads, theta=1000000.0),
+        names=names.MIXTRAL,
+        norm="layer",
+        norm_bias=True,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        head_bias=bool(config.get("lm_head_bias", False)),
+        **attention_bias(config),
+    )
+    return _everywhere(spec, experts)
+
+
+def olmoe(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("clip_qkv"):  # clamped after the norms, as nothing else is
+        return None
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", config.get("num_local_experts", 64))),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=int(config.need("intermediate_size")),
+        normalise=bool(config.get("norm_topk_prob", False)),
+    )
+    spec = llama_spec(
+        config,
+        names=names.QWEN3_MOE,
+        query_key_norm="whole",
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **attention_bias(config),
+    )
+    return _everywhere(spec, experts)
+
+
+def dbrx(config: ModelConfig) -> DecoderSpec | None:
+    attention, mixture = dict(config.get("attn_config", {})), dict(config.get("ffn_config", {}))
+    power = mixture.get("moe_normalize_expert_weights", 1.0)
+    if power not in (None, 1):  # of the norm that the weights are divided by
+        return None
+    hidden, heads = int(config.need("d_model")), int(config.need("n_heads"))
+    width = int(mixture.get("ffn_hidden_size", 3584))
+    layer = LayerSpec(
+        scale=(hidden // heads) ** -0.5,
+        rotary=rotary(config, hidden // heads, theta=float(attention.get("rope_theta", 10000.0))),
+        experts=ExpertsSpec(
+            count=int(mixture.get("moe_num_experts", 4)),
+            per_token=int(mixture.get("moe_top_k", 1)),
+            width=width,
+            normalise=power is not None,
+            stacked=True,
+        ),
+    )
+    return DecoderSpec(
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=hidden,
+        heads=heads,
+        kv_heads=int(attention.get("kv_n_heads", 1)),
+        head_dim=hidden // heads,
+        mlp_width=width,
+        layers=(layer,) * int(config.need("n_layers")),
+        names=names.DBRX,
+        norm="layer",
+        norm_eps=1e-5,
+        qkv_layout="stacked",
+        qkv_clip=float(attention.get("clip_qkv") or 0.0),
+        activation=dict(mixture.get("ffn_act_fn") or {}).get("name", "silu"),
+    )
+
+
+def _qwen_moe(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
+    """Put experts into the layers that have them."""
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", config.get("num_local_experts", 0))),
+        per_token=int(config.need("num_experts_per_tok")),
+        width=int(config.need("moe_intermediate_size")),
+        normalise=bool(config.get("norm_topk_prob", False)),
+        shared_width=shared_width,
+    )
+    dense = set(config.get("mlp_only_layers", []))
+    every = int(config.get("decoder_sparse_step", 1))
+    layers = (
+        replace(la, experts=experts) if i not in dense and (i + 1) % every == 0 else la
+        for i, la in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def qwen2_moe(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("use_sliding_window", False):
+        return None
+    spec = llama_spec(config, names=names.QWEN2_MOE, qkv_bias=bool(config.get("qkv_bias", True)))
+    return _qwen_moe(config, spec, int(config.get("shared_expert_intermediate_size", 5632)))
+
+
+def qwen3_moe(config: ModelConfig) -> DecoderSpec | None:
+    if config.get("use_sliding_window", False):
+        return None
+    spec = llama_spec(
+        config, names=names.QWEN3_MOE, query_key_norm="head", **attention_bias(config)
+    )
+    return _qwen_moe(config, spec, 0)
