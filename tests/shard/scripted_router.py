@@ -24,11 +24,12 @@ from tgi_trio.ipc.messages import (
     encode_prefill,
 )
 from tgi_trio.shard.replies import encode_hello
-from tgi_trio.testing.fake_model import FakeSettings
+from tgi_trio.testing.fake_model import FakeSettings, continuation
 from tgi_trio.testing.fake_shard import FakeShard
 
 _PATIENCE_S = 20.0
 BLOCK = 4  # tokens per KV block in these tests
+PROMPT = [5, 6, 7]
 
 
 class ScriptedRouter:
@@ -235,3 +236,9 @@ def fake_shard(
         router.start(max_prefill_tokens=max_prefill_tokens, blocks=blocks)
         yield router, shard
         assert shard.error is None
+
+
+def answer(prompt: list[int], count: int, **options: object) -> list[int]:
+    """Return the first `count` tokens that the fake model says to a prompt."""
+    settings = FakeSettings(block_size=BLOCK, **options)  # type: ignore[arg-type]
+    return continuation(settings, prompt, count)

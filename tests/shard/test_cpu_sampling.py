@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shard.sampling_oracle import processed_logprobs
-from tests.shard.test_sampler import (
+from tests.shard.sampling_support import (
     EOS,
     MIXED,
     PROCESSORS,

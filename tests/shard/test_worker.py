@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shard.scripted_router import BLOCK, ScriptedRouter, channel, fake_shard, row, rows_of
-from tgi_trio.errors import PeerGone, ProtocolMismatch
-from tgi_trio.ipc.channel import ShardEnd
-from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Frame, Kind, Phase, encode
-from tgi_trio.ipc.messages import Fault, StepReport, decode_faults, decode_step
-from tgi_trio.ipc.spawn import spawn_shard
-from tgi_trio.shard import replies, worker
-from tgi_trio.testing.fake_model import FakeRunner, FakeSettings, continuation
+from tests.shard.scripted_router import (
+    BLOCK,
+    PROMPT,
+    ScriptedRouter,
+    answer,
+    channel,
+    fake_shard,
+    row,
+    rows_of,
+)
+from tgi_trio.errors import ProtocolMismatch
+from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, Phase, encode
+from tgi_trio.ipc.messages import StepReport
+from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard
-
-PROMPT = [5, 6, 7]
-
-
-def answer(prompt: list[int], count: int, **options: object) -> list[int]:
-    settings = FakeSettings(block_size=BLOCK, **options)  # type: ignore[arg-type]
-    return continuation(settings, prompt, count)
 
 
 def sequences_after(router: ScriptedRouter, report: StepReport) -> set[int]:
@@ -393,178 +385,3 @@ def test_a_step_that_raises_and_can_be_computed_in_parts_fails_nobody_and_says_s
         assert router.fault(i) is None
     steps = [report.recovered for report in router.reports if report.sequence]
     assert steps == [0] * 3 + [1] * 6
-
-
-# --- frames that fit the ring --------------------------------------------------------------------
-
-
-def test_a_large_step_is_divided_and_counted_once() -> None:
-    prompts = {i: [i + 3, i + 4] for i in range(60)}
-    with fake_shard(reply_bytes=2**14, blocks=2000) as (router, _):
-        for i, prompt in prompts.items():
-            router.prefill(row(i, prompt, 4, top_n=20))
-        router.finished(*prompts)
-        for i, prompt in prompts.items():
-            assert router.tokens(i) == answer(prompt, 4)
-            for step in router.rows(i):
-                assert [logprob for _, logprob in step.tops[0]] == [-0.5 - n for n in range(20)]
-    by_step: dict[int, list[StepReport]] = {}
-    for report in router.reports:
-        by_step.setdefault(report.step, []).append(report)
-    assert any(len(parts) > 1 for parts in by_step.values())
-    for parts in by_step.values():
-        assert len({part.acknowledged for part in parts}) == 1
-        moved = sum(len(part.sequence) for part in parts)
-        assert parts[0].decode_rows <= moved
-        assert not any(part.decode_rows or part.forward_ns for part in parts[1:])
-
-
-def test_prompt_logprobs_longer_than_a_frame_arrive_in_order() -> None:
-    request = row(1, [7] * 900, 2, blocks=range(1, 300), prompt_logprobs=True, prompt_top_n=9)
-    with fake_shard(reply_bytes=2**12, blocks=1000) as (router, _):
-        assert router.end.page.reply_bytes < 2 * 4 * len(request.token_ids)
-        router.prefill(request)
-        router.finished(1)
-    logprobs = [p for r in router.rows(1) for p in r.prompt_logprobs]
-    assert math.isnan(logprobs[0])
-    assert logprobs[1:] == [-1.0] * 899
-    tops = [top for r in router.rows(1) for top in r.prompt_tops]
-    assert tops == [[]] + [[(n, -1.0 - n) for n in range(9)]] * 899
-    assert len(router.tokens(1)) == 2
-
-
-def test_a_router_that_does_not_read_loses_nothing() -> None:
-    with fake_shard(reply_bytes=2**12) as (router, _):
-        router.prefill(*(row(i, [i + 3, i + 4], 40, top_n=3) for i in range(1, 6)))
-        while router.end.vitals.phase != Phase.REPLYING or router.end.vitals.step < 5:
-            assert router.end.wait(0.01)  # frames are there, and stay there
-        blocked = router.end.vitals
-        while router.end.vitals.heartbeat < blocked.heartbeat + 3:  # it lives, in the same step
-            router.end.wait(0.001)
-        router.finished(*range(1, 6))
-    for i in range(1, 6):
-        assert router.tokens(i) == answer([i + 3, i + 4], 40)
-
-
-def make_report(rows: list[tuple[int, int, int]]) -> StepReport:
-    """A report with (tokens, alternatives per token, prompt logprobs) per row, all distinct."""
-    report = StepReport(9, 4, 1, 2, 3, len(rows), 5, 6, 7)
-    for i, (tokens, tops, prompts) in enumerate(rows):
-        report.sequence.append(100 + i)
-        report.computed.append(i)
-        report.token_count.append(tokens)
-        report.prompt_count.append(prompts)
-        report.finish.append(Finish.EOS if tokens else Finish.NONE)
-        for _ in range(tokens):
-            report.token_ids.append(len(report.token_ids))
-            report.logprobs.append(-float(len(report.logprobs)))
-            report.top_count.append(tops)
-            report.top_ids.extend(range(len(report.top_ids), len(report.top_ids) + tops))
-            report.top_logprobs.extend([-1.0] * tops)
-        at = len(report.prompt_logprobs)
-        report.prompt_logprobs.extend(float(n) for n in range(at, at + prompts))
-        report.prompt_top_count.extend([tops] * prompts)
-        every = range(len(report.prompt_top_ids), len(report.prompt_top_ids) + tops * prompts)
-        report.prompt_top_ids.extend(every)
-        report.prompt_top_logprobs.extend(-float(n) for n in every)
-    return report
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 6), st.sampled_from([0, 0, 1, 50, 900])),
-        max_size=30,
-    ),
-    st.sampled_from([600, 2040, 10**6]),
-)
-def test_a_report_divided_into_frames_says_the_same(
-    rows: list[tuple[int, int, int]], most: int
-) -> None:
-    report = make_report(rows)
-    frames = list(replies.encode_report(report, most))
-    assert all(len(frame) <= most for frame in frames)
-    parts = [decode_step(Frame(memoryview(frame))) for frame in frames]
-    for name in (
-        *("token_ids", "logprobs", "top_count", "top_ids", "prompt_logprobs"),
-        *("prompt_top_count", "prompt_top_ids", "prompt_top_logprobs"),
-    ):
-        assert [x for part in parts for x in getattr(part, name)] == getattr(report, name)
-    for name in ("gap_ns", "forward_ns", "sample_ns", "prefill_tokens", "decode_rows"):
-        assert sum(getattr(part, name) for part in parts) == getattr(report, name)
-    assert {(part.step, part.acknowledged, part.held) for part in parts} == {(9, 4, len(rows))}
-    merged: dict[int, list[int]] = {}
-    for part in parts:
-        for moved in rows_of(part):
-            state = merged.setdefault(moved.sequence, [0, 0, 0])
-            assert not state[2], "rows after the finishing one"
-            state[0] += len(moved.token_ids)
-            state[1] += len(moved.prompt_logprobs)
-            state[2] = moved.finish
-    assert [(s[0], s[1], s[2]) for s in merged.values()] == [
-        (tokens, prompts, Finish.EOS if tokens else Finish.NONE) for tokens, _, prompts in rows
-    ]
-
-
-def test_faults_are_divided_and_long_messages_cut() -> None:
-    faults = [Fault(i, "ä" * 5000) for i in range(40)]
-    frames = list(replies.encode_fault_frames(3, faults, 2040))
-    assert all(len(frame) <= 2040 for frame in frames)
-    decoded = [fault for frame in frames for fault in decode_faults(Frame(memoryview(frame)))]
-    assert [fault.sequence for fault in decoded] == list(range(40))
-    assert all(set(fault.message) == {"ä"} for fault in decoded)
-
-
-# --- processes -----------------------------------------------------------------------------------
-
-
-def run_shard(arguments: Callable[[str], list[str]]) -> tuple[int, str]:
-    """Run `python -m tgi_trio.shard` on a channel whose router says HELLO; code and stderr."""
-    with channel() as (endpoints, router):
-        router.hello()
-        argv = [sys.executable, "-m", "tgi_trio.shard", *arguments(endpoints.spec.text())]
-        with spawn_shard(argv, endpoints, stderr=subprocess.PIPE) as child:
-            assert child.process.stderr is not None
-            code = child.process.wait(timeout=60)
-            return code, child.process.stderr.read().decode()
-
-
-def test_bad_arguments_end_with_2_and_say_what_is_allowed() -> None:
-    code, errors = run_shard(lambda spec: [spec])
-    assert code == 2 and "usage" in errors
-    code, errors = run_shard(lambda spec: [spec, '{"model": "x"}'])
-    assert code == 2 and "'model'" in errors and "model_path, dtype" in errors
-
-
-def test_a_model_that_cannot_be_loaded_is_the_last_word() -> None:
-    settings = json.dumps({"model_path": "/nonexistent/model"})
-    code, errors = run_shard(lambda spec: [spec, settings])
-    assert code == 1
-    last = errors.strip().splitlines()[-1]
-    assert last.startswith("shard 0 cannot go on: ") and "/nonexistent/model" in last
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_for_the_whole_service_does_not_end_a_shard(number: int) -> None:
-    """Its router drains first; a service manager may signal every process of the service."""
-    with channel() as (endpoints, router):
-        argv = [sys.executable, "-m", "tgi_trio.testing.fake_shard", endpoints.spec.text()]
-        with spawn_shard([*argv, json.dumps({"block_size": BLOCK})], endpoints) as child:
-            router.start()
-            os.kill(child.pid, number)
-            router.prefill(row(1, PROMPT, 6))
-            router.finished(1)
-            router.send(Kind.SHUTDOWN)
-            assert child.process.wait(timeout=30) == 0
-    assert router.tokens(1) == answer(PROMPT, 6)
-
-
-def test_the_death_of_the_router_ends_the_loop_quietly() -> None:
-    class Orphan(ShardEnd):
-        def wait(self, timeout: float | None) -> bool:
-            raise PeerGone("router (pid 1)", "it died")
-
-    with channel() as (endpoints, router):
-        router.hello()
-        end = Orphan.attach(endpoints.spec.text())
-        worker.run(end, lambda: FakeRunner(FakeSettings()))
-        assert np.frombuffer(router.end.try_receive() or b"", "<u8")[0] == Kind.HELLO

@@ -1,0 +1,138 @@
+"""OpenAI's completions: TGI's bytes, OpenAI's meanings."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.openai_answers import NAMES, engine, frames, undated
+from tests.router.http.served import served
+from tgi_trio.router.http import replies
+from tgi_trio.router.http.engine_api import Limits
+
+pytestmark = pytest.mark.trio
+
+
+async def test_completion_body_and_stream(http):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        whole = await client.post("/v1/completions", {"prompt": "Yo"})
+        stream = await client.post("/v1/completions", {"prompt": "Yo", "stream": True})
+    usage = '"usage":{"prompt_tokens":3,"completion_tokens":3,"total_tokens":6}'
+
+    def last(text: str) -> str:
+        return (
+            f'{{"object":"text_completion","id":"","created":0,{NAMES},"choices":[{{"index":0,'
+            f'"text":"{text}","logprobs":null,"finish_reason":"stop"}}],{usage}}}'
+        )
+
+    def event(text: str) -> str:
+        return (
+            '{"object":"text_completion","id":"","created":0,"choices":[{"index":0,'
+            f'"text":"{text}","logprobs":null,"finish_reason":null}}],{NAMES}}}'
+        )
+
+    assert undated(whole) == last("Hi")
+    assert undated(stream) == frames(event("H"), event("i"), last(""), "[DONE]")
+    assert "x-compute-time" not in whole.headers
+    assert whole.headers["x-prompt-tokens"] == "3"
+
+
+async def test_prompt_lists_echo_and_n(http):
+    async with served(FakeEngine(lambda prompt: prompt.upper()), http) as server:
+        client = await server.connect()
+        body = {"prompt": ["ab", "cd"], "echo": True, "n": 2}
+        whole = (await client.post("/v1/completions", body)).json()
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        stream = await client.post("/v1/completions", {**body, **options})
+        ids = await client.post("/v1/completions", {"prompt": [67, 68]})
+        many = await client.post("/v1/completions", {"prompt": ["a"] * 5})
+    expected = ["abAB", "abAB", "cdCD", "cdCD"]
+    assert [choice["text"] for choice in whole["choices"]] == expected
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    # Each prompt of 3 tokens counts once, each of the 4 answers has 2 and its end.
+    assert whole["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+    *events, usage, done = stream.events()
+    assert done == b"[DONE]"
+    assert msgspec.json.decode(usage)["usage"] == whole["usage"]
+    texts = [""] * 4
+    for event in map(msgspec.json.decode, events):
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == expected
+    assert ids.json()["choices"][0]["text"] == "BC"
+    assert many.status == 422
+    assert many.json()["error_type"] == "batch size exceeded"
+    text = "Number of prompts exceeds the maximum allowed batch size of 4"
+    assert many.json()["error"]["message"] == text
+
+
+async def test_completion_logprobs_in_stream_and_body():
+    async with served(engine()) as server:
+        client = await server.connect()
+        body = {"prompt": "é!", "logprobs": 2, "echo": True}
+        whole = await client.post("/v1/completions", body)
+        stream = await client.post("/v1/completions", {**body, "stream": True})
+    reply = msgspec.json.decode(whole.body, type=replies.CompletionFinal)
+    logprobs = reply.choices[0].logprobs
+    # The prompt's tokens: the beginning, two bytes of one character, and a third token.
+    assert logprobs.tokens == ["<s>", "", "é", "!", "H", "i", "</s>"]
+    assert logprobs.text_offset == [0, 0, 0, 1, 2, 3, 4]
+    assert logprobs.token_logprobs == [None, -1.0, -1.0, -1.0, -0.5, -0.5, -0.5]
+    prompt = {"A": -1.0, "B": -2.0}
+    assert logprobs.top_logprobs[:5] == [None, *[prompt] * 3, {"H": -0.5, "!": -1.25}]
+    pieces = [msgspec.json.decode(e)["choices"][0]["logprobs"] for e in stream.events()[:-1]]
+    for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
+        assert [each for piece in pieces for each in piece[name]] == getattr(logprobs, name)[4:]
+
+
+@pytest.mark.parametrize("prompt", ["Yo", [58, 80]])
+async def test_the_log_probabilities_of_a_prompt_alone(http, prompt):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        body = {"prompt": prompt, "logprobs": 1, "echo": True, "max_tokens": 0}
+        whole = await client.post("/v1/completions", body)
+        stream = await client.post("/v1/completions", {**body, "stream": True})
+        silent = await client.post("/v1/completions", {**body, "echo": False})
+    choice = msgspec.json.decode(whole.body, type=replies.CompletionFinal).choices[0]
+    start = ["<s>"] * isinstance(prompt, str)
+    assert (choice.text, choice.finish_reason) == ("Yo", "length")
+    assert choice.logprobs.tokens == [*start, "Y", "o"]
+    assert choice.logprobs.token_logprobs == [None, -1.0, -1.0][: len(start) + 2]
+    assert choice.logprobs.top_logprobs == [None, *[{"A": -1.0}] * (len(start) + 1)]
+    usage = whole.json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(start) + 2, 0)
+    assert whole.headers["x-generated-tokens"] == "0"
+    assert stream.status == silent.status == 422
+    assert "`max_tokens` = 0 is not supported when streaming" in stream.json()["error"]["message"]
+    assert "`max_new_tokens` must be strictly positive" in silent.json()["error"]["message"]
+
+
+async def test_best_of_completions_returns_n():
+    async with served(engine()) as server:
+        client = await server.connect()
+        whole = (await client.post("/v1/completions", {"prompt": "x", "best_of": 3})).json()
+        less = await client.post("/v1/completions", {"prompt": "x", "best_of": 1, "n": 2})
+        stream = await client.post("/v1/completions", {"prompt": "x", "best_of": 2, "stream": True})
+    assert len(whole["choices"]) == 1
+    assert whole["usage"]["completion_tokens"] == 9
+    assert less.status == stream.status == 422
+
+
+@pytest.mark.parametrize("more", [{"best_of": 4}, {"n": 2, "prompt": ["a", "b"]}])
+async def test_more_than_can_ever_run_is_no_overload(more):
+    """A client that is told of an overload tries again; this would fail every time."""
+    async with served(FakeEngine(limits=Limits(max_concurrent_requests=3))) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": "x", **more})
+    assert answer.status == 422 and "retry-after" not in answer.headers
+    text = "are 4; at most 3 can run at once (--max-concurrent-requests)"
+    assert answer.json()["error"]["message"].endswith(text)
+
+
+async def test_suffix_is_refused():
+    async with served(engine()) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": "x", "suffix": ""})
+    assert answer.status == 422
+    assert answer.json()["error_type"] == "suffix not supported"
