@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tgi_trio.shard.cpu.memory import address, zeroed
+from tgi_trio.shard.cpu.memory import Arena, address, zeroed
 
 
 def flags_of(where: int) -> set[str]:
@@ -41,3 +41,27 @@ def test_zeroed_has_shape_and_type() -> None:
     assert values.shape == (3, 5)
     assert values.dtype == np.uint16
     assert zeroed((0,)).size == 0
+
+
+def test_an_arena_puts_small_arrays_next_to_each_other_in_huge_pages() -> None:
+    arena = Arena()
+    first, second = arena.zeroed((3, 7), np.uint32), arena.zeroed((5,), np.uint16)
+    assert (first.shape, first.dtype) == ((3, 7), np.uint32)
+    assert (second.shape, second.dtype) == ((5,), np.uint16)
+    assert address(first) % (2 << 20) == 0
+    assert address(second) == address(first) + 128  # the next cache line
+    first[:] = 1
+    assert not second.any()
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags_of(address(first))
+
+
+def test_an_arena_has_room_for_arrays_of_any_size() -> None:
+    arena = Arena()
+    small = arena.zeroed((64,), np.uint8)
+    large = [arena.zeroed((size,), np.uint8) for size in (48 << 20, 48 << 20, 200 << 20)]
+    for i, array in enumerate(large):
+        array[[0, -1]] = i + 1
+    assert [array[[0, -1]].tolist() for array in large] == [[1, 1], [2, 2], [3, 3]]
+    assert not small.any()
+    assert all(address(array) % 64 == 0 for array in large)

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _HUGE = 2 << 20  # below that, huge pages gain nothing
+_LINE = 64  # bytes of a cache line
+_MAPPED = 64 << 20  # that an arena maps at once
 
 
 def zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
@@ -23,6 +25,29 @@ def zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
         with contextlib.suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, kind, count).reshape(shape)
+
+
+class Arena:
+    """Arrays of zeros, one after the other in huge pages; one alone may not fill a single one.
+
+    What is mapped and not given out is never touched, so never taken from the system. The memory
+    lives as long as any of its arrays.
+    """
+
+    def __init__(self) -> None:
+        self._left = zeroed((0,))  # bytes that are mapped and not given out
+
+    def zeroed(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return an array of zeros that begins on a cache line."""
+        kind = np.dtype(dtype)
+        size = int(np.prod(shape)) * kind.itemsize
+        room = size + -size % _LINE
+        if room > len(self._left):
+            mapped = zeroed((max(room, _MAPPED) + _HUGE,))
+            self._left = mapped[-address(mapped) % _HUGE :]
+        taken: NDArray[Any] = self._left[:size].view(kind)
+        self._left = self._left[room:]
+        return taken.reshape(shape)
 
 
 def address(array: NDArray[Any] | None) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu.kernels.variant import PANEL
-from tgi_trio.shard.cpu.memory import zeroed
+from tgi_trio.shard.cpu.memory import Arena
 
 Floats = NDArray[np.float32]
 
@@ -47,6 +47,7 @@ class Packer:
 
     def __init__(self, bf16: bool, threads: int) -> None:
         self._bf16 = bf16
+        self._arena = Arena()
         self._pool = ThreadPoolExecutor(threads, "packer")
         self._under_way: list[Future[None]] = []
 
@@ -68,7 +69,8 @@ class Packer:
         """
         inputs = parts[0].shape[1] // (2 if self._bf16 else 1)
         count = -(-sum(map(len, parts)) // PANEL)
-        panels = zeroed((count, inputs, PANEL), np.uint32 if self._bf16 else np.float32)
+        kind = np.uint32 if self._bf16 else np.float32
+        panels = self._arena.zeroed((count, inputs, PANEL), kind)
         if paired:
             half = PANEL // 2
             for place, part in zip((slice(half), slice(half, PANEL)), parts, strict=True):
