@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tgi_trio.shard.cores import usable_cores
 from tgi_trio.shard.cpu.kernels import entry
 from tgi_trio.shard.cpu.kernels.vectors import add, fill, load, total
 from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.team import usable_cores
 
 _BYTES = 256 << 20  # per thread: far beyond any cache
 

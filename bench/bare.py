@@ -12,6 +12,7 @@ import numpy as np
 
 from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StepReport
+from tgi_trio.shard.__main__ import ShardSettings, load
 from tgi_trio.shard.batch import Batch
 from tgi_trio.shard.cpu.runner import CpuRunner
 from tgi_trio.shard.step import Runner, WarmupRequest
@@ -21,9 +22,8 @@ class BareModel:
     """A warmed-up runner and the sequences it holds, driven as the worker drives them."""
 
     def __init__(self, folder: Path, cpu_backend: str = "auto") -> None:
-        from tgi_trio.shard.backend import load_runner
-
-        self.runner: Runner = load_runner(folder, cpu_backend=cpu_backend)
+        settings = ShardSettings(str(folder), device="cpu", cpu_backend=cpu_backend)
+        self.runner: Runner = load(settings)
         memory = self.runner.warm_up(WarmupRequest(512, 1088, 128, 65536))
         info = self.runner.info
         self._batch = Batch(

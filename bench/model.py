@@ -37,7 +37,7 @@ from bench.model_cases import CASES, Case, Contender, LlamaCpp, Worker
 from bench.peers import llama_cpp, vllm_cpu
 from bench.peers.environment import HOME, Unavailable
 from bench.server import mortal
-from tgi_trio.shard.cpu.team import usable_cores
+from tgi_trio.shard.cores import usable_cores
 
 OURS = "numba"
 PEERS = ("avx2", "torch", "transformers", llama_cpp.NAME, vllm_cpu.NAME)

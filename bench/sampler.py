@@ -24,8 +24,8 @@ import torch
 
 from bench.stats import add_output_flags, table, write_json
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.cores import usable_cores
 from tgi_trio.shard.cpu.sampler import CpuSampler
-from tgi_trio.shard.cpu.team import usable_cores
 from tgi_trio.shard.sampler import Sampler
 from tgi_trio.shard.sampling import RowSampler
 from tgi_trio.shard.step import Sequence

@@ -13,7 +13,6 @@ import pytest
 
 from tests.shard.cpu_support import FITTING, cpu_runner
 from tests.shard.models_support import advance, sequence
-from tgi_trio.shard.cpu import team
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -83,10 +82,3 @@ def test_threads_that_are_interrupted_at_any_place_give_the_same_logits(
 
     for one, several in zip(logits(1), logits(4), strict=True):
         np.testing.assert_array_equal(one, several)
-
-
-def test_a_quota_bounds_the_team(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(team, "_quota", lambda: 1)
-    assert len(team.usable_cores()) == 1
-    monkeypatch.setattr(team, "_quota", lambda: 10_000)
-    assert set(team.usable_cores()) <= os.sched_getaffinity(0)

@@ -7,6 +7,7 @@ inherited.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.shard import process
+from tgi_trio.shard.cores import sensible_threads, usable_cores
 from tgi_trio.shard.group import Followers, GroupRunner
+from tgi_trio.shard.openmp import openmp_settings
 from tgi_trio.shard.readahead import reading_ahead
 from tgi_trio.shard.step import Runner
 
@@ -81,9 +84,11 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
     ahead = reading_ahead(Path(settings.model_path)) if settings.rank == 0 else nullcontext()
     with ahead:
         from tgi_trio.shard.backend import load_runner
-        from tgi_trio.shard.device import choose_device
+        from tgi_trio.shard.device import CPU, choose_device
 
         device = choose_device(settings.device, settings.rank, settings.world_size)
+        if device == CPU and settings.world_size == 1:  # ranks would be bound to the same cores
+            _settle_threads(settings)
         return load_runner(
             Path(settings.model_path),
             dtype=settings.dtype,
@@ -95,6 +100,13 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
             cuda_memory_fraction=settings.cuda_memory_fraction,
             tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
         )
+
+
+def _settle_threads(settings: ShardSettings) -> None:
+    """Say how many threads torch has, how they wait and where they run."""
+    cores = usable_cores()
+    count = settings.threads or sensible_threads(Path(settings.model_path), len(cores))
+    os.environ.update(openmp_settings(count, cores, os.environ))
 
 
 def _serve(spec: str, settings: ShardSettings, factory: Callable[[], Runner]) -> int:

@@ -19,6 +19,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.shard.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.attention.interface import PlanLayout
 from tgi_trio.shard.attention.reference import ReferenceAttention
+from tgi_trio.shard.cores import sensible_threads
 from tgi_trio.shard.cuda_graphs import CudaCapture
 from tgi_trio.shard.decode_graphs import DecodeGraphs
 from tgi_trio.shard.decoder_sampler import DecoderSampler
@@ -48,19 +49,6 @@ from tgi_trio.shard.step import (
 )
 from tgi_trio.shard.warm_up import warm_up_plan
 from tgi_trio.shard.weights import WeightSource
-
-# Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
-_BYTES_PER_THREAD = 32 << 20
-
-
-def sensible_threads(folder: Path) -> int:
-    """Return how many threads a model of this size is worth.
-
-    Every operation of a small model ends before a second thread has been woken for it, and where
-    cores are shared the wait for that thread costs many times the operation itself.
-    """
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD))
 
 
 class Model(Protocol):
@@ -155,7 +143,7 @@ class TorchRunner:
         began = time.monotonic_ns()
         rank, world_size = (ranks.rank, ranks.size) if ranks else (0, 1)
         if not threads:
-            threads = max(1, sensible_threads(folder) // world_size)
+            threads = max(1, sensible_threads(folder, torch.get_num_threads()) // world_size)
         torch.set_num_threads(threads)
         config, where = read_config(folder), torch.device(device)
         kind: torch.dtype = getattr(torch, compute_dtype(dtype, config, on_cpu=where.type == "cpu"))

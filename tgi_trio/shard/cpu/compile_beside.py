@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from tgi_trio.ipc.parent import die_with_parent
+from tgi_trio.shard.cores import usable_cores
 from tgi_trio.shard.cpu.kernels import is_missing
-from tgi_trio.shard.cpu.team import usable_cores
 
 _PATIENCE_S = 60.0  # for what is left of it at the end; after that we compile ourselves
 

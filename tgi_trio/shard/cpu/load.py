@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
+from tgi_trio.shard.cores import sensible_threads, usable_cores
 from tgi_trio.shard.cpu import sampler_self_test, self_test
 from tgi_trio.shard.cpu.checkpoint import Checkpoint
 from tgi_trio.shard.cpu.compile_beside import compiled_beside
@@ -14,14 +14,10 @@ from tgi_trio.shard.cpu.forward import Forward
 from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.cpu.runner import CpuRunner
 from tgi_trio.shard.cpu.sampler import CpuSampler
-from tgi_trio.shard.cpu.team import usable_cores
 from tgi_trio.shard.logits_processors import Grammars
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.models.specs import DecoderSpec
 from tgi_trio.shard.sampling import RowSampler
-
-# Weights that are worth a thread of their own: below that its core serves others better.
-_BYTES_PER_THREAD = 32 << 20
 
 
 class UnfitError(Exception):
@@ -80,12 +76,6 @@ def _working_sampler(
 
     torch.set_num_threads(1)  # its own team would go on spinning on our cores
     return Sampler(size, eos_ids, torch.device("cpu"), grammars=grammars)
-
-
-def sensible_threads(folder: Path, cores: int) -> int:
-    """Return how many threads a model of this size is worth."""
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return max(1, min(cores, size // _BYTES_PER_THREAD))
 
 
 def _working_dot(spec: DecoderSpec, dtype: str) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,31 +16,6 @@ from tgi_trio.shard.cpu.kernels.step import take_part
 from tgi_trio.shard.cpu.kernels.variant import Variant
 from tgi_trio.shard.cpu.memory import address, zeroed
 from tgi_trio.shard.cpu.tables import STEP
-
-
-def usable_cores() -> list[int]:
-    """Return one processor of every physical core this process may use, first ones first.
-
-    A container's CPU quota counts: threads beyond it would only wait for each other.
-    """
-    allowed = sorted(os.sched_getaffinity(0))
-    cores: dict[str, int] = {}
-    for cpu in allowed:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        try:
-            siblings = path.read_text().strip()
-        except OSError:
-            siblings = str(cpu)
-        cores.setdefault(siblings, cpu)
-    return list(cores.values())[: max(1, _quota())]
-
-
-def _quota() -> int:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return len(os.sched_getaffinity(0)) if quota == "max" else int(quota) // int(period)
-    except (OSError, ValueError):
-        return len(os.sched_getaffinity(0))
 
 
 class Team:

@@ -1,0 +1,25 @@
+"""How many threads compute, and on which processors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tgi_trio.shard import cores
+
+
+def test_a_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_quota", lambda: 1)
+    assert len(cores.usable_cores()) == 1
+    monkeypatch.setattr(cores, "_quota", lambda: 10_000)
+    assert set(cores.usable_cores()) <= os.sched_getaffinity(0)
+
+
+def test_a_thread_has_weights_enough_to_be_worth_its_wake_ups(tmp_path: Path) -> None:
+    assert cores.sensible_threads(tmp_path, 8) == 1
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(96 << 20)
+    assert cores.sensible_threads(tmp_path, 8) == 3
+    assert cores.sensible_threads(tmp_path, 2) == 2

@@ -1,0 +1,44 @@
+"""Which processors this process may compute on, and how many threads a model is worth. Linux."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
+_BYTES_PER_THREAD = 32 << 20
+
+
+def usable_cores() -> list[int]:
+    """Return one processor of every physical core this process may use, first ones first.
+
+    A container's CPU quota counts: threads beyond it would only wait for each other.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            siblings = path.read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, cpu)
+    return list(cores.values())[: max(1, _quota())]
+
+
+def sensible_threads(folder: Path, cores: int) -> int:
+    """Return how many threads a model of this size is worth, up to one a core.
+
+    Every operation of a small model ends before a second thread has been woken for it, and where
+    cores are shared the wait for that thread costs many times the operation itself.
+    """
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return max(1, min(cores, size // _BYTES_PER_THREAD))
+
+
+def _quota() -> int:
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return len(os.sched_getaffinity(0)) if quota == "max" else int(quota) // int(period)
+    except (OSError, ValueError):
+        return len(os.sched_getaffinity(0))
