@@ -90,8 +90,8 @@ def _download_weights(invocation: Invocation) -> int:
 
 def _quantize(invocation: Invocation) -> int:
     raise ConfigurationError(
-        "quantize is not in this build: serve the model unquantised, with --dtype bfloat16 where "
-        "memory is short"
+        "quantize writes no checkpoints in this build: serve the model as it is, on a CPU with "
+        "--quantize eetq for 8-bit weights"
     )
 
 

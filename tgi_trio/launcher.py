@@ -139,6 +139,7 @@ class Launcher:
                 model_path=str(settings.model_path),
                 dtype=settings.dtype,
                 threads=settings.cpu_threads,
+                quantize=settings.quantize,
                 cpu_backend=settings.cpu_backend,
                 cuda_graphs=settings.cuda_graphs,
                 cuda_memory_fraction=settings.cuda_memory_fraction,

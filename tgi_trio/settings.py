@@ -19,6 +19,7 @@ from tgi_trio.model_facts import ModelFacts as ModelFacts
 from tgi_trio.model_facts import read_model_facts as read_model_facts
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
+QUANTIZATIONS: Final = ("eetq",)  # TGI's name for 8-bit weights that are made at load
 CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
 
 DEFAULT_POSITIONS: Final = 4096  # for a model that states no longest sequence
@@ -51,6 +52,7 @@ class AsGiven:
     target_ttft: float | None = None  # seconds to a first token; None: from what prompts take here
     prefix_caching: bool = True  # only where the model allows it
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    quantize: str | None = None  # of QUANTIZATIONS
     cpu_backend: str = "auto"  # of CPU_BACKENDS
     cpu_threads: int = 0  # 0: as many as the model's size is worth
     cuda_graphs: tuple[int, ...] | None = None  # batch sizes; (): none; None: TGI's, on CUDA
@@ -287,6 +289,21 @@ def check(options: Options) -> None:
     if options.dtype is not None and options.dtype not in DTYPES:
         raise ConfigurationError(
             f"`dtype` must be one of {', '.join(DTYPES)}. Given: {options.dtype}"
+        )
+    _check_quantize(options)
+
+
+def _check_quantize(options: Options) -> None:
+    if options.quantize is None:
+        return
+    if options.quantize not in QUANTIZATIONS:
+        raise ConfigurationError(
+            f"`quantize` must be {', '.join(QUANTIZATIONS)}. Given: {options.quantize}"
+        )
+    if options.cpu_backend == "torch" or _num_shard(options) > 1:
+        raise ConfigurationError(
+            "`quantize` is done by the CPU kernels, on one rank: leave it out, or leave out "
+            "`cpu_backend` torch and `num_shard`"
         )
 
 

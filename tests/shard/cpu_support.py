@@ -34,7 +34,12 @@ FITTING: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def cpu_runner(
-    folder: Path, dtype: str = "float32", *, dot: bool = False, cores: ListLike[int] = (0,)
+    folder: Path,
+    dtype: str = "float32",
+    *,
+    int8: bool = False,
+    dot: bool = False,
+    cores: ListLike[int] = (0,),
 ) -> Iterator[tuple[CpuRunner, GreedyRecorder]]:
     """Yield a warmed-up runner and its sampler; there is a thread for each of `cores`."""
     config = read_config(folder)
@@ -42,7 +47,7 @@ def cpu_runner(
     assert spec is not None
     recorder = GreedyRecorder()
     tensors = Checkpoint(folder, spec.names.base)
-    with Forward(spec, tensors, dtype, list(cores), dot=dot) as forward:
+    with Forward(spec, tensors, dtype, list(cores), int8=int8, dot=dot) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
         yield runner, recorder

@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.cpu import packing
-from tgi_trio.shard.cpu.packing import Packer, interleave, to_bfloat16
+from tgi_trio.shard.cpu.kernels.variant import Storage
+from tgi_trio.shard.cpu.packing import Packer, interleave, to_bfloat16, to_int8
 
 
 def unpacked(panels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -24,8 +29,8 @@ def test_parts_come_below_each_other(monkeypatch: pytest.MonkeyPatch, bf16: bool
     draw = np.random.default_rng(1)
     parts = [draw.normal(size=(n, 48)).astype(np.float32) for n in (64, 32, 41)]
     halves = parts[0][:32], parts[1]
-    with Packer(bf16, threads=2) as packer:
-        stacked, paired = packer.pack(parts), packer.pack(halves, paired=True)
+    with Packer(Storage("bfloat16" if bf16 else "float32"), threads=2) as packer:
+        (stacked, _), (paired, _) = packer.pack(parts), packer.pack(halves, paired=True)
     expected, between = np.concatenate(parts), interleave(*halves)
     if bf16:
         expected, between = to_bfloat16(expected), to_bfloat16(between)
@@ -34,6 +39,48 @@ def test_parts_come_below_each_other(monkeypatch: pytest.MonkeyPatch, bf16: bool
     assert np.array_equal(unpacked(paired), between)
 
 
+@pytest.mark.parametrize("job", [1, 1 << 20])
+def test_scales_lie_as_their_outputs(monkeypatch: pytest.MonkeyPatch, job: int) -> None:
+    monkeypatch.setattr(packing, "_INT8_JOB_BYTES", job)
+    draw = np.random.default_rng(1)
+    parts = [draw.normal(size=(n, 48)).astype(np.float32) for n in (64, 32, 41)]
+    halves = parts[0][:32], parts[1]
+    with Packer(Storage("int8"), threads=2) as packer:
+        stacked, paired = packer.pack(parts), packer.pack(halves, paired=True)
+    for (panels, scales), expected in (
+        (stacked, np.concatenate(parts)),
+        (paired, interleave(*halves)),
+    ):
+        whole, own = to_int8(expected)
+        assert scales is not None
+        assert np.array_equal(unpacked(panels)[: len(whole)], whole)
+        assert np.array_equal(scales.reshape(-1)[: len(own)], own)
+        assert not unpacked(panels)[len(whole) :].any()
+
+
+matrices = arrays(
+    np.float32,
+    array_shapes(min_dims=2, max_dims=2, max_side=9),
+    elements=st.floats(-(2.0**100), 2.0**100, width=32),
+)
+
+
+@given(matrices)
+def test_int8_is_as_near_as_it_can_be(values: np.ndarray[Any, Any]) -> None:
+    whole, scales = to_int8(values)
+    errors = np.abs(whole.astype(np.float64) * scales[:, None] - values)
+    assert (errors <= 0.5001 * scales[:, None]).all()
+    largest = np.abs(whole.astype(int)).max(axis=1)
+    assert (largest <= 127).all()
+    assert (largest[np.abs(values).max(axis=1) > 1e-30] == 127).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_has_no_8_bits(bad: float) -> None:
+    with pytest.raises(ModelLoadError, match="no 8-bit form"):
+        to_int8(np.array([[1.0, 2.0], [3.0, bad]], np.float32))
+
+
 def test_what_goes_wrong_in_a_thread_is_raised() -> None:
-    with pytest.raises(ValueError), Packer(False, threads=1) as packer:
+    with pytest.raises(ValueError), Packer(Storage("float32"), threads=1) as packer:
         packer.pack([np.ones((32, 16), np.float32), np.ones((32, 8), np.float32)])

@@ -77,7 +77,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
     ),
     Command(
         "quantize",
-        "not in this build; says what to serve instead",
+        "not in this build; says what to do instead",
         (),
         Options,
         operand="MODEL",

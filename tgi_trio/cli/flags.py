@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.settings import CPU_BACKENDS, DTYPES, Options
+from tgi_trio.settings import CPU_BACKENDS, DTYPES, QUANTIZATIONS, Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,15 @@ def _cpu_backend(text: str) -> str:
     return text
 
 
+def _quantization(text: str) -> str:
+    if text not in QUANTIZATIONS:
+        raise ValueError(
+            f"expected {', '.join(QUANTIZATIONS)}, which makes 8-bit weights of an ordinary "
+            "checkpoint on a CPU; no other quantised weights are served"
+        )
+    return text
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if parts == ["0"]:
@@ -142,6 +151,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "text": ("TEXT", str),
     "path": ("PATH", Path),
     "dtype": ("DTYPE", _dtype),
+    "quantization": ("FORMAT", _quantization),
     "backend": ("BACKEND", _cpu_backend),
     "sizes": ("SIZES", _sizes),
     "ip": ("IP", str),
@@ -160,6 +170,12 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("model-id", "text", "hub repository or local folder", "the embedded model"),
             Flag("revision", "text", "branch, commit or refs/pr/N of a hub repository", "main"),
             Flag("dtype", "dtype", f"compute in {', '.join(DTYPES)}", "the checkpoint's"),
+            Flag(
+                "quantize",
+                "quantization",
+                "eetq: 8-bit weights, on a CPU",
+                "the weights as they are",
+            ),
             Flag("cpu-backend", "backend", f"one of {', '.join(CPU_BACKENDS)}; see docs"),
             Flag("cpu-threads", "int", "threads of a CPU shard", "by the model's size"),
             Flag(
@@ -285,7 +301,6 @@ _ONE_WATERMARK = "watermarks use gamma 0.5 and delta 2.0"
 _ONE_MACHINE = "shards run on this machine and talk over shared memory: there is nothing to set"
 
 REFUSED: Final[tuple[Refused, ...]] = (
-    Refused("quantize", "quantised weights are not in this build: serve an unquantised model"),
     Refused("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
     Refused("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
     Refused("disable-custom-kernels", _OWN_KERNELS, same=("false",)),

@@ -51,6 +51,7 @@ class ShardSettings:
     rank: int = 0
     world_size: int = 1
     threads: int = 0  # 0 = as many as the model's size is worth
+    quantize: str | None = None
     cpu_backend: str = "auto"
     cuda_graphs: tuple[int, ...] | None = None  # batch sizes recorded; None: TGI's
     cuda_memory_fraction: float = 1.0

@@ -38,6 +38,7 @@ class ShardSettings:
     world_size: int = 1
     spin_us: int | None = None  # None: as the channel says
     threads: int = 0  # 0: as many as the model's size is worth
+    quantize: str | None = None  # "eetq": 8-bit weights, by the CPU kernels
     cpu_backend: str = "auto"  # "numba", "torch", or "auto": numba where it fits
     cuda_graphs: tuple[int, ...] | None = None  # batch sizes recorded; None: TGI's
     cuda_memory_fraction: float = 1.0  # of a device's memory that is ours
@@ -95,6 +96,7 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
             device=device,
             ranks=None if connect is None else connect(device),
             threads=settings.threads or None,
+            quantize=settings.quantize,
             cpu_backend=settings.cpu_backend,
             cuda_graphs=None if settings.cuda_graphs is None else tuple(settings.cuda_graphs),
             cuda_memory_fraction=settings.cuda_memory_fraction,

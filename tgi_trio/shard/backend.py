@@ -29,6 +29,7 @@ def load_runner(
     device: str = CPU,
     ranks: Ranks | None = None,
     threads: int | None = None,
+    quantize: str | None = None,
     cpu_backend: str = "auto",
     cuda_graphs: tuple[int, ...] | None = None,
     cuda_memory_fraction: float = 1.0,
@@ -36,11 +37,17 @@ def load_runner(
 ) -> Runner:
     """Load a folder as written by `save_pretrained`.
 
+    `quantize`: "eetq" for 8-bit weights, which the CPU kernels make; None for those that are there.
     `cpu_backend`: "numba", "torch", or "auto" for numba where it fits, which is on one rank only.
     `cuda_graphs`: see `TorchRunner.load`; None for those that TGI records. With `ranks`, this
     rank's part is loaded; rank 0 alone chooses tokens. The rest as for `TorchRunner.load`. Raises
     ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
     """
+    if quantize is not None and (device != CPU or ranks is not None or cpu_backend == "torch"):
+        raise ConfigurationError(
+            f"--quantize {quantize} is served by the CPU kernels alone, on one rank; leave it out "
+            "to serve the weights as they are."
+        )
     config = read_config(folder)
     limit_memory(device, cuda_memory_fraction)
     sizes = graph_sizes(device, cuda_graphs)
@@ -57,12 +64,18 @@ def load_runner(
         kind = compute_dtype(dtype, config, on_cpu=True)
         try:
             return load(
-                config, decoder_spec(config), dtype=kind, grammars=grammars, threads=threads
+                config,
+                decoder_spec(config),
+                dtype=kind,
+                int8=quantize == "eetq",
+                grammars=grammars,
+                threads=threads,
             )
         except UnfitError as error:
-            if cpu_backend == "numba":
+            if cpu_backend == "numba" or quantize is not None:
+                flag = "--cpu-backend" if quantize is None else "--quantize"
                 raise ConfigurationError(
-                    f"The CPU kernels cannot serve this model: {error}. Leave --cpu-backend out to "
+                    f"The CPU kernels cannot serve this model: {error}. Leave {flag} out to "
                     "serve it with torch."
                 ) from error
             print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)

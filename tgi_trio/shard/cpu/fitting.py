@@ -5,7 +5,7 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 from numba import config
 
-from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, Variant
+from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, Storage, Variant
 from tgi_trio.shard.cpu.tables import Activation
 from tgi_trio.shard.models.specs import DecoderSpec
 
@@ -78,19 +78,22 @@ def has_dot() -> bool:
     return has("avx512bf16")
 
 
-def variant_for(spec: DecoderSpec, dtype: str, *, dot: bool | None = None) -> Variant:
+def variant_for(
+    spec: DecoderSpec, dtype: str, *, int8: bool = False, dot: bool | None = None
+) -> Variant:
     """Return how to compile for this model and this machine.
 
-    `dot`: whether to use bfloat16 dot products; None: where the machine is fast at them.
+    `int8`: linear weights of 8 bits; activations are float32 then. `dot`: whether to use bfloat16
+    dot products; None: where the machine is fast at them.
     """
     if dot is None:
         dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
-    bf16 = dtype == "bfloat16"
+    kv = Storage(dtype, dot=dot and dtype == "bfloat16" and not int8)
     group = spec.heads // spec.kv_heads
     heads = next(n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0)
     return Variant(
-        bf16=bf16,
-        dot=bf16 and dot,
+        weights=Storage("int8") if int8 else kv,
+        kv=kv,
         heads=heads,
         value_vectors=4 if heads * 4 <= _VALUE_TILE and spec.head_dim % (4 * LANES) == 0 else 2,
         rows=8 if has("avx512f") else 2,

@@ -57,16 +57,17 @@ class Forward:
         dtype: str,
         cores: list[int],
         *,
+        int8: bool = False,
         dot: bool | None = None,
     ) -> None:
         """Pack the weights, compile the kernels, start a thread on each of `cores`.
 
-        `dot` as for `variant_for`. Raises ModelLoadError for a checkpoint that lacks something,
-        and what the compiler raises when it has no instructions for this machine.
+        `int8` and `dot` as for `variant_for`. Raises ModelLoadError for a checkpoint that lacks
+        something, and what the compiler raises when it has no instructions for this machine.
         """
         self.spec = spec
-        self.variant = variant_for(spec, dtype, dot=dot)
-        self.program = Program(spec, tensors, self.variant.bf16, len(cores))
+        self.variant = variant_for(spec, dtype, int8=int8, dot=dot)
+        self.program = Program(spec, tensors, self.variant, len(cores))
         self.team = Team(self.variant, self.program.operations, cores)
         self._step = self.team.step
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}

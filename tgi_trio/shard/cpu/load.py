@@ -29,20 +29,22 @@ def load(
     spec: DecoderSpec | None,
     *,
     dtype: str,
+    int8: bool = False,
     grammars: Grammars | None = None,
     threads: int | None = None,
 ) -> CpuRunner:
     """Load a checkpoint into a runner with `threads` threads (None: what its size is worth).
 
-    Raises UnfitError, before any weight is read, when the kernels do not fit or fail their
-    self-test; ModelLoadError for a checkpoint that cannot be used.
+    `int8`: its linear layers' weights are quantised to 8 bits on the way. Raises UnfitError, before
+    any weight is read, when the kernels do not fit or fail their self-test; ModelLoadError for a
+    checkpoint that cannot be used.
     """
     began = time.monotonic_ns()
     reason = misfit(spec, dtype)
     if spec is None or reason is not None:
         raise UnfitError(reason)
     with compiled_beside(work_on_rows, sampler_self_test.__name__):
-        dot = _working_dot(spec, dtype)
+        dot = _working_dot(spec, dtype, int8)
     cores = usable_cores()
     count = threads or sensible_threads(config.folder, len(cores))
     forward = Forward(
@@ -50,6 +52,7 @@ def load(
         Checkpoint(config.folder, spec.names.base),
         dtype,
         cores[:count],
+        int8=int8,
         dot=dot,
     )
     sampler = _working_sampler(config, cores[:threads], grammars)
@@ -78,12 +81,12 @@ def _working_sampler(
     return Sampler(size, eos_ids, torch.device("cpu"), grammars=grammars)
 
 
-def _working_dot(spec: DecoderSpec, dtype: str) -> bool:
+def _working_dot(spec: DecoderSpec, dtype: str, int8: bool) -> bool:
     """Return whether to use bfloat16 dot products; raises UnfitError if no kernels work."""
     reason = ""
-    for dot in (True, False) if variant_for(spec, dtype).dot else (False,):
+    for dot in (True, False) if variant_for(spec, dtype, int8=int8).dot else (False,):
         try:
-            found = self_test.fault(spec, dtype, dot=dot)
+            found = self_test.fault(spec, dtype, int8=int8, dot=dot)
         except Exception as error:  # whatever numba and LLVM raise: there are other backends
             found = f"{type(error).__name__}: {error}"
         if found is None:

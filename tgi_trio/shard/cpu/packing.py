@@ -1,4 +1,7 @@
-"""Weights in the layouts the kernels read. bfloat16 is held as uint16, its bits."""
+"""Weights in the layouts the kernels read. bfloat16 is held as uint16, its bits.
+
+int8 weights are quantised on the way: symmetrically, with a scale for every output feature.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.kernels.variant import PANEL
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.cpu.kernels.variant import PANEL, Storage
 from tgi_trio.shard.cpu.memory import Arena
 
 Floats = NDArray[np.float32]
 
 _JOB_BYTES = 4 << 20  # of panels that a thread fills at a time
+_INT8_JOB_BYTES = 128 << 10  # these are float32 on the way, which should stay in the cache
+_UNITS = {"float32": np.float32, "bfloat16": np.uint32, "int8": np.int8}  # of a panel
 
 
 def to_float32(values: NDArray[Any]) -> Floats:
@@ -38,6 +44,24 @@ def stored(values: NDArray[Any], bf16: bool) -> NDArray[Any]:
     return np.ascontiguousarray(to_bfloat16(values) if bf16 else to_float32(values))
 
 
+def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
+    """Return int8 [out, in] and scales [out], whose products are near `values` [out, in].
+
+    The largest weight of a row becomes 127 or -127, the others the nearest whole numbers. Raises
+    ModelLoadError for a weight that is no number.
+    """
+    exact = to_float32(values)
+    largest = np.maximum(exact.max(axis=1), -exact.min(axis=1))
+    if not np.isfinite(largest).all():
+        raise ModelLoadError(
+            "A weight of the checkpoint is infinite or not a number, so it has no 8-bit form; "
+            "leave --quantize out to serve the weights as they are."
+        )
+    scales = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # never 0
+    whole = np.rint(exact / scales[:, None])
+    return whole.astype(np.int8), scales
+
+
 class Packer:
     """Weights on their way into panels, by several threads at once. A context manager.
 
@@ -45,8 +69,8 @@ class Packer:
     and by the pages it touches first, and numpy lets other threads run meanwhile.
     """
 
-    def __init__(self, bf16: bool, threads: int) -> None:
-        self._bf16 = bf16
+    def __init__(self, storage: Storage, threads: int) -> None:
+        self._storage = storage
         self._arena = Arena()
         self._pool = ThreadPoolExecutor(threads, "packer")
         self._under_way: list[Future[None]] = []
@@ -60,43 +84,66 @@ class Packer:
             for part in self._under_way:
                 part.result()
 
-    def pack(self, parts: Sequence[NDArray[Any]], *, paired: bool = False) -> NDArray[Any]:
+    def pack(
+        self, parts: Sequence[NDArray[Any]], *, paired: bool = False
+    ) -> tuple[NDArray[Any], Floats | None]:
         """Return weights [out, in], one below the other, as panels; see `kernels/linear.py`.
 
-        bfloat16: uint32 [out / 32, in / 2, 32], a pair of input features in each; float32:
-        [out / 32, in, 32]. `in` is a multiple of 16, as is `out` of 32 but for the last part, which
-        is padded with zeros. `paired`: two parts of one size, interleaved as by `interleave`.
+        float32 and int8: [out / 32, in, 32], bfloat16: uint32 [out / 32, in / 2, 32], a pair of
+        input features in each. int8 has scales, float32 [out / 32, 32]. `in` is a multiple of 16,
+        as is `out` of 32 but for the last part, which is padded with zeros. `paired`: two parts of
+        one size, interleaved as by `interleave`. Raises ModelLoadError as `to_int8` does, where
+        the block is left.
         """
-        inputs = parts[0].shape[1] // (2 if self._bf16 else 1)
+        inputs = parts[0].shape[1] // (2 if self._storage.bf16 else 1)
         count = -(-sum(map(len, parts)) // PANEL)
-        kind = np.uint32 if self._bf16 else np.float32
-        panels = self._arena.zeroed((count, inputs, PANEL), kind)
+        panels = self._arena.zeroed((count, inputs, PANEL), _UNITS[self._storage.numbers])
+        scales = np.zeros((count, PANEL), np.float32) if self._storage.int8 else None
         if paired:
             half = PANEL // 2
             for place, part in zip((slice(half), slice(half, PANEL)), parts, strict=True):
-                self._fill(panels[:, :, place], part)
-            return panels
+                own = None if scales is None else scales[:, place]
+                self._fill(panels[:, :, place], own, part)
+            return panels, scales
         first = 0
         for part in parts:
             end = first + -(-len(part) // PANEL)
-            self._fill(panels[first:end], part)
+            own = None if scales is None else scales[first:end]
+            self._fill(panels[first:end], own, part)
             first = end
-        return panels
+        return panels, scales
 
-    def _fill(self, target: NDArray[Any], rows: NDArray[Any]) -> None:
-        """Fill `target` [panels, in, lanes] with rows [panels * lanes, in], a piece per job."""
-        lanes = target.shape[2]
-        step = max(1, _JOB_BYTES // target[0].nbytes)
-        for begin in range(0, len(target), step):
+    def _fill(self, panels: NDArray[Any], scales: Floats | None, rows: NDArray[Any]) -> None:
+        """Fill `panels` [count, in, lanes] with rows [count * lanes, in], a piece per job.
+
+        Their scales go to `scales` [count, lanes].
+        """
+        lanes = panels.shape[2]
+        most = _INT8_JOB_BYTES if self._storage.int8 else _JOB_BYTES
+        step = max(1, most // panels[0].nbytes)
+        for begin in range(0, len(panels), step):
             piece = rows[begin * lanes : (begin + step) * lanes]
-            job = self._pool.submit(_copy, target[begin : begin + step], piece, self._bf16)
+            part = slice(begin, begin + step)
+            if scales is None:
+                job = self._pool.submit(_copy, panels[part], piece, self._storage.bf16)
+            else:
+                job = self._pool.submit(_quantise, panels[part], scales[part], piece)
             self._under_way.append(job)
 
 
-def _copy(target: NDArray[Any], rows: NDArray[Any], bf16: bool) -> None:
+def _quantise(panels: NDArray[np.int8], scales: Floats, rows: NDArray[Any]) -> None:
+    values, found = to_int8(rows)
+    _transpose(panels, values)
+    _transpose(scales[:, None], found[:, None])  # as of one input feature
+
+
+def _copy(panels: NDArray[Any], rows: NDArray[Any], bf16: bool) -> None:
     values = stored(rows, bf16)
-    if bf16:
-        values = values.view(np.uint32)
+    _transpose(panels, values.view(np.uint32) if bf16 else values)
+
+
+def _transpose(target: NDArray[Any], values: NDArray[Any]) -> None:
+    """Fill `target` [panels, in, lanes] with values [rows, in], as many rows as there are."""
     inputs, lanes = target.shape[1:]
     whole, rest = divmod(len(values), lanes)
     panels = values[: whole * lanes].reshape(whole, lanes, inputs)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu.fitting import ACTIVATIONS
-from tgi_trio.shard.cpu.kernels.variant import PANEL
+from tgi_trio.shard.cpu.kernels.variant import PANEL, Variant
 from tgi_trio.shard.cpu.memory import address, zeroed
 from tgi_trio.shard.cpu.packing import Packer, interleave, stored, to_bfloat16, to_float32
 from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
@@ -33,15 +33,17 @@ class Program:
     `operations[:body]` compute hidden states, the rest the logits of the wanted tokens.
     """
 
-    def __init__(self, spec: DecoderSpec, tensors: Tensors, bf16: bool, threads: int = 1) -> None:
+    def __init__(
+        self, spec: DecoderSpec, tensors: Tensors, variant: Variant, threads: int = 1
+    ) -> None:
         """Read and pack every weight on `threads`; raises ModelLoadError as the tensors do."""
         self.spec = spec
         self.weight_bytes = 0
         self._tensors = tensors
-        self._bf16 = bf16
+        self._bf16 = variant.kv.bf16
         self._kept: list[Array] = []  # operations hold addresses only
         self._rows: list[NDArray[np.void]] = []
-        with Packer(bf16, threads) as self._packer:
+        with Packer(variant.weights, threads) as self._packer:
             self._build()
         self.operations = np.stack(self._rows)
         self.body = len(self._rows) - 2  # the final norm and the head come after it
@@ -244,7 +246,7 @@ class Program:
         paired: bool = False,
         **fields: Any,
     ) -> None:
-        panels = self._packer.pack(weights, paired=paired)
+        panels, scales = self._packer.pack(weights, paired=paired)
         outputs = len(panels) * PANEL
         if bias is not None:
             bias = np.pad(bias, (0, outputs - len(bias)))
@@ -254,6 +256,7 @@ class Program:
             source=source,
             target=target,
             weights=self._keep(panels),
+            scales=self._keep(scales),
             bias=self._keep(bias),
             inputs=weights[0].shape[1],
             outputs=outputs,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu.fitting import variant_for
 from tgi_trio.shard.cpu.forward import Forward, Tokens
-from tgi_trio.shard.cpu.packing import to_bfloat16, to_float32
+from tgi_trio.shard.cpu.packing import to_bfloat16, to_float32, to_int8
 from tgi_trio.shard.models.names import LLAMA
 from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.step import BLOCK_SIZE
@@ -25,15 +25,15 @@ _LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
 _THETA = 10000.0
 
 
-def fault(spec: DecoderSpec, dtype: str, *, dot: bool) -> str | None:
+def fault(spec: DecoderSpec, dtype: str, *, int8: bool, dot: bool) -> str | None:
     """Return what is wrong with the kernels that `spec` would use, or None.
 
     Raises what the compiler raises when it has no instructions for them.
     """
     tiny = _tiny(spec, dtype, dot)
-    tensors = _Random()
+    tensors = _Random(int8)
     expected = np.concatenate([_logits(tiny, tensors, _ids(n)) for n in _LENGTHS])
-    with Forward(tiny, tensors, dtype, [0], dot=dot) as forward:
+    with Forward(tiny, tensors, dtype, [0], int8=int8, dot=dot) as forward:
         forward.program.allocate_kv(8)
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
     # In the order they were computed: 17 + 2 tokens, then 4 + 1.
@@ -65,11 +65,17 @@ def _tiny(spec: DecoderSpec, dtype: str, dot: bool) -> DecoderSpec:
 
 
 class _Random:
-    """Weights that are the same at every start, exact in bfloat16."""
+    """Weights that are the same at every start, exact in bfloat16 or in int8 with scales."""
+
+    def __init__(self, int8: bool) -> None:
+        self._int8 = int8
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Floats:
         draw = np.random.default_rng(sum(name.encode()))
         values = draw.standard_normal(shape, np.float32) / math.sqrt(shape[-1])
+        if self._int8 and len(shape) == 2:
+            whole, scales = to_int8(values)
+            return whole * scales[:, None]
         return to_float32(to_bfloat16(values))
 
     def vector(self, name: str, size: int) -> Floats:

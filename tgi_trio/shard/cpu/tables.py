@@ -61,6 +61,7 @@ OPERATION = np.dtype(
         ("activation", "i8"),
         ("wanted_only", "i8"),  # 1: only for the tokens whose logits are wanted
         ("weights", "i8"),  # embedding rows, norm weights (0: none) or packed panels
+        ("scales", "i8"),  # of int8 weights, float32 [outputs]; 0: none
         ("bias", "i8"),  # 0: none
         ("inputs", "i8"),  # features of a source row
         ("outputs", "i8"),  # features of a linear, padded to whole panels

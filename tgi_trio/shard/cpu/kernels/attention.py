@@ -65,7 +65,7 @@ def attend_item(variant, step, op, token, part, parts, scratch):
     table = step.tables + load_int(step.rows + 4 * token) * step.table_width * 4
     first = step.heads * token + part * variant.heads
     query = step.buffers[QUERY] + first * size * variant.active_bytes
-    block_bytes = size * BLOCK * variant.stored_bytes
+    block_bytes = size * BLOCK * variant.kv.bytes
     scores = scratch + TILE_BYTES
     keys, values = op.keys + kv_head * block_bytes, op.values + kv_head * block_bytes
     stride = block_bytes * step.kv_heads
@@ -89,12 +89,12 @@ def score_blocks(variant, step, table, begin, end, keys, stride, query, scores):
         ahead_a = keys + load_int(table + 4 * min(block + 2, end - 1)) * stride
         ahead_b = keys + load_int(table + 4 * min(block + 3, end - 1)) * stride
         tile_a, tile_b, x = zeros(heads, one), zeros(heads, one), query
-        for i in range(0, step.head_dim // variant.step * 64, 64):
+        for i in range(0, step.head_dim // variant.kv.step * 64, 64):
             prefetch(ahead_a + i)
             prefetch(ahead_b + i)
-            tile_a = multiply_add(variant, heads, one, one, tile_a, a + i, x, query_bytes)
-            tile_b = multiply_add(variant, heads, one, one, tile_b, b + i, x, query_bytes)
-            x += variant.step_bytes
+            tile_a = multiply_add(variant.kv, heads, one, one, tile_a, a + i, x, query_bytes)
+            tile_b = multiply_add(variant.kv, heads, one, one, tile_b, b + i, x, query_bytes)
+            x += variant.kv.step_bytes
         store_tile(heads, one, tile_a, scores + 64 * block, step.scores_bytes)
         store_tile(heads, one, tile_b, scores + 64 * block + 64, step.scores_bytes)
 
@@ -125,7 +125,7 @@ def softmax(scores, begin, end, hidden, seen, cap):
 def sum_values(variant, step, table, begin, end, seen, values, stride, weights, tile_at, target):
     """target[head] = sum over tokens of weights[head, token] * value[token]."""
     heads, columns = count(variant.heads), count(variant.value_vectors)
-    stored, active, size = variant.stored_bytes, variant.active_bytes, step.head_dim
+    stored, active, size = variant.kv.bytes, variant.active_bytes, step.head_dim
     width = LANES * variant.value_vectors
     for d in range(0, size, width):
         tile = zeros(heads, columns)
@@ -135,7 +135,9 @@ def sum_values(variant, step, table, begin, end, seen, values, stride, weights, 
             weight = weights + 64 * block
             for _ in range(min(BLOCK, seen - block * BLOCK)):
                 prefetch(ahead)
-                tile = add_weighted(variant, heads, columns, tile, value, weight, step.scores_bytes)
+                tile = add_weighted(
+                    variant.kv, heads, columns, tile, value, weight, step.scores_bytes
+                )
                 value += size * stored
                 ahead += size * stored
                 weight += 4

@@ -22,6 +22,7 @@ FLOAT, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntTyp
 POINTER = ir.PointerType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 HALVES = ir.VectorType(I16, LANES)  # bfloat16 numbers, as their bits
+BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
 class VectorType(types.Type):

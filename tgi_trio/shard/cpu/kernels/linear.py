@@ -67,7 +67,7 @@ def linear(variant, rank, step, op, counter, sums):
     rows = step.wanted if op.wanted_only else step.tokens
     source = step.buffers[op.source]
     stride = op.inputs * variant.active_bytes
-    steps = op.inputs // variant.step
+    steps = op.inputs // variant.weights.step
     tiles = rows // variant.rows
     shared = np.int64(0)  # panels at the end of every share that are anybody's
     if tiles <= 1 and step.threads > 1:
@@ -133,10 +133,10 @@ def panel_product(variant, rows, unroll, inputs, stride, weights, steps, ahead, 
         for i in range(number(unroll)):
             prefetch(ahead + i * pace)
             prefetch(ahead + i * pace + 64)
-        tile = multiply_add(variant, rows, columns, unroll, tile, weights, inputs, stride)
+        tile = multiply_add(variant.weights, rows, columns, unroll, tile, weights, inputs, stride)
         ahead += number(unroll) * pace
         weights += number(unroll) * _STEP_BYTES
-        inputs += number(unroll) * variant.step_bytes
+        inputs += number(unroll) * variant.weights.step_bytes
     store_tile(rows, columns, fold(rows, columns, unroll, tile), sums, 4 * PANEL)
     return number(rows)
 
@@ -148,6 +148,9 @@ def finish(variant, step, op, panel, row, rows, sums):
     scale, bytes_ = fill(op.scale), variant.active_bytes
     for i in range(rows):
         first, second = load(sums + i * 4 * PANEL), load(sums + i * 4 * PANEL + 4 * LANES)
+        if op.scales:
+            first = multiply(first, load(op.scales + panel * 4 * PANEL))
+            second = multiply(second, load(op.scales + panel * 4 * PANEL + 4 * LANES))
         if op.bias:
             first = add(first, load(op.bias + panel * 4 * PANEL))
             second = add(second, load(op.bias + panel * 4 * PANEL + 4 * LANES))

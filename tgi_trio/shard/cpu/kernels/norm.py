@@ -32,10 +32,10 @@ def embed(variant, rank, step, op):
     """hidden[t] = embedding[token t] * scale."""
     scale = fill(op.scale)
     for t in range(rank, step.tokens, step.threads):
-        source = op.weights + load_int(step.token_ids + 4 * t) * op.width * variant.stored_bytes
+        source = op.weights + load_int(step.token_ids + 4 * t) * op.width * variant.kv.bytes
         target = step.buffers[op.target] + t * op.width * 4
         for i in range(0, op.width, LANES):
-            value = load_stored(variant, source + i * variant.stored_bytes)
+            value = load_stored(variant.kv, source + i * variant.kv.bytes)
             store(target + 4 * i, multiply(value, scale))
 
 
@@ -105,7 +105,7 @@ def rotate(variant, rank, step, op, scratch):
     K of a block is [head_dim / step, 16 tokens, step], so that scores of 16 tokens are summed up
     like a panel of a linear layer; V is [16 tokens, head_dim].
     """
-    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.stored_bytes
+    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.kv.bytes
     group = step.heads // kv_heads
     scale = fill(op.scale)
     for item in range(rank, step.tokens * kv_heads, step.threads):
@@ -126,9 +126,9 @@ def rotate(variant, rank, step, op, scratch):
         block = ((slot // BLOCK) * kv_heads + kv_head) * size * BLOCK * stored
         place = slot % BLOCK
         for i in range(0, size, LANES):
-            store_stored(variant, scratch + i * stored, load(key + 4 * i))
+            store_stored(variant.kv, scratch + i * stored, load(key + 4 * i))
             store_stored(
-                variant, op.values + block + (place * size + i) * stored, load(value + 4 * i)
+                variant.kv, op.values + block + (place * size + i) * stored, load(value + 4 * i)
             )
-        for i in range(size // variant.step):
+        for i in range(size // variant.kv.step):
             copy_word(op.keys + block + (i * BLOCK + place) * 4, scratch + 4 * i)

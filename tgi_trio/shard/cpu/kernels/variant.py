@@ -1,8 +1,8 @@
-"""Compile-time choices: how weights are stored, which instructions multiply, how wide tiles are.
+"""Compile-time choices: how numbers are stored, which instructions multiply, how wide tiles are.
 
 A `Variant` is handed to every kernel as an argument without a value: all of it is in its *type*,
-so numba compiles each kernel once per variant, and `variant.step` in a kernel is a constant.
-`Count` does the same for one number, the rows of a tile.
+so numba compiles each kernel once per variant, and `variant.weights.step` in a kernel is a
+constant. `Count` does the same for one number, the rows of a tile.
 """
 
 from __future__ import annotations
@@ -29,11 +29,42 @@ PANEL = 2 * LANES  # output features that are computed together
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """How one side of a product lies in memory: a layer's weights, or K and V."""
+
+    numbers: str  # "float32", "bfloat16", or "int8" with a scale per output feature
+    dot: bool = False  # bfloat16: multiplied by AVX512_BF16's dot product of pairs
+
+    @property
+    def bf16(self) -> bool:
+        return self.numbers == "bfloat16"
+
+    @property
+    def int8(self) -> bool:
+        return self.numbers == "int8"
+
+    @property
+    def bytes(self) -> int:
+        """Of one number."""
+        return {"float32": 4, "bfloat16": 2, "int8": 1}[self.numbers]
+
+    @property
+    def step(self) -> int:
+        """Input features for which 64 packed bytes hold 16 outputs."""
+        return 4 // self.bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the activations that 64 packed bytes are multiplied with."""
+        return self.step * (2 if self.dot else 4)
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One way to compile the kernels."""
 
-    bf16: bool  # weights, K and V are bfloat16; otherwise float32
-    dot: bool  # activations are bfloat16 too, multiplied by AVX512_BF16's dot product
+    weights: Storage  # of linear layers
+    kv: Storage  # K, V and embeddings: the model's dtype, float32 or bfloat16
     heads: int  # query heads that attend together; they share their KV head
     value_vectors: int  # vectors of a head's values that are summed at once
     rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 2
@@ -41,18 +72,14 @@ class Variant:
     @property
     def instructions(self) -> str:
         """What an operator is shown."""
-        numbers = "float32" if not self.bf16 else "bfloat16 dot product" if self.dot else "bfloat16"
-        return f"{numbers}, tiles of {self.rows}"
+        weights = "int8 weights, " if self.weights.int8 else ""
+        dot = " dot product" if self.dot else ""
+        return f"{weights}{self.kv.numbers}{dot}, tiles of {self.rows}"
 
     @property
-    def step(self) -> int:
-        """Input features that one vector of packed weights holds per output: pairs in bfloat16."""
-        return 2 if self.bf16 else 1
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of one weight, key or value."""
-        return 2 if self.bf16 else 4
+    def dot(self) -> bool:
+        """Whether activations that go into a product are bfloat16 too; otherwise float32."""
+        return self.kv.dot
 
     @property
     def active_bytes(self) -> int:
@@ -69,11 +96,6 @@ class Variant:
         """Steps at a time for a tile of two rows."""
         return 2 if self.rows >= 8 else 1
 
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of the activations that one vector of packed weights is multiplied with."""
-        return self.step * self.active_bytes
-
 
 class VariantType(types.Type):
     """The type that carries a Variant."""
@@ -81,6 +103,14 @@ class VariantType(types.Type):
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         super().__init__(name=repr(variant))
+
+
+class StorageType(types.Type):
+    """The type that carries a Storage, which is part of a Variant."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        super().__init__(name=repr(storage))
 
 
 class CountType(types.Type):
@@ -92,6 +122,7 @@ class CountType(types.Type):
 
 
 register_model(VariantType)(models.OpaqueModel)
+register_model(StorageType)(models.OpaqueModel)
 register_model(CountType)(models.OpaqueModel)
 
 
@@ -110,13 +141,37 @@ class _VariantAttributes(AttributeTemplate):
     key = VariantType
 
     def generic_resolve(self, kind: VariantType, name: str) -> types.Type | None:
-        value = getattr(kind.variant, name, None)
-        return None if value is None else types.literal(int(value))
+        return _constant_type(getattr(kind.variant, name, None))
+
+
+@infer_getattr
+class _StorageAttributes(AttributeTemplate):
+    key = StorageType
+
+    def generic_resolve(self, kind: StorageType, name: str) -> types.Type | None:
+        return _constant_type(getattr(kind.storage, name, None))
+
+
+def _constant_type(value: Storage | int | None) -> types.Type | None:
+    if isinstance(value, Storage):
+        return StorageType(value)
+    return None if value is None else types.literal(int(value))
 
 
 @lower_getattr_generic(VariantType)
 def _variant_attribute(context: Any, builder: Any, kind: VariantType, value: Any, name: str) -> Any:
-    return ir.Constant(ir.IntType(64), int(getattr(kind.variant, name)))
+    return _constant(context, getattr(kind.variant, name))
+
+
+@lower_getattr_generic(StorageType)
+def _storage_attribute(context: Any, builder: Any, kind: StorageType, value: Any, name: str) -> Any:
+    return _constant(context, getattr(kind.storage, name))
+
+
+def _constant(context: Any, value: Storage | int) -> Any:
+    if isinstance(value, Storage):
+        return context.get_dummy_value()
+    return ir.Constant(ir.IntType(64), int(value))
 
 
 @intrinsic(prefer_literal=True)

@@ -16,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tgi_trio.shard.cpu.kernels.emit import (
+    BYTES,
     FLOAT,
     FLOATS,
     HALVES,
@@ -36,7 +37,13 @@ from tgi_trio.shard.cpu.kernels.emit import (
     store_as,
     vector,
 )
-from tgi_trio.shard.cpu.kernels.variant import LANES, CountType, VariantType
+from tgi_trio.shard.cpu.kernels.variant import (
+    LANES,
+    CountType,
+    Storage,
+    StorageType,
+    VariantType,
+)
 
 f32, i64 = types.float32, types.int64
 
@@ -101,16 +108,16 @@ def _narrowed(builder: Any, value: Any) -> Any:
 
 
 @intrinsic
-def load_stored(context: Any, variant: VariantType, where: types.Integer) -> Any:
-    """Read 16 numbers as weights and K and V are stored."""
-    bf16 = variant.variant.bf16
+def load_stored(context: Any, storage: StorageType, where: types.Integer) -> Any:
+    """Read 16 numbers of K and V, or of an embedding."""
+    bf16 = storage.storage.bf16
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         if bf16:
             return _widened(builder, load_as(builder, values[1], HALVES, 2))
         return load_as(builder, values[1], FLOATS)
 
-    return vector(variant, i64), emit
+    return vector(storage, i64), emit
 
 
 def _storing(half: bool) -> Any:
@@ -124,9 +131,9 @@ def _storing(half: bool) -> Any:
 
 
 @intrinsic
-def store_stored(context: Any, variant: VariantType, where: types.Integer, value: Any) -> Any:
-    """Write 16 numbers as K and V are stored."""
-    return types.none(variant, i64, vector), _storing(variant.variant.bf16)
+def store_stored(context: Any, storage: StorageType, where: types.Integer, value: Any) -> Any:
+    """Write 16 numbers of K and V."""
+    return types.none(storage, i64, vector), _storing(storage.storage.bf16)
 
 
 @intrinsic
@@ -304,7 +311,7 @@ def zeros(context: Any, rows: CountType, columns: CountType) -> Any:
 @intrinsic
 def multiply_add(
     context: Any,
-    variant: VariantType,
+    storage: StorageType,
     rows: CountType,
     columns: CountType,
     steps: CountType,
@@ -315,31 +322,29 @@ def multiply_add(
 ) -> Any:
     """Return tile + inputs x weights over `steps` steps of input features.
 
-    `weights`: `columns` packed vectors per step. `inputs`: the activations of the first row, the
+    `weights`: 64 packed bytes per step and column. `inputs`: the activations of the first row, the
     other rows' follow every `stride` bytes. Every step has sums of its own, so that one need not
     wait for the other; `fold` adds them up: `tile` is rows x (steps * columns).
     """
-    kind = variant.variant
+    kind = storage.storage
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         tile_value, where, activations, step_between = values[4:]
         sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
         width = columns.value
         for step in range(steps.value):
-            packed = []
-            for column in range(width):
-                place = builder.add(where, I64(64 * (step * width + column)))
-                packed.append(_weights(builder, load_as(builder, place, INTS), kind.bf16, kind.dot))
+            place = builder.add(where, I64(64 * width * step))
+            packed = _weights(builder, place, width, kind)
             for row in range(rows.value):
                 place = builder.add(activations, builder.mul(step_between, I64(row)))
                 place = builder.add(place, I64(step * kind.step_bytes))
-                for feature, x in enumerate(_activations(builder, place, kind.bf16, kind.dot)):
+                for feature, x in enumerate(_activations(builder, place, kind)):
                     for column in range(width):
                         i = (row * steps.value + step) * width + column
-                        sums[i] = _product(builder, packed[column][feature], x, sums[i])
+                        sums[i] = _product(builder, packed[feature][column], x, sums[i])
         return cgutils.pack_array(builder, sums)
 
-    return tile(variant, rows, columns, steps, tile, i64, i64, i64), emit
+    return tile(storage, rows, columns, steps, tile, i64, i64, i64), emit
 
 
 @intrinsic
@@ -362,23 +367,37 @@ def fold(
     return result(rows, columns, steps, tile), emit
 
 
-def _weights(builder: Any, packed: Any, bf16: bool, dot: bool) -> list[Any]:
-    """Return what one packed vector holds: a float vector per input feature, or pairs for dot."""
-    if dot:
+def _weights(builder: Any, where: Any, columns: int, storage: Storage) -> list[list[Any]]:
+    """Return one step's weights: a vector per input feature and column; for dot, of pairs."""
+    if storage.int8:
+        return [
+            [
+                _widened_bytes(builder, where, LANES * (feature * columns + column))
+                for column in range(columns)
+            ]
+            for feature in range(storage.step)
+        ]
+    places = [builder.add(where, I64(64 * column)) for column in range(columns)]
+    packed = [load_as(builder, place, INTS) for place in places]
+    if storage.dot:
         return [packed]
-    if not bf16:
-        return [builder.bitcast(packed, FLOATS)]
-    even = builder.bitcast(builder.shl(packed, ints(16)), FLOATS)
-    odd = builder.bitcast(builder.and_(packed, ints(-65536)), FLOATS)
-    return [even, odd]
+    if not storage.bf16:
+        return [[builder.bitcast(each, FLOATS) for each in packed]]
+    even = [builder.shl(each, ints(16)) for each in packed]
+    odd = [builder.and_(each, ints(-65536)) for each in packed]
+    return [[builder.bitcast(each, FLOATS) for each in feature] for feature in (even, odd)]
 
 
-def _activations(builder: Any, where: Any, bf16: bool, dot: bool) -> list[Any]:
+def _widened_bytes(builder: Any, where: Any, offset: int) -> Any:
+    packed = load_as(builder, builder.add(where, I64(offset)), BYTES, 1)
+    return builder.sitofp(packed, FLOATS)
+
+
+def _activations(builder: Any, where: Any, storage: Storage) -> list[Any]:
     """Return one row's activations of a step, each in every lane."""
-    if dot:
+    if storage.dot:
         return [splat(builder, load_as(builder, where, I32), INTS)]
-    features = range(2 if bf16 else 1)
-    places = [builder.add(where, I64(4 * feature)) for feature in features]
+    places = [builder.add(where, I64(4 * feature)) for feature in range(storage.step)]
     return [splat(builder, load_as(builder, place, FLOAT), FLOATS) for place in places]
 
 
@@ -409,7 +428,7 @@ def _product(builder: Any, weight: Any, x: Any, total: Any) -> Any:
 @intrinsic
 def add_weighted(
     context: Any,
-    variant: VariantType,
+    storage: StorageType,
     rows: CountType,
     columns: CountType,
     tile: types.UniTuple,
@@ -419,9 +438,9 @@ def add_weighted(
 ) -> Any:
     """Return tile + factor x numbers.
 
-    `numbers`: `columns` vectors as stored. `factors`: a float32 per row, `stride` bytes apart.
+    `numbers`: `columns` vectors of V. `factors`: a float32 per row, `stride` bytes apart.
     """
-    bf16 = variant.variant.bf16
+    bf16 = storage.storage.bf16
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         tile_value, where, first, step = values[3:]
@@ -441,7 +460,7 @@ def add_weighted(
                 sums[i] = _fma(builder, factor, value, sums[i])
         return cgutils.pack_array(builder, sums)
 
-    return tile(variant, rows, columns, tile, i64, i64, i64), emit
+    return tile(storage, rows, columns, tile, i64, i64, i64), emit
 
 
 @intrinsic
