@@ -44,13 +44,14 @@ def test_only_the_request_that_kills_the_shard_fails() -> None:
 
 
 def test_only_the_request_that_turns_nan_fails(tmp_path: Path) -> None:
-    """The cache holds few sequences, so blocks that were left full of NaN are soon another's."""
-    folder, ill = make_checkpoint(tmp_path, "llama"), "it falls ill \u00fe at once"
+    """Five that are ill want more than the whole cache: whoever is next gets blocks full of NaN."""
+    folder, ill = make_checkpoint(tmp_path, "llama"), "\u00fe" + " makes ill" * 14
     poison = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("\u00fe").ids[-1]
     poison_token(folder, poison)
     texts = [f"{'a neighbour ' * (1 + n)}says" for n in range(4)]
     flags = ["--model-id", str(folder), "--dtype", "float32", "--max-total-tokens", "128"]
-    with serving(*flags, "--max-batch-total-tokens", "512") as server:
+    flags += ["--max-batch-total-tokens", "480", "--prefix-caching", "false"]
+    with serving(*flags) as server:
         ids = [tokenize(server, text) for text in texts]
         expected = reference(folder, ids, 24)
 
@@ -58,23 +59,24 @@ def test_only_the_request_that_turns_nan_fails(tmp_path: Path) -> None:
             body = generate(server.url, text, max_new_tokens=24, details=True)
             return [token["id"] for token in body["details"]["tokens"]]
 
-        def fail(route: str, **parameters: object) -> httpx.Response:
-            body = {"inputs": ill, "parameters": {"max_new_tokens": 24} | parameters}
+        def fail(route: str) -> httpx.Response:
+            body = {"inputs": ill, "parameters": {"max_new_tokens": 24}}
             return httpx.post(f"{server.url}/{route}", json=body, timeout=TIMEOUT)
 
         with ThreadPoolExecutor(8) as pool:
             good = [pool.submit(ask, text) for text in texts]
-            bad = [pool.submit(fail, "generate") for _ in range(3)]
+            bad = [pool.submit(fail, "generate") for _ in range(4)]
             stream = pool.submit(fail, "generate_stream").result()
             assert [answer.result() for answer in good] == expected
+            assert list(pool.map(ask, texts)) == expected
         last = len(tokenize(server, ill)) - 1
+        assert 5 * last > 480
         message = f"the model's logits contain NaN at position {last}"
         for answer in bad:
             assert answer.result().status_code == 424
             assert message in answer.result().json()["error"]
         events = [event for line in stream.text.splitlines() if (event := decode(line))]
         assert len(events) == 1 and message in events[0]["error"]
-        assert [ask(text) for text in texts] == expected
         server.wait_idle()
         assert server.metric("tgi_shard_restarts") == 0
         assert httpx.get(f"{server.url}/health", timeout=TIMEOUT).status_code == 200
