@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
-import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,17 +24,35 @@ def checkpoint(folder: Path) -> Path:
     return path
 
 
+READER = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    mapped.madvise(mmap.MADV_RANDOM)  # no reading ahead, no pages around a fault
+    print("mapped", flush=True)
+    input()
+    sum(mapped[:: mmap.PAGESIZE])
+    print("read", flush=True)
+    input()
+print("unmapped", flush=True)
+input()
+"""
+
+
 def test_what_is_touched_counts_and_what_is_mapped_does_not(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
     assert loading.checkpoint_bytes(tmp_path) == 4 * MIB
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        mapped.madvise(mmap.MADV_RANDOM)  # no reading ahead, no pages around a fault
-        before = loading.touched_bytes(os.getpid())
-        assert before < 2 * MIB
-        sum(mapped[:: mmap.PAGESIZE])
-        assert loading.touched_bytes(os.getpid()) == 4 * MIB
-    assert loading.touched_bytes(os.getpid()) == 0
-    assert loading.touched_bytes(2**22 + 1) == 0  # no such process
+    command = [sys.executable, "-c", READER, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        assert process.stdin is not None and process.stdout is not None
+        touched = {}
+        for line in process.stdout:
+            touched[line.strip()] = loading.touched_bytes(process.pid)
+            process.stdin.write("\n")
+        assert touched["mapped"] < 2 * MIB
+        assert touched["read"] == 4 * MIB
+        assert touched["unmapped"] == 0
+    assert loading.touched_bytes(process.pid) == 0  # no such process
 
 
 class Terminal(io.StringIO):

@@ -1,8 +1,9 @@
 """How far the shards have come with reading the weights, as a bar or as lines of the log.
 
 The kernel knows it: a shard maps the checkpoint's files, and /proc/PID/smaps says how much of each
-mapping has been touched. So no backend has to count, and a shard that hangs shows as a bar that
-stands still.
+mapping has been touched. The CPU kernels' loader lets go of a file as it packs it; what it packs
+into are the mappings that ask for huge pages. So no backend has to count, and a shard that hangs
+shows as a bar that stands still.
 """
 
 from __future__ import annotations
@@ -29,19 +30,23 @@ def checkpoint_bytes(folder: Path) -> int:
 
 
 def touched_bytes(pid: int) -> int:
-    """Return how many bytes of mapped weights a process has read; 0 when it is gone."""
+    """Return how many bytes of weights a process has read; 0 when it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
     except OSError:
         return 0
-    total, ours = 0, False
+    mapped = packed = resident = 0
+    is_file = False
     for line in lines:
         name, *rest = line.split(maxsplit=1)
         if not name.endswith(":"):  # the head of a mapping: addresses, rights, ..., path
-            ours = line.endswith(_SUFFIX)
-        elif ours and name == "Rss:":
-            total += int(rest[0].split()[0]) * 1024
-    return total
+            is_file = line.endswith(_SUFFIX)
+        elif name == "Rss:":
+            resident = int(rest[0].split()[0]) * 1024
+            mapped += resident if is_file else 0
+        elif name == "VmFlags:" and "hg" in rest[0].split():  # the last line of a mapping
+            packed += resident
+    return max(mapped, packed)
 
 
 async def show_loading(

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.shard.models_support import BLOCK, GreedyRecorder
 from tgi_trio.shard.cpu.checkpoint import Checkpoint
 from tgi_trio.shard.cpu.forward import Forward
@@ -51,3 +53,18 @@ def cpu_runner(
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
         yield runner, recorder
+
+
+class ReadRecorder:
+    """A source of weights, to be read in the order of `parts`; takes note of what is released."""
+
+    def __init__(self, *parts: np.ndarray[Any, Any]) -> None:
+        self.parts = parts
+        self.released: list[tuple[Path, int]] = []
+
+    def place(self, values: np.ndarray[Any, Any]) -> tuple[Path, int]:
+        index = next(i for i, part in enumerate(self.parts) if np.shares_memory(part, values))
+        return Path(str(index)), values.ctypes.data
+
+    def release(self, values: np.ndarray[Any, Any]) -> None:
+        self.released.append(self.place(values))

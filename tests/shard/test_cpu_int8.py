@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shard.cpu_support import FITTING, cpu_runner
+from tests.shard.cpu_support import FITTING, ReadRecorder, cpu_runner
 from tests.shard.models_support import (
     Golden,
     assert_greedy,
@@ -102,7 +102,7 @@ def product(
     spec = decoder_spec(read_config(folder))
     assert spec is not None
     variant = variant_for(spec, "float32", int8=True)
-    with Packer(variant.weights, threads=1) as packer:
+    with Packer(ReadRecorder(weights), variant.weights, threads=1) as packer:
         panels, scales = packer.pack([weights])
     operation = np.zeros(1, OPERATION)
     result = zeroed((len(x), len(panels) * PANEL), np.float32)

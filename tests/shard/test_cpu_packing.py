@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from tests.shard.cpu_support import ReadRecorder
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.cpu import packing
 from tgi_trio.shard.cpu.kernels.variant import Storage
@@ -29,7 +30,8 @@ def test_parts_come_below_each_other(monkeypatch: pytest.MonkeyPatch, bf16: bool
     draw = np.random.default_rng(1)
     parts = [draw.normal(size=(n, 48)).astype(np.float32) for n in (64, 32, 41)]
     halves = parts[0][:32], parts[1]
-    with Packer(Storage("bfloat16" if bf16 else "float32"), threads=2) as packer:
+    storage = Storage("bfloat16" if bf16 else "float32")
+    with Packer(ReadRecorder(*parts), storage, threads=2) as packer:
         (stacked, _), (paired, _) = packer.pack(parts), packer.pack(halves, paired=True)
     expected, between = np.concatenate(parts), interleave(*halves)
     if bf16:
@@ -45,7 +47,7 @@ def test_scales_lie_as_their_outputs(monkeypatch: pytest.MonkeyPatch, job: int) 
     draw = np.random.default_rng(1)
     parts = [draw.normal(size=(n, 48)).astype(np.float32) for n in (64, 32, 41)]
     halves = parts[0][:32], parts[1]
-    with Packer(Storage("int8"), threads=2) as packer:
+    with Packer(ReadRecorder(*parts), Storage("int8"), threads=2) as packer:
         stacked, paired = packer.pack(parts), packer.pack(halves, paired=True)
     for (panels, scales), expected in (
         (stacked, np.concatenate(parts)),
@@ -82,5 +84,20 @@ def test_what_is_no_number_has_no_8_bits(bad: float) -> None:
 
 
 def test_what_goes_wrong_in_a_thread_is_raised() -> None:
-    with pytest.raises(ValueError), Packer(Storage("float32"), threads=1) as packer:
-        packer.pack([np.ones((32, 16), np.float32), np.ones((32, 8), np.float32)])
+    parts = np.ones((32, 16), np.float32), np.ones((32, 8), np.float32)
+    with pytest.raises(ValueError):
+        with Packer(ReadRecorder(*parts), Storage("float32"), threads=1) as packer:
+            packer.pack(parts)
+
+
+def test_rows_are_read_in_the_order_of_the_file_and_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "_JOB_BYTES", 1)  # a job for every panel
+    first, second = (np.ones((64, 16), np.float32) for _ in range(2))
+    source = ReadRecorder(first, second)
+    with Packer(source, Storage("float32"), threads=1) as packer:
+        packer.pack([second])
+        packer.pack([first])
+    places = [source.place(rows[i : i + 32]) for rows in (first, second) for i in (0, 32)]
+    assert source.released == places

@@ -76,3 +76,21 @@ def test_a_folder_that_cannot_be_read_is_left_to_the_loader(
         (tmp_path / "model.safetensors").write_bytes(content)
     with reading_ahead(tmp_path):
         pass
+
+
+def test_files_that_are_not_in_memory_yet_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Just written, both are; then the kernel says of one that reading it would have to wait."""
+    with reading_ahead(folder) as fresh:
+        assert fresh == frozenset()
+    cold, preadv = folder / "model-2.safetensors", os.preadv
+
+    def wait_for_disk(file: int, *arguments: object) -> int:
+        if os.fstat(file).st_ino == cold.stat().st_ino:
+            raise BlockingIOError
+        return preadv(file, *arguments)
+
+    monkeypatch.setattr(readahead.os, "preadv", wait_for_disk)
+    with reading_ahead(folder) as fresh:
+        assert fresh == {cold}

@@ -82,8 +82,9 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
     """
     # Rank 0 reads for all. Heavy imports come here, beside the reading and after the router has
     # been told that this process lives.
-    ahead = reading_ahead(Path(settings.model_path)) if settings.rank == 0 else nullcontext()
-    with ahead:
+    folder = Path(settings.model_path)
+    ahead = reading_ahead(folder) if settings.rank == 0 else nullcontext(frozenset[Path]())
+    with ahead as fresh_files:
         from tgi_trio.shard.backend import load_runner
         from tgi_trio.shard.device import CPU, choose_device
 
@@ -91,7 +92,7 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
         if device == CPU and settings.world_size == 1:  # ranks would be bound to the same cores
             _settle_threads(settings)
         return load_runner(
-            Path(settings.model_path),
+            folder,
             dtype=settings.dtype,
             device=device,
             ranks=None if connect is None else connect(device),
@@ -101,6 +102,7 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
             cuda_graphs=None if settings.cuda_graphs is None else tuple(settings.cuda_graphs),
             cuda_memory_fraction=settings.cuda_memory_fraction,
             tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
+            fresh_files=fresh_files,
         )
 
 

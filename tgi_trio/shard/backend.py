@@ -34,13 +34,15 @@ def load_runner(
     cuda_graphs: tuple[int, ...] | None = None,
     cuda_memory_fraction: float = 1.0,
     tokenizer: Path | None = None,
+    fresh_files: frozenset[Path] = frozenset(),
 ) -> Runner:
     """Load a folder as written by `save_pretrained`.
 
     `quantize`: "eetq" for 8-bit weights, which the CPU kernels make; None for those that are there.
     `cpu_backend`: "numba", "torch", or "auto" for numba where it fits, which is on one rank only.
     `cuda_graphs`: see `TorchRunner.load`; None for those that TGI records. With `ranks`, this
-    rank's part is loaded; rank 0 alone chooses tokens. The rest as for `TorchRunner.load`. Raises
+    rank's part is loaded; rank 0 alone chooses tokens. `fresh_files`: as `reading_ahead` yields
+    them, where nobody else reads them. The rest as for `TorchRunner.load`. Raises
     ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
     """
     if quantize is not None and (device != CPU or ranks is not None or cpu_backend == "torch"):
@@ -70,6 +72,7 @@ def load_runner(
                 int8=quantize == "eetq",
                 grammars=grammars,
                 threads=threads,
+                fresh_files=fresh_files,
             )
         except UnfitError as error:
             if cpu_backend == "numba" or quantize is not None:

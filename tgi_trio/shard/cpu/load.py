@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 from tgi_trio.shard.cores import sensible_threads, usable_cores
 from tgi_trio.shard.cpu import sampler_self_test, self_test
@@ -32,11 +33,13 @@ def load(
     int8: bool = False,
     grammars: Grammars | None = None,
     threads: int | None = None,
+    fresh_files: frozenset[Path] = frozenset(),
 ) -> CpuRunner:
     """Load a checkpoint into a runner with `threads` threads (None: what its size is worth).
 
-    `int8`: its linear layers' weights are quantised to 8 bits on the way. Raises UnfitError, before
-    any weight is read, when the kernels do not fit or fail their self-test; ModelLoadError for a
+    `int8`: its linear layers' weights are quantised to 8 bits on the way. `fresh_files` leave the
+    page cache again as they are packed, but for the embedding's rows. Raises UnfitError, before any
+    weight is read, when the kernels do not fit or fail their self-test; ModelLoadError for a
     checkpoint that cannot be used.
     """
     began = time.monotonic_ns()
@@ -49,7 +52,12 @@ def load(
     count = threads or sensible_threads(config.folder, len(cores))
     forward = Forward(
         spec,
-        Checkpoint(config.folder, spec.names.base),
+        Checkpoint(
+            config.folder,
+            spec.names.base,
+            given_back=fresh_files,
+            kept=[f"{spec.names.embedding}.weight"],
+        ),
         dtype,
         cores[:count],
         int8=int8,

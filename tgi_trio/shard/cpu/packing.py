@@ -6,8 +6,10 @@ int8 weights are quantised on the way: symmetrically, with a scale for every out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,27 +64,55 @@ def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
     return whole.astype(np.int8), scales
 
 
+class Source(Protocol):
+    """What rows of weights are views of."""
+
+    def place(self, values: NDArray[Any]) -> tuple[Path, int]:
+        """Return where they are: reading goes on in this order."""
+
+    def release(self, values: NDArray[Any]) -> None:
+        """Take note that they have been read for the last time; called by any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    panels: NDArray[Any]
+    scales: Floats | None
+    rows: NDArray[Any]
+
+
 class Packer:
     """Weights on their way into panels, by several threads at once. A context manager.
 
-    What `pack` returns is filled when the block is left, not before. Copying is bound by memory
-    and by the pages it touches first, and numpy lets other threads run meanwhile.
+    What `pack` returns is filled when the block is left, not before. All goes in the order of the
+    file, behind its reading. Copying is bound by memory and by the pages it touches first, and
+    numpy lets other threads run meanwhile.
     """
 
-    def __init__(self, storage: Storage, threads: int) -> None:
+    def __init__(self, source: Source, storage: Storage, threads: int) -> None:
+        self._source = source
         self._storage = storage
         self._arena = Arena()
-        self._pool = ThreadPoolExecutor(threads, "packer")
-        self._under_way: list[Future[None]] = []
+        self._threads = threads
+        self._jobs: list[_Job] = []
 
     def __enter__(self) -> Packer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=kind is not None)
-        if kind is None:
-            for part in self._under_way:
-                part.result()
+        if kind is not None:
+            return
+        self._jobs.sort(key=lambda job: self._source.place(job.rows))
+        with ThreadPoolExecutor(self._threads, "packer") as pool:
+            for _done in pool.map(self._do, self._jobs):
+                pass
+
+    def _do(self, job: _Job) -> None:
+        if job.scales is None:
+            _copy(job.panels, job.rows, self._storage.bf16)
+        else:
+            _quantise(job.panels, job.scales, job.rows)
+        self._source.release(job.rows)
 
     def pack(
         self, parts: Sequence[NDArray[Any]], *, paired: bool = False
@@ -124,11 +154,8 @@ class Packer:
         for begin in range(0, len(panels), step):
             piece = rows[begin * lanes : (begin + step) * lanes]
             part = slice(begin, begin + step)
-            if scales is None:
-                job = self._pool.submit(_copy, panels[part], piece, self._storage.bf16)
-            else:
-                job = self._pool.submit(_quantise, panels[part], scales[part], piece)
-            self._under_way.append(job)
+            own = None if scales is None else scales[part]
+            self._jobs.append(_Job(panels[part], own, piece))
 
 
 def _quantise(panels: NDArray[np.int8], scales: Floats, rows: NDArray[Any]) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tgi_trio.shard.cpu.fitting import ACTIVATIONS
 from tgi_trio.shard.cpu.kernels.variant import PANEL, Variant
 from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.packing import Packer, interleave, stored, to_bfloat16, to_float32
+from tgi_trio.shard.cpu.packing import Packer, Source, interleave, stored, to_bfloat16, to_float32
 from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
 from tgi_trio.shard.layers.frequencies import rotary_frequencies
 from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
@@ -19,7 +19,7 @@ from tgi_trio.shard.step import BLOCK_SIZE
 Array = NDArray[Any]
 
 
-class Tensors(Protocol):
+class Tensors(Source, Protocol):
     """Where weights come from: a checkpoint, or made-up ones for the self-test."""
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Array: ...
@@ -43,7 +43,7 @@ class Program:
         self._bf16 = variant.kv.bf16
         self._kept: list[Array] = []  # operations hold addresses only
         self._rows: list[NDArray[np.void]] = []
-        with Packer(variant.weights, threads) as self._packer:
+        with Packer(tensors, variant.weights, threads) as self._packer:
             self._build()
         self.operations = np.stack(self._rows)
         self.body = len(self._rows) - 2  # the final norm and the head come after it

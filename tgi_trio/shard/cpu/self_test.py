@@ -7,6 +7,7 @@ requests with plausible nonsense. The test also compiles, before there is a team
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,12 @@ class _Random:
 
     def vector(self, name: str, size: int) -> Floats:
         return 1.0 + self.tensor(name, (size,))
+
+    def place(self, values: NDArray[Any]) -> tuple[Path, int]:
+        return Path(), 0
+
+    def release(self, values: NDArray[Any]) -> None:
+        """They are made again where they are needed again."""
 
 
 def _ids(count: int) -> NDArray[np.int32]:

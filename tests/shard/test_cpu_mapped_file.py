@@ -1,0 +1,99 @@
+"""A mapped file gives back what has been read, all of it and no byte of anything else."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.shard.cpu_support import FITTING
+from tgi_trio.loading import touched_bytes
+from tgi_trio.shard.cpu import mapped_file
+from tgi_trio.shard.cpu.checkpoint import Checkpoint
+from tgi_trio.shard.cpu.fitting import variant_for
+from tgi_trio.shard.cpu.mapped_file import MappedFile
+from tgi_trio.shard.cpu.memory import zeroed
+from tgi_trio.shard.cpu.program import Program
+from tgi_trio.shard.model_config import read_config
+from tgi_trio.shard.models.families import decoder_spec
+
+PAGE = mmap.PAGESIZE
+CHUNK = 16 * PAGE
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of three chunks and a bit."""
+    monkeypatch.setattr(mapped_file, "_CHUNK", CHUNK)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(os.urandom(3 * CHUNK + 100))
+    return path
+
+
+def chunks_held(file: MappedFile) -> list[bool]:
+    """Return for each chunk whether any of its pages is in this process."""
+    first = file.data.ctypes.data // PAGE
+    pages = len(file.data) // PAGE + 1
+    with open("/proc/self/pagemap", "rb") as table:
+        table.seek(first * 8)
+        entries = np.frombuffer(table.read(pages * 8), np.uint64)
+    present = entries >> np.uint64(63)
+    return [bool(present[i : i + CHUNK // PAGE].any()) for i in range(0, pages, CHUNK // PAGE)]
+
+
+def test_a_chunk_goes_with_its_last_byte(file: Path) -> None:
+    mapped = MappedFile(file, gives_back=True)
+    content = mapped.data.tobytes()
+    assert chunks_held(mapped) == [True] * 4
+    mapped.release(0, CHUNK - 1)
+    mapped.release(CHUNK, CHUNK + 1)
+    assert chunks_held(mapped) == [True] * 4
+    mapped.release(CHUNK - 1, CHUNK)
+    assert chunks_held(mapped) == [False, True, True, True]
+    mapped.release(CHUNK + 1, len(content))
+    assert chunks_held(mapped) == [False] * 4
+    assert mapped.data.tobytes() == content  # from the file again
+
+
+def test_what_is_kept_stays(file: Path) -> None:
+    mapped = MappedFile(file, gives_back=True)
+    mapped.keep(CHUNK + 5, CHUNK + 6)
+    mapped.data.tobytes()
+    mapped.release(0, len(mapped.data))
+    assert chunks_held(mapped) == [False, True, False, False]
+
+
+def test_a_file_that_was_in_memory_before_stays_there(file: Path) -> None:
+    mapped = MappedFile(file, gives_back=False)
+    mapped.data.tobytes()
+    mapped.release(0, len(mapped.data))
+    assert chunks_held(mapped) == [True] * 4
+
+
+def test_it_still_counts_as_read_where_its_weights_are_packed(file: Path) -> None:
+    """What shows the progress of loading sees the memory that the weights went into."""
+    before = touched_bytes(os.getpid())
+    packed = zeroed((4 << 20,))
+    packed[:] = 1
+    assert touched_bytes(os.getpid()) >= before + len(packed)
+
+
+def test_packed_weights_are_the_same(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_file, "_CHUNK", PAGE)
+    folder = checkpoint("llama", **FITTING["llama"])
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None
+    variant = variant_for(spec, "float32")
+    embedding = f"{spec.names.embedding}.weight"
+
+    def panels(given_back: list[Path]) -> list[bytes]:
+        tensors = Checkpoint(folder, given_back=given_back, kept=[embedding])
+        return [weights.tobytes() for weights in Program(spec, tensors, variant)._kept]
+
+    assert panels(list(folder.glob("*.safetensors"))) == panels([])
