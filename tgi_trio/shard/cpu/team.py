@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 import numpy as np
+from numba import typeof
 from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu.kernels import threads as layout
@@ -33,11 +34,15 @@ class Team:
         self.cores = cores
         self._control = zeroed((layout.control_bytes(len(cores)),), np.uint8)
         self._signals = self._control.view(np.int64)
+        self._control_address = address(self._control)
+        self._compiled = take_part
         self._workers: list[threading.Thread] = []
         self._pinned: tuple[int, set[int]] | None = None  # the caller's thread, its cores before
 
     def start(self) -> None:
         """Compile, then start the workers and pin all threads; a team of one stays where it is."""
+        # Bound to its types: numba looks them up at every call, a percent of a small model's step.
+        self._compiled = take_part.compile(tuple(map(typeof, self._arguments(0))))
         self.step["threads"] = 1
         self.step["first"] = self.step["end"] = 0
         self.run()  # an error while compiling must not leave workers that wait for us
@@ -89,5 +94,8 @@ class Team:
         os.sched_setaffinity(0, {self.cores[rank]})  # of this thread alone
         self._take_part(rank)
 
-    def _take_part(self, rank: int) -> Any:
-        take_part(self.variant, rank, self.step, self._operations, address(self._control))
+    def _take_part(self, rank: int) -> None:
+        self._compiled(*self._arguments(rank))
+
+    def _arguments(self, rank: int) -> tuple[Any, ...]:
+        return self.variant, rank, self.step, self._operations, self._control_address
