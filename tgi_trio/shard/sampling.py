@@ -47,6 +47,7 @@ class Settings:
     vocab_size: int
     seeds: NDArray[np.uint64]  # [R]
     sample: NDArray[np.bool_]  # [R]
+    draws: bool  # whether any row samples
     top_n: Ints  # [R]
     temperature: NDArray[np.float32] | None  # [R, 1]; None: all are 1
     floors: tuple[Ints, Floats]  # rows with min-p alone, and its logarithm
@@ -73,6 +74,7 @@ class Settings:
             vocab_size=vocab_size,
             seeds=np.array([s.seed for s in sampling], np.uint64),
             sample=np.array([s.sample for s in sampling], np.bool_),
+            draws=any(s.sample for s in sampling),
             top_n=np.array([s.top_n for s in sampling], np.int64),
             temperature=None if (temperature == 1).all() else temperature[:, None],
             floors=(floored, np.log(every.min_p[floored])),
@@ -194,7 +196,7 @@ def uniforms(settings: Settings, draw: Draw = uniform) -> Floats:
 
     `draw(seeds, positions)` gives the numbers, uint64 [R] each; all 0 where no row samples.
     """
-    if not settings.sample.any():
+    if not settings.draws:
         return np.zeros(len(settings.rows))
     positions = np.array([row.length for row in settings.rows], np.uint64)
     return draw(settings.seeds, positions)

@@ -36,12 +36,14 @@ class Tokens:
 
     @classmethod
     def of(cls, plan: StepPlan) -> Tokens:
-        counts = np.diff(plan.query_starts)
+        rows = np.arange(len(plan.rows), dtype=np.int32)
+        if len(plan.token_ids) > len(rows):
+            rows = np.repeat(rows, np.diff(plan.query_starts))
         return cls(
             ids=plan.token_ids.astype(np.int32),
             positions=plan.positions.astype(np.int32),
             slots=plan.kv_slots.astype(np.int32),
-            rows=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+            rows=rows,
             tables=np.ascontiguousarray(plan.block_tables, np.int32),
             longest=int(plan.context_lengths.max()),
         )
@@ -71,6 +73,7 @@ class Forward:
         self.team = Team(self.variant, self.program.operations, cores)
         self._step = self.team.step
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
+        self._logits = np.zeros((0, self.program.padded_vocab), np.float32)
         self._room = (0, 0, 0)  # tokens, wanted rows, context
         self._scratch = zeroed((0,))
         self._held: Any = None  # arrays whose addresses the step holds
@@ -91,6 +94,8 @@ class Forward:
         for buffer, size in self.program.buffer_bytes(tokens, wanted).items():
             self._buffers[buffer] = zeroed((size,))
             step["buffers"][0, buffer] = address(self._buffers[buffer])
+        logits = self._buffers[Buffer.LOGITS].view(np.float32)
+        self._logits = logits.reshape(wanted, self.program.padded_vocab)
         # Scores of whole pairs of blocks, and a line, so that heads do not share a cache set.
         scores = (-(-longest // (2 * BLOCK_SIZE)) * 2 * BLOCK_SIZE) * 4 + 64
         each = TILE_BYTES + self.variant.heads * scores
@@ -138,7 +143,4 @@ class Forward:
         step["end"] = len(program.operations) if len(wanted) else program.body
         step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
         self.team.run()
-        logits = self._buffers[Buffer.LOGITS].view(np.float32)
-        width = program.padded_vocab
-        rows = logits[: len(wanted) * width].reshape(len(wanted), width)
-        return rows[:, : self.spec.vocab_size]
+        return self._logits[: len(wanted), : self.spec.vocab_size]

@@ -59,7 +59,9 @@ class CpuSampler(SamplerBase):
         self._chunks = -(-vocab_size // CHUNK)
         others = (cores or [0])[1:]
         self._rooms = zeroed((1 + len(others), room_bytes(self._chunks)))
+        self._room_addresses = [address(room) for room in self._rooms]
         self._counter = zeroed((1,), np.int64)
+        self._counter_address = address(self._counter)
         self._helpers = None
         if others:  # a thread begins where the one that started it is pinned
             self._helpers = ThreadPoolExecutor(
@@ -218,15 +220,14 @@ class CpuSampler(SamplerBase):
     def _work(self, table: NDArray[np.void]) -> None:
         """Have all rows of the table worked on."""
         self._counter[0] = 0
-        counter, rooms = address(self._counter), self._rooms
+        counter, rooms = self._counter_address, self._room_addresses
         shared = len(table) > 1 and len(table) * self._vocab_size >= _SHARED_SCORES
         helping: list[Any] = []
         if self._helpers is not None and shared:
             helping = [
-                self._helpers.submit(work_on_rows, table, counter, address(room))
-                for room in rooms[1:]
+                self._helpers.submit(work_on_rows, table, counter, room) for room in rooms[1:]
             ]
-        work_on_rows(table, counter, address(rooms[0]))
+        work_on_rows(table, counter, rooms[0])
         for helper in helping:
             helper.result()
 
