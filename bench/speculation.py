@@ -5,6 +5,8 @@
 The shard's own planning, model and sampler on the embedded model (or --model-id), without rings
 and router. `again` prompts hold a question, its answer and the question once more, so that the
 answer repeats what is there, as edits, summaries and code do; `plain` ones hold the question.
+Prompts wait for a place in the batch, as in a server; the steps that count are those of a full
+batch that only decodes: whose guesses are right leaves early, and would leave the others more room.
 Settings take turns, so that all of them see the same machine; tokens are compared with those of
 the first setting.
 """
@@ -15,6 +17,7 @@ import argparse
 import functools
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +48,10 @@ class Run:
     """What one pass over the prompts took and brought."""
 
     tokens: dict[int, list[int]]
-    row_steps: int  # sequences in decode steps, added up
-    decode_s: float
-    drafts: int
-
-    @property
-    def count(self) -> int:
-        """Tokens that decode steps brought: the first of each sequence comes with its prompt."""
-        return sum(len(ids) - 1 for ids in self.tokens.values())
+    row_steps: int = 0  # sequences in the steps that count, added up
+    count: int = 0  # tokens of these steps
+    decode_s: float = 0.0
+    drafts: int = 0
 
 
 Answer = Callable[[list[list[int]]], Run]
@@ -69,9 +68,16 @@ def prompts(kind: str, count: int, tokenizer: Tokenizer, answer: Answer) -> list
 
 
 def run(
-    runner: Runner, blocks: int, encoded: list[list[int]], speculate: int, new: int, sample: bool
+    runner: Runner,
+    blocks: int,
+    size: int,
+    encoded: list[list[int]],
+    *,
+    speculate: int,
+    new: int,
+    sample: bool,
 ) -> Run:
-    """Answer all prompts as one batch."""
+    """Answer all prompts, `size` at a time."""
     info = runner.info
     batch = Batch(
         vocab_size=info.vocab_size,
@@ -79,34 +85,41 @@ def run(
         blocks=blocks,
         eos_ids=info.eos_ids,
         drafter=NgramDrafter(speculate, info.eos_ids) if speculate else None,
+        cheap_tokens=info.cheap_tokens,
     )
     need = -(-(max(map(len, encoded)) + new) // info.block_size)
-    for i, ids in enumerate(encoded):
-        sampling = SamplingParameters(seed=i, sample=sample, temperature=0.7, ignore_eos=True)
-        table = range(1 + i * need, 1 + (i + 1) * need)
-        batch.add(PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, sampling))
-    tokens: dict[int, list[int]] = {i: [] for i in range(len(encoded))}
-    steps, seconds, drafts = 0, 0.0, 0
+    waiting = deque(enumerate(encoded))
+    places = {i: range(1 + i * need, 1 + (i + 1) * need) for i in range(size)}  # KV blocks of each
+    taken: dict[int, int] = {}  # sequence -> its place
+    found = Run({i: [] for i in range(len(encoded))})
     while True:
+        while waiting and len(taken) < size:
+            i, ids = waiting.popleft()
+            taken[i] = min(places.keys() - taken.values())
+            sampling = SamplingParameters(seed=i, sample=sample, temperature=0.7, ignore_eos=True)
+            table = places[taken[i]]
+            batch.add(PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, sampling))
         began = time.perf_counter()
         plan = batch.plan(BUDGET)
         if plan is None:
-            break
+            return found
+        counts = batch.counts
         report = StepReport(1, 1)
         dropped, faults = batch.advance(plan, runner.step(plan), report)
         if faults:
             raise RuntimeError(faults[0].message)
+        if counts.decode_rows == size:
+            found.row_steps += size
+            found.decode_s += time.perf_counter() - began
+            found.drafts += counts.draft_tokens
+            found.count += len(report.token_ids)
         for sequence in dropped:
             runner.drop(sequence)
-        if not batch.counts.prefill_tokens:
-            steps += len(report.sequence)
-            seconds += time.perf_counter() - began
-            drafts += batch.counts.draft_tokens
+            del taken[sequence.id]
         end = 0
         for sequence_id, count in zip(report.sequence, report.token_count, strict=True):
-            tokens[sequence_id] += report.token_ids[end : end + count]
+            found.tokens[sequence_id] += report.token_ids[end : end + count]
             end += count
-    return Run(tokens, steps, seconds, drafts)
 
 
 def main() -> None:
@@ -115,6 +128,7 @@ def main() -> None:
     parser.add_argument("--speculate", type=int, nargs="+", default=[0, 2, 4, 8])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=3, help="prompts per place in the batch")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model-id", help="served model; the embedded one by default")
     parser.add_argument("--cpu-backend", default="auto")
@@ -128,17 +142,19 @@ def main() -> None:
     results, differing = [], 0
     for kind, size, sample in tqdm(cases, desc="cases"):
         new = args.new_tokens
-        answer = functools.partial(run, runner, blocks, speculate=0, new=new, sample=False)
-        encoded = prompts(kind, size, tokenizer, answer)
+        answer = functools.partial(run, runner, blocks, size)
+        plainly = functools.partial(answer, speculate=0, new=new, sample=False)
+        encoded = prompts(kind, args.turns * size, tokenizer, plainly)
         found: dict[int, list[Run]] = {n: [] for n in args.speculate}
         for _ in range(args.runs):
             for n in args.speculate:
-                found[n].append(run(runner, blocks, encoded, n, new, sample))
+                found[n].append(answer(encoded, speculate=n, new=new, sample=sample))
         first = found[args.speculate[0]][0]
-        base = statistics.median(r.count / r.decode_s for r in found[args.speculate[0]])
+        base = [r.count / r.decode_s for r in found[args.speculate[0]]]
         for n, runs in found.items():
             differing += sum(r.tokens != first.tokens for r in runs)
-            rate = statistics.median(r.count / r.decode_s for r in runs)
+            rates = [r.count / r.decode_s for r in runs]
+            ratios = [mine / other for mine, other in zip(rates, base, strict=True)]
             r = runs[0]
             results.append(
                 {
@@ -147,10 +163,10 @@ def main() -> None:
                     "choice": "sampled" if sample else "greedy",
                     "speculate": n,
                     "tokens_per_step": r.count / r.row_steps,
-                    "steps_saved": 1 - r.row_steps / first.row_steps,
+                    "steps_saved": 1 - r.row_steps / r.count,
                     "right": (r.count - r.row_steps) / r.drafts if r.drafts else 0.0,
-                    "tokens_per_s": rate,
-                    "ratio": rate / base,
+                    "tokens_per_s": statistics.median(rates),
+                    "ratio": statistics.median(ratios),
                 }
             )
     columns = tuple(results[0])

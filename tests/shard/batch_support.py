@@ -11,8 +11,17 @@ EOS = 2
 BUDGET = 10**6
 
 
-def new_batch(blocks: int = 10_000, drafter: Drafter | None = None) -> Batch:
-    return Batch(vocab_size=100, block_size=BLOCK, blocks=blocks, eos_ids=[EOS], drafter=drafter)
+def new_batch(
+    blocks: int = 10_000, drafter: Drafter | None = None, cheap_tokens: int = BUDGET
+) -> Batch:
+    return Batch(
+        vocab_size=100,
+        block_size=BLOCK,
+        blocks=blocks,
+        eos_ids=[EOS],
+        drafter=drafter,
+        cheap_tokens=cheap_tokens,
+    )
 
 
 def answer(plan: StepPlan, token: int = 7) -> StepResult:

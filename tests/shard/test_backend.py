@@ -28,6 +28,7 @@ batch = Batch(
     blocks=blocks,
     eos_ids=eos,
     drafter=NgramDrafter(2, eos),
+    cheap_tokens=runner.info.cheap_tokens,
 )
 ids = np.array([5, 6, 7, 5, 6, 7, 5, 6], np.int32)
 for i, sampling in enumerate([

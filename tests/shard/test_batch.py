@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from tests.shard.batch_support import BUDGET, EOS, answer, new_batch, step
@@ -13,6 +15,12 @@ from tgi_trio.shard.step import RowResult, Sequence, StepPlan, StepResult, slice
 
 class Counting:
     """A drafter that guesses 50, 51, ..., three a step."""
+
+    def __init__(self, trusted: Mapping[int, int] | None = None) -> None:
+        self._trusted = trusted or {}
+
+    def trust(self, sequence: Sequence) -> int:
+        return self._trusted.get(sequence.id, 0)
 
     def draft(self, sequence: Sequence, room: int) -> int:
         count = min(3, room)
@@ -260,9 +268,39 @@ def test_a_row_guesses_no_further_than_its_blocks_its_tokens_and_the_budget() ->
     batch.add(row(3, [31, 32], 9, blocks=[9]))
     step(batch)
     assert drafted(batch.plan(BUDGET)) == [3, 1, 1]  # 3: two tokens left; its block is nearly full
-    assert drafted(batch.plan(5)) == [2, 0, 0]
+    assert drafted(batch.plan(5)) == [1, 1, 0]
     assert drafted(batch.plan(3)) == [0, 0, 0]
     assert drafted(batch.plan(2)) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("cheap", "expected"),
+    [(4, [0, 0, 0, 0]), (5, [0, 0, 1, 0]), (8, [1, 1, 1, 1]), (11, [2, 2, 2, 1]), (16, [3] * 4)],
+)
+def test_guesses_share_the_tokens_that_cost_little(cheap: int, expected: list[int]) -> None:
+    batch = new_batch(drafter=Counting(trusted={2: 1, 3: 2}), cheap_tokens=cheap)
+    for i in range(1, 5):
+        batch.add(row(i, [10 * i], 9))
+    step(batch)
+    assert drafted(batch.plan(BUDGET)) == expected  # the third before the second before the others
+
+
+def test_what_a_row_does_not_guess_goes_to_those_after_it() -> None:
+    batch = new_batch(drafter=Counting(), cheap_tokens=6)
+    batch.add(row(1, [11, 12], 2))  # its next token is the last
+    batch.add(row(2, [21, 22], 9))
+    step(batch)
+    assert drafted(batch.plan(BUDGET)) == [0, 3]
+
+
+def test_nothing_is_guessed_beside_a_prompt_that_fills_the_step() -> None:
+    batch = new_batch(drafter=Counting(), cheap_tokens=8)
+    batch.add(row(1, [11, 12], 9))
+    step(batch)
+    batch.add(row(2, list(range(20, 27)), 9))
+    assert drafted(batch.plan(BUDGET)) == [0, 0]
+    step(batch)
+    assert drafted(batch.plan(BUDGET)) == [3, 3]
 
 
 def test_a_faulty_row_is_dropped_alone() -> None:

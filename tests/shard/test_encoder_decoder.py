@@ -160,7 +160,9 @@ def test_a_step_may_be_repeated(model: Model) -> None:
 
 def test_what_the_router_is_told(model: Model) -> None:
     assert not model.runner.info.prefix_reuse  # an encoder's output depends on the whole prompt
-    assert not model.runner.info.drafts  # so --speculate changes nothing: a step has no guesses
+    assert (
+        not model.runner.info.cheap_tokens
+    )  # so --speculate changes nothing: a step has no guesses
 
 
 def test_prompt_tokens_have_no_logprobs(model: Model) -> None:

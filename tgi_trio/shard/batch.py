@@ -41,6 +41,10 @@ class PlanCounts:
 class Drafter(Protocol):
     """Guesses the next tokens of a sequence."""
 
+    def trust(self, sequence: Sequence) -> int:
+        """Return how much its guesses are worth by how the last ones did; no unit."""
+        ...
+
     def draft(self, sequence: Sequence, room: int) -> int:
         """Write guesses into `token_ids` behind the known ones; return how many, up to `room`."""
         ...
@@ -57,10 +61,15 @@ class Batch:
         blocks: int,
         eos_ids: Iterable[int],
         drafter: Drafter | None = None,
+        cheap_tokens: int = 0,
     ) -> None:
-        """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet."""
+        """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet.
+
+        `cheap_tokens`: query tokens up to which the drafter's guesses fill a step.
+        """
         self.counts = PlanCounts()
         self._drafter = drafter
+        self._cheap_tokens = cheap_tokens
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._blocks = blocks
@@ -163,9 +172,10 @@ class Batch:
 
         Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
         short prompt does not wait behind a long one; the router's admission counts on it), until
-        `token_budget` query tokens (at least 1) are taken. What is left of it goes to guesses of
-        the decode rows' next tokens. Rows that are held or at the end of their granted blocks sit
-        out. The plan's arrays are copies: commands applied later do not change it.
+        `token_budget` query tokens (at least 1) are taken. What is left of it, and of the tokens
+        that cost little, goes to guesses of the decode rows' next tokens. Rows that are held or at
+        the end of their granted blocks sit out. The plan's arrays are copies: commands applied
+        later do not change it.
         """
         n = len(self._rows)
         computed = self._computed[:n]
@@ -194,7 +204,8 @@ class Batch:
         self._chosen, self._taken = chosen, taken
         prefill = computed[chosen] < self._given[chosen]
         prefill_tokens = int(taken[prefill].sum())
-        drafts = self._draft(chosen, prefill, token_budget - int(taken.sum()))
+        spare = min(token_budget, self._cheap_tokens) - int(taken.sum())
+        drafts = self._draft(chosen, prefill, spare)
         self.counts = PlanCounts(
             prefill_tokens=prefill_tokens,
             decode_rows=len(chosen) - int(prefill.sum()),
@@ -208,19 +219,25 @@ class Batch:
     ) -> NDArray[np.int64] | None:
         """Have the next tokens of the decode rows guessed: [chosen] how many, None without any.
 
-        No row guesses beyond its granted blocks or its last token; all together `spare` at most.
+        No row guesses beyond its granted blocks or its last token; all together `spare` at most,
+        in equal parts, those first whose guesses are worth most; what one leaves goes to the next.
         """
-        if self._drafter is None:
+        drafter = self._drafter
+        if drafter is None or spare <= 0:
             return None
+        decodes = [(i, int(chosen[i])) for i in np.flatnonzero(~prefill).tolist()]
+        if len(decodes) > 1:
+            decodes.sort(key=lambda row: -drafter.trust(self._rows[row[1]]))
         drafts = np.zeros(len(chosen), np.int64)
-        for i in np.flatnonzero(~prefill).tolist():
-            place = int(chosen[i])
+        left = spare
+        for served, (i, place) in enumerate(decodes):
             sequence = self._rows[place]
-            room = min(spare, sequence.remaining - 1, int(self._granted[place]) - sequence.length)
+            part = -(-left // (len(decodes) - served))
+            room = min(part, sequence.remaining - 1, int(self._granted[place]) - sequence.length)
             if room > 0:
-                drafts[i] = self._drafter.draft(sequence, room)
-                spare -= int(drafts[i])
-        return drafts if drafts.any() else None
+                drafts[i] = count = drafter.draft(sequence, room)
+                left -= count
+        return drafts if left < spare else None
 
     def _flatten(
         self,

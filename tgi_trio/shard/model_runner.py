@@ -117,7 +117,7 @@ class TorchRunner:
             backend=self.attention.name,
             load_ns=load_ns,
             prefix_reuse=model.prefix_reuse,
-            drafts=model.predicts_prompt,  # an encoder has read the prompt in one piece
+            cheap_tokens=_cheap_tokens(device) if model.predicts_prompt else 0,
         )
 
     @staticmethod
@@ -270,6 +270,15 @@ class TorchRunner:
 
     def _new_cache(self, blocks: int) -> KVCache:
         return KVCache(self._kv_shape, blocks, self.dtype, self.device)
+
+
+def _cheap_tokens(device: torch.device) -> int:
+    """Return what `ModelInfo` says of them.
+
+    On a CPU a token adds a twentieth to a step or more; on a device reading the weights sets the
+    pace for hundreds of tokens.
+    """
+    return 8 if device.type == "cpu" else 256
 
 
 def _picked(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:

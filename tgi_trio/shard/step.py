@@ -140,7 +140,9 @@ class ModelInfo:
     # False where a token's K and V depend on more than the tokens before it (rotary frequencies
     # that change with the length), or are not in the blocks at all (a cache of transformers' own).
     prefix_reuse: bool = True
-    drafts: bool = False  # whether its plans may have guesses: `StepPlan.drafts`
+    # Query tokens of a step up to which one more costs little: guesses (`StepPlan.drafts`) fill a
+    # step so far and no farther. 0: its plans may have none.
+    cheap_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

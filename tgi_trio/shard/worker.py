@@ -91,7 +91,7 @@ class Worker:
         """Start with an empty batch; WARMUP must come before the first PREFILL."""
         self._channel = channel
         self._runner = runner
-        self._speculate = speculate if runner.info.drafts else 0
+        self._speculate = speculate if runner.info.cheap_tokens else 0
         # WARMUP makes the one with a KV cache; this one refuses every row.
         self._batch = Batch(vocab_size=0, block_size=1, blocks=0, eos_ids=())
         self._token_budget = 1  # set by WARMUP, then by LIMITS
@@ -167,6 +167,7 @@ class Worker:
             blocks=found.blocks,
             eos_ids=info.eos_ids,
             drafter=NgramDrafter(self._speculate, info.eos_ids) if self._speculate else None,
+            cheap_tokens=info.cheap_tokens,
         )
         self._token_budget = max(1, request.max_prefill_tokens)
         self._channel.send(replies.encode_warmup(frame.word("command"), found))

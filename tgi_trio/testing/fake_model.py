@@ -125,7 +125,7 @@ class FakeRunner:
             device="cpu",
             backend="fake",
             load_ns=int(settings.load_ms * 1e6),
-            drafts=True,
+            cheap_tokens=1 << 16,
         )
 
     @property

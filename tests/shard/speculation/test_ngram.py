@@ -53,14 +53,15 @@ def test_the_end_is_never_guessed_unless_it_is_ignored() -> None:
 
 
 def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -> None:
-    drafter, period = NgramDrafter(4, [EOS]), [5, 6, 7]
-    row = sequence(1, period * 4, [1], new=400)
+    drafter = NgramDrafter(4, [EOS])
+    row = sequence(1, [5, 5, 6, 6, 5, 5, 6, 6, 5], [1], new=400)  # after any two something is known
 
     def after(right: int) -> int:
-        """Guess; say the `right` first of the guesses and a token that comes of itself."""
+        """Guess; say the `right` first of the guesses and a token that was not guessed."""
         count = drafter.draft(row, 100)
-        row.length += right + 1
-        row.token_ids[: row.length] = (period * 200)[: row.length]
+        place = row.length + right
+        row.token_ids[place] = 11 - row.token_ids[place] if right < count else 5
+        row.length = place + 1
         return count
 
     assert [after(0), after(0)] == [4, 1]
@@ -69,6 +70,23 @@ def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -
     assert [after(0), after(1)] == [4, 1]  # one failure is none in a row
     assert [after(0) for _ in range(200)].count(0) > 180
     assert 1 in [after(0) for _ in range(_LONGEST_REST + 1)]  # it never gives up for good
+
+
+def test_guesses_are_judged_by_the_tokens_in_their_place() -> None:
+    """Also when steps without guesses lie between: many tokens came, none was guessed right."""
+    drafter = NgramDrafter(4, [EOS])
+    row = sequence(1, [5, 6, 7, 8, 9, 5, 6], [1], new=50)
+    assert drafter.trust(row) == 4
+    assert drafter.draft(row, 2) == 2
+    row.token_ids[row.length : row.length + 3] = [30, 8, 31]
+    row.length += 3
+    assert drafter.trust(row) == 1
+    row.length += 1
+    row.token_ids[row.length - 4 : row.length] = [8, 9, 5, 6]
+    assert drafter.draft(row, 2) == 1
+    row.token_ids[row.length] += 1
+    row.length += 1
+    assert drafter.trust(row) == 0  # it rests
 
 
 @given(
@@ -84,7 +102,7 @@ def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
     for count in growth:
         row.length = min(len(ids), row.length + count)
         if "ngrams" in row.state:
-            row.state["ngrams"].count = 0  # none that could have been wrong
+            row.state["ngrams"].guesses = []  # none that could have been wrong
         got = drafter.draft(row, 100)
         drafted = row.token_ids[row.length : row.length + got].copy()
         row.token_ids[: len(ids)] = ids  # as if every guess had been wrong

@@ -7,7 +7,8 @@ summaries. No torch in this file.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, takewhile
+from operator import eq
 
 from tgi_trio.shard.step import Sequence
 
@@ -24,6 +25,10 @@ class NgramDrafter:
         self._most = most
         self._eos_ids = frozenset(eos_ids)
 
+    def trust(self, sequence: Sequence) -> int:
+        """Return the guesses that a sequence's last ones have earned it, 0 while it rests."""
+        return self._judged(sequence).allowed
+
     def draft(self, sequence: Sequence, room: int) -> int:
         """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
 
@@ -31,50 +36,63 @@ class NgramDrafter:
         whose last guesses were wrong gets fewer, and then none for ever longer: each takes a
         place in the step.
         """
-        ids, length = sequence.token_ids, sequence.length
-        state = sequence.state.get(_STATE)
-        if not isinstance(state, _Drafted):
-            state = sequence.state[_STATE] = _Drafted(self._most)
-        if not state.ready(length, self._most):
+        record = self._judged(sequence)
+        if not record.allowed:
+            record.rest -= 1
             return 0
-        source = state.occurrences.before(sequence)
-        if source is not None:
-            for i in range(min(state.most, room, len(ids) - length)):
-                token = ids[source + i]
-                if not sequence.sampling.ignore_eos and int(token) in self._eos_ids:
-                    break
-                ids[length + i] = token
-                state.count = i + 1
-        return state.count
+        source = record.occurrences.before(sequence)
+        if source is None:
+            return 0
+        ids, length = sequence.token_ids, sequence.length
+        count = 0
+        for i in range(min(record.allowed, room, len(ids) - length)):
+            token = int(ids[source + i])
+            if not sequence.sampling.ignore_eos and token in self._eos_ids:
+                break
+            ids[length + i] = token
+            count = i + 1
+        record.place, record.guesses = length, ids[length : length + count].tolist()
+        return count
+
+    def _judged(self, sequence: Sequence) -> _Record:
+        record = sequence.state.get(_STATE)
+        if not isinstance(record, _Record):
+            record = sequence.state[_STATE] = _Record(self._most)
+        if record.guesses:
+            known = sequence.token_ids[record.place : sequence.length].tolist()
+            record.judge(known, self._most)
+        return record
 
 
-class _Drafted:
+class _Record:
     """What the drafter remembers of one sequence."""
 
     def __init__(self, most: int) -> None:
         self.occurrences = _Occurrences()
-        self.most = most  # guesses it may have at the moment
-        self.count = 0  # guesses it had last
-        self._length = 0  # and the tokens it had then
+        self.guesses: list[int] = []  # the last ones, until they are judged
+        self.place = 0  # where the first of them stood
+        self.rest = 0  # times it still gets none
+        self._most = most  # guesses it may have when it does not rest
         self._failures = 0  # times in a row that no guess was right
-        self._rest = 0  # steps it still sits out
 
-    def ready(self, length: int, limit: int) -> bool:
-        """Judge the last guesses; return whether it may have some now, and decide on `most`.
+    @property
+    def allowed(self) -> int:
+        """Guesses it may have now."""
+        return 0 if self.rest else self._most
+
+    def judge(self, known: list[int], limit: int) -> None:
+        """Compare the last guesses with the tokens that came in their place.
 
         Twice as many, up to `limit`, after all were right, else those + 1. After the second
         failure in a row it rests, and twice as long after each further one.
         """
-        right = max(0, length - self._length - 1)
-        if self.count:
-            self.most = min(limit, 2 * self.count if right >= self.count else right + 1)
-            self._failures = 0 if right else self._failures + 1
-            self._rest = min(_LONGEST_REST, 2**self._failures - 2) if self._failures else 0
-        self.count, self._length = 0, length
-        if self._rest:
-            self._rest -= 1
-            return False
-        return True
+        count = len(self.guesses)
+        same = map(eq, self.guesses, known)
+        right = sum(takewhile(bool, same))
+        self._most = min(limit, 2 * count if right == count else right + 1)
+        self._failures = 0 if right else self._failures + 1
+        self.rest = min(_LONGEST_REST, 2**self._failures - 2) if self._failures else 0
+        self.guesses = []
 
 
 class _Occurrences:
