@@ -21,8 +21,12 @@ from tgi_trio.shard.step import Runner, WarmupRequest
 class BareModel:
     """A warmed-up runner and the sequences it holds, driven as the worker drives them."""
 
-    def __init__(self, folder: Path, cpu_backend: str = "auto") -> None:
-        settings = ShardSettings(str(folder), device="cpu", cpu_backend=cpu_backend)
+    def __init__(
+        self, folder: Path, cpu_backend: str = "auto", quantize: str | None = None
+    ) -> None:
+        settings = ShardSettings(
+            str(folder), device="cpu", cpu_backend=cpu_backend, quantize=quantize
+        )
         self.runner: Runner = load(settings)
         memory = self.runner.warm_up(WarmupRequest(512, 1088, 128, 65536))
         info = self.runner.info

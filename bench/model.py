@@ -40,7 +40,8 @@ from bench.server import mortal
 from tgi_trio.shard.cores import usable_cores
 
 OURS = "numba"
-PEERS = ("avx2", "torch", "transformers", llama_cpp.NAME, vllm_cpu.NAME)
+INT8, AVX2 = "int8", "avx2"  # our kernels, too
+PEERS = (INT8, AVX2, "torch", "transformers", llama_cpp.NAME, vllm_cpu.NAME)
 _DISTURBED = 0.1  # cores that others used on average
 
 
@@ -148,7 +149,7 @@ def measure(
             for _ in range(args.repeats)
             for case in cases
             for who in everybody
-            if case.peers or who.name in (OURS, "avx2")
+            if case.peers or who.name in (OURS, INT8, AVX2)
         ]
         for case, who in tqdm(turns, desc=f"shape {shape}"):
             reading = best_of(who, case, machine, args.tries)
@@ -164,7 +165,8 @@ def measure(
                 "contender": name,
                 "ms": statistics.median(r.ms for r in found),
                 "floor_ms": statistics.median(
-                    floor_ms(CASES[case_name], weights, head, r) for r in ours
+                    floor_ms(CASES[case_name], weights, head, r, 1 if name == INT8 else 2)
+                    for r in ours
                 ),
                 "times_ours": statistics.median(r.ms / o.ms for r, o in both),
                 "clean": sum(r.clean and o.clean for r, o in both),
@@ -174,14 +176,15 @@ def measure(
     return results
 
 
-def floor_ms(case: Case, weights: int, head: int, reading: Reading) -> float:
+def floor_ms(case: Case, weights: int, head: int, reading: Reading, width: int) -> float:
     """Return the milliseconds that no program can do without.
 
-    `head`: those of the weights that give logits, of a prompt the last token's alone.
+    `head`: those of the weights that give logits, of a prompt the last token's alone. `width`:
+    bytes of a weight.
     """
     rows = len(case.contexts)
     products = case.contexts[0] * (weights - head) + head if case.prefill else rows * weights
-    reads = 2 * weights / reading.gigabytes_per_second
+    reads = width * weights / reading.gigabytes_per_second
     return max(reads, 2 * products / reading.gigaflops) / 1e6
 
 

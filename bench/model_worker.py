@@ -2,8 +2,8 @@
 
     python -m bench.model_worker KIND FOLDER
 
-KIND is numba or torch (our runners), avx2 (numba's, compiled as for a processor without AVX512) or
-transformers. A line of JSON comes in per measurement, the
+KIND is numba or torch (our runners), int8 (numba's with 8-bit weights), avx2 (numba's, compiled as
+for a processor without AVX512) or transformers. A line of JSON comes in per measurement, the
 fields of a `Case`, and a line with its milliseconds goes out. One process per contender keeps their
 threads apart: a pool that spins would take the cores of the next.
 """
@@ -22,11 +22,11 @@ from typing import Any
 from bench.model_cases import Case
 
 
-def ours(folder: Path, backend: str) -> Callable[[Case], float]:
+def ours(folder: Path, backend: str, quantize: str | None = None) -> Callable[[Case], float]:
     """Return what measures one of our runners."""
     from bench.bare import BareModel
 
-    model = BareModel(folder, backend)
+    model = BareModel(folder, backend, quantize)
 
     def measure(case: Case) -> float:
         if case.prefill:
@@ -81,7 +81,12 @@ def main(kind: str, folder: Path) -> None:
     if kind == "avx2":
         without_avx512()
         kind = "numba"
-    measure = transformers(folder) if kind == "transformers" else ours(folder, kind)
+    if kind == "transformers":
+        measure = transformers(folder)
+    elif kind == "int8":
+        measure = ours(folder, "numba", "eetq")
+    else:
+        measure = ours(folder, kind)
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(measure(Case(**json.loads(line)))), flush=True)
