@@ -54,6 +54,11 @@ class Storage:
         return 4 // self.bytes
 
     @property
+    def products(self) -> int:
+        """Multiply-adds per step and output: one per feature, or per pair."""
+        return 1 if self.dot else self.step
+
+    @property
     def step_bytes(self) -> int:
         """Bytes of the activations that 64 packed bytes are multiplied with."""
         return self.step * (2 if self.dot else 4)

@@ -7,6 +7,7 @@ is one processor's own. bfloat16 is the upper half of a float32, so widening it 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -332,16 +333,16 @@ def multiply_add(
         tile_value, where, activations, step_between = values[4:]
         sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
         width = columns.value
-        for step in range(steps.value):
+        for step, feature in itertools.product(range(steps.value), range(kind.products)):
             place = builder.add(where, I64(64 * width * step))
-            packed = _weights(builder, place, width, kind)
+            packed = _weights(builder, place, feature, width, kind)
             for row in range(rows.value):
                 place = builder.add(activations, builder.mul(step_between, I64(row)))
-                place = builder.add(place, I64(step * kind.step_bytes))
-                for feature, x in enumerate(_activations(builder, place, kind)):
-                    for column in range(width):
-                        i = (row * steps.value + step) * width + column
-                        sums[i] = _product(builder, packed[feature][column], x, sums[i])
+                place = builder.add(place, I64(step * kind.step_bytes + 4 * feature))
+                x = _activation(builder, place, kind)
+                for column in range(width):
+                    i = (row * steps.value + step) * width + column
+                    sums[i] = _product(builder, packed[column], x, sums[i])
         return cgutils.pack_array(builder, sums)
 
     return tile(storage, rows, columns, steps, tile, i64, i64, i64), emit
@@ -367,38 +368,31 @@ def fold(
     return result(rows, columns, steps, tile), emit
 
 
-def _weights(builder: Any, where: Any, columns: int, storage: Storage) -> list[list[Any]]:
-    """Return one step's weights: a vector per input feature and column; for dot, of pairs."""
+def _weights(builder: Any, step: Any, feature: int, columns: int, storage: Storage) -> list[Any]:
+    """Return the weights of one feature of the packed step at `step`, a vector per column.
+
+    For dot they are vectors of pairs.
+    """
     if storage.int8:
-        return [
-            [
-                _widened_bytes(builder, where, LANES * (feature * columns + column))
-                for column in range(columns)
-            ]
-            for feature in range(storage.step)
-        ]
-    places = [builder.add(where, I64(64 * column)) for column in range(columns)]
+        first = LANES * columns * feature
+        places = [builder.add(step, I64(first + LANES * column)) for column in range(columns)]
+        return [builder.sitofp(load_as(builder, place, BYTES, 1), FLOATS) for place in places]
+    places = [builder.add(step, I64(64 * column)) for column in range(columns)]
     packed = [load_as(builder, place, INTS) for place in places]
     if storage.dot:
-        return [packed]
-    if not storage.bf16:
-        return [[builder.bitcast(each, FLOATS) for each in packed]]
-    even = [builder.shl(each, ints(16)) for each in packed]
-    odd = [builder.and_(each, ints(-65536)) for each in packed]
-    return [[builder.bitcast(each, FLOATS) for each in feature] for feature in (even, odd)]
+        return packed
+    if storage.bf16 and feature == 0:
+        packed = [builder.shl(pair, ints(16)) for pair in packed]
+    elif storage.bf16:
+        packed = [builder.and_(pair, ints(-65536)) for pair in packed]
+    return [builder.bitcast(each, FLOATS) for each in packed]
 
 
-def _widened_bytes(builder: Any, where: Any, offset: int) -> Any:
-    packed = load_as(builder, builder.add(where, I64(offset)), BYTES, 1)
-    return builder.sitofp(packed, FLOATS)
-
-
-def _activations(builder: Any, where: Any, storage: Storage) -> list[Any]:
-    """Return one row's activations of a step, each in every lane."""
+def _activation(builder: Any, where: Any, storage: Storage) -> Any:
+    """Return one activation, for dot a pair of them, in every lane."""
     if storage.dot:
-        return [splat(builder, load_as(builder, where, I32), INTS)]
-    places = [builder.add(where, I64(4 * feature)) for feature in range(storage.step)]
-    return [splat(builder, load_as(builder, place, FLOAT), FLOATS) for place in places]
+        return splat(builder, load_as(builder, where, I32), INTS)
+    return splat(builder, load_as(builder, where, FLOAT), FLOATS)
 
 
 class _Bfloat(ir.Type):
