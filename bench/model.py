@@ -41,7 +41,11 @@ from tgi_trio.shard.cores import usable_cores
 
 OURS = "numba"
 INT8, AVX2 = "int8", "avx2"  # our kernels, too
-PEERS = (INT8, AVX2, "torch", "transformers", llama_cpp.NAME, vllm_cpu.NAME)
+PEERS = (
+    *(INT8, AVX2, "torch", "transformers"),
+    *(llama_cpp.NAME, llama_cpp.NAME_Q8_0, vllm_cpu.NAME),
+)
+_WIDTHS = {INT8: 1, llama_cpp.NAME_Q8_0: 1}  # bytes of a weight, where it is not bfloat16
 _DISTURBED = 0.1  # cores that others used on average
 
 
@@ -106,8 +110,8 @@ def best_of(contender: Contender, case: Case, machine: Machine, tries: int) -> R
 
 def start(name: str, folder: Path, home: Path) -> Contender:
     """Start a contender on the model in `folder`. Raises Unavailable."""
-    if name == llama_cpp.NAME:
-        return LlamaCpp(home, folder, len(usable_cores()))
+    if name in (llama_cpp.NAME, llama_cpp.NAME_Q8_0):
+        return LlamaCpp(name, home, folder, len(usable_cores()))
     if name == vllm_cpu.NAME:
         worker = Path(vllm_cpu.__file__).with_name("vllm_worker.py")
         command: list[str | Path] = [vllm_cpu.VllmCpu(home).python, worker, folder]
@@ -165,8 +169,7 @@ def measure(
                 "contender": name,
                 "ms": statistics.median(r.ms for r in found),
                 "floor_ms": statistics.median(
-                    floor_ms(CASES[case_name], weights, head, r, 1 if name == INT8 else 2)
-                    for r in ours
+                    floor_ms(CASES[case_name], weights, head, r, _WIDTHS.get(name, 2)) for r in ours
                 ),
                 "times_ours": statistics.median(r.ms / o.ms for r, o in both),
                 "clean": sum(r.clean and o.clean for r, o in both),

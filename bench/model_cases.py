@@ -90,13 +90,15 @@ class LlamaCpp:
     Sequences that decode share the prompt, which is computed once.
     """
 
-    name = llama_cpp.NAME
+    def __init__(self, name: str, home: Path, folder: Path, threads: int) -> None:
+        """Install it under `home` unless it is there. Raises Unavailable.
 
-    def __init__(self, home: Path, folder: Path, threads: int) -> None:
-        """Install it under `home` unless it is there. Raises Unavailable."""
+        `name`: llama_cpp.NAME, or NAME_Q8_0 for weights of 8 bits.
+        """
         peer = llama_cpp.LlamaCpp(home)
+        self.name = name
         self._program = peer.batched_bench
-        self._file = peer.weights(folder)
+        self._file = peer.weights(folder, "Q8_0" if name == llama_cpp.NAME_Q8_0 else "BF16")
         self._threads = threads
 
     def measure(self, case: Case) -> float:

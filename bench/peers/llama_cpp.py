@@ -1,6 +1,7 @@
 """llama.cpp, built with this machine's compiler from the sources in the llama-cpp-python package.
 
-Its weights are bfloat16 as everybody's, in a GGUF file of its own (`to_gguf.py`).
+Its weights are bfloat16 as everybody's, in a GGUF file of its own (`to_gguf.py`), or made of these:
+8 bits with a scale for every 32 (Q8_0).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from bench.peers.environment import Environment
 
 NAME = "llama.cpp"
+NAME_Q8_0 = "llama.cpp Q8_0"
 _PACKAGE = "llama-cpp-python==0.3.36"
 _OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -48,14 +50,17 @@ class LlamaCpp:
             *("--parallel", str(clients), "--ctx-size", str(context)),
         ]
 
-    def weights(self, checkpoint: Path) -> Path:
-        """Return the checkpoint as GGUF, written beside it the first time. Raises Unavailable."""
-        file = checkpoint.with_suffix(".gguf")
+    def weights(self, checkpoint: Path, numbers: str = "BF16") -> Path:
+        """Return the checkpoint as GGUF, written beside it the first time. Raises Unavailable.
+
+        `numbers`: BF16 or Q8_0.
+        """
+        file = checkpoint.with_suffix(".gguf" if numbers == "BF16" else f".{numbers}.gguf")
         if not file.exists():
             unfinished = file.with_suffix(".part")
             script = Path(__file__).with_name("to_gguf.py")
             python = self._environment.python
-            self._environment.run("the conversion", python, script, checkpoint, unfinished)
+            self._environment.run("the conversion", python, script, checkpoint, unfinished, numbers)
             unfinished.rename(file)
         return file
 

@@ -1,6 +1,8 @@
 """Write a checkpoint of `bench.checkpoints` as GGUF: the same bits, under llama.cpp's names.
 
-    PEER/venv/bin/python bench/peers/to_gguf.py CHECKPOINT OUTPUT
+    PEER/venv/bin/python bench/peers/to_gguf.py CHECKPOINT OUTPUT NUMBERS
+
+NUMBERS is BF16, or Q8_0 for matrices that are quantised as llama.cpp does it.
 
 Runs in llama.cpp's environment, with numpy and gguf. llama.cpp's own converter refuses tokenizers
 that it does not know by their hash, and ours is made up.
@@ -76,7 +78,7 @@ def rotary_divisors(config: dict[str, Any]) -> Any:
     return (1 / ((1 - kept) / scaling["factor"] + kept)).astype(np.float32)
 
 
-def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], numbers: str) -> None:
     heads = config["num_attention_heads"]
     dim = config.get("head_dim", config["hidden_size"] // heads)
     writer.add_context_length(config["max_position_embeddings"])
@@ -91,7 +93,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{numbers}"])
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, Any]) -> None:
@@ -112,26 +114,35 @@ def add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, A
     writer.add_add_bos_token(True)
 
 
-def add_tensor(writer: gguf.GGUFWriter, name: str, bits: Any, config: dict[str, Any]) -> None:
-    """Add a matrix as bfloat16, a vector as float32, as llama.cpp wants them."""
+def to_float32(bits: Any) -> Any:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def add_tensor(
+    writer: gguf.GGUFWriter, name: str, bits: Any, config: dict[str, Any], numbers: str
+) -> None:
+    """Add a matrix as BF16 or Q8_0, a vector as float32, as llama.cpp wants them."""
     if bits.ndim == 1:
-        writer.add_tensor(renamed(name), (bits.astype(np.uint32) << 16).view(np.float32))
+        writer.add_tensor(renamed(name), to_float32(bits))
         return
     if config["model_type"] == "llama" and "q_proj" in name:
         bits = rotary_pairs_side_by_side(bits, config["num_attention_heads"])
     if config["model_type"] == "llama" and "k_proj" in name:
         bits = rotary_pairs_side_by_side(bits, config["num_key_value_heads"])
+    kind = gguf.GGMLQuantizationType[numbers]
     raw = np.ascontiguousarray(bits).view(np.uint8)
-    writer.add_tensor(renamed(name), raw, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    if numbers != "BF16":
+        raw = gguf.quants.quantize(to_float32(bits), kind)
+    writer.add_tensor(renamed(name), raw, raw_dtype=kind)
 
 
-def main(checkpoint: Path, output: Path) -> None:
+def main(checkpoint: Path, output: Path, numbers: str) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     writer = gguf.GGUFWriter(output, config["model_type"])
-    add_config(writer, config)
+    add_config(writer, config, numbers)
     add_tokenizer(writer, checkpoint, config)
     for name, bits in tensors(checkpoint / "model.safetensors"):
-        add_tensor(writer, name, bits, config)
+        add_tensor(writer, name, bits, config, numbers)
     if "rope_scaling" in config:
         writer.add_tensor("rope_freqs.weight", rotary_divisors(config))
     writer.write_header_to_file()
@@ -141,4 +152,4 @@ def main(checkpoint: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
