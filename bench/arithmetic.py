@@ -12,8 +12,8 @@ import numpy as np
 from bench.bandwidth import seconds_at_once
 from tgi_trio.shard.cores import usable_cores
 from tgi_trio.shard.cpu.kernels import entry
-from tgi_trio.shard.cpu.kernels.variant import LANES
 from tgi_trio.shard.cpu.kernels.vectors import add, fill, fma, total
+from tgi_trio.shard.cpu.storage import LANES
 
 _CHAINS = 12  # that do not wait for each other: more than multiply-adds are under way at a time
 _ROUNDS = 2_000_000

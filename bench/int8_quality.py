@@ -26,6 +26,8 @@ from tgi_trio.demo.documents import UNKNOWN
 from tgi_trio.demo.entries import load_entries, load_heldout
 from tgi_trio.shard.cpu.checkpoint import Checkpoint
 from tgi_trio.shard.cpu.forward import Forward, Tokens
+from tgi_trio.shard.cpu.instructions import variant_for
+from tgi_trio.shard.cpu.program import packing
 from tgi_trio.shard.model_config import read_config
 from tgi_trio.shard.models.families import decoder_spec
 from tgi_trio.shard.step import BLOCK_SIZE
@@ -98,9 +100,10 @@ def reader(folder: Path, dtype: str, int8: bool) -> tuple[Forward, Callable[[Tex
     spec = decoder_spec(read_config(folder))
     if spec is None:
         raise SystemExit("the CPU kernels do not fit this model")
-    forward = Forward(spec, Checkpoint(folder, spec.names.base), dtype, [0], int8=int8)
     blocks = 64
-    forward.program.allocate_kv(blocks + 1)
+    with packing(spec, Checkpoint(folder, spec.names.base), dtype, int8=int8) as program:
+        program.allocate_kv(blocks + 1)
+    forward = Forward(program, variant_for(spec, dtype, int8=int8), [0])
 
     def read(text: Text) -> Logits:
         places = np.arange(len(text.ids) - 1, dtype=np.int32)  # the last predicts nothing

@@ -13,6 +13,8 @@ import numpy as np
 from tests.shard.models_support import BLOCK, GreedyRecorder
 from tgi_trio.shard.cpu.checkpoint import Checkpoint
 from tgi_trio.shard.cpu.forward import Forward
+from tgi_trio.shard.cpu.instructions import variant_for
+from tgi_trio.shard.cpu.program import packing
 from tgi_trio.shard.cpu.runner import CpuRunner
 from tgi_trio.shard.model_config import read_config
 from tgi_trio.shard.models.families import decoder_spec
@@ -49,7 +51,9 @@ def cpu_runner(
     assert spec is not None
     recorder = GreedyRecorder()
     tensors = Checkpoint(folder, spec.names.base)
-    with Forward(spec, tensors, dtype, list(cores), int8=int8, dot=dot) as forward:
+    with packing(spec, tensors, dtype, int8=int8, threads=len(cores)) as program:
+        variant = variant_for(spec, dtype, int8=int8, dot=dot)
+    with Forward(program, variant, list(cores)) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
         yield runner, recorder

@@ -21,7 +21,7 @@ from tests.shard.models_support import (
     sequence,
     tables,
 )
-from tgi_trio.shard.cpu.fitting import has_dot
+from tgi_trio.shard.cpu.instructions import has_dot
 
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")

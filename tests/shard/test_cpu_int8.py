@@ -24,10 +24,10 @@ from tests.shard.models_support import (
 )
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.cpu.fitting import variant_for
-from tgi_trio.shard.cpu.kernels.variant import PANEL
+from tgi_trio.shard.cpu.instructions import variant_for
 from tgi_trio.shard.cpu.memory import address, zeroed
 from tgi_trio.shard.cpu.packing import Packer, to_int8
+from tgi_trio.shard.cpu.storage import PANEL
 from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
 from tgi_trio.shard.cpu.team import Team
 from tgi_trio.shard.model_config import read_config
@@ -104,6 +104,7 @@ def product(
     variant = variant_for(spec, "float32", int8=True)
     with Packer(ReadRecorder(weights), variant.weights, threads=1) as packer:
         panels, scales = packer.pack([weights])
+        packer.start()
     operation = np.zeros(1, OPERATION)
     result = zeroed((len(x), len(panels) * PANEL), np.float32)
     fields = {

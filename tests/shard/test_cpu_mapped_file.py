@@ -14,10 +14,9 @@ from tests.shard.cpu_support import FITTING
 from tgi_trio.loading import touched_bytes
 from tgi_trio.shard.cpu import mapped_file
 from tgi_trio.shard.cpu.checkpoint import Checkpoint
-from tgi_trio.shard.cpu.fitting import variant_for
 from tgi_trio.shard.cpu.mapped_file import MappedFile
 from tgi_trio.shard.cpu.memory import zeroed
-from tgi_trio.shard.cpu.program import Program
+from tgi_trio.shard.cpu.program import packing
 from tgi_trio.shard.model_config import read_config
 from tgi_trio.shard.models.families import decoder_spec
 
@@ -48,6 +47,7 @@ def chunks_held(file: MappedFile) -> list[bool]:
 def test_a_chunk_goes_with_its_last_byte(file: Path) -> None:
     mapped = MappedFile(file, gives_back=True)
     content = mapped.data.tobytes()
+    assert mapped.read(5, CHUNK + 5).tobytes() == content[5 : CHUNK + 5]
     assert chunks_held(mapped) == [True] * 4
     mapped.release(0, CHUNK - 1)
     mapped.release(CHUNK, CHUNK + 1)
@@ -89,11 +89,12 @@ def test_packed_weights_are_the_same(
     folder = checkpoint("llama", **FITTING["llama"])
     spec = decoder_spec(read_config(folder))
     assert spec is not None
-    variant = variant_for(spec, "float32")
     embedding = f"{spec.names.embedding}.weight"
 
     def panels(given_back: list[Path]) -> list[bytes]:
         tensors = Checkpoint(folder, given_back=given_back, kept=[embedding])
-        return [weights.tobytes() for weights in Program(spec, tensors, variant)._kept]
+        with packing(spec, tensors, "float32") as program:
+            pass
+        return [weights.tobytes() for weights in program._kept]
 
     assert panels(list(folder.glob("*.safetensors"))) == panels([])

@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from tests.shard.cpu_support import ReadRecorder
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.cpu import packing
-from tgi_trio.shard.cpu.kernels.variant import Storage
 from tgi_trio.shard.cpu.packing import Packer, interleave, to_bfloat16, to_int8
+from tgi_trio.shard.cpu.storage import Storage
 
 
 def unpacked(panels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -33,6 +33,7 @@ def test_parts_come_below_each_other(monkeypatch: pytest.MonkeyPatch, bf16: bool
     storage = Storage("bfloat16" if bf16 else "float32")
     with Packer(ReadRecorder(*parts), storage, threads=2) as packer:
         (stacked, _), (paired, _) = packer.pack(parts), packer.pack(halves, paired=True)
+        packer.start()
     expected, between = np.concatenate(parts), interleave(*halves)
     if bf16:
         expected, between = to_bfloat16(expected), to_bfloat16(between)
@@ -49,6 +50,7 @@ def test_scales_lie_as_their_outputs(monkeypatch: pytest.MonkeyPatch, job: int) 
     halves = parts[0][:32], parts[1]
     with Packer(ReadRecorder(*parts), Storage("int8"), threads=2) as packer:
         stacked, paired = packer.pack(parts), packer.pack(halves, paired=True)
+        packer.start()
     for (panels, scales), expected in (
         (stacked, np.concatenate(parts)),
         (paired, interleave(*halves)),
@@ -88,6 +90,7 @@ def test_what_goes_wrong_in_a_thread_is_raised() -> None:
     with pytest.raises(ValueError):
         with Packer(ReadRecorder(*parts), Storage("float32"), threads=1) as packer:
             packer.pack(parts)
+            packer.start()
 
 
 def test_rows_are_read_in_the_order_of_the_file_and_released(
@@ -99,5 +102,6 @@ def test_rows_are_read_in_the_order_of_the_file_and_released(
     with Packer(source, Storage("float32"), threads=1) as packer:
         packer.pack([second])
         packer.pack([first])
+        packer.start()
     places = [source.place(rows[i : i + 32]) for rows in (first, second) for i in (0, 32)]
     assert source.released == places

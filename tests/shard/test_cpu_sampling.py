@@ -24,9 +24,10 @@ from tests.shard.sampling_support import (
     sequence,
     top,
 )
-from tgi_trio.shard.cpu import load, sampler_self_test
+from tgi_trio.shard.cpu import sampler_self_test
 from tgi_trio.shard.cpu.kernels.sampling.draws import draw_uniforms
 from tgi_trio.shard.cpu.sampler import CpuSampler, permutation
+from tgi_trio.shard.cpu.working import working_sampler
 from tgi_trio.shard.model_config import ModelConfig
 from tgi_trio.shard.philox import uniform
 from tgi_trio.shard.sampler import Sampler
@@ -227,9 +228,9 @@ def test_kernels_that_fail_their_self_test_leave_the_choice_to_torch(
     config = object.__new__(ModelConfig)
     object.__setattr__(config, "vocab_size", 50)
     object.__setattr__(config, "eos_ids", (EOS,))
-    assert isinstance(load._working_sampler(config, [0], None), CpuSampler)
+    assert isinstance(working_sampler(config, [0], None), CpuSampler)
     monkeypatch.setattr(sampler_self_test, "fault", lambda: "row 0 is wrong")
-    assert isinstance(load._working_sampler(config, [0], None), Sampler)
+    assert isinstance(working_sampler(config, [0], None), Sampler)
     assert "with torch, not with the CPU kernels: row 0 is wrong" in capfd.readouterr().err
 
 

@@ -61,7 +61,8 @@ def load_runner(
             "--num-shard 1."
         )
     if device == CPU and ranks is None and cpu_backend != "torch":
-        from tgi_trio.shard.cpu.load import UnfitError, load
+        from tgi_trio.shard.cpu.fitting import UnfitError
+        from tgi_trio.shard.cpu.load import load
 
         kind = compute_dtype(dtype, config, on_cpu=True)
         try:

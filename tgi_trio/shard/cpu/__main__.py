@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.cpu.load import UnfitError, load
+from tgi_trio.shard.cpu.fitting import UnfitError
+from tgi_trio.shard.cpu.load import load
 from tgi_trio.shard.model_config import compute_dtype, read_config
 from tgi_trio.shard.models.families import decoder_spec
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.fitting import variant_for
 from tgi_trio.shard.cpu.kernels.attention import TILE_BYTES
+from tgi_trio.shard.cpu.kernels.variant import Variant
 from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.program import Program, Tensors
+from tgi_trio.shard.cpu.program import Program
 from tgi_trio.shard.cpu.tables import Buffer
 from tgi_trio.shard.cpu.team import Team
-from tgi_trio.shard.models.specs import DecoderSpec
 from tgi_trio.shard.step import BLOCK_SIZE, StepPlan
 
 _PAGE = 4096
@@ -54,23 +53,18 @@ class Forward:
 
     def __init__(
         self,
-        spec: DecoderSpec,
-        tensors: Tensors,
-        dtype: str,
+        program: Program,
+        variant: Variant,
         cores: list[int],
-        *,
-        int8: bool = False,
-        dot: bool | None = None,
     ) -> None:
-        """Pack the weights, compile the kernels, start a thread on each of `cores`.
+        """Compile the kernels as `variant` says, start a thread on each of `cores`.
 
-        `int8` and `dot` as for `variant_for`. Raises ModelLoadError for a checkpoint that lacks
-        something, and what the compiler raises when it has no instructions for this machine.
+        Raises what the compiler raises when it has no instructions for this machine.
         """
-        self.spec = spec
-        self.variant = variant_for(spec, dtype, int8=int8, dot=dot)
-        self.program = Program(spec, tensors, self.variant, len(cores))
-        self.team = Team(self.variant, self.program.operations, cores)
+        self.spec = program.spec
+        self.variant = variant
+        self.program = program
+        self.team = Team(variant, program.operations, cores)
         self._step = self.team.step
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
         self._logits = np.zeros((0, self.program.padded_vocab), np.float32)
@@ -78,7 +72,7 @@ class Forward:
         self._scratch = zeroed((0,))
         self._held: Any = None  # arrays whose addresses the step holds
         for name in ("heads", "kv_heads", "head_dim"):
-            self._step[name] = getattr(spec, name)
+            self._step[name] = getattr(self.spec, name)
         self.team.start()
 
     def reserve(self, tokens: int, wanted: int, longest: int) -> int:

@@ -32,6 +32,13 @@ class MappedFile:
         self._left[-1] = len(self.data) - (len(self._left) - 1) * _CHUNK
         self._lock = threading.Lock()
 
+    def read(self, first: int, end: int) -> NDArray[np.uint8]:
+        """Return a copy of the bytes [first, end), which may be few and far from others.
+
+        Touching them would wait for what the kernel reads around them: megabytes, on some disks.
+        """
+        return np.frombuffer(os.pread(self._file.fileno(), end - first, first), np.uint8)
+
     def keep(self, first: int, end: int) -> None:
         """Never give back the bytes [first, end): they are read again and again."""
         self._left[first // _CHUNK : -(-end // _CHUNK)] = 2 * len(self.data)

@@ -6,7 +6,7 @@ int8 weights are quantised on the way: symmetrically, with a scale for every out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.cpu.kernels.variant import PANEL, Storage
 from tgi_trio.shard.cpu.memory import Arena
+from tgi_trio.shard.cpu.storage import PANEL, Storage
 
 Floats = NDArray[np.float32]
 
@@ -84,8 +84,8 @@ class _Job:
 class Packer:
     """Weights on their way into panels, by several threads at once. A context manager.
 
-    What `pack` returns is filled when the block is left, not before. All goes in the order of the
-    file, behind its reading. Copying is bound by memory and by the pages it touches first, and
+    What `pack` returns is filled after `start`, when the block is left. All goes in the order of
+    the file, behind its reading. Copying is bound by memory and by the pages it touches first, and
     numpy lets other threads run meanwhile.
     """
 
@@ -93,19 +93,24 @@ class Packer:
         self._source = source
         self._storage = storage
         self._arena = Arena()
-        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "packer")
         self._jobs: list[_Job] = []
+        self._under_way: list[Future[None]] = []
 
     def __enter__(self) -> Packer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            return
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            for job in self._under_way:
+                job.result()
+
+    def start(self) -> None:
+        """Begin with what has been given to `pack`."""
         self._jobs.sort(key=lambda job: self._source.place(job.rows))
-        with ThreadPoolExecutor(self._threads, "packer") as pool:
-            for _done in pool.map(self._do, self._jobs):
-                pass
+        self._under_way += [self._pool.submit(self._do, job) for job in self._jobs]
+        self._jobs.clear()
 
     def _do(self, job: _Job) -> None:
         if job.scales is None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.cpu.fitting import ACTIVATIONS
-from tgi_trio.shard.cpu.kernels.variant import PANEL, Variant
 from tgi_trio.shard.cpu.memory import address, zeroed
 from tgi_trio.shard.cpu.packing import Packer, Source, interleave, stored, to_bfloat16, to_float32
+from tgi_trio.shard.cpu.storage import PANEL, Storage
 from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
 from tgi_trio.shard.layers.frequencies import rotary_frequencies
 from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
@@ -27,24 +29,39 @@ class Tensors(Source, Protocol):
     def vector(self, name: str, size: int) -> NDArray[np.float32]: ...
 
 
+@contextlib.contextmanager
+def packing(
+    spec: DecoderSpec, tensors: Tensors, dtype: str, *, int8: bool = False, threads: int = 1
+) -> Iterator[Program]:
+    """Yield a model's program while `threads` pack its weights; leaving waits for them.
+
+    `int8`: linear layers get 8-bit weights. Raises ModelLoadError as the tensors and the packer do.
+    """
+    with Packer(tensors, Storage("int8" if int8 else dtype), threads) as packer:
+        program = Program(spec, tensors, packer, bf16=dtype == "bfloat16")
+        packer.start()
+        yield program
+
+
 class Program:
     """The operations of one model. Holds its packed weights and its KV cache, which they point to.
 
     `operations[:body]` compute hidden states, the rest the logits of the wanted tokens.
     """
 
-    def __init__(
-        self, spec: DecoderSpec, tensors: Tensors, variant: Variant, threads: int = 1
-    ) -> None:
-        """Read and pack every weight on `threads`; raises ModelLoadError as the tensors do."""
+    def __init__(self, spec: DecoderSpec, tensors: Tensors, packer: Packer, *, bf16: bool) -> None:
+        """Hand every weight to `packer`; raises ModelLoadError as the tensors do.
+
+        `bf16`: the model's dtype is bfloat16, otherwise float32.
+        """
         self.spec = spec
         self.weight_bytes = 0
         self._tensors = tensors
-        self._bf16 = variant.kv.bf16
+        self._packer = packer
+        self._bf16 = bf16
         self._kept: list[Array] = []  # operations hold addresses only
         self._rows: list[NDArray[np.void]] = []
-        with Packer(tensors, variant.weights, threads) as self._packer:
-            self._build()
+        self._build()
         self.operations = np.stack(self._rows)
         self.body = len(self._rows) - 2  # the final norm and the head come after it
         self.kv_cache: tuple[Array, Array] | None = None

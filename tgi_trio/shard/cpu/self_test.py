@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.fitting import variant_for
 from tgi_trio.shard.cpu.forward import Forward, Tokens
+from tgi_trio.shard.cpu.instructions import variant_for
 from tgi_trio.shard.cpu.packing import to_bfloat16, to_float32, to_int8
+from tgi_trio.shard.cpu.program import packing
 from tgi_trio.shard.models.names import LLAMA
 from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
 from tgi_trio.shard.step import BLOCK_SIZE
@@ -34,8 +35,9 @@ def fault(spec: DecoderSpec, dtype: str, *, int8: bool, dot: bool) -> str | None
     tiny = _tiny(spec, dtype, dot)
     tensors = _Random(int8)
     expected = np.concatenate([_logits(tiny, tensors, _ids(n)) for n in _LENGTHS])
-    with Forward(tiny, tensors, dtype, [0], int8=int8, dot=dot) as forward:
-        forward.program.allocate_kv(8)
+    with packing(tiny, tensors, dtype, int8=int8) as program:
+        program.allocate_kv(8)
+    with Forward(program, variant_for(tiny, dtype, int8=int8, dot=dot), [0]) as forward:
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
     # In the order they were computed: 17 + 2 tokens, then 4 + 1.
     order = [*range(17), 21, 22, *range(17, 21), 23]

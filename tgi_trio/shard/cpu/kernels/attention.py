@@ -16,7 +16,7 @@ from tgi_trio.shard.cpu.kernels import kernel
 from tgi_trio.shard.cpu.kernels.activation import soft_capped
 from tgi_trio.shard.cpu.kernels.norm import BLOCK
 from tgi_trio.shard.cpu.kernels.threads import atomic_add
-from tgi_trio.shard.cpu.kernels.variant import LANES, count
+from tgi_trio.shard.cpu.kernels.variant import count
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
     add_weighted,
@@ -37,6 +37,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     weight,
     zeros,
 )
+from tgi_trio.shard.cpu.storage import LANES
 from tgi_trio.shard.cpu.tables import Buffer
 
 QUERY, ATTENDED = int(Buffer.QUERY), int(Buffer.ATTENDED)

@@ -49,7 +49,8 @@ def _places() -> Iterator[Path]:
 def _source_hash() -> str:
     here = Path(__file__).parent
     found = hashlib.sha256()
-    for path in sorted([*here.rglob("*.py"), here.parent / "tables.py"]):
+    agreed = [here.parent / "storage.py", here.parent / "tables.py"]
+    for path in sorted([*here.rglob("*.py"), *agreed]):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

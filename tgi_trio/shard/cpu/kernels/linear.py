@@ -26,7 +26,7 @@ import numpy as np
 from tgi_trio.shard.cpu.kernels import kernel
 from tgi_trio.shard.cpu.kernels.activation import activated, soft_capped
 from tgi_trio.shard.cpu.kernels.threads import atomic_add
-from tgi_trio.shard.cpu.kernels.variant import LANES, PANEL, count, number, twice
+from tgi_trio.shard.cpu.kernels.variant import count, number, twice
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
     fill,
@@ -41,6 +41,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     store_tile,
     zeros,
 )
+from tgi_trio.shard.cpu.storage import LANES, PANEL
 from tgi_trio.shard.cpu.tables import Epilogue
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel

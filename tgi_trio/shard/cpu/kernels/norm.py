@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.variant import LANES
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
     copy_word,
@@ -21,6 +20,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     subtract,
     total,
 )
+from tgi_trio.shard.cpu.storage import LANES
 from tgi_trio.shard.cpu.tables import Buffer, Epilogue
 
 ADD, QKV, QUERY = int(Epilogue.ADD), int(Buffer.QKV), int(Buffer.QUERY)

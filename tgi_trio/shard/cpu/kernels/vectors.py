@@ -38,13 +38,8 @@ from tgi_trio.shard.cpu.kernels.emit import (
     store_as,
     vector,
 )
-from tgi_trio.shard.cpu.kernels.variant import (
-    LANES,
-    CountType,
-    Storage,
-    StorageType,
-    VariantType,
-)
+from tgi_trio.shard.cpu.kernels.variant import CountType, StorageType, VariantType
+from tgi_trio.shard.cpu.storage import LANES, Storage
 
 f32, i64 = types.float32, types.int64
 

@@ -19,8 +19,8 @@ from tgi_trio.shard.cpu.kernels.sampling.scores import (
     relative,
     relative_one,
 )
-from tgi_trio.shard.cpu.kernels.variant import LANES
 from tgi_trio.shard.cpu.kernels.vectors import first_lane, lanes_at_least, load
+from tgi_trio.shard.cpu.storage import LANES
 
 
 @kernel

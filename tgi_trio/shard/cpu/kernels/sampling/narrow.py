@@ -26,7 +26,6 @@ from tgi_trio.shard.cpu.kernels.sampling.scores import (
     reading,
     relative,
 )
-from tgi_trio.shard.cpu.kernels.variant import LANES
 from tgi_trio.shard.cpu.kernels.vectors import (
     absolute,
     add,
@@ -39,6 +38,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     total,
     where_at_least,
 )
+from tgi_trio.shard.cpu.storage import LANES
 
 BUCKETS = 512
 _WIDEST = 32.0  # nats: the first bracket; farther tokens are hardly ever wanted

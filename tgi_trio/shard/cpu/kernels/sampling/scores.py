@@ -6,7 +6,6 @@ import numpy as np
 
 from tgi_trio.shard.cpu.kernels import kernel
 from tgi_trio.shard.cpu.kernels.arrays import floats_at
-from tgi_trio.shard.cpu.kernels.variant import LANES
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
     fill,
@@ -22,6 +21,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     where_at_least,
     where_bits,
 )
+from tgi_trio.shard.cpu.storage import LANES
 
 CHUNK = 128
 VECTOR_BYTES, CHUNK_BYTES = 4 * LANES, 4 * CHUNK
