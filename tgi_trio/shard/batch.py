@@ -228,16 +228,17 @@ class Batch:
         decodes = [(i, int(chosen[i])) for i in np.flatnonzero(~prefill).tolist()]
         if len(decodes) > 1:
             decodes.sort(key=lambda row: -drafter.trust(self._rows[row[1]]))
-        drafts = np.zeros(len(chosen), np.int64)
+        drafts: NDArray[np.int64] | None = None
         left = spare
         for served, (i, place) in enumerate(decodes):
             sequence = self._rows[place]
             part = -(-left // (len(decodes) - served))
             room = min(part, sequence.remaining - 1, int(self._granted[place]) - sequence.length)
-            if room > 0:
-                drafts[i] = count = drafter.draft(sequence, room)
+            if room > 0 and (count := drafter.draft(sequence, room)):
+                drafts = np.zeros(len(chosen), np.int64) if drafts is None else drafts
+                drafts[i] = count
                 left -= count
-        return drafts if left < spare else None
+        return drafts
 
     def _flatten(
         self,

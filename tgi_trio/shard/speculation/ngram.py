@@ -109,6 +109,9 @@ class _Occurrences:
         start = max(0, self._seen - max(_SIZES) + 1)
         tokens = sequence.token_ids[start : end + 1].tolist()
         for n, after in self._after.items():
+            if end == self._seen + 1 and end >= n:  # a single new one, as in most steps
+                after[tuple(tokens[-n - 1 : -1])] = end
+                continue
             first = max(start, self._seen - n + 1)  # where the first new n-gram begins
             fresh = tokens[first - start : -1]
             grams = zip(*(islice(fresh, i, None) for i in range(n)), strict=False)

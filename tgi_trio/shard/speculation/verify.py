@@ -45,20 +45,42 @@ def choose(
     drafts = plan.drafts[rows].tolist()
     starts = np.cumsum([0, *(1 + n for n in drafts)])[:-1]
 
-    def chosen(some: ListLike[int], ahead: int) -> list[RowResult]:
-        places = beside(logits, starts[some] + ahead)
-        return sampler.choose(logits[places], [_grown(sequences[i], ahead) for i in some])
+    def chosen(some: ListLike[tuple[int, int]]) -> dict[tuple[int, int], RowResult]:
+        """Choose after the first `ahead` guesses of a sequence, for some (sequence, ahead)."""
+        places = np.array([starts[i] + ahead for i, ahead in some])
+        own = logits if len(places) == len(logits) else logits[beside(logits, places)]
+        grown = [_grown(sequences[i], ahead) for i, ahead in some]
+        return dict(zip(some, sampler.choose(own, grown), strict=True))
 
-    going, ahead = list(range(len(sequences))), 0
-    results = chosen(going, ahead)
+    # In one go wherever a choice leaves nothing behind for the next one.
+    found = chosen(
+        [
+            (i, ahead)
+            for i, count in enumerate(drafts)
+            for ahead in range(1 + count if _leaves_nothing(sequences[i]) else 1)
+        ]
+    )
+    results, ahead = [found[i, 0] for i in range(len(sequences))], 0
+    going = list(range(len(sequences)))
     while True:
         ahead += 1
         going = [i for i in going if _right(results[i], sequences[i], ahead, drafts[i])]
         if not going:
             return results
-        for i, more in zip(going, chosen(going, ahead), strict=True):
+        missing = [(i, ahead) for i in going if (i, ahead) not in found]
+        if missing:
+            found |= chosen(missing)
+        for i in going:
+            more = found[i, ahead]
             if more.fault is None:  # otherwise it comes again in the next step, for itself
                 results[i] = _joined(results[i], more)
+
+
+def _leaves_nothing(sequence: Sequence) -> bool:
+    """Whether neither counts of its tokens nor a grammar's matcher is kept between its choices."""
+    sampling = sequence.sampling
+    penalties = (sampling.frequency_penalty, sampling.presence_penalty)
+    return not (sampling.grammar or any(penalties) or sampling.repetition_penalty != 1.0)
 
 
 def _right(result: RowResult, sequence: Sequence, ahead: int, drafts: int) -> bool:
