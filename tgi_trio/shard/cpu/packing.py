@@ -60,7 +60,8 @@ def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
             "leave --quantize out to serve the weights as they are."
         )
     scales = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # never 0
-    whole = np.rint(exact / scales[:, None])
+    whole = exact / scales[:, None]
+    np.rint(whole, out=whole)
     return whole.astype(np.int8), scales
 
 
