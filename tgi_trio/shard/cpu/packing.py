@@ -21,7 +21,10 @@ from tgi_trio.shard.cpu.storage import PANEL, Storage
 Floats = NDArray[np.float32]
 
 _JOB_BYTES = 4 << 20  # of panels that a thread fills at a time
-_INT8_JOB_BYTES = 128 << 10  # these are float32 on the way, which should stay in the cache
+_INT8_JOB_BYTES = 128 << 10  # the same of int8, which stays in the cache until it is transposed
+# Weights that are float32 at a time on their way to int8: in the cache, and in memory that malloc
+# keeps. What is larger goes back to the system each time, and comes again page by page.
+_ROUNDED_AT_ONCE = 24 << 10
 _UNITS = {"float32": np.float32, "bfloat16": np.uint32, "int8": np.int8}  # of a panel
 
 
@@ -52,7 +55,17 @@ def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
     The largest weight of a row becomes 127 or -127, the others the nearest whole numbers. Raises
     ModelLoadError for a weight that is no number.
     """
-    exact = to_float32(values)
+    whole = np.empty(values.shape, np.int8)
+    scales = np.empty(len(values), np.float32)
+    step = max(1, _ROUNDED_AT_ONCE // values.shape[1])
+    for begin in range(0, len(values), step):
+        rows = slice(begin, begin + step)
+        whole[rows], scales[rows] = _rounded(to_float32(values[rows]))
+    return whole, scales
+
+
+def _rounded(exact: Floats) -> tuple[Floats, Floats]:
+    """Return whole numbers [rows, in] and scales [rows], see `to_int8`."""
     largest = np.maximum(exact.max(axis=1), -exact.min(axis=1))
     if not np.isfinite(largest).all():
         raise ModelLoadError(
@@ -61,8 +74,7 @@ def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
         )
     scales = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # never 0
     whole = exact / scales[:, None]
-    np.rint(whole, out=whole)
-    return whole.astype(np.int8), scales
+    return np.rint(whole, out=whole), scales
 
 
 class Source(Protocol):
