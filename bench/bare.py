@@ -22,10 +22,19 @@ class BareModel:
     """A warmed-up runner and the sequences it holds, driven as the worker drives them."""
 
     def __init__(
-        self, folder: Path, cpu_backend: str = "auto", quantize: str | None = None
+        self,
+        folder: Path,
+        cpu_backend: str = "auto",
+        quantize: str | None = None,
+        threads: int = 0,
     ) -> None:
+        """`quantize` and `threads` as in ShardSettings."""
         settings = ShardSettings(
-            str(folder), device="cpu", cpu_backend=cpu_backend, quantize=quantize
+            str(folder),
+            device="cpu",
+            cpu_backend=cpu_backend,
+            quantize=quantize,
+            threads=threads,
         )
         self.runner: Runner = load(settings)
         memory = self.runner.warm_up(WarmupRequest(512, 1088, 128, 65536))

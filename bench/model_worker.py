@@ -1,6 +1,6 @@
 """A process that holds one model and measures on request.
 
-    python -m bench.model_worker KIND FOLDER
+    python -m bench.model_worker KIND FOLDER [THREADS]
 
 KIND is numba or torch (our runners), int8 (numba's with 8-bit weights), avx2 (numba's, compiled as
 for a processor without AVX512) or transformers. A line of JSON comes in per measurement, the
@@ -22,11 +22,11 @@ from typing import Any
 from bench.model_cases import Case
 
 
-def ours(folder: Path, backend: str, quantize: str | None = None) -> Callable[[Case], float]:
-    """Return what measures one of our runners."""
+def ours(folder: Path, backend: str, quantize: str | None, threads: int) -> Callable[[Case], float]:
+    """Return what measures one of our runners; `threads` 0: as many as a server would take."""
     from bench.bare import BareModel
 
-    model = BareModel(folder, backend, quantize)
+    model = BareModel(folder, backend, quantize, threads)
 
     def measure(case: Case) -> float:
         if case.prefill:
@@ -77,20 +77,20 @@ def without_avx512() -> None:
     config.CPU_NAME, config.CPU_FEATURES = "haswell", "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
 
 
-def main(kind: str, folder: Path) -> None:
+def main(kind: str, folder: Path, threads: int = 0) -> None:
     if kind == "avx2":
         without_avx512()
         kind = "numba"
     if kind == "transformers":
         measure = transformers(folder)
     elif kind == "int8":
-        measure = ours(folder, "numba", "eetq")
+        measure = ours(folder, "numba", "eetq", threads)
     else:
-        measure = ours(folder, kind)
+        measure = ours(folder, kind, None, threads)
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(measure(Case(**json.loads(line)))), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
