@@ -112,7 +112,7 @@ def test_family(checkpoint: Checkpoint, family: str) -> None:
     _check(checkpoint(family), "torch")
 
 
-def _check_renamed(folder: Path, golden: Golden) -> None:
+def _check_against(folder: Path, golden: Golden) -> None:
     runner, recorder = load(folder)
     blocks = tables(PROMPTS, shuffle=3, new=NEW)
     rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
@@ -141,7 +141,7 @@ def test_falcon_by_its_first_name(
     if config.pop("new_decoder_architecture"):
         old["n_head_kv"] = kv_heads
     (folder / "config.json").write_text(json.dumps(config | old))
-    _check_renamed(folder, Golden(original))
+    _check_against(folder, Golden(original))
 
 
 def baichuan(original: Path, folder: Path, *, positions: bool = True) -> Path:
@@ -180,20 +180,20 @@ class GoldenBiases(Golden):
 
 def test_baichuan_is_llama_with_one_projection(checkpoint: Checkpoint, tmp_path: Path) -> None:
     original = checkpoint("llama", num_key_value_heads=4)
-    _check_renamed(baichuan(original, tmp_path / "packed"), Golden(original))
+    _check_against(baichuan(original, tmp_path / "packed"), Golden(original))
 
 
 def test_baichuan_2_normalises_its_head(checkpoint: Checkpoint, tmp_path: Path) -> None:
     original = checkpoint("llama", num_key_value_heads=4, vocab_size=125696)
     golden = Golden(original)
     golden.model.lm_head.weight.data /= golden.model.lm_head.weight.norm(dim=1, keepdim=True)
-    _check_renamed(baichuan(original, tmp_path / "packed"), golden)
+    _check_against(baichuan(original, tmp_path / "packed"), golden)
 
 
 def test_baichuan_13b_has_linear_biases(checkpoint: Checkpoint, tmp_path: Path) -> None:
     original = checkpoint("llama", num_key_value_heads=4)
     folder = baichuan(original, tmp_path / "packed", positions=False)
-    _check_renamed(folder, GoldenBiases(original))
+    _check_against(folder, GoldenBiases(original))
 
 
 @pytest.mark.parametrize("family", ["glm4", "codegen", "recurrent_gemma"])
@@ -279,7 +279,7 @@ def test_rotary_scaling_by_length(checkpoint: Checkpoint, kind: str) -> None:
 
 
 @pytest.mark.parametrize("original", [8, 200])
-def test_two_scales_of_rotation(checkpoint: Checkpoint, tmp_path: Path, original: int) -> None:
+def test_two_scales_of_rotation(checkpoint: Checkpoint, original: int) -> None:
     """All sequences beyond the original length, or none; transformers is told the set to use."""
     parameters = TWO_SCALES | {"original_max_position_embeddings": original}
     folder = checkpoint("phimoe", rope_parameters=parameters)
@@ -288,13 +288,7 @@ def test_two_scales_of_rotation(checkpoint: Checkpoint, tmp_path: Path, original
         oracle = checkpoint("phimoe", rope_parameters=told)
     else:
         oracle = folder
-    runner, recorder = load(folder)
-    blocks = tables(PROMPTS, shuffle=3, new=NEW)
-    rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
-    run(runner, rows, chunk=20, joins=2)
-    golden = Golden(oracle)
-    for row in rows:
-        assert_greedy(golden, recorder, row)
+    _check_against(folder, Golden(oracle))
 
 
 # --- models outside the table -------------------------------------------------------------------
