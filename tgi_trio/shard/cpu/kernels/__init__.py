@@ -1,8 +1,8 @@
 """The compiled part: everything here runs without the interpreter, on raw addresses.
 
-`variant.py` names the compile-time choices, `emit.py` and `vectors.py` hold the operations that
-numba lacks, `threads.py` those of the team; the other files are the kernels, one per part of a
-step, and `step.py` is the way in.
+`variant.py` names the compile-time choices, `emit.py`, `vectors.py` and `tiles.py` hold the
+operations that numba lacks, `threads.py` those of the team; the other files are the kernels, one
+per part of a step, and `step.py` is the way in.
 """
 
 from __future__ import annotations

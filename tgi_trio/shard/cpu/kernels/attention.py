@@ -16,10 +16,10 @@ from tgi_trio.shard.cpu.kernels import kernel
 from tgi_trio.shard.cpu.kernels.activation import soft_capped
 from tgi_trio.shard.cpu.kernels.norm import BLOCK
 from tgi_trio.shard.cpu.kernels.threads import atomic_add
+from tgi_trio.shard.cpu.kernels.tiles import add_weighted, multiply_add, store_tile, zeros
 from tgi_trio.shard.cpu.kernels.variant import count
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
-    add_weighted,
     fill,
     first_lanes,
     largest,
@@ -27,15 +27,12 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     load_int,
     maximum,
     multiply,
-    multiply_add,
     prefetch,
     store,
     store_active,
-    store_tile,
     subtract,
     total,
     weight,
-    zeros,
 )
 from tgi_trio.shard.cpu.storage import LANES
 from tgi_trio.shard.cpu.tables import Buffer

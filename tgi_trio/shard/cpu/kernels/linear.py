@@ -26,20 +26,17 @@ import numpy as np
 from tgi_trio.shard.cpu.kernels import kernel
 from tgi_trio.shard.cpu.kernels.activation import activated, soft_capped
 from tgi_trio.shard.cpu.kernels.threads import atomic_add
+from tgi_trio.shard.cpu.kernels.tiles import fold, multiply_add, store_tile, zeros
 from tgi_trio.shard.cpu.kernels.variant import count, number, twice
 from tgi_trio.shard.cpu.kernels.vectors import (
     add,
     fill,
     fma,
-    fold,
     load,
     multiply,
-    multiply_add,
     prefetch,
     store,
     store_active,
-    store_tile,
-    zeros,
 )
 from tgi_trio.shard.cpu.storage import LANES, PANEL
 from tgi_trio.shard.cpu.tables import Epilogue

@@ -1,0 +1,220 @@
+"""Tiles: rows x columns vectors that live in registers while a product is summed up."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import llvmlite.ir as ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from tgi_trio.shard.cpu.kernels.emit import (
+    BYTES,
+    FLOAT,
+    FLOATS,
+    HALVES,
+    I32,
+    I64,
+    INTS,
+    call,
+    floats,
+    ints,
+    load_as,
+    none,
+    splat,
+    store_as,
+    vector,
+)
+from tgi_trio.shard.cpu.kernels.variant import CountType, StorageType
+from tgi_trio.shard.cpu.kernels.vectors import fma_of, widened
+from tgi_trio.shard.cpu.storage import LANES, Storage
+
+i64 = types.int64
+
+
+def _tile(rows: CountType, columns: CountType) -> types.UniTuple:
+    return types.UniTuple(vector, rows.value * columns.value)
+
+
+@intrinsic
+def zeros(context: Any, rows: CountType, columns: CountType) -> Any:
+    """Return a tile of zeros."""
+    tile = _tile(rows, columns)
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return cgutils.pack_array(builder, [floats(0.0)] * tile.count)
+
+    return tile(rows, columns), emit
+
+
+@intrinsic
+def multiply_add(
+    context: Any,
+    storage: StorageType,
+    rows: CountType,
+    columns: CountType,
+    steps: CountType,
+    tile: types.UniTuple,
+    weights: types.Integer,
+    inputs: types.Integer,
+    stride: types.Integer,
+) -> Any:
+    """Return tile + inputs x weights over `steps` steps of input features.
+
+    `weights`: 64 packed bytes per step and column. `inputs`: the activations of the first row, the
+    other rows' follow every `stride` bytes. Every step has sums of its own, so that one need not
+    wait for the other; `fold` adds them up: `tile` is rows x (steps * columns).
+    """
+    kind = storage.storage
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        tile_value, where, activations, step_between = values[4:]
+        sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
+        width = columns.value
+        for step, feature in itertools.product(range(steps.value), range(kind.products)):
+            place = builder.add(where, I64(64 * width * step))
+            packed = _weights(builder, place, feature, width, kind)
+            for row in range(rows.value):
+                place = builder.add(activations, builder.mul(step_between, I64(row)))
+                place = builder.add(place, I64(step * kind.step_bytes + 4 * feature))
+                x = _activation(builder, place, kind)
+                for column in range(width):
+                    i = (row * steps.value + step) * width + column
+                    sums[i] = _product(builder, packed[column], x, sums[i])
+        return cgutils.pack_array(builder, sums)
+
+    return tile(storage, rows, columns, steps, tile, i64, i64, i64), emit
+
+
+@intrinsic
+def fold(
+    context: Any, rows: CountType, columns: CountType, steps: CountType, tile: types.UniTuple
+) -> Any:
+    """Return the tile with the sums of all steps added up: rows x columns."""
+    result = _tile(rows, columns)
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        parts = cgutils.unpack_tuple(builder, values[3], tile.count)
+        sums = []
+        for i in range(result.count):
+            row, column = divmod(i, columns.value)
+            first = row * steps.value * columns.value + column
+            own = [parts[first + step * columns.value] for step in range(steps.value)]
+            sums.append(functools.reduce(builder.fadd, own))
+        return cgutils.pack_array(builder, sums)
+
+    return result(rows, columns, steps, tile), emit
+
+
+def _weights(builder: Any, step: Any, feature: int, columns: int, storage: Storage) -> list[Any]:
+    """Return the weights of one feature of the packed step at `step`, a vector per column.
+
+    For dot they are vectors of pairs.
+    """
+    if storage.int8:
+        first = LANES * columns * feature
+        places = [builder.add(step, I64(first + LANES * column)) for column in range(columns)]
+        return [builder.sitofp(load_as(builder, place, BYTES, 1), FLOATS) for place in places]
+    places = [builder.add(step, I64(64 * column)) for column in range(columns)]
+    packed = [load_as(builder, place, INTS) for place in places]
+    if storage.dot:
+        return packed
+    if storage.bf16 and feature == 0:
+        packed = [builder.shl(pair, ints(16)) for pair in packed]
+    elif storage.bf16:
+        packed = [builder.and_(pair, ints(-65536)) for pair in packed]
+    return [builder.bitcast(each, FLOATS) for each in packed]
+
+
+def _activation(builder: Any, where: Any, storage: Storage) -> Any:
+    """Return one activation, for dot a pair of them, in every lane."""
+    if storage.dot:
+        return splat(builder, load_as(builder, where, I32), INTS)
+    return splat(builder, load_as(builder, where, FLOAT), FLOATS)
+
+
+class _Bfloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bfloat)
+
+    def __hash__(self) -> int:
+        return hash(_Bfloat)
+
+
+_PAIRS = ir.VectorType(_Bfloat(), 2 * LANES)
+
+
+def _product(builder: Any, weight: Any, x: Any, total: Any) -> Any:
+    """Return weight * x + total; of pairs of bfloat16 where the vectors are of integers."""
+    if weight.type == FLOATS:
+        return fma_of(builder, weight, x, total)
+    pairs = [builder.bitcast(v, _PAIRS) for v in (weight, x)]
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, total, *pairs)
+
+
+@intrinsic
+def add_weighted(
+    context: Any,
+    storage: StorageType,
+    rows: CountType,
+    columns: CountType,
+    tile: types.UniTuple,
+    numbers: types.Integer,
+    factors: types.Integer,
+    stride: types.Integer,
+) -> Any:
+    """Return tile + factor x numbers.
+
+    `numbers`: `columns` vectors of V. `factors`: a float32 per row, `stride` bytes apart.
+    """
+    bf16 = storage.storage.bf16
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        tile_value, where, first, step = values[3:]
+        sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
+        loaded = []
+        for column in range(columns.value):
+            place = builder.add(where, I64(column * LANES * (2 if bf16 else 4)))
+            if bf16:
+                loaded.append(widened(builder, load_as(builder, place, HALVES, 2)))
+            else:
+                loaded.append(load_as(builder, place, FLOATS))
+        for row in range(rows.value):
+            place = builder.add(first, builder.mul(step, I64(row)))
+            factor = splat(builder, load_as(builder, place, FLOAT), FLOATS)
+            for column, value in enumerate(loaded):
+                i = row * columns.value + column
+                sums[i] = fma_of(builder, factor, value, sums[i])
+        return cgutils.pack_array(builder, sums)
+
+    return tile(storage, rows, columns, tile, i64, i64, i64), emit
+
+
+@intrinsic
+def store_tile(
+    context: Any,
+    rows: CountType,
+    columns: CountType,
+    tile: types.UniTuple,
+    where: types.Integer,
+    stride: types.Integer,
+) -> Any:
+    """Write a tile as float32, its rows `stride` bytes apart."""
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _, _, tile_value, target, step = values
+        for i, value in enumerate(cgutils.unpack_tuple(builder, tile_value, tile.count)):
+            row, column = divmod(i, columns.value)
+            place = builder.add(target, builder.mul(step, I64(row)))
+            store_as(builder, value, builder.add(place, I64(64 * column)))
+        return none()
+
+    return types.none(rows, columns, tile, i64, i64), emit
