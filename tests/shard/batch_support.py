@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.shard.scripted_router import BLOCK
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.shard.batch import Batch, Drafter
+from tgi_trio.shard.batch import Batch
+from tgi_trio.shard.speculation.sharing import Drafter
 from tgi_trio.shard.step import RowResult, StepPlan, StepResult
 
 EOS = 2

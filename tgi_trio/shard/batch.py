@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import ExtendRow, Fault, Finish, PrefillRow, StepReport
-from tgi_trio.shard.step import RowResult, Sequence, StepPlan, StepResult
+from tgi_trio.shard.report import Moved, fill_report
+from tgi_trio.shard.speculation.sharing import Drafter, Guesser, share_guesses
+from tgi_trio.shard.step import Sequence, StepPlan, StepResult
 
 _FIRST_ROWS = 16  # rows and table width to start with; both double when they no longer do
 _FIRST_WIDTH = 8
 _MISCHOSEN = "the model runner chose a token where none was due, or none where one was"
 _COLUMNS = ("_length", "_computed", "_given", "_granted", "_last", "_held", "_table")
 _SPARE_TOKENS = 256  # room for new tokens in a sequence's buffer; doubled when it is used up
-
-_Moved = tuple[Sequence, RowResult, int, Finish]  # and how many of the result's tokens count
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,6 @@ class PlanCounts:
     decode_rows: int = 0
     stalled_rows: int = 0  # sequences at the end of their granted blocks
     draft_tokens: int = 0  # guesses among the decode rows' query tokens
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of a sequence."""
-
-    def trust(self, sequence: Sequence) -> int:
-        """Return how much its guesses are worth by how the last ones did; no unit."""
-        ...
-
-    def draft(self, sequence: Sequence, room: int) -> int:
-        """Write guesses into `token_ids` behind the known ones; return how many, up to `room`."""
-        ...
 
 
 class Batch:
@@ -219,25 +207,20 @@ class Batch:
     ) -> NDArray[np.int64] | None:
         """Have the next tokens of the decode rows guessed: [chosen] how many, None without any.
 
-        No row guesses beyond its granted blocks or its last token; all together `spare` at most,
-        in equal parts, those first whose guesses are worth most; what one leaves goes to the next.
+        No row guesses beyond its granted blocks or its last token; all together `spare` at most.
         """
-        drafter = self._drafter
-        if drafter is None or spare <= 0:
+        if self._drafter is None or spare <= 0:
             return None
-        decodes = [(i, int(chosen[i])) for i in np.flatnonzero(~prefill).tolist()]
-        if len(decodes) > 1:
-            decodes.sort(key=lambda row: -drafter.trust(self._rows[row[1]]))
-        drafts: NDArray[np.int64] | None = None
-        left = spare
-        for served, (i, place) in enumerate(decodes):
-            sequence = self._rows[place]
-            part = -(-left // (len(decodes) - served))
-            room = min(part, sequence.remaining - 1, int(self._granted[place]) - sequence.length)
-            if room > 0 and (count := drafter.draft(sequence, room)):
-                drafts = np.zeros(len(chosen), np.int64) if drafts is None else drafts
-                drafts[i] = count
-                left -= count
+        decodes = []
+        for i in np.flatnonzero(~prefill).tolist():
+            sequence, granted = self._rows[chosen[i]], int(self._granted[chosen[i]])
+            room = min(sequence.remaining - 1, granted - sequence.length)
+            decodes.append(Guesser(i, sequence, room))
+        counts = share_guesses(self._drafter, decodes, spare)
+        if not counts:
+            return None
+        drafts = np.zeros(len(chosen), np.int64)
+        drafts[list(counts)] = list(counts.values())
         return drafts
 
     def _flatten(
@@ -289,7 +272,7 @@ class Batch:
         """
         dropped: list[Sequence] = []
         faults: list[Fault] = []
-        moved: list[_Moved] = []
+        moved: list[Moved] = []
         last = self._last[self._chosen].tolist()
         rows = zip(plan.rows, result.rows, plan.samples.tolist(), self._taken.tolist(), strict=True)
         for i, (sequence, row, samples, taken) in enumerate(rows):
@@ -306,7 +289,7 @@ class Batch:
                 moved.append((sequence, row, used, finish))
                 if finish:
                     dropped.append(sequence)
-        _fill(report, moved)
+        fill_report(report, moved)
         self._length[self._chosen] = [sequence.length for sequence in plan.rows]
         self._computed[self._chosen] = [sequence.computed for sequence in plan.rows]
         self._last[self._chosen] = last
@@ -405,32 +388,3 @@ class Batch:
         for name in _COLUMNS:
             old: NDArray[Any] = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros_like(old))))
-
-
-def _fill(report: StepReport, moved: list[_Moved]) -> None:
-    """Write the columns of the rows that moved."""
-    report.sequence = [sequence.id for sequence, _, _, _ in moved]
-    report.computed = [sequence.computed for sequence, _, _, _ in moved]
-    report.token_count = [used for _, _, used, _ in moved]
-    report.finish = [finish for _, _, _, finish in moved]
-    report.token_ids = [token for _, row, used, _ in moved for token in row.token_ids[:used]]
-    report.logprobs = [value for _, row, used, _ in moved for value in row.logprobs[:used]]
-    report.prompt_count = [len(row.prompt_logprobs) for _, row, _, _ in moved]
-    report.prompt_logprobs = [value for _, row, _, _ in moved for value in row.prompt_logprobs]
-    report.prompt_top_count = [0] * len(report.prompt_logprobs)
-    if any(row.prompt_tops for _, row, _, _ in moved):
-        every = [
-            top
-            for _, row, _, _ in moved
-            for top in (row.prompt_tops or [()] * len(row.prompt_logprobs))
-        ]
-        report.prompt_top_count = [len(top) for top in every]
-        report.prompt_top_ids = [token for top in every for token, _ in top]
-        report.prompt_top_logprobs = [logprob for top in every for _, logprob in top]
-    if not any(any(row.tops) for _, row, _, _ in moved):
-        report.top_count = [0] * len(report.token_ids)
-        return
-    tops = [top for _, row, used, _ in moved for top in (row.tops or [()] * used)[:used]]
-    report.top_count = [len(top) for top in tops]
-    report.top_ids = [token for top in tops for token, _ in top]
-    report.top_logprobs = [logprob for top in tops for _, logprob in top]
