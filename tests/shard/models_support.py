@@ -24,20 +24,27 @@ RENAMED = {"baichuan", "RefinedWeb", "RefinedWebModel"}
 
 @dataclass
 class GreedyRecorder:
-    """A sampler that takes the best token and keeps the logits it was given."""
+    """A sampler that takes the best token and keeps the logits it was given, by place.
 
-    logits: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    What follows a wrong guess is chosen as well; what is decoded there later takes its place.
+    """
+
+    by_place: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
 
     def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
         logits = torch.as_tensor(logits)
         assert logits.dtype == torch.float32 and logits.shape[0] == len(rows)
         for row, values in zip(rows, logits, strict=True):
-            self.logits.setdefault(row.id, []).append(values.clone().cpu())
+            self.by_place.setdefault(row.id, {})[row.length] = values.clone().cpu()
         best = logits.argmax(dim=-1).tolist()
         return [RowResult(token_ids=[token], logprobs=[0.0]) for token in best]
 
     def drop(self, sequence: Sequence) -> None:
-        self.logits.pop(sequence.id, None)
+        self.by_place.pop(sequence.id, None)
+
+    def logits(self, sequence: int) -> torch.Tensor:
+        """Return what the tokens of a sequence were chosen from: float32 [tokens, vocabulary]."""
+        return torch.stack(list(self.by_place[sequence].values()))
 
 
 def load(folder: Path, blocks: int = 512, **options: object) -> tuple[Runner, GreedyRecorder]:
@@ -228,6 +235,4 @@ def assert_greedy(
     prompt, tokens = row.token_ids[: row.prompt_length].tolist(), generated(row)
     expected = golden.logits(prompt, tokens)
     assert tokens == expected.argmax(-1).tolist()
-    torch.testing.assert_close(
-        torch.stack(recorder.logits[row.id]), expected, atol=tolerance, rtol=0.0
-    )
+    torch.testing.assert_close(recorder.logits(row.id), expected, atol=tolerance, rtol=0.0)

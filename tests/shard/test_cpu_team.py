@@ -61,7 +61,7 @@ def test_an_idle_worker_sleeps_and_wakes_up_to_the_same_tokens(
             time.sleep(0.3)
             assert state_of(worker) == "S" and processor_ticks(worker) == before
         assert seen[0] == seen[1] == seen[2]
-        recorder.logits.clear()
+        recorder.by_place.clear()
     assert not workers()
 
 
@@ -78,7 +78,7 @@ def test_threads_that_are_interrupted_at_any_place_give_the_same_logits(
             advance(pair[0], [row], [37])
             for _ in range(199):
                 advance(pair[0], [row], [1])
-            return [values.numpy() for values in pair[1].logits[0]]
+            return list(pair[1].logits(0).numpy())
 
     for one, several in zip(logits(1), logits(4), strict=True):
         np.testing.assert_array_equal(one, several)

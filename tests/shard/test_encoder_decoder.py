@@ -86,8 +86,9 @@ class Model:
         for row in rows:
             tokens, logits = self.expected[row.id]
             assert generated(row) == tokens
-            ours = torch.stack(self.recorder.logits.pop(row.id))
+            ours = self.recorder.logits(row.id)
             torch.testing.assert_close(ours, logits, atol=1e-4, rtol=0.0)
+            self.recorder.drop(row)
 
 
 @contextmanager
@@ -146,7 +147,7 @@ def test_replay_of_prompt_and_emitted_tokens(model: Model, chunk: int) -> None:
     row.prompt_length = len(prompt)
     run(model.runner, [row], chunk=chunk)
     assert generated(row) == tokens
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
 
 
 def test_a_step_may_be_repeated(model: Model) -> None:
@@ -155,7 +156,7 @@ def test_a_step_may_be_repeated(model: Model) -> None:
     once = model.runner.step(plan(rows, counts))
     again = model.runner.step(plan(rows[3:6], counts[3:6]))
     assert [r.token_ids for r in once.rows[3:6]] == [r.token_ids for r in again.rows]
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
 
 
 def test_what_the_router_is_told(model: Model) -> None:
@@ -172,7 +173,7 @@ def test_prompt_tokens_have_no_logprobs(model: Model) -> None:
         count = min(10, row.length - row.computed)
         found += advance(model.runner, [row], [count])[0].prompt_logprobs
     assert len(found) == len(PROMPTS[5]) and all(map(math.isnan, found))
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -249,7 +250,7 @@ def test_a_long_prompt_makes_no_square(
     with torch.no_grad():
         start = torch.full((1, 1), 2)
         expected = Golden(folder).model(input_ids=ids, decoder_input_ids=start).logits[0]
-    torch.testing.assert_close(torch.stack(recorder.logits[0]), expected, atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(recorder.logits(0), expected, atol=1e-4, rtol=0.0)
 
 
 def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
@@ -258,7 +259,7 @@ def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
     rows = [sequence(i, p, tables(PROMPTS)[i], new=1) for i, p in enumerate(PROMPTS)]
     run(runner, rows)
     golden = Golden(folder)
-    ours = torch.cat([torch.stack(recorder.logits[row.id]) for row in rows])
+    ours = torch.cat([recorder.logits(row.id) for row in rows])
     expected = torch.cat([golden.greedy(prompt)[1][:1] for prompt in PROMPTS])
     assert torch.corrcoef(torch.stack((ours.flatten(), expected.flatten())))[0, 1] > 0.99
 

@@ -42,7 +42,7 @@ class Model:
         self.expected = {i: self.golden.greedy(PROMPTS[i]) for i in (0, 5, 6)}
         rows = _rows()
         run(self.runner, rows)
-        self.recorder.logits.clear()
+        self.recorder.by_place.clear()
         for row in rows:
             if row.id not in self.expected:
                 logits = self.golden.logits(PROMPTS[row.id], generated(row))
@@ -52,8 +52,9 @@ class Model:
         for row in rows:
             tokens, logits = self.expected[row.id]
             assert generated(row) == tokens
-            ours = torch.stack(self.recorder.logits.pop(row.id))
+            ours = self.recorder.logits(row.id)
             torch.testing.assert_close(ours, logits, atol=1e-4, rtol=0.0)
+            self.recorder.drop(row)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -104,7 +105,7 @@ def test_replay_of_prompt_and_emitted_tokens(model: Model) -> None:
     row.prompt_length = len(prompt)
     run(model.runner, [row])
     assert generated(row) == tokens
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
 
 
 def test_shared_prefix_blocks(model: Model) -> None:
@@ -113,7 +114,7 @@ def test_shared_prefix_blocks(model: Model) -> None:
     run(model.runner, [first])
     second = sequence(5, PROMPTS[5], [1, 2, 20, 21, 22, 23])
     second.computed = 32
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
     run(model.runner, [second])
     model.check([second])
 
@@ -137,7 +138,7 @@ def test_preempted_and_resumed(model: Model) -> None:
     run(model.runner, resumed, chunk=25, joins=3)
     for row in resumed:
         assert generated(row) == model.expected[row.id][0]
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
 
 
 @pytest.mark.parametrize("wrong", [None, 0, 2])
@@ -174,7 +175,7 @@ def test_a_step_may_be_repeated(model: Model) -> None:
     again = model.runner.step(plan(rows[3:9], counts[3:9]))
     assert [r.token_ids for r in once.rows[3:9]] == [r.token_ids for r in again.rows]
     assert all(row.computed == 0 for row in rows)
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
 
 
 @pytest.mark.parametrize("chunk", [1000, 5])
@@ -194,7 +195,7 @@ def test_prompt_logprobs(model: Model, chunk: int) -> None:
     assert len(found) == len(prompt) and math.isnan(found[0])
     assert found[1:] == pytest.approx(model.golden.prompt_logprobs(prompt), abs=1e-4)
     model.golden.assert_prompt_tops(prompt, tops, 4)
-    model.recorder.logits.clear()
+    model.recorder.by_place.clear()
 
 
 def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
@@ -208,7 +209,7 @@ def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
         golden = Golden(folder)
         for row in rows[::5]:
             expected = golden.logits(PROMPTS[row.id], generated(row))
-            ours = torch.stack(recorder.logits[row.id])
+            ours = recorder.logits(row.id)
             pairs = torch.stack((ours.flatten(), expected.flatten()))
             assert torch.corrcoef(pairs)[0, 1] > 0.99
 
