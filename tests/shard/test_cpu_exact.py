@@ -68,10 +68,10 @@ def test_a_batch_at_once_and_one_by_one(runner: tuple, golden: Golden) -> None:
     for row in batch:
         assert_greedy(golden, runner[1], row)
     for row in rows()[:6]:
-        runner[1].logits.clear()
+        runner[1].by_place.clear()
         run(runner[0], [row])
         assert_greedy(golden, runner[1], row)
-    runner[1].logits.clear()
+    runner[1].by_place.clear()
 
 
 def test_a_long_context(checkpoint: Checkpoint) -> None:
@@ -105,7 +105,7 @@ def test_prompt_logprobs(runner: tuple, golden: Golden, chunk: int) -> None:
     assert len(found) == len(prompt) and math.isnan(found[0])
     assert found[1:] == pytest.approx(golden.prompt_logprobs(prompt), abs=1e-4)
     golden.assert_prompt_tops(prompt, tops, 4)
-    runner[1].logits.clear()
+    runner[1].by_place.clear()
 
 
 def test_threads_share_every_operation(llama: Path, golden: Golden) -> None:
