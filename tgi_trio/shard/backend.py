@@ -45,21 +45,12 @@ def load_runner(
     them, where nobody else reads them. The rest as for `TorchRunner.load`. Raises
     ModelLoadError for files that cannot be used, ConfigurationError for settings that cannot.
     """
-    if quantize is not None and (device != CPU or ranks is not None or cpu_backend == "torch"):
-        raise ConfigurationError(
-            f"--quantize {quantize} is served by the CPU kernels alone, on one rank; leave it out "
-            "to serve the weights as they are."
-        )
+    _check(device, ranks, quantize, cpu_backend)
     config = read_config(folder)
     limit_memory(device, cuda_memory_fraction)
     sizes = graph_sizes(device, cuda_graphs)
     chooses = ranks is None or ranks.rank == 0
     grammars = _grammars(tokenizer, config) if chooses else None
-    if ranks is not None and cpu_backend == "numba":
-        raise ConfigurationError(
-            "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use "
-            "--num-shard 1."
-        )
     if device == CPU and ranks is None and cpu_backend != "torch":
         from tgi_trio.shard.cpu.fitting import UnfitError
         from tgi_trio.shard.cpu.load import load
@@ -77,11 +68,7 @@ def load_runner(
             )
         except UnfitError as error:
             if cpu_backend == "numba" or quantize is not None:
-                flag = "--cpu-backend" if quantize is None else "--quantize"
-                raise ConfigurationError(
-                    f"The CPU kernels cannot serve this model: {error}. Leave {flag} out to "
-                    "serve it with torch."
-                ) from error
+                raise _unserved(error, quantize) from error
             print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
 
     from tgi_trio.shard.model_runner import TorchRunner
@@ -95,6 +82,28 @@ def load_runner(
         sampler=None if chooses else NoSampler(),
         grammars=grammars,
         cuda_graphs=sizes,
+    )
+
+
+def _check(device: str, ranks: Ranks | None, quantize: str | None, cpu_backend: str) -> None:
+    """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve."""
+    if quantize is not None and (device != CPU or ranks is not None or cpu_backend == "torch"):
+        raise ConfigurationError(
+            f"--quantize {quantize} is served by the CPU kernels alone, on one rank; leave it out "
+            "to serve the weights as they are."
+        )
+    if ranks is not None and cpu_backend == "numba":
+        raise ConfigurationError(
+            "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use "
+            "--num-shard 1."
+        )
+
+
+def _unserved(reason: Exception, quantize: str | None) -> ConfigurationError:
+    flag = "--cpu-backend" if quantize is None else "--quantize"
+    return ConfigurationError(
+        f"The CPU kernels cannot serve this model: {reason}. Leave {flag} out to serve it with "
+        "torch."
     )
 
 
