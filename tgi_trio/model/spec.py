@@ -18,7 +18,7 @@ QueryKeyNorm = Literal["none", "head", "whole"]
 #   grouped:  one tensor, per KV head its queries, its key, its value
 QkvLayout = Literal["separate", "stacked", "grouped"]
 
-# How a token chooses its experts, see `layers/routing.py`.
+# How a token chooses its experts, see `torch_backend/layers/routing.py`.
 Routing = Literal["softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models import names
-from tgi_trio.shard.models.llama_like import llama_spec
-from tgi_trio.shard.models.reading import rotary
-from tgi_trio.shard.models.specs import (
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_like import llama_spec
+from tgi_trio.model.reading import rotary
+from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
     LatentSpec,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models import names
-from tgi_trio.shard.models.reading import rotary, sliding_windows
-from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
 
 _BAICHUAN_2_VOCABULARY = 125696
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models import names
-from tgi_trio.shard.models.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.shard.models.reading import rotary
-from tgi_trio.shard.models.specs import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
+from tgi_trio.model.reading import rotary
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
 
 def _everywhere(spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:

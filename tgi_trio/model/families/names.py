@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.shard.models.specs import Names
+from tgi_trio.model.spec import Names
 
 LLAMA = Names(
     base="model.",

@@ -2,7 +2,7 @@
 
 Defaults are those of transformers' configuration classes, since save_pretrained may leave out what
 equals them. A function returns None for a variant of its family that the decoder cannot express;
-that variant, like any type not in the table, runs through `fallback.py`.
+that variant, like any type not in the table, runs through `fallback_runner.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models import deepseek, gpt_like, llama_like, mixtures
-from tgi_trio.shard.models.specs import DecoderSpec
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import deepseek, gpt_like, llama_like, mixtures
+from tgi_trio.model.spec import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 
@@ -55,16 +55,22 @@ FAMILIES: dict[str, SpecFunction] = {
     "mpt": gpt_like.mpt,
 }
 
-# Types that are known to run through transformers, and the way each takes (see `fallback.py`).
-# Any other type that transformers knows is tried in the same ways.
+# Types that are known to run through transformers, and the way each takes
+# (see `fallback_runner.py`). Any other type that transformers knows is tried in the same ways.
 THROUGH_TRANSFORMERS: dict[str, str] = {
+    "bamba": "cached",  # a state beside its attention, as the next ones have
     "bart": "encoder-decoder",
     "codegen": "cached",
+    "exaone4": "paged",
+    "falcon_h1": "cached",
     "glm4": "paged",
     "gpt_oss": "cached",  # attention sinks
+    "jamba": "cached",
+    "lfm2": "cached",
     "llama4_text": "cached",
     "mamba": "cached",
     "mamba2": "cached",
+    "qwen3_next": "cached",
     "recurrent_gemma": "recompute",  # a state that is the module's own
 }
 

@@ -1,0 +1,67 @@
+"""Checkpoint folders of headers and zeros, made on the spot."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.tensors import decoder_claims
+
+Stored = tuple[str, tuple[int, ...]]  # dtype as safetensors names it, and shape
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 8,
+    "hidden_size": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "U32": 4}  # others: 1
+
+
+def write_json(folder: Path, content: object, name: str = "config.json") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+
+
+def write_safetensors(file: Path, tensors: Mapping[str, Stored]) -> None:
+    """Write a file of zeros as the format's description has it, without its library."""
+    header, place = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = math.prod(shape) * BYTES.get(dtype, 1)
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [place, place + size],
+        }
+        place += size
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + bytes(place))
+
+
+def claimed(folder: Path) -> dict[str, Stored]:
+    """Return what a folder's config.json asks for; the sizes do not matter to any check."""
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None
+    return {name: ("F32", (2, 2)) for name in sorted(decoder_claims(spec).needed)}
+
+
+def make_folder(
+    folder: Path,
+    config: Mapping[str, Any] = LLAMA,
+    changes: Mapping[str, Stored | None] | None = None,
+) -> Path:
+    """Write a whole checkpoint; `changes` add tensors, or take them away where None."""
+    write_json(folder, config)
+    tensors: dict[str, Stored | None] = {**claimed(folder), **(changes or {})}
+    kept = {name: stored for name, stored in tensors.items() if stored is not None}
+    write_safetensors(folder / "model.safetensors", kept)
+    return folder

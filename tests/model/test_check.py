@@ -1,0 +1,185 @@
+"""What is refused, or warned of, before a shard is spawned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.support import LLAMA, make_folder, write_json, write_safetensors
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.check import Serving, check_model
+from tgi_trio.model.config import RopeScaling, read_config
+from tgi_trio.model.transformers_types import text_types
+
+F32 = ("F32", (2, 2))
+GPT2 = {"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2}
+LARGE = LLAMA | {"hidden_size": 64, "intermediate_size": 64}  # the kernels fit it
+
+
+def check(folder: Path, **serving: Any) -> list[str]:
+    return check_model(read_config(folder), Serving(**serving))
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "message"),
+    [
+        ({}, 3, "2 attention heads cannot be split over 3 shards"),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 2},
+            2,
+            "3 key-value heads",
+        ),
+        ({"intermediate_size": 9}, 2, "9 MLP columns"),
+        ({"vocab_size": 5, "hidden_size": 8, "num_attention_heads": 4}, 4, "5 rows"),
+        ({"model_type": "olmo2", "num_attention_heads": 4, "num_key_value_heads": 1}, 2, "norm"),
+    ],
+)
+def test_a_model_that_cannot_be_divided(
+    tmp_path: Path, changes: dict[str, Any], ranks: int, message: str
+) -> None:
+    make_folder(tmp_path, LLAMA | changes)
+    assert check(tmp_path) == []
+    with pytest.raises(ModelLoadError, match=f"{message}.*--num-shard"):
+        check(tmp_path, ranks=ranks)
+
+
+def test_a_model_that_can_be_divided(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    assert check(tmp_path, ranks=2) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "flag"), [({"quantize": "eetq"}, "--quantize"), ({"cpu_backend": "numba"}, "--cpu-b")]
+)
+def test_kernels_that_do_not_fit(tmp_path: Path, asked: dict[str, str], flag: str) -> None:
+    make_folder(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"head size 2 is no multiple.*Leave {flag}"):
+        check(tmp_path, **asked)
+    assert check(tmp_path) == []
+    make_folder(tmp_path, LARGE)
+    assert check(tmp_path, **asked) == []
+    with pytest.raises(ConfigurationError, match="dtype float16 is not one of"):
+        check(tmp_path, dtype="float16", **asked)
+
+
+def write_plain(folder: Path, model_type: str, **config: Any) -> None:
+    """Write a folder whose tensors say nothing of its type."""
+    write_json(folder, {"model_type": model_type, **config})
+    write_safetensors(folder / "model.safetensors", {"some.weight": F32})
+
+
+def test_a_type_that_nobody_knows(tmp_path: Path) -> None:
+    write_plain(tmp_path, "no_such_model")
+    with pytest.raises(ModelLoadError, match=r"'no_such_model' is not one of ours.*not know it"):
+        check(tmp_path)
+    write_plain(tmp_path, "no_such_model", auto_map={"AutoModelForCausalLM": "m.M"})
+    with pytest.raises(ModelLoadError, match=r"code for it \(m.py\).*give --trust-remote-code"):
+        check(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"lacks m\.py"):
+        check(tmp_path, remote_code=True)
+    (tmp_path / "m.py").touch()
+    (warning,) = check(tmp_path, remote_code=True)
+    assert "code that comes with" in warning
+
+
+def test_a_type_that_generates_text_by_its_own_code_alone(tmp_path: Path) -> None:
+    write_plain(tmp_path, "vit", auto_map={"AutoModelForCausalLM": "m.M"})
+    with pytest.raises(ModelLoadError, match="its own code, which is run with --trust-remote-code"):
+        check(tmp_path)
+    with pytest.raises(ModelLoadError, match="its own code is not all in the folder"):
+        check(tmp_path, remote_code=True)
+    (tmp_path / "m.py").touch()
+    (warning,) = check(tmp_path, remote_code=True)
+    assert "code that comes with" in warning
+
+
+def test_a_type_of_transformers(tmp_path: Path) -> None:
+    write_plain(tmp_path, "codegen")
+    assert check(tmp_path) == []
+    for asked in ({"ranks": 2}, {"quantize": "eetq"}, {"rope": RopeScaling("linear", 2.0)}):
+        with pytest.raises((ModelLoadError, ConfigurationError), match="through transformers"):
+            check(tmp_path, **asked)
+
+
+def test_the_types_of_transformers_are_those_it_imports() -> None:
+    from transformers.models.auto import modeling_auto
+
+    tables = (
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
+    assert text_types() == {name for table in tables for name in table}
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA | {"model_type": "opt", "ffn_dim": 8}])
+def test_scaling_of_positions_that_do_not_rotate(tmp_path: Path, config: dict[str, Any]) -> None:
+    make_folder(tmp_path, config)
+    with pytest.raises(ConfigurationError, match=r"--rope-scaling.*no rotary positions"):
+        check(tmp_path, rope=RopeScaling("linear", 2.0))
+    make_folder(tmp_path, LLAMA)
+    assert check(tmp_path, rope=RopeScaling("linear", 2.0)) == []
+
+
+def test_frequencies_by_length_do_not_fit_the_kernels(tmp_path: Path) -> None:
+    make_folder(tmp_path, LARGE)
+    config = read_config(tmp_path, RopeScaling("dynamic", 2.0))
+    with pytest.raises(ConfigurationError, match="depend on the length"):
+        check_model(config, Serving(cpu_backend="numba", rope=RopeScaling("dynamic", 2.0)))
+
+
+def test_a_folder_of_medusa_heads_alone(tmp_path: Path) -> None:
+    write_json(tmp_path, LLAMA | {"medusa_num_heads": 3, "base_model_name_or_path": "lm/vicuna"})
+    heads = {"0.0.linear.weight": F32, "1.0.linear.weight": F32}
+    write_safetensors(tmp_path / "medusa_lm_head.safetensors", heads)
+    with pytest.raises(ModelLoadError, match=r"Medusa heads alone.*lm/vicuna.*--speculate"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_with_medusa_heads_is_served_without_them_and_says_so(
+    tmp_path: Path, inside: bool
+) -> None:
+    changes = {"medusa_head.0.0.linear.weight": F32} if inside else {}
+    make_folder(tmp_path, LLAMA | {"medusa_num_heads": 3}, changes)
+    (warning,) = check(tmp_path)
+    assert "3 Medusa heads, which are not read" in warning and "--speculate" in warning
+
+
+def test_a_speculator_is_no_model(tmp_path: Path) -> None:
+    write_plain(tmp_path, "mlp_speculator", n_predict=3)
+    with pytest.raises(ModelLoadError, match=r"MLP speculator.*--speculate"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "asked"),
+    [
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, {}),
+        (LLAMA, {"ranks": 3}),
+        (LLAMA, {"quantize": "eetq"}),
+        (LLAMA | {"model_type": "no_such_model"}, {}),
+        (LLAMA | {"model_type": "no_such_model", "auto_map": {"AutoConfig": "m.M"}}, {}),
+    ],
+)
+def test_no_heavy_library_is_needed_to_refuse(
+    tmp_path: Path, config: dict[str, Any], asked: dict[str, Any]
+) -> None:
+    make_folder(tmp_path)
+    write_json(tmp_path, config)
+    code = f"""
+import sys
+from pathlib import Path
+from tgi_trio.errors import TgiTrioError
+from tgi_trio.model.check import Serving, check_model
+from tgi_trio.model.config import read_config
+try:
+    check_model(read_config(Path({str(tmp_path)!r})), Serving(**{asked!r}))
+except TgiTrioError:
+    print(sys.modules.keys() & {{"torch", "transformers", "numba", "numpy", "safetensors"}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stderr

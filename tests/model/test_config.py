@@ -1,0 +1,94 @@
+"""One reader of config.json, with one rule for nested text configs, for settings and backends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.support import LLAMA, write_json
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import RopeScaling, read_config
+from tgi_trio.model_facts import read_model_facts
+
+TEXT = {"max_position_embeddings": 77, "vocab_size": 5, "dtype": "bfloat16", "eos_token_id": 3}
+POSITION_KEYS = (
+    "max_position_embeddings n_positions max_seq_len n_ctx seq_length".split()
+)  # every name a family has for it
+
+
+@pytest.mark.parametrize(
+    ("config", "positions", "vocab", "dtype"),
+    [
+        *(({"model_type": "llama", key: 99}, 99, 0, None) for key in POSITION_KEYS),
+        ({"model_type": "m", "torch_dtype": "float16", "vocab_size": 7}, 0, 7, "float16"),
+        ({"model_type": "m", "text_config": TEXT}, 77, 5, "bfloat16"),
+        ({"model_type": "m", "decoder": TEXT}, 77, 5, "bfloat16"),
+        # Numbers beside a text config are of the whole model.
+        ({"model_type": "m", "vocab_size": 9, "text_config": TEXT}, 77, 5, "bfloat16"),
+        ({"model_type": "m", "torch_dtype": "float32", "text_config": TEXT}, 77, 5, "bfloat16"),
+        ({"model_type": "m", "n_positions": 9, "text_config": {"vocab_size": 4}}, 9, 4, None),
+        ({"model_type": "m", "max_position_embeddings": None, "n_ctx": 8}, 8, 0, None),
+    ],
+)
+def test_settings_and_backends_read_the_same(
+    tmp_path: Path, config: dict[str, Any], positions: int, vocab: int, dtype: str | None
+) -> None:
+    write_json(tmp_path, config)
+    read, facts = read_config(tmp_path), read_model_facts(tmp_path)
+    assert (read.model_type, read.max_positions, read.vocab_size, read.dtype) == (
+        config["model_type"], positions, vocab, dtype,
+    )  # fmt: skip
+    assert facts.model_type == read.model_type
+    assert (facts.max_positions or 0, facts.vocab_size or 0) == (positions, vocab)
+    assert facts.dtype == dtype
+
+
+def test_numbers_of_a_composite_model_are_those_that_transformers_takes(tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    text = {"vocab_size": 300, "max_position_embeddings": 96, "num_hidden_layers": 2}
+    whole = AutoConfig.for_model("gemma3", text_config={"model_type": "gemma3_text", **text})
+    whole.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    write_json(tmp_path, content | {"vocab_size": 1, "max_position_embeddings": 1})
+    theirs = AutoConfig.from_pretrained(tmp_path).get_text_config(decoder=True)
+    read = read_config(tmp_path)
+    assert read.model_type == "gemma3"
+    assert read.vocab_size == theirs.vocab_size == 300
+    assert read.max_positions == theirs.max_position_embeddings == 96
+    assert read.need("num_hidden_layers") == theirs.num_hidden_layers
+    assert read_model_facts(tmp_path).max_positions == 96
+
+
+@pytest.mark.parametrize(
+    ("generation", "top", "nested", "ids"),
+    [([7, 9], 1, 2, (7, 9)), (None, 1, 2, (1,)), (None, None, 2, (2,)), (None, None, None, ())],
+)
+def test_eos_ids_come_from_the_outermost_file_that_names_any(
+    tmp_path: Path, generation: object, top: object, nested: object, ids: tuple[int, ...]
+) -> None:
+    write_json(tmp_path, {"eos_token_id": generation}, "generation_config.json")
+    text = {"eos_token_id": nested}
+    write_json(tmp_path, {"model_type": "m", "eos_token_id": top, "text_config": text})
+    assert read_config(tmp_path).eos_ids == ids
+
+
+@pytest.mark.parametrize("value", ["4096", 4096.5, True, [1]])
+def test_a_count_that_is_no_whole_number_is_named(tmp_path: Path, value: object) -> None:
+    write_json(tmp_path, LLAMA | {"max_position_embeddings": value})
+    for read in (read_config, read_model_facts):
+        with pytest.raises(ModelLoadError, match=r"max_position_embeddings .* no whole number"):
+            read(tmp_path)
+
+
+def test_scaling_makes_sequences_longer_for_everybody(tmp_path: Path) -> None:
+    write_json(tmp_path, LLAMA)
+    write_json(tmp_path, {"model_max_length": 48}, "tokenizer_config.json")
+    scaling = RopeScaling("dynamic", 2.5)
+    read, facts = read_config(tmp_path, scaling), read_model_facts(tmp_path, rope=scaling)
+    assert read.max_positions == facts.max_positions == 160
+    assert read.trained_positions == 64
+    assert facts.tokenizer_max_length == 120

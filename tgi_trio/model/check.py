@@ -1,0 +1,185 @@
+"""Whether a model folder can be served as asked, before anything is spawned or loaded.
+
+The launcher asks before it starts a shard, so that a start that cannot work ends in a tenth of a
+second with a sentence; every rank asks again as it loads, whoever started it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
+from tgi_trio.model.config import ModelConfig, RopeScaling
+from tgi_trio.model.families.registry import FAMILIES, decoder_spec
+from tgi_trio.model.formats import INDEX_DTYPES, check_dtypes, check_format, refuse_pieces
+from tgi_trio.model.kernel_fit import find_unsupported, unserved
+from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
+from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.split import check_split
+from tgi_trio.model.t5 import T5_FAMILIES, T5Spec, t5_spec
+from tgi_trio.model.tensors import Claims, decoder_claims, t5_claims
+from tgi_trio.model.transformers_types import configured_types, text_types
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a model is to be served, as far as the model may forbid it."""
+
+    dtype: str = "float32"
+    ranks: int = 1
+    quantize: str | None = None  # "eetq": 8-bit weights, by the CPU kernels
+    cpu_backend: str = "auto"  # "numba" where only the CPU kernels will do
+    remote_code: bool = False  # the folder's own code may be run
+    rope: RopeScaling | None = None  # asked for in place of the checkpoint's
+
+
+def check_model(config: ModelConfig, serving: Serving) -> list[str]:
+    """Raise ModelLoadError or ConfigurationError when a model cannot be served so.
+
+    Returns what is to be said all the same, a sentence each.
+    """
+    warnings = check_drafter(config)
+    spec = model_spec(config)
+    check_checkpoint(config, spec)
+    needed = not is_known(config.model_type)
+    warnings += check_own_code(config, serving.remote_code, needed=needed)
+    if spec is None:
+        _check_transformers(config, serving)
+    elif serving.ranks > 1:
+        check_split(spec, serving.ranks)
+    if serving.rope is not None:
+        check_rotary(config, spec)
+    if serving.quantize is not None or serving.cpu_backend == "numba":
+        decoder = spec if isinstance(spec, DecoderSpec) else None
+        reason = find_unsupported(decoder, serving.dtype)
+        if isinstance(spec, T5Spec):
+            reason = "it has an encoder"
+        if reason is not None:
+            raise unserved(reason, serving.quantize)
+    return warnings
+
+
+def model_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
+    """Return how we run a model, None where transformers does.
+
+    Raises ModelLoadError for a config.json whose values make no sense.
+    """
+    return t5_spec(config) if config.model_type in T5_FAMILIES else decoder_spec(config)
+
+
+def is_known(model_type: str) -> bool:
+    """Return whether this package or transformers has a model type of its own."""
+    return model_type in FAMILIES or model_type in T5_FAMILIES or model_type in configured_types()
+
+
+def check_checkpoint(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> None:
+    """Raise ModelLoadError unless every tensor is there, readable, and read or known.
+
+    `spec` None: transformers loads the model, and `check_unread` goes on when it has.
+    """
+    tensors = read_headers(config.folder)
+    check_format(config, tensors)
+    if spec is None:
+        read = {name: t for name, t in tensors.items() if not is_harmless(name, config)}
+        refuse_pieces(tensors, read)
+        check_dtypes(read, INDEX_DTYPES)
+        return
+    claims = t5_claims(spec) if isinstance(spec, T5Spec) else decoder_claims(spec)
+    _check_claims(config, tensors, claims)
+
+
+def check_unread(config: ModelConfig, unread: list[str]) -> None:
+    """Raise ModelLoadError for tensors that transformers has left unread, unless harmless."""
+    refuse_leftovers(read_headers(config.folder), unread, config, text_only=True)
+
+
+def check_drafter(config: ModelConfig) -> list[str]:
+    """Return what is to be said of a model's trained drafter, which nothing here guesses with.
+
+    Raises ModelLoadError for a folder that holds nothing but a drafter.
+    """
+    base = config.get("base_model_name_or_path")
+    advice = f" Serve the model it was made for{f', {base}' if base else ''}; --speculate N "
+    advice += "guesses from the text instead."
+    if config.model_type == "mlp_speculator":
+        raise ModelLoadError(
+            f"{config.folder} holds an MLP speculator, which guesses for another model and "
+            f"generates no text itself.{advice}"
+        )
+    if not config.get("medusa_num_heads"):
+        return []
+    tensors = read_headers(config.folder)
+    if all(
+        "medusa" in tensor.file.name or name.split(".")[0].isdigit() or "medusa" in name
+        for name, tensor in tensors.items()
+    ):
+        raise ModelLoadError(
+            f"{config.folder} holds Medusa heads alone, which guess for another model and are "
+            f"not read here.{advice}"
+        )
+    return [
+        f"config.json states {config.get('medusa_num_heads')} Medusa heads, which are not read: "
+        "the model answers the same without them, one token a step; --speculate N guesses from "
+        "the text"
+    ]
+
+
+def check_rotary(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> None:
+    """Raise ConfigurationError where there are no rotary positions of ours to scale."""
+    if isinstance(spec, DecoderSpec) and any(layer.rotary for layer in spec.layers):
+        return
+    why = "has no rotary positions" if spec is not None else "runs through transformers"
+    cure = "leave both out"
+    if spec is None:
+        cure += ", or write rope_scaling into its config.json"
+    raise ConfigurationError(
+        f"--rope-scaling and --rope-factor scale the rotary positions of the models that are "
+        f"computed here, and model type {config.model_type!r} {why}: {cure}"
+    )
+
+
+def _check_claims(config: ModelConfig, tensors: Mapping[str, StoredTensor], claims: Claims) -> None:
+    base = claims.base
+    if any(name.startswith(base) for name in tensors):
+        base = ""
+    needed = {name.removeprefix(base) for name in claims.needed}
+    known = needed | {name.removeprefix(base) for name in claims.known}
+    unread = tensors.keys() - known
+    check_dtypes({name: tensors[name] for name in known & tensors.keys()})
+    # Before what is missing: of a quantised matrix the weight is missing, too.
+    refuse_pieces(tensors, (name for name in unread if not is_harmless(name, config)))
+    if missing := sorted(needed - tensors.keys()):
+        raise ModelLoadError(
+            f"Tensor {missing[0]!r} is missing from the checkpoint {config.folder}."
+        )
+    refuse_leftovers(tensors, unread, config)
+
+
+def _check_transformers(config: ModelConfig, serving: Serving) -> None:
+    """Raise for what transformers cannot run, or cannot run so."""
+    name, known = config.model_type, text_types()
+    code = runnable_code(config) if serving.remote_code else None
+    nested = any(isinstance(config.get(key), dict) for key in ("text_config", "decoder"))
+    if known and name not in known and not nested and code is None:
+        advice = "transformers does not know it"
+        if own_code(config) is not None:
+            advice = "it brings its own code, which is run with --trust-remote-code alone"
+            if serving.remote_code:
+                advice = "its own code is not all in the folder"
+        raise ModelLoadError(
+            f"Model type {name!r} is not one of ours, and transformers cannot load "
+            f"{config.folder} as a model that generates text: {advice}."
+        )
+    if serving.ranks > 1:
+        raise ModelLoadError(split_refusal(config))
+
+
+def split_refusal(config: ModelConfig) -> str:
+    """Return what is said where a model of transformers is to be split."""
+    return (
+        f"Model type {config.model_type!r} runs through transformers, which is not split over "
+        "shards here; use --num-shard 1."
+    )

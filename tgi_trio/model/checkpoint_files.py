@@ -1,0 +1,147 @@
+"""The files of a checkpoint folder, and what their headers say of every tensor.
+
+A safetensors file begins with eight bytes of its header's length, then JSON of names, dtypes,
+shapes and places. That is read and checked here, so that neither torch nor the files' library is
+needed to know what a checkpoint is made of.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.errors import ModelLoadError
+
+_INDEX = "model.safetensors.index.json"
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack")
+_LONGEST_HEADER = 100_000_000  # bytes; the library's own bound
+# Bits of a number. Other dtypes are newer than this table: nothing reads them, they are only named.
+_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What a file's header says of one tensor."""
+
+    file: Path
+    dtype: str  # as safetensors names it, e.g. "BF16"
+    shape: tuple[int, ...]
+    first: int  # of its bytes in the file
+    end: int
+
+
+def read_headers(folder: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of a checkpoint folder by name.
+
+    Raises ModelLoadError for a folder without safetensors (naming the command that converts it),
+    a file that is missing, truncated or unreadable, and an index that does not fit its files.
+    """
+    named = _read_index(folder)
+    files = sorted({folder / file for file in named.values()})
+    if not named:
+        files = sorted(folder.glob("*.safetensors"))
+        if (folder / "model.safetensors") in files:  # adapters and draft heads may lie beside it
+            files = [folder / "model.safetensors"]
+    if not files:
+        raise ModelLoadError(_no_safetensors(folder))
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors.update(_read_header(file))
+    for name, file_name in named.items():
+        if name not in tensors:
+            raise ModelLoadError(
+                f"Tensor {name!r} is missing from {folder / file_name}, where {_INDEX} has it."
+            )
+    return tensors
+
+
+def find_safetensors(folder: Path) -> dict[str, Path]:
+    """Return tensor name -> file of a checkpoint folder; raises as `read_headers` does."""
+    return {name: tensor.file for name, tensor in read_headers(folder).items()}
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    """Return tensor name -> file name; empty where there is no index."""
+    path = folder / _INDEX
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        named = {str(name): str(file) for name, file in table.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{path} cannot be read as an index of weights: {error!r}") from error
+    missing = sorted({file for file in named.values() if not (folder / file).exists()})
+    if missing:
+        raise ModelLoadError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names.")
+    return named
+
+
+def _read_header(file: Path) -> dict[str, StoredTensor]:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if not 0 < length <= min(_LONGEST_HEADER, size - 8):
+                raise ValueError(f"its header cannot be {length} bytes long")
+            header = json.loads(opened.read(length))
+        return _check_header(file, header, 8 + length, size)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        size = file.stat().st_size if file.exists() else 0
+        raise ModelLoadError(
+            f"{file} cannot be read as safetensors ({error}); it may be truncated: "
+            f"it has {size} bytes. Download it again."
+        ) from error
+
+
+def _check_header(
+    file: Path, header: dict[str, Any], begin: int, file_size: int
+) -> dict[str, StoredTensor]:
+    """Return the tensors of a parsed header; raises ValueError unless they fill the data.
+
+    Their bytes are from `begin` to the end of the file.
+    """
+    header.pop("__metadata__", None)
+    tensors, total, data_size = {}, 0, file_size - begin
+    for name, entry in header.items():
+        dtype, shape = str(entry["dtype"]), tuple(int(count) for count in entry["shape"])
+        first, end = entry["data_offsets"]
+        if not 0 <= first <= end <= data_size or any(count < 0 for count in shape):
+            raise ValueError(f"tensor {name!r} lies outside of it")
+        if dtype in _BITS and (end - first) * 8 != math.prod(shape) * _BITS[dtype]:
+            raise ValueError(f"tensor {name!r} is not as large as its shape says")
+        total += end - first
+        tensors[name] = StoredTensor(file, dtype, shape, begin + first, begin + end)
+    if total != data_size:
+        raise ValueError(f"its tensors are {total} bytes and its data {data_size}")
+    return tensors
+
+
+def _no_safetensors(folder: Path) -> str:
+    others = sorted(file.name for pattern in _OTHER_FORMATS for file in folder.glob(pattern))
+    if not others:
+        return f"{folder} holds no weights: there is no .safetensors file in it."
+    return (
+        f"{folder} holds {others[0]} but no .safetensors, the only format served. .bin and .pt are "
+        f"converted by: python -m tgi_trio download-weights {shlex.quote(str(folder))}"
+    )

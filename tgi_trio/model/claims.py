@@ -1,0 +1,71 @@
+"""What a backend computes of a model's description, field by field. Everything else is refused.
+
+A backend has a table "record.field" -> `Claim` (`kernel_fit.py` for the CPU kernels,
+`torch_backend/support.py`). A field that is added to `spec.py` is in neither, so a model that uses
+it is refused by both until somebody has taught them; so is a new value of a field whose values are
+listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A field that a backend reads."""
+
+    serves: Callable[[Any], bool]  # whether it computes this value
+    refusal: str = ""  # what is said of others; "{}" stands for the value
+
+
+Claims = Mapping[str, Claim]  # by "DecoderSpec.norm", in the order in which they are looked at
+
+ANY = Claim(lambda value: True)
+
+
+def only(*values: Any, refusal: str) -> Claim:
+    """Claim some values of a field."""
+    return Claim(lambda value: value in values, refusal)
+
+
+def multiples(unit: int, refusal: str) -> Claim:
+    """Claim the multiples of `unit`."""
+    return Claim(lambda value: value % unit == 0, refusal)
+
+
+def find_unclaimed(spec: Any, claims: Claims) -> str | None:
+    """Return why a model cannot be computed by whoever claims so much, None if it can."""
+    records = list(_records(spec))
+    for key, claim in claims.items():
+        kind, _, name = key.partition(".")
+        for record in records:
+            if type(record).__name__ == kind and not claim.serves(getattr(record, name)):
+                return claim.refusal.format(getattr(record, name))
+    for record in records:
+        for field in fields(record):
+            key, value = f"{type(record).__name__}.{field.name}", getattr(record, field.name)
+            if key not in claims and value != _default(field):
+                return f"{key} is {value!r}, which is not computed here"
+    return None
+
+
+def _records(value: Any) -> Iterator[Any]:
+    """Yield a record and all records in it, each once."""
+    found: dict[int, Any] = {}
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, tuple):
+            left += value
+        elif is_dataclass(value) and id(value) not in found:
+            found[id(value)] = value
+            left += [getattr(value, field.name) for field in fields(value)]
+    yield from found.values()
+
+
+def _default(field: Field[Any]) -> Any:
+    """Return what a field is when nobody sets it; MISSING, which nothing equals, for none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()

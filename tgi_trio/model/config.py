@@ -1,0 +1,148 @@
+"""What a checkpoint folder says about its model: config.json and generation_config.json.
+
+The one reader of these files, for the router's settings and for every backend. Read as plain JSON,
+so that nothing here imports transformers (half a second, and a lot of memory).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.errors import ModelLoadError
+
+# Names under which families write the longest sequence they were trained for.
+_POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
+# Where composite models (text and images, speech, ...) keep the numbers of what writes the text, in
+# the order in which transformers looks.
+_TEXT_KEYS = ("text_config", "decoder", "generator")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary scaling that was asked for in place of the checkpoint's own."""
+
+    kind: str  # "linear" or "dynamic"
+    factor: float  # how many times as long sequences may become
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The facts every part needs, and the whole of config.json for the family that reads more."""
+
+    folder: Path
+    model_type: str
+    dtype: str | None  # of the checkpoint, e.g. "bfloat16"; None: not stated
+    vocab_size: int  # 0 = not stated
+    max_positions: int  # longest sequence in tokens; 0 = unbounded, or not stated
+    eos_ids: tuple[int, ...]
+    # config.json, with the numbers of a nested text config on the top level: they win, since those
+    # beside them are of the whole (transformers' `get_text_config` is held to the same).
+    values: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a config value; a null counts as absent."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def need(self, name: str) -> Any:
+        """Return a config value; raises ModelLoadError when it is absent."""
+        value = self.values.get(name)
+        if value is None:
+            raise ModelLoadError(
+                f"{self.folder / 'config.json'} has no {name!r}, which model type "
+                f"{self.model_type!r} needs."
+            )
+        return value
+
+    @property
+    def trained_positions(self) -> int:
+        """Return the longest sequence that config.json states; 0: none.
+
+        Scaled frequencies start from it, whatever `max_positions` has grown to.
+        """
+        return _first_count(self.folder, self.values, _POSITION_KEYS)
+
+    def with_rope(self, scaling: RopeScaling) -> ModelConfig:
+        """Return the config with rotary frequencies scaled so, and sequences as much longer."""
+        values = {
+            **self.values,
+            "rope_scaling": {"rope_type": scaling.kind, "factor": scaling.factor},
+        }
+        return replace(self, values=values, max_positions=int(self.max_positions * scaling.factor))
+
+
+def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
+    """Read `folder`; raises ModelLoadError when it is no checkpoint or its JSON is damaged.
+
+    `rope`: scaling that takes the place of the checkpoint's.
+    """
+    if not folder.is_dir():
+        raise ModelLoadError(f"{folder} is not a folder; --model-id names a folder or a hub model.")
+    content = read_json(folder / "config.json")
+    if content is None:
+        raise ModelLoadError(
+            f"{folder} holds no config.json, so it is not a model folder as save_pretrained "
+            "writes it"
+        )
+    model_type = content.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelLoadError(f"{folder / 'config.json'} does not say its model_type.")
+    nested = (content[key] for key in _TEXT_KEYS if isinstance(content.get(key), dict))
+    text: dict[str, Any] = next(nested, {})
+    values = {**content, **text, "model_type": model_type}
+    dtype = _dtype(text) or _dtype(content)
+    generation = read_json(folder / "generation_config.json") or {}
+    config = ModelConfig(
+        folder=folder,
+        model_type=model_type,
+        dtype=dtype,
+        vocab_size=_first_count(folder, values, ("vocab_size",)),
+        max_positions=_first_count(folder, values, _POSITION_KEYS),
+        eos_ids=_eos_ids(generation, content, text),
+        values=values,
+    )
+    return config if rope is None else config.with_rope(rope)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a file, None when there is no such file; raises ModelLoadError."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path} holds no JSON object")
+    return content
+
+
+def _dtype(values: Mapping[str, Any]) -> str | None:
+    name = values.get("dtype") or values.get("torch_dtype")  # the older name
+    return str(name).removeprefix("torch.") if name else None
+
+
+def _first_count(folder: Path, values: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """Return the first of `names` that states a positive number, 0 when none does."""
+    for name in names:
+        value = values.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ModelLoadError(
+                f"{folder / 'config.json'} says {name} {value!r}, which is no whole number."
+            )
+        if value is not None and value > 0:
+            return int(value)
+    return 0
+
+
+def _eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of the first source that names any; transformers looks in the same order."""
+    for source in sources:
+        ids = source.get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()

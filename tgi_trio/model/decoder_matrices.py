@@ -1,0 +1,302 @@
+"""Which matrices and norms a decoder is made of: their names, shapes, halves and units.
+
+Written once, for every backend: nobody else derives a tensor's name or shape from a spec.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.model.claims import ANY, Claims
+from tgi_trio.model.matrices import (
+    ExpertsRefs,
+    LatentRefs,
+    LayerRefs,
+    LinearRef,
+    MatrixRef,
+    MlpRefs,
+    NormRef,
+    OuterRefs,
+    Piece,
+    Split,
+    Units,
+    run_of,
+    split_inputs,
+    split_outputs,
+    stacked,
+    whole_linear,
+    whole_units,
+)
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec
+
+_LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
+_SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # of every family that has one
+
+# The names that are read below: what backends need not look at.
+NAMES: Final[Claims] = {
+    "Names.base": ANY,
+    "Names.embedding": ANY,
+    "Names.layer": ANY,
+    "Names.final_norm": ANY,
+    "Names.attention_norm": ANY,
+    "Names.output": ANY,
+    "Names.down": ANY,
+    "Names.qkv": ANY,
+    "Names.query": ANY,
+    "Names.key": ANY,
+    "Names.value": ANY,
+    "Names.up": ANY,
+    "Names.gate": ANY,
+    "Names.gate_up": ANY,
+    "Names.mlp_norm": ANY,
+    "Names.attention_post_norm": ANY,
+    "Names.mlp_post_norm": ANY,
+    "Names.query_norm": ANY,
+    "Names.key_norm": ANY,
+    "Names.positions": ANY,
+    "Names.embedding_norm": ANY,
+    "Names.head": ANY,
+    "Names.router": ANY,
+    "Names.router_bias": ANY,
+    "Names.experts": ANY,
+    "Names.expert_gate": ANY,
+    "Names.expert_up": ANY,
+    "Names.expert_down": ANY,
+    "Names.shared_expert": ANY,
+    "Names.shared_router": ANY,
+    "Names.query_down": ANY,
+    "Names.query_up": ANY,
+    "Names.latent_down": ANY,
+    "Names.latent_norm": ANY,
+    "Names.latent_up": ANY,
+}
+
+
+def outer_refs(spec: DecoderSpec) -> OuterRefs:
+    """Return what is before and behind the layers of a decoder."""
+    names, hidden = spec.names, spec.hidden_size
+    table = MatrixRef(f"{names.embedding}.weight", spec.vocab_size, hidden)
+    head = MatrixRef(
+        table.name if spec.tied_head else f"{names.head}.weight",
+        spec.vocab_size,
+        hidden,
+        f"{names.head}.bias" if spec.head_bias else "",
+    )
+    positions = None
+    if spec.position_rows:
+        rows = spec.position_rows
+        positions = whole_linear(MatrixRef(f"{names.positions}.weight", rows, hidden))
+    return OuterRefs(
+        embedding=split_outputs(table, "vocabulary"),
+        positions=positions,
+        embedding_norm=_norm(spec, "", names.embedding_norm, hidden),
+        final_norm=_norm(spec, "", names.final_norm, hidden),
+        head=split_outputs(head, "vocabulary"),
+    )
+
+
+def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
+    """Return layer number `index` of a decoder."""
+    names, hidden, latent = spec.names, spec.hidden_size, spec.latent
+    prefix, experts = names.layer.format(index), spec.layers[index].experts
+    value_dim = latent.value_dim if latent else spec.head_dim
+    output = _matrix(
+        spec, prefix + names.output, hidden, spec.heads * value_dim, bias=spec.output_bias
+    )
+    query_norm, key_norm = _query_key_norms(spec, prefix)
+    return LayerRefs(
+        qkv=_latent_qkv(spec, prefix, latent) if latent else _qkv(spec, prefix),
+        output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
+        latent=_latent(spec, prefix, latent) if latent else None,
+        mlp=_experts(spec, prefix, experts) if experts else _dense_mlp(spec, prefix),
+        attention_norm=_norm(spec, prefix, names.attention_norm, hidden),
+        mlp_norm=_norm(spec, prefix, names.mlp_norm, hidden),
+        attention_post_norm=_norm(spec, prefix, names.attention_post_norm, hidden),
+        mlp_post_norm=_norm(spec, prefix, names.mlp_post_norm, hidden),
+        query_norm=query_norm,
+        key_norm=key_norm,
+    )
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _qkv(spec: DecoderSpec, prefix: str) -> LinearRef:
+    """Return the rows of query, key and value heads, in this order."""
+    names, size, hidden, biased = spec.names, spec.head_dim, spec.hidden_size, spec.qkv_bias
+    heads, kv_heads = spec.heads, spec.kv_heads
+    if spec.qkv_layout == "separate":
+        kinds: tuple[tuple[str, Split, int], ...] = (
+            (names.query, "heads", heads),
+            (names.key, "kv_heads", kv_heads),
+            (names.value, "kv_heads", kv_heads),
+        )
+        matrices = [
+            _matrix(spec, prefix + name, count * size, hidden, bias=biased)
+            for name, _, count in kinds
+        ]
+        units = [run_of(split, count, size) for _, split, count in kinds]
+    else:
+        rows = (heads + 2 * kv_heads) * size
+        matrices = [_matrix(spec, prefix + names.qkv, rows, hidden, bias=biased)] * 3
+        units = _grouped_units(spec) if spec.qkv_layout == "grouped" else _stacked_units(spec)
+    pairs = zip(matrices, units, strict=True)
+    return LinearRef(tuple(Piece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs))
+
+
+def _stacked_units(spec: DecoderSpec) -> list[Units]:
+    """Return all queries, then all keys, then all values of one matrix."""
+    size, heads, kv_heads = spec.head_dim, spec.heads, spec.kv_heads
+    return [
+        run_of("heads", heads, size),
+        run_of("kv_heads", kv_heads, size, first=heads * size),
+        run_of("kv_heads", kv_heads, size, first=(heads + kv_heads) * size),
+    ]
+
+
+def _grouped_units(spec: DecoderSpec) -> list[Units]:
+    """Return queries, keys and values of a matrix that has them by KV head."""
+    size, each = spec.head_dim, spec.heads // spec.kv_heads
+    group = (each + 2) * size  # rows of a KV head: its queries, its key, its value
+    end = spec.kv_heads * group
+    queries = [first + i * size for first in range(0, end, group) for i in range(each)]
+    return [
+        Units("heads", queries, size),
+        Units("kv_heads", range(each * size, end, group), size),
+        Units("kv_heads", range((each + 1) * size, end, group), size),
+    ]
+
+
+def _query_key_norms(spec: DecoderSpec, prefix: str) -> tuple[NormRef | None, NormRef | None]:
+    names, size = spec.names, spec.head_dim
+    if spec.query_key_norm == "none":
+        return None, None
+    if spec.query_key_norm == "whole":
+        return (
+            _norm(spec, prefix, names.query_norm, spec.heads * size),
+            _norm(spec, prefix, names.key_norm, spec.kv_heads * size),
+        )
+    query, key = prefix + names.query_norm, prefix + names.key_norm
+    biases = (f"{query}.bias", f"{key}.bias") if spec.query_key_norm_bias else ("", "")
+    return (
+        NormRef(f"{query}.weight", biases[0], size, spec.norm_eps),
+        NormRef(f"{key}.weight", biases[1], size, spec.norm_eps),
+    )
+
+
+def _latent_qkv(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LinearRef:
+    """Return the rows that queries start from, of the latent, and of the key that is rotated."""
+    names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
+    if latent.query_rank:
+        rank = latent.query_rank
+        query = _matrix(spec, prefix + names.query_down, rank, hidden, bias=latent.bias)
+        units = whole_units(rank)
+    else:
+        query = _matrix(spec, prefix + names.query, spec.heads * size, hidden)
+        units = run_of("heads", spec.heads, size)
+    width = latent.rank + latent.rotary_dim
+    down = _matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
+    inputs = whole_units(hidden)
+    return LinearRef((Piece(query, units, inputs), Piece(down, whole_units(width), inputs)))
+
+
+def _latent(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
+    names, heads = spec.names, spec.heads
+    query_up = query_norm = None
+    if rank := latent.query_rank:
+        size = latent.plain_dim + latent.rotary_dim
+        matrix = _matrix(spec, prefix + names.query_up, heads * size, rank)
+        query_up = split_outputs(matrix, "heads", size)
+        query_norm = _norm(spec, prefix, names.query_norm, rank, _LATENT_EPS)
+    each = latent.plain_dim + latent.value_dim
+    latent_norm = _norm(spec, prefix, names.latent_norm, latent.rank, _LATENT_EPS)
+    if latent_norm is None:
+        raise ValueError(f"{spec.family}: names lack latent_norm")
+    return LatentRefs(
+        query_up=query_up,
+        query_norm=query_norm,
+        latent_norm=latent_norm,
+        up=split_outputs(
+            _matrix(spec, prefix + names.latent_up, heads * each, latent.rank), "heads", each
+        ),
+    )
+
+
+# --- feed-forward ---------------------------------------------------------------------------------
+
+
+def _dense_mlp(spec: DecoderSpec, prefix: str) -> MlpRefs:
+    names, hidden, width, biased = spec.names, spec.hidden_size, spec.mlp_width, spec.mlp_bias
+    columns = run_of("mlp", width)
+    if names.gate_up:
+        both = _matrix(spec, prefix + names.gate_up, 2 * width, hidden, bias=biased)
+        units = (columns, run_of("mlp", width, first=width))
+        inner = LinearRef(tuple(Piece(both, half, whole_units(hidden)) for half in units))
+    else:
+        parts = [names.gate, names.up] if spec.gated else [names.up]
+        matrices = [_matrix(spec, prefix + part, width, hidden, bias=biased) for part in parts]
+        inner = stacked(matrices, columns)
+    down = _matrix(spec, prefix + names.down, hidden, width, bias=biased)
+    return MlpRefs(inner, split_inputs(down, columns), spec.gated)
+
+
+def _experts(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRefs:
+    names, hidden = spec.names, spec.hidden_size
+    own, place = (names.expert_gate, names.expert_up, names.expert_down), prefix + names.experts
+    shared = shared_router = None
+    if experts.shared_width:
+        shared = _expert(spec, prefix + names.shared_expert, _SHARED_EXPERT, experts.shared_width)
+        if names.shared_router:
+            matrix = MatrixRef(f"{prefix}{names.shared_router}.weight", 1, hidden)
+            shared_router = whole_linear(matrix)
+    return ExpertsRefs(
+        router=whole_linear(MatrixRef(f"{prefix}{names.router}.weight", experts.count, hidden)),
+        router_bias=prefix + names.router_bias if names.router_bias else "",
+        experts=tuple(
+            _stacked_expert(spec, place, own, experts, index)
+            if experts.stacked
+            else _expert(spec, place.format(index), own, experts.width)
+            for index in range(experts.count)
+        ),
+        shared=shared,
+        shared_router=shared_router,
+    )
+
+
+def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: int) -> MlpRefs:
+    """Return the expert whose gate, up and down, by their `names`, lie at `place`."""
+    hidden, columns = spec.hidden_size, run_of("mlp", width)
+    inner = [_matrix(spec, place + name, width, hidden) for name in names[:2]]
+    down = _matrix(spec, place + names[2], hidden, width)
+    return MlpRefs(stacked(inner, columns), split_inputs(down, columns), gated=True)
+
+
+def _stacked_expert(
+    spec: DecoderSpec, place: str, names: tuple[str, str, str], experts: ExpertsSpec, index: int
+) -> MlpRefs:
+    """Return one expert out of three tensors [experts * width, hidden] that hold them all."""
+    rows, hidden = experts.count * experts.width, spec.hidden_size
+    columns = run_of("mlp", experts.width, first=index * experts.width)
+    inner = [MatrixRef(place + name, rows, hidden) for name in names[:2]]
+    down = MatrixRef(place + names[2], hidden, rows, transposed=True)
+    return MlpRefs(stacked(inner, columns), split_inputs(down, columns), gated=True)
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _matrix(
+    spec: DecoderSpec, path: str, rows: int, columns: int, *, bias: bool = False
+) -> MatrixRef:
+    """Return a matrix of a layer, stored as the family stores them."""
+    name = f"{path}.bias" if bias else ""
+    return MatrixRef(f"{path}.weight", rows, columns, name, spec.transposed)
+
+
+def _norm(spec: DecoderSpec, prefix: str, name: str, size: int, eps: float = 0.0) -> NormRef | None:
+    """Return a norm of the family's kind; `eps` 0: the family's."""
+    if not name:
+        return None
+    weight = f"{prefix}{name}.weight" if spec.norm_weight else ""
+    bias = f"{prefix}{name}.bias" if spec.norm_bias else ""
+    return NormRef(weight, bias, size, eps or spec.norm_eps)

@@ -1,0 +1,140 @@
+"""Formats of quantised weights: how a checkpoint tells of one. None of them is read here.
+
+Weights whose scales are left unread still load, as other numbers: the model would answer nonsense
+that looks like text. So whatever looks like a format that nobody reads is refused by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.config import ModelConfig, read_json
+
+SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+SERVED: Final = (
+    f"Served are checkpoints in {', '.join(SERVED_DTYPES.values())}: take the model's original "
+    "one; --quantize eetq makes 8-bit weights of it on a CPU."
+)
+
+# Of tables of places and of masks, which models of transformers may have among their tensors. No
+# format stores weights as these.
+INDEX_DTYPES: Final = frozenset({"I64", "BOOL"})
+
+# Keys of config.json that describe a format. compressed-tensors used the second, MLX the third.
+_CONFIG_KEYS: Final = ("quantization_config", "compression_config", "quantization")
+# Files beside config.json that do, and whose tool writes them.
+_FILES: Final = {
+    "quantize_config.json": "GPTQ or AWQ",
+    "quant_config.json": "AWQ",
+    "hf_quant_config.json": "ModelOpt",
+    "quantization_config.json": "AutoRound",
+}
+# How the names of tensors end that make up a quantised matrix, and whose they are. The first row
+# that fits counts.
+_PIECES: Final = (
+    (r"\.weight_scale_inv", "FP8 with a scale per block (fp8)"),
+    (r"\.weight_(packed|shape|zero_point|g_idx|global_scale)", "compressed-tensors"),
+    (r"\.input_global_scale", "compressed-tensors"),
+    (r"\.weight_scale(_2)?", "FP8 or 8-bit integers (fp8, compressed-tensors)"),
+    (r"\.((input|output)_(scale|zero_point)|activation_scale(_ub)?)", "FP8 or 8-bit integers"),
+    (r"\.(SCB|weight_format)", "8 bits of bitsandbytes"),
+    (r"\.(nested_)?(absmax|quant_map)|\.quant_state\.\w+", "4 bits of bitsandbytes"),
+    (r"\.(qweight|qzeros|scales|g_idx)", "GPTQ or AWQ"),
+    (r"\.q_(weight|scale|scale_max|groups|group_map|invperm|perm)", "EXL2"),
+    (r"\.(trellis|suh|svh)", "EXL3"),
+    (r"_proj_(blocks|scales)", "MXFP4"),
+    (r"\.(k|v|kv)_(scale|zero_point)", "scales of an 8-bit KV cache"),
+    (r"\.weight_qdata", "torchao"),
+    (r"\.(codes|codebooks)", "AQLM"),
+)
+
+
+_A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$")
+
+
+def check_format(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
+    """Raise ModelLoadError when the folder says that its weights are quantised."""
+    found = announced_format(config)
+    if found is None:
+        return
+    plain = all(tensor.dtype in SERVED_DTYPES for tensor in tensors.values())
+    hint = ""
+    if plain and not any(piece_of(tensor) for tensor in tensors):
+        hint = f" Its tensors are plain numbers: if they are the model's own, take out {found[0]}."
+    raise unread_format(config, *found, hint)
+
+
+def unread_format(config: ModelConfig, where: str, name: str, hint: str = "") -> ModelLoadError:
+    """Return what to raise for weights in a format that nobody claims; `where` says which."""
+    return ModelLoadError(
+        f"{config.folder} holds quantised weights in the format {name}, as {where} says, which "
+        f"nothing here reads. {SERVED}{hint}"
+    )
+
+
+def check_dtypes(tensors: Mapping[str, StoredTensor], more: Collection[str] = frozenset()) -> None:
+    """Raise ModelLoadError for a tensor whose dtype no backend reads; `more` are read as well."""
+    served = SERVED_DTYPES.keys() | more
+    unread = (name for name, tensor in tensors.items() if tensor.dtype not in served)
+    for name in sorted(unread):
+        tensor = tensors[name]
+        piece = piece_of(name) or _piece_beside(name, tensors)
+        format_of = f", a part of the format {piece}" if piece else ""
+        raise ModelLoadError(
+            f"Tensor {name!r} in {tensor.file} is of type {tensor.dtype}{format_of}, which "
+            f"nothing here reads. {SERVED}"
+        )
+
+
+def refuse_pieces(tensors: Mapping[str, StoredTensor], names: Iterable[str]) -> None:
+    """Raise ModelLoadError when one of `names` is a piece of a quantised matrix."""
+    for name in sorted(names):
+        if piece := piece_of(name):
+            raise ModelLoadError(
+                f"Tensor {name!r} in {tensors[name].file} is a part of quantised weights in the "
+                f"format {piece}, which nothing here reads. {SERVED}"
+            )
+
+
+def piece_of(name: str) -> str | None:
+    """Return the format whose matrices have a piece that is named like this tensor, if any."""
+    if not _A_PIECE.search(name):  # of ten thousands of names hardly any is
+        return None
+    return next(piece for ending, piece in _PIECES if re.search(f"(?:{ending})$", name))
+
+
+def _piece_beside(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
+    """Return the format of the pieces that lie beside a tensor, which alone looks like a weight."""
+    module = name.rpartition(".")[0] + "."
+    beside = (other for other in tensors if other.startswith(module) and other != name)
+    return next((piece for other in sorted(beside) if (piece := piece_of(other))), None)
+
+
+def announced_format(config: ModelConfig) -> tuple[str, str] | None:
+    """Return (where it says so, name of the format) of quantised weights; None: nothing says so."""
+    for key in _CONFIG_KEYS:
+        if isinstance(found := config.get(key), dict) and found:
+            return f"{key} in config.json", _describe(found)
+    for file, tool in _FILES.items():
+        if (content := read_json(config.folder / file)) is not None:
+            inner = content.get("quantization")
+            return file, _describe(inner if isinstance(inner, dict) else content, tool)
+    return None
+
+
+def _describe(said: Mapping[str, Any], tool: str = "") -> str:
+    """Return a format's name and what tells its variants apart."""
+    method = said.get("quant_method") or said.get("quant_algo") or tool or "of an unnamed method"
+    words = [str(method)]
+    words += [str(said[key]) for key in ("fmt", "format", "checkpoint_format") if said.get(key)][:1]
+    bits = said.get("bits") or said.get("w_bit") or said.get("num_bits")
+    if said.get("load_in_8bit") or said.get("_load_in_8bit"):
+        bits = 8
+    elif said.get("load_in_4bit") or said.get("_load_in_4bit"):
+        words.append(str(said.get("bnb_4bit_quant_type", "fp4")))
+        bits = 4
+    return ", ".join(dict.fromkeys([*words, *([f"{bits} bits"] if bits else [])]))

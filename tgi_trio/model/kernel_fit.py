@@ -1,0 +1,103 @@
+"""Which models the CPU kernels compute: every field of a model's description that they read, and
+which values of it. No numba in this file: the router asks as well.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.claims import ANY, Claim, Claims, find_unclaimed, multiples, only
+from tgi_trio.model.decoder_matrices import NAMES
+from tgi_trio.model.spec import DecoderSpec
+
+LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
+PANEL = 2 * LANES  # output features that are computed together
+
+# Names in config.json; `tables.py` of the kernels says which function each is.
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")
+_DTYPES = ("float32", "bfloat16")
+_PRESENT = Claim(bool, "a layer lacks a norm")
+
+CLAIMS: Final[Claims] = {
+    **NAMES,
+    "DecoderSpec.family": ANY,
+    "DecoderSpec.vocab_size": ANY,
+    "DecoderSpec.heads": ANY,
+    "DecoderSpec.kv_heads": ANY,
+    "DecoderSpec.layers": ANY,
+    "DecoderSpec.names": ANY,
+    "DecoderSpec.latent": only(None, refusal="keys and values are compressed"),
+    "DecoderSpec.head_dim": multiples(PANEL, f"head size {{}} is no multiple of {PANEL}"),
+    "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),
+    "DecoderSpec.mlp_width": multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}"),
+    "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
+    "DecoderSpec.parallel": only(False, refusal="attention and MLP run in parallel"),
+    "LayerSpec.experts": only(None, refusal="it is a mixture of experts"),
+    "DecoderSpec.position_rows": only(0, refusal="positions are learned"),
+    "DecoderSpec.position_offset": ANY,  # of learned positions
+    "DecoderSpec.alibi": only(False, refusal="attention has linear biases"),
+    "DecoderSpec.alibi_scale": ANY,  # of linear biases
+    "DecoderSpec.normalised_head": only(False, refusal="the head is normalised"),
+    "Names.embedding_norm": only("", refusal="embeddings are normed"),
+    "DecoderSpec.query_key_norm": only(
+        "none", "head", refusal="queries and keys are normed over all heads"
+    ),
+    "DecoderSpec.query_key_norm_bias": only(False, refusal="query and key norms have biases"),
+    "DecoderSpec.qkv_clip": only(0.0, refusal="queries, keys and values are clamped"),
+    "DecoderSpec.transposed": only(False, refusal="weights are stored transposed"),
+    "DecoderSpec.qkv_layout": only(
+        "separate", "stacked", refusal="query, key and value rows are grouped"
+    ),
+    "DecoderSpec.norm": only("rms", "rms_plus_one", "layer", refusal="norm {!r} is not built"),
+    "DecoderSpec.norm_eps": ANY,
+    "DecoderSpec.norm_bias": ANY,
+    "DecoderSpec.norm_weight": ANY,
+    "DecoderSpec.qkv_bias": ANY,
+    "DecoderSpec.output_bias": ANY,
+    "DecoderSpec.mlp_bias": ANY,
+    "DecoderSpec.head_bias": ANY,
+    "DecoderSpec.gated": ANY,
+    "DecoderSpec.tied_head": ANY,
+    "DecoderSpec.attention_soft_cap": ANY,
+    "DecoderSpec.final_soft_cap": ANY,
+    "DecoderSpec.embedding_scale": ANY,
+    "DecoderSpec.residual_scale": ANY,
+    "DecoderSpec.logit_scale": ANY,
+    "Names.attention_norm": _PRESENT,
+    "Names.mlp_norm": _PRESENT,
+    "LayerSpec.scale": ANY,
+    "LayerSpec.window": ANY,
+    "LayerSpec.rotary": ANY,
+    "RotarySpec.interleaved": only(False, refusal="rotary pairs are neighbours"),
+    "RotarySpec.kind": only(  # the same frequencies at every length
+        *("default", "linear", "llama3", "yarn"),
+        refusal="rotary frequencies depend on the length",
+    ),
+    "RotarySpec.dim": multiples(
+        2 * LANES, f"part of a head that turns is no multiple of {2 * LANES}"
+    ),
+    "RotarySpec.theta": ANY,
+    "RotarySpec.max_positions": ANY,
+    "RotarySpec.parameters": ANY,  # `frequencies.py` reads them, by kind
+}
+
+
+def unserved(reason: object, quantize: str | None) -> ConfigurationError:
+    """Return what to raise where only the kernels will do and `reason` says why they do not."""
+    flag = "--cpu-backend" if quantize is None else "--quantize"
+    return ConfigurationError(
+        f"The CPU kernels cannot serve this model: {reason}. Leave {flag} out to serve it with "
+        "torch."
+    )
+
+
+def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
+    """Return why the kernels cannot run a model, or None when they can."""
+    if spec is None:
+        return "the model runs through transformers"
+    if dtype not in _DTYPES:
+        return f"dtype {dtype} is not one of {', '.join(_DTYPES)}"
+    if spec.query_key_norm == "head" and spec.norm == "layer":
+        return "query and key norms have a mean"
+    return find_unclaimed(spec, CLAIMS)

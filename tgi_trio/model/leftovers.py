@@ -1,0 +1,86 @@
+"""Tensors of a checkpoint that a model leaves unread: which of them are harmless, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.formats import refuse_pieces
+
+# How names end, for any model; dtypes do not matter.
+_HARMLESS: Final = (
+    (r"\.inv_freq|\.(cos|sin)_cached", "rotary frequencies: they follow from config.json"),
+    (r"\battn\.(bias|masked_bias|causal_mask)", "the causal mask of GPT-2, GPT-J, CodeGen"),
+    (r"\battention\.(bias|masked_bias)", "the causal mask of GPT-NeoX and GPT-Neo"),
+    (r"\.(future_mask|alibi_mask)", "the mask of Baichuan"),
+    (r"\bposition_ids", "0, 1, 2, ..."),
+    (r"\bembed_positions\.weights", "a table of sines, which is computed"),
+    (r"\bnum_batches_tracked", "a counter of training"),
+    (r"\bdecoder\.version", "a format number of fairseq"),
+)
+# How names begin, for any model.
+_UNUSED_PARTS: Final = (
+    (r"v_head\.", "the value head of reinforcement learning"),
+    (r"(model\.)?mtp\.", "layers that guess further tokens (multi-token prediction)"),
+)
+# How names begin in composite models, of which transformers loads the part that writes text.
+_OTHER_SENSES: Final = (
+    (r"(model\.)?(vision_tower|vision_model|visual|vision_encoder)\.", "images"),
+    (r"(model\.)?(multi_modal_projector|mm_projector|vision_embed\w*|patch_\w+)\.", "images"),
+    (r"(model\.)?(audio_tower|audio_model|speech_\w+|embed_audio|embed_vision)\.", "audio"),
+)
+_HEADS: Final = (r"(model\.)?medusa_heads?\.", "Medusa's heads, which `check_drafter` warns of")
+
+
+_HARMLESS_END: Final = re.compile(f"(?:{'|'.join(end for end, _ in _HARMLESS)})$")
+_UNUSED_BEGIN: Final = re.compile("|".join(begin for begin, _ in _UNUSED_PARTS))
+
+
+def is_harmless(name: str, config: ModelConfig) -> bool:
+    """Return whether a model that leaves this tensor unread is the same model."""
+    if _HARMLESS_END.search(name) or _UNUSED_BEGIN.match(name) or _guesses_ahead(name, config):
+        return True
+    return bool(config.get("medusa_num_heads") and re.match(_HEADS[0], name))
+
+
+def refuse_leftovers(
+    tensors: Mapping[str, StoredTensor],
+    unread: Iterable[str],
+    config: ModelConfig,
+    *,
+    text_only: bool = False,
+) -> None:
+    """Raise ModelLoadError unless every tensor that is left unread is known to be harmless.
+
+    `text_only`: what transformers leaves unread of a model of several senses is harmless, too.
+    """
+    allowed = [begin for begin, _ in _OTHER_SENSES] if text_only else []
+    unknown = [
+        name
+        for name in sorted(unread)
+        if not is_harmless(name, config) and not any(re.match(begin, name) for begin in allowed)
+    ]
+    refuse_pieces(tensors, unknown)
+    if unknown:
+        more = f", as are {len(unknown) - 1} others" if len(unknown) > 1 else ""
+        raise ModelLoadError(
+            f"Tensor {unknown[0]!r} in {tensors[unknown[0]].file} is no part of a model of type "
+            f"{config.model_type!r} as config.json describes it{more}: without it the answers "
+            "would be another model's. Check that config.json and the weights belong together."
+        )
+
+
+def _guesses_ahead(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor is of the layers behind the last that guess further tokens.
+
+    DeepSeek V3 and its kin number them on from the model's own, and state how many there are.
+    """
+    extra, count = config.get("num_nextn_predict_layers"), config.get("num_hidden_layers")
+    found = re.match(r"model\.layers\.(\d+)\.", name)
+    if found is None or not isinstance(extra, int) or not isinstance(count, int):
+        return False
+    return count <= int(found[1]) < count + extra

@@ -1,0 +1,196 @@
+"""How a matrix of a model lies in its checkpoint, and how ranks split it.
+
+A role (`LayerRefs.qkv`, `MlpRefs.down`, ...) is a `LinearRef`: pieces of the checkpoint's matrices,
+one below the other. A loader takes its `cuts`, which are plain slices of rows and columns, whether
+the checkpoint has three matrices or one, grouped by head or not, stored [out, in] or [in, out], and
+whichever part a rank has of it. `decoder_matrices.py` says of a decoder which these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+# What ranks divide among themselves, see `split.py`; "whole": every rank has all of it.
+Split = Literal["whole", "heads", "kv_heads", "mlp", "vocabulary"]
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRef:
+    """A matrix [rows, columns] of a checkpoint: outputs and inputs of a linear layer."""
+
+    name: str  # of its tensor, in a checkpoint of plain numbers
+    rows: int
+    columns: int
+    bias: str = ""  # name of a tensor [rows]; "": none
+    transposed: bool = False  # stored [columns, rows], as GPT-2's Conv1D does
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Rows or columns of a matrix, in units of `size` that stay together on a rank."""
+
+    split: Split
+    starts: Sequence[int]  # the first row or column of each unit
+    size: int = 1
+
+    def spans(self, mine: slice) -> list[slice]:
+        """Return the units `mine` in order, as few slices as there can be."""
+        starts = self.starts[mine]
+        if isinstance(starts, range) and starts.step == self.size:  # thousands, at times
+            return [slice(starts.start, starts.start + len(starts) * self.size)]
+        spans: list[slice] = []
+        for start in starts:
+            first = spans.pop().start if spans and spans[-1].stop == start else start
+            spans.append(slice(first, start + self.size))
+        return spans
+
+
+Share = Callable[[Units], slice]  # which of some units to take
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Outputs of one matrix that are of one kind."""
+
+    matrix: MatrixRef
+    outputs: Units
+    inputs: Units
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A rectangle of a matrix."""
+
+    matrix: MatrixRef
+    rows: slice
+    columns: slice
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRef:
+    """y = x W^T + b; W is made of `pieces`, one below the other."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Whether the ranks' results are to be added up; one of them alone adds the bias."""
+        return any(piece.inputs.split != "whole" for piece in self.pieces)
+
+    @property
+    def biased(self) -> bool:
+        return any(piece.matrix.bias for piece in self.pieces)
+
+    def cuts(self, share: Share) -> Iterator[Cut]:
+        """Yield what W is made of, from top to bottom; the columns of all are the same."""
+        for piece in self.pieces:
+            (columns,) = piece.inputs.spans(share(piece.inputs))
+            for rows in piece.outputs.spans(share(piece.outputs)):
+                yield Cut(piece.matrix, rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class NormRef:
+    """A norm over `size` features; "" for a weight or a bias that it does not have."""
+
+    weight: str
+    bias: str
+    size: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class MlpRefs:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) unless `gated`."""
+
+    inner: LinearRef  # gated: a piece for the gate, then one for up
+    down: LinearRef
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsRefs:
+    """A mixture of experts."""
+
+    router: LinearRef
+    router_bias: str  # a tensor [experts]; "": none
+    experts: tuple[MlpRefs, ...]
+    shared: MlpRefs | None
+    shared_router: LinearRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentRefs:
+    """What follows the first projection where keys and values are compressed."""
+
+    query_up: LinearRef | None
+    query_norm: NormRef | None
+    latent_norm: NormRef
+    up: LinearRef  # per head the rows of its key, then of its value
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRefs:
+    """One layer. Norms are None where the family has none there."""
+
+    qkv: LinearRef  # query, key and value heads; with latents what they start from
+    output: LinearRef
+    latent: LatentRefs | None
+    mlp: MlpRefs | ExpertsRefs
+    attention_norm: NormRef | None
+    mlp_norm: NormRef | None
+    attention_post_norm: NormRef | None
+    mlp_post_norm: NormRef | None
+    query_norm: NormRef | None  # of a head, or of all heads, as `DecoderSpec.query_key_norm` says
+    key_norm: NormRef | None
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRefs:
+    """What is before and behind the layers."""
+
+    embedding: LinearRef
+    positions: LinearRef | None
+    embedding_norm: NormRef | None
+    final_norm: NormRef | None
+    head: LinearRef  # the embedding's matrix where the head is tied
+
+
+def every_unit(units: Units) -> slice:
+    """Return all of them: the share of a rank that is alone."""
+    return slice(0, len(units.starts))
+
+
+def whole_units(count: int) -> Units:
+    """Return `count` rows or columns that every rank has."""
+    return Units("whole", (0,), count)
+
+
+def run_of(split: Split, count: int, size: int = 1, *, first: int = 0) -> Units:
+    """Return `count` units, one behind the other."""
+    return Units(split, range(first, first + count * size, size), size)
+
+
+def whole_linear(matrix: MatrixRef) -> LinearRef:
+    """Return a linear that every rank has."""
+    return LinearRef((Piece(matrix, whole_units(matrix.rows), whole_units(matrix.columns)),))
+
+
+def split_outputs(matrix: MatrixRef, split: Split, size: int = 1) -> LinearRef:
+    """Return a linear whose outputs ranks divide among themselves, `size` at a time."""
+    units = run_of(split, matrix.rows // size, size)
+    return LinearRef((Piece(matrix, units, whole_units(matrix.columns)),))
+
+
+def stacked(matrices: Sequence[MatrixRef], outputs: Units) -> LinearRef:
+    """Return matrices of one shape below each other, the outputs of each shared alike."""
+    return LinearRef(
+        tuple(Piece(matrix, outputs, whole_units(matrix.columns)) for matrix in matrices)
+    )
+
+
+def split_inputs(matrix: MatrixRef, units: Units) -> LinearRef:
+    """Return a linear whose inputs ranks divide among themselves."""
+    return LinearRef((Piece(matrix, whole_units(matrix.rows), units),))

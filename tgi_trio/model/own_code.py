@@ -1,0 +1,83 @@
+"""Models that bring Python code of their own: whether it is needed, and whether it may be run.
+
+`auto_map` in config.json names the classes, each as `file.Class`, or `owner/name--file.Class` for
+code in another repository of the hub. Such code runs in the shard alone, with `--trust-remote-code`
+alone, and never for a type that this package serves itself (docs/models.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """What `auto_map` says of a model's configuration and model classes."""
+
+    files: tuple[str, ...]  # beside config.json
+    elsewhere: tuple[str, ...]  # repositories that hold the others
+
+
+def own_code(config: ModelConfig) -> OwnCode | None:
+    """Return the code that a config.json refers to; None where it refers to none."""
+    table = config.get("auto_map")
+    if not isinstance(table, dict):
+        return None
+    places = [
+        str(place) for name, place in table.items() if name.startswith(("AutoConfig", "AutoM"))
+    ]
+    here = {place.split(".")[0] + ".py" for place in places if "--" not in place}
+    there = {place.split("--")[0] for place in places if "--" in place}
+    return OwnCode(tuple(sorted(here)), tuple(sorted(there))) if places else None
+
+
+def runnable_code(config: ModelConfig) -> OwnCode | None:
+    """Return the code that a model brings, None unless all of it is in its folder."""
+    code = own_code(config)
+    return None if code is None or code.elsewhere or _missing(config, code) else code
+
+
+def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool) -> list[str]:
+    """Return what to warn of before a model is served, a sentence each.
+
+    `needed`: nothing but its own code knows the model's type. Raises ModelLoadError where that code
+    may not, or cannot, be run.
+    """
+    code, folder = own_code(config), config.folder
+    if code is None:
+        none = f"--trust-remote-code changes nothing for the model: {folder} brings no code for it"
+        return [none] if trusted else []
+    if needed and not trusted:
+        raise ModelLoadError(
+            f"Model type {config.model_type!r} is known neither here nor to transformers; {folder} "
+            f"brings code for it ({_listed(code)}), which is not run unless asked for. Read that "
+            "code; if you trust it, give --trust-remote-code: it then runs in the shard, with all "
+            "rights of this server."
+        )
+    if needed and code.elsewhere:
+        raise ModelLoadError(
+            f"{folder / 'config.json'} takes its code from {', '.join(code.elsewhere)}, which is "
+            "not downloaded. Copy that repository's *.py files into the folder, and in auto_map "
+            "leave out the part up to `--`."
+        )
+    if needed and (missing := _missing(config, code)):
+        raise ModelLoadError(
+            f"{folder} lacks {', '.join(missing)}, the code that its config.json names. Copy the "
+            "*.py files of the model into it, or download it again with --trust-remote-code."
+        )
+    warning = (
+        f"--trust-remote-code: code that comes with {folder} ({_listed(code)}) may be run in the "
+        "shard, with all rights of this server"
+    )
+    return [warning] if trusted else []
+
+
+def _missing(config: ModelConfig, code: OwnCode) -> list[str]:
+    return [name for name in code.files if not (config.folder / name).is_file()]
+
+
+def _listed(code: OwnCode) -> str:
+    return ", ".join((*code.files, *(f"{name} on the hub" for name in code.elsewhere)))

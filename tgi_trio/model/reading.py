@@ -1,0 +1,106 @@
+"""Reading of config.json that several families share."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.spec import RotarySpec
+
+# Every rotary scaling that is computed, and the numbers it cannot do without.
+_SCALINGS: Final[dict[str, tuple[str, ...]]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+    "longrope": ("short_factor", "long_factor"),
+}
+_OLDER_NAMES: Final = {"su": "longrope"}
+
+
+def rotary(
+    config: ModelConfig,
+    head_dim: int,
+    *,
+    theta: float = 10000.0,
+    partial: float = 1.0,
+    interleaved: bool = False,
+    layer_type: str = "",
+) -> RotarySpec:
+    """Read how a model rotates; raises ModelLoadError for a scaling that is not known.
+
+    `theta` and `partial` are the family's defaults; `layer_type` picks one of several sets.
+    """
+    parameters = _rope_parameters(config, layer_type)
+    kind: Any = parameters.get("rope_type") or "default"
+    if kind not in _SCALINGS:
+        known = ", ".join(_SCALINGS)
+        raise ModelLoadError(f"Rotary scaling {kind!r} is not known; known are {known}.")
+    for name in _SCALINGS[kind]:
+        if parameters.get(name) is None:
+            raise ModelLoadError(
+                f"{config.folder / 'config.json'} asks for the rotary scaling {kind!r} without "
+                f"its {name!r}."
+            )
+    part = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor", partial)
+    original = config.get("original_max_position_embeddings")
+    if original:
+        parameters["original_max_position_embeddings"] = original
+    else:
+        parameters.setdefault("original_max_position_embeddings", config.trained_positions)
+    return RotarySpec(
+        dim=int(head_dim * part),
+        theta=float(parameters.get("rope_theta") or config.get("rope_theta", theta)),
+        kind=kind,
+        interleaved=interleaved,
+        max_positions=config.trained_positions,
+        parameters=parameters,
+    )
+
+
+def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:
+    """Return `rope_parameters` of a kind of layers, with what the older `rope_scaling` says.
+
+    transformers 5 writes the first; the second is older, or added by hand, and wins, as it does
+    there. Where the sets differ by kind of layer it is for those that see everything. It says how
+    positions are scaled and nothing else: base and rotated part stay those of the first set
+    (transformers would go back to the family's default base, whatever the model was trained with).
+    """
+    newer = dict(config.get("rope_parameters") or {})
+    older = _with_type(config.get("rope_scaling") or {})
+    if isinstance(newer.get(layer_type), dict):
+        own = _with_type(newer[layer_type])
+        return {**own, **older} if layer_type == "full_attention" else own
+    if not older:
+        return _with_type(newer)
+    kept = ("rope_theta", "partial_rotary_factor")
+    return {**{name: newer[name] for name in kept if name in newer}, **older}
+
+
+def _with_type(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy that says its kind as `rope_type`, by its newer name."""
+    kind = parameters.get("rope_type") or parameters.get("type")
+    if kind is None:
+        return dict(parameters)
+    return {**parameters, "rope_type": _OLDER_NAMES.get(kind, kind)}
+
+
+def sliding_windows(config: ModelConfig, every: int = 0) -> list[int]:
+    """Return each layer's sliding window, 0 where a layer sees everything.
+
+    `layer_types` says which layers have one. Older files: with `every`, all layers but each
+    every-th (Gemma); without, those from `max_window_layers` on if `use_sliding_window` (Qwen).
+    """
+    count = int(config.need("num_hidden_layers"))
+    window = int(config.get("sliding_window", 4096))
+    kinds = config.get("layer_types")
+    if kinds:
+        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+    if every:
+        return [window if (i + 1) % every else 0 for i in range(count)]
+    if not config.get("use_sliding_window", False):
+        return [0] * count
+    first = int(config.get("max_window_layers", 28))
+    return [window if i >= first else 0 for i in range(count)]

@@ -1,0 +1,84 @@
+"""Which part of a model each rank of a tensor-parallel group gets, and whether it can be split."""
+
+from __future__ import annotations
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import Units, every_unit
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.t5 import T5Spec
+
+
+def unit_share(units: Units, rank: int, ranks: int) -> slice:
+    """Return which of some units a rank gets; raises ModelLoadError if they cannot be split."""
+    count = len(units.starts)
+    match units.split:
+        case "whole":
+            return every_unit(units)
+        case "heads":
+            return even_share(count, "attention heads", rank, ranks)
+        case "kv_heads":
+            return _kv_head_share(count, rank, ranks)
+        case "mlp":
+            return even_share(count, "MLP columns", rank, ranks)
+        case "vocabulary":
+            return block_share(count, rank, ranks)
+
+
+def even_share(count: int, what: str, rank: int, ranks: int) -> slice:
+    """Return a rank's part of `count` equal things; raises ModelLoadError unless even."""
+    if count % ranks:
+        raise ModelLoadError(
+            f"{count} {what} cannot be split over {ranks} shards; choose a "
+            f"--num-shard that divides {count}."
+        )
+    each = count // ranks
+    return slice(rank * each, (rank + 1) * each)
+
+
+def block_share(count: int, rank: int, ranks: int) -> slice:
+    """Return a rank's part of `count` rows; the last rank's may be shorter than the others'.
+
+    Raises ModelLoadError when a rank would get none.
+    """
+    each = -(-count // ranks)
+    if each * (ranks - 1) >= count:
+        raise ModelLoadError(
+            f"{count} rows cannot be split over {ranks} shards; choose a smaller --num-shard."
+        )
+    return slice(rank * each, min(count, (rank + 1) * each))
+
+
+def kv_head_share(spec: DecoderSpec, rank: int, ranks: int) -> slice:
+    """Return a rank's KV heads: its part, or where there are fewer than ranks a whole one.
+
+    A rank's query heads then all belong to the KV head it shares with its neighbours. Raises
+    ModelLoadError where neither can be.
+    """
+    if spec.query_key_norm == "whole" and spec.kv_heads < ranks and ranks % spec.kv_heads == 0:
+        raise ModelLoadError(
+            f"Model type {spec.family!r} normalises all key heads together and has "
+            f"{spec.kv_heads} of them; choose a --num-shard that divides {spec.kv_heads}."
+        )
+    return _kv_head_share(spec.kv_heads, rank, ranks)
+
+
+def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
+    """Raise ModelLoadError when a model cannot be split over so many ranks."""
+    even_share(spec.heads, "attention heads", 0, ranks)
+    widths = {spec.mlp_width}
+    if isinstance(spec, DecoderSpec):
+        kv_head_share(spec, 0, ranks)
+        widths = {layer.experts.width for layer in spec.layers if layer.experts}
+        widths |= {layer.experts.shared_width for layer in spec.layers if layer.experts}
+        if not all(layer.experts for layer in spec.layers):
+            widths.add(spec.mlp_width)
+    for width in sorted(widths):
+        even_share(width, "MLP columns", 0, ranks)
+    block_share(spec.vocab_size, 0, ranks)
+
+
+def _kv_head_share(count: int, rank: int, ranks: int) -> slice:
+    if count >= ranks or ranks % count:
+        return even_share(count, "key-value heads", rank, ranks)
+    index = rank * count // ranks
+    return slice(index, index + 1)

@@ -1,0 +1,59 @@
+"""Which model types transformers knows, and can generate text with, read from its source.
+
+Importing transformers brings torch and takes seconds; its tables of types are literals.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+# Where every type that has a configuration is listed, by the file's version.
+_CONFIGURATIONS = ("auto_mappings.py", "configuration_auto.py")
+_TABLES = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
+
+
+def text_types() -> frozenset[str]:
+    """Return the types that are known; empty where the tables cannot be found."""
+    tree = _parse("modeling_auto.py")
+    return frozenset(_types(tree))
+
+
+@cache
+def configured_types() -> frozenset[str]:
+    """Return every word in the tables of configurations; empty where they cannot be found.
+
+    Among them are class names: what is asked for is whether a type is not known.
+    """
+    trees = map(_parse, _CONFIGURATIONS)
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    words = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return frozenset(word for word in words if isinstance(word, str))
+
+
+def _parse(name: str) -> ast.Module:
+    """Return a file of transformers' tables parsed, an empty module where there is none."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations:
+        return ast.Module([], [])
+    path = Path(found.submodule_search_locations[0], "models", "auto", name)
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _types(tree: ast.Module) -> Iterator[str]:
+    """Yield the keys of `NAME = OrderedDict([(key, class), ...])` for every table."""
+    for node in tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+        if not names.intersection(_TABLES):
+            continue
+        for pair in ast.walk(node.value):
+            if isinstance(pair, ast.Tuple) and isinstance(pair.elts[0], ast.Constant):
+                yield str(pair.elts[0].value)
