@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.shard.cpu_support import FITTING
-from tgi_trio.loading import touched_bytes
-from tgi_trio.shard.cpu import mapped_file
-from tgi_trio.shard.cpu.checkpoint import Checkpoint
-from tgi_trio.shard.cpu.mapped_file import MappedFile
-from tgi_trio.shard.cpu.memory import zeroed
-from tgi_trio.shard.cpu.program import packing
-from tgi_trio.shard.model_config import read_config
-from tgi_trio.shard.models.families import decoder_spec
+from tests.shard.numba_backend.numba_support import FITTING
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.router.shards.loading_progress import touched_bytes
+from tgi_trio.shard.checkpoint import mapped_file
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.shard.checkpoint.mapped_file import MappedFile
+from tgi_trio.shard.numba_backend.arena import allocate_zeroed
+from tgi_trio.shard.numba_backend.program import packing
 
 PAGE = mmap.PAGESIZE
 CHUNK = 16 * PAGE
@@ -59,6 +59,24 @@ def test_a_chunk_goes_with_its_last_byte(file: Path) -> None:
     assert mapped.data.tobytes() == content  # from the file again
 
 
+def test_what_is_written_into_a_writable_mapping_stays_here(file: Path) -> None:
+    content = file.read_bytes()
+    mapped = MappedFile(file, gives_back=False, writable=True)
+    mapped.data[5] ^= 255
+    assert mapped.data[5] == content[5] ^ 255
+    assert file.read_bytes() == content
+
+
+def test_what_is_mapped_outlives_the_file(file: Path) -> None:
+    content = file.read_bytes()
+    mapped = MappedFile(file, gives_back=True)
+    part = mapped.data[5 : CHUNK + 5]
+    assert mapped.offset(part) == 5
+    mapped.close()
+    mapped.release(0, CHUNK)
+    assert part.tobytes() == content[5 : CHUNK + 5]
+
+
 def test_what_is_kept_stays(file: Path) -> None:
     mapped = MappedFile(file, gives_back=True)
     mapped.keep(CHUNK + 5, CHUNK + 6)
@@ -77,7 +95,7 @@ def test_a_file_that_was_in_memory_before_stays_there(file: Path) -> None:
 def test_it_still_counts_as_read_where_its_weights_are_packed(file: Path) -> None:
     """What shows the progress of loading sees the memory that the weights went into."""
     before = touched_bytes(os.getpid())
-    packed = zeroed((4 << 20,))
+    packed = allocate_zeroed((4 << 20,))
     packed[:] = 1
     assert touched_bytes(os.getpid()) >= before + len(packed)
 
@@ -87,13 +105,16 @@ def test_packed_weights_are_the_same(
 ) -> None:
     monkeypatch.setattr(mapped_file, "_CHUNK", PAGE)
     folder = checkpoint("llama", **FITTING["llama"])
-    spec = decoder_spec(read_config(folder))
+    config = read_config(folder)
+    spec = decoder_spec(config)
     assert spec is not None
     embedding = f"{spec.names.embedding}.weight"
 
     def panels(given_back: list[Path]) -> list[bytes]:
-        tensors = Checkpoint(folder, given_back=given_back, kept=[embedding])
-        with packing(spec, tensors, "float32") as program:
+        with (
+            open_checkpoint(config, given_back=given_back, kept=[embedding]) as weights,
+            packing(spec, weights, "float32") as program,
+        ):
             pass
         return [weights.tobytes() for weights in program._kept]
 

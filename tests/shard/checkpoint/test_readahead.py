@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tgi_trio.shard import readahead
-from tgi_trio.shard.readahead import reading_ahead
+from tgi_trio.shard.checkpoint import readahead
+from tgi_trio.shard.checkpoint.readahead import reading_ahead
 
 
 class Recorder:

@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,15 @@ class MappedFile:
     some ten microseconds a page.
     """
 
-    def __init__(self, path: Path, *, gives_back: bool) -> None:
-        """Map a file; `gives_back`: whether `release` is to have an effect. Raises OSError."""
+    def __init__(self, path: Path, *, gives_back: bool, writable: bool = False) -> None:
+        """Map a file; `gives_back`: whether `release` is to have an effect. Raises OSError.
+
+        `writable`: for libraries that know no read-only memory; the file itself stays as it is.
+        """
+        self.path = path
         self._file = path.open("rb")
-        self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        self._mapping = mmap.mmap(self._file.fileno(), 0, access=access)
         self.data: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8)
         self._gives_back = gives_back
         # Bytes of each chunk that have not been released.
@@ -37,7 +43,16 @@ class MappedFile:
 
         Touching them would wait for what the kernel reads around them: megabytes, on some disks.
         """
-        return np.frombuffer(os.pread(self._file.fileno(), end - first, first), np.uint8)
+        return np.frombuffer(os.pread(self._file.fileno(), end - first, first), np.uint8).copy()
+
+    def offset(self, values: NDArray[Any]) -> int:
+        """Return where values begin that are a view of `data`, in bytes."""
+        return int(values.ctypes.data - self.data.ctypes.data)
+
+    def close(self) -> None:
+        """Close the file; what is mapped lives as long as any view of it. Nothing is given back."""
+        self._gives_back = False
+        self._file.close()
 
     def keep(self, first: int, end: int) -> None:
         """Never give back the bytes [first, end): they are read again and again."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.checkpoint_files import find_safetensors
-from tgi_trio.shard.memory import free_bytes
+from tgi_trio.model.checkpoint_files import find_safetensors
+from tgi_trio.shard.machine.memory import free_bytes
 
 _PIECE = 32 << 20  # bytes between looks at whether to stop
 

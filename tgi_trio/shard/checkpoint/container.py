@@ -1,0 +1,65 @@
+"""What a checkpoint is made of: tensors by name, in files that are read as they are touched."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.checkpoint.mapped_file import MappedFile
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor as its file has it: bytes, and what the file says they are."""
+
+    name: str
+    dtype: str  # the container's word for it, "BF16"
+    shape: tuple[int, ...]
+    file: MappedFile
+    first: int  # of its bytes in the file
+    end: int
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """Its bytes, read as they are touched."""
+        return self.file.data[self.first : self.end]
+
+    def take(self) -> NDArray[np.uint8]:
+        """Return a copy of its bytes, for the last time; see `MappedFile.read`."""
+        content = self.file.read(self.first, self.end)
+        self.file.release(self.first, self.end)
+        return content
+
+
+class Container(Protocol):
+    """The files of one checkpoint: safetensors, or another kind of file."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def names(self) -> Collection[str]:
+        """Those of all tensors."""
+
+    def tensor(self, name: str) -> RawTensor:
+        """Return a tensor; raises ModelLoadError where it is missing or its file is damaged."""
+
+    def close(self) -> None:
+        """Close the files; what was taken out of them stays."""
+
+
+def find_tensor(container: Container, name: str, shape: tuple[int, ...]) -> RawTensor:
+    """Return a tensor; raises ModelLoadError where it is missing or of another shape."""
+    tensor = container.tensor(name)
+    if tensor.shape != shape:
+        raise ModelLoadError(
+            f"Tensor {name!r} in {tensor.file.path} has shape {list(tensor.shape)}, but "
+            f"config.json asks for {list(shape)}."
+        )
+    return tensor

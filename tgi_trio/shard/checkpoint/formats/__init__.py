@@ -1,0 +1,1 @@
+"""How weights are stored: a file per format, and which of them a checkpoint is in."""

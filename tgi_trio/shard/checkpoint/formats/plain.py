@@ -1,0 +1,87 @@
+"""Plain numbers: float32, float16 and bfloat16, a tensor per matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.formats import announced_format
+from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
+from tgi_trio.shard.checkpoint.mapped_file import MappedFile
+
+_TYPES: Final = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class PlainMatrix:
+    """A `StoredMatrix` of plain numbers, in a file or (None) in memory alone."""
+
+    values: NDArray[Any]
+    file: MappedFile | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.values.shape
+        return rows, columns
+
+    @property
+    def bits(self) -> int:
+        return 8 * self.values.itemsize
+
+    @property
+    def group(self) -> int:
+        return 0
+
+    def rows(self, part: slice) -> PlainMatrix:
+        return PlainMatrix(self.values[part], self.file)
+
+    def columns(self, part: slice) -> PlainMatrix:
+        return PlainMatrix(self.values[:, part], self.file)
+
+    def dequantised(self) -> NDArray[Any]:
+        return self.values
+
+    def planes(self) -> Mapping[str, NDArray[Any]]:
+        return {"numbers": self.values}
+
+    def place(self) -> tuple[Path, int]:
+        return (Path(), 0) if self.file is None else (self.file.path, self.file.offset(self.values))
+
+    def release(self) -> None:
+        """What is one run of bytes alone is released: what lies between is others' to read."""
+        if self.file is not None and self.values.flags.forc:
+            first = self.file.offset(self.values)
+            self.file.release(first, first + self.values.nbytes)
+
+
+class PlainFormat:
+    """The `WeightFormat` of plain numbers."""
+
+    name = "plain numbers"
+
+    def claims(self, config: ModelConfig, container: Container) -> bool:
+        return announced_format(config) is None
+
+    def matrix(
+        self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
+    ) -> PlainMatrix:
+        tensor = find_tensor(container, name, shape[::-1] if transposed else shape)
+        values = tensor.data.view(number_type(tensor)).reshape(tensor.shape)
+        return PlainMatrix(values.T if transposed else values, tensor.file)
+
+
+def number_type(tensor: RawTensor) -> np.dtype[Any]:
+    """Return which numbers a tensor holds; raises ModelLoadError for none that is served."""
+    if tensor.dtype not in _TYPES:
+        raise ModelLoadError(
+            f"Tensor {tensor.name!r} in {tensor.file.path} is of type {tensor.dtype}; served are "
+            f"{', '.join(_TYPES)}."
+        )
+    return np.dtype(_TYPES[tensor.dtype])

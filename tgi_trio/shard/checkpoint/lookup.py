@@ -1,0 +1,116 @@
+"""The weights of a model by name, for every backend: where they lie and how they are stored is
+hidden here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.matrices import LinearRef, Share
+from tgi_trio.shard.checkpoint.container import Container, find_tensor
+from tgi_trio.shard.checkpoint.formats.choose import choose_format
+from tgi_trio.shard.checkpoint.formats.plain import number_type
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
+from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix, WeightFormat
+
+
+class Weights(Protocol):
+    """Where a loader finds weights: a checkpoint, or made-up ones."""
+
+    def matrix(
+        self, name: str, shape: tuple[int, int], *, transposed: bool = False
+    ) -> StoredMatrix: ...
+
+    def vector(self, name: str, size: int) -> Floats: ...
+
+
+class Checkpoint:
+    """The `Weights` of a model's folder. A context manager: closes its files."""
+
+    def __init__(self, container: Container, weight_format: WeightFormat, base: str = "") -> None:
+        """`base`: prefix that may be left out of every name, as checkpoints of a bare model do."""
+        self._container = container
+        self._format = weight_format
+        self._base = "" if any(name.startswith(base) for name in container.names) else base
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._container.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name.removeprefix(self._base) in self._container.names
+
+    def matrix(
+        self, name: str, shape: tuple[int, int], *, transposed: bool = False
+    ) -> StoredMatrix:
+        """Return a matrix [outputs, inputs]; raises ModelLoadError as `WeightFormat.matrix`."""
+        name = name.removeprefix(self._base)
+        return self._format.matrix(self._container, name, shape, transposed=transposed)
+
+    def vector(self, name: str, size: int) -> Floats:
+        """Return a copy of a tensor [size]; raises ModelLoadError as `find_tensor` does."""
+        tensor = find_tensor(self._container, name.removeprefix(self._base), (size,))
+        kind = number_type(tensor)
+        return to_float32(tensor.take().view(kind))
+
+
+def open_checkpoint(
+    config: ModelConfig,
+    base: str = "",
+    *,
+    given_back: Collection[Path] = (),
+    kept: Collection[str] = (),
+    writable: bool = False,
+) -> Checkpoint:
+    """Open the weights of a model's folder, `base` as for `Checkpoint`.
+
+    The rest as for `SafetensorsFiles`. Raises ModelLoadError for a folder without weights, for
+    damaged ones, and for a format that is not served.
+    """
+    names = {*kept, *(name.removeprefix(base) for name in kept)}  # whether the base is there or not
+    files = SafetensorsFiles(config.folder, given_back=given_back, kept=names, writable=writable)
+    return Checkpoint(files, choose_format(config, files), base)
+
+
+def read_linear(weights: Weights, linear: LinearRef, share: Share) -> Stack:
+    """Return the matrix of a linear layer, as much of it as `share` says."""
+    return Stack(
+        [
+            weights.matrix(
+                cut.matrix.name,
+                (cut.matrix.rows, cut.matrix.columns),
+                transposed=cut.matrix.transposed,
+            )
+            .rows(cut.rows)
+            .columns(cut.columns)
+            for cut in linear.cuts(share)
+        ]
+    )
+
+
+def read_bias(weights: Weights, linear: LinearRef, share: Share) -> Floats | None:
+    """Return the bias [outputs] of a linear layer, None where no piece has one; else 0 for it."""
+    if not linear.biased:
+        return None
+    parts = []
+    for cut in linear.cuts(share):
+        matrix, rows = cut.matrix, cut.rows
+        if matrix.bias:
+            parts.append(weights.vector(matrix.bias, matrix.rows)[rows])
+        else:
+            parts.append(np.zeros(rows.stop - rows.start, np.float32))
+    return np.concatenate(parts)
