@@ -51,7 +51,7 @@ async def test_a_killed_shard_is_noticed(
     if by == "pidfd":
         monkeypatch.setattr(ControlPage, "alive_held", False)
     pidfd = never_readable() if by == "mutex" else child.pidfd
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait_for_death, pidfd, endpoints.page)
             await trio.sleep(0.05)
@@ -68,7 +68,7 @@ async def test_death_is_noticed_however_late_one_starts_to_look(
     until_ready(child)
     child.kill()
     await child.reap()
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         await wait_for_death(never_readable(), endpoints.page)
         await wait_for_death(never_readable(), endpoints.page)  # twice: the mutex stays dead
 
@@ -79,7 +79,7 @@ async def test_a_shard_that_dies_while_it_starts_is_noticed(
 ) -> None:
     endpoints = make_endpoints()
     child = spawn_child("hold", endpoints, "not a number", stderr=subprocess.DEVNULL)
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         await wait_for_death(child.pidfd, endpoints.page)
         assert await child.reap() == 1
 
@@ -114,7 +114,7 @@ async def test_a_router_that_dies_takes_its_shards_with_it_and_leaves_no_names()
     pidfds = [os.pidfd_open(int(pid)) for pid in router.stdout.readline().split()]
     assert len(pidfds) == 2
     router.kill()
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         for pidfd in pidfds:
             await trio.lowlevel.wait_readable(pidfd)
             os.close(pidfd)
@@ -130,8 +130,8 @@ def test_the_death_pipe_is_a_second_line() -> None:
     assert thread.daemon
     assert not died.is_set()
     os.close(write)
-    assert died.wait(20)
-    thread.join(20)
+    assert died.wait(120)
+    thread.join(120)
     os.close(read)
 
 
@@ -172,7 +172,7 @@ async def test_a_shard_may_close_its_end_in_good_order(
     child = spawn_child("hold", endpoints, 1, "close")
     until_ready(child)
     child.kill()
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         await wait_for_death(child.pidfd, endpoints.page)
 
 
@@ -185,7 +185,7 @@ async def test_a_stopped_shard_is_named_with_its_phase_and_step(
     until_ready(child)
     os.kill(child.pid, signal.SIGSTOP)
     expected = rf"rank 5 \(pid {child.pid}, incarnation 2, phase DECODE, step 3\): no heartbeat"
-    with pytest.raises(PeerStalled, match=expected), trio.fail_after(20):
+    with pytest.raises(PeerStalled, match=expected), trio.fail_after(120):
         await watch_heartbeat(endpoints.page, StallDetector(0.05), 0.01)
 
 

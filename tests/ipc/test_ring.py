@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tgi_trio.errors import CorruptRing
-from tgi_trio.ipc.ring import SKIP, WORD, RingMemory, RingReader, RingWriter, padded
+from tgi_trio.ipc.ring import SKIP, WORD, RingMemory, RingReader, RingWriter, pad_size
 
 CAPACITY = 4096
 
@@ -109,7 +109,7 @@ class RingMachine(RuleBasedStateMachine):
         self.writer.check()
         self.reader.check()
         assert self.reader.empty() == (not self.model)
-        assert self.writer.free <= CAPACITY - sum(padded(len(p)) for p in self.model)
+        assert self.writer.free <= CAPACITY - sum(pad_size(len(p)) for p in self.model)
 
 
 TestRing = RingMachine.TestCase

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.errors import SegmentError
-from tgi_trio.ipc import memory
-from tgi_trio.ipc.memory import Segment
+from tgi_trio.ipc import segment as segment_module
+from tgi_trio.ipc.segment import Segment
 
 
 def test_a_segment_has_no_name_and_all_its_pages() -> None:
@@ -55,7 +55,7 @@ def refuse(code: int) -> object:
 
 
 def test_falls_back_to_a_sealed_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_open_shm", refuse(errno.ENOSPC))
+    monkeypatch.setattr(segment_module, "_open_shm", refuse(errno.ENOSPC))
     with Segment.create(8192, label="test") as segment:
         assert segment.kind == "memfd"
         with pytest.raises(PermissionError):
@@ -65,21 +65,21 @@ def test_falls_back_to_a_sealed_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_says_what_to_do_when_there_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_open_shm", refuse(errno.ENOSPC))
-    monkeypatch.setattr(memory, "_open_memfd", refuse(errno.ENOMEM))
+    monkeypatch.setattr(segment_module, "_open_shm", refuse(errno.ENOSPC))
+    monkeypatch.setattr(segment_module, "_open_memfd", refuse(errno.ENOMEM))
     with pytest.raises(SegmentError, match=r"channel 7: no shared memory of 2\.0 MiB.*--shm-size"):
         Segment.create(2 << 20, label="channel 7")
 
 
 def test_other_errors_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_open_shm", refuse(errno.EMFILE))
+    monkeypatch.setattr(segment_module, "_open_shm", refuse(errno.EMFILE))
     with pytest.raises(OSError, match="open files"):
         Segment.create(4096, label="test")
 
 
 SMALL_SHM = """
 import os
-from tgi_trio.ipc.memory import Segment
+from tgi_trio.ipc.segment import Segment
 {prepare}
 before = sorted(os.listdir("/dev/shm"))
 with Segment.create(4 << 20, label="test") as segment:

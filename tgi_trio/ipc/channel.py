@@ -21,8 +21,8 @@ from tgi_trio.ipc.endpoints import ChannelSpec as ChannelSpec
 from tgi_trio.ipc.endpoints import Endpoints as Endpoints
 from tgi_trio.ipc.fence import Ordering, ordering_named
 from tgi_trio.ipc.frames import Phase
-from tgi_trio.ipc.memory import Segment
 from tgi_trio.ipc.ring import RingReader, RingWriter
+from tgi_trio.ipc.segment import Segment
 
 _FULL_POLL_S = 0.001  # how often a blocked writer looks whether its reader has made room
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from tgi_trio.errors import ProtocolMismatch
 from tgi_trio.ipc import layout, robust
 from tgi_trio.ipc.frames import Phase
-from tgi_trio.ipc.memory import Segment
 from tgi_trio.ipc.ring import RingMemory
+from tgi_trio.ipc.segment import Segment
 
 
 class Vitals(NamedTuple):

@@ -52,7 +52,7 @@ def frame_picture() -> str:
             "                      the next frame does not fit before the end: it starts at 0",
             "",
             f"length, SKIP: one {ring.WORD}-byte word; SKIP = {ring.SKIP:#x}",
-            f"a frame of 5 bytes takes {ring.padded(5)}, an empty one {ring.padded(0)};"
+            f"a frame of 5 bytes takes {ring.pad_size(5)}, an empty one {ring.pad_size(0)};"
             f" the largest is half the ring less {ring.WORD}",
             "head and tail count bytes since the start: head == tail is empty, never wraps",
         ]

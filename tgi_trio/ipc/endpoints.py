@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tgi_trio.ipc import layout
 from tgi_trio.ipc.control import ControlPage
 from tgi_trio.ipc.fence import Ordering
-from tgi_trio.ipc.litmus import proven_ordering
-from tgi_trio.ipc.memory import Segment
+from tgi_trio.ipc.litmus import prove_ordering
+from tgi_trio.ipc.segment import Segment
 
 DEFAULT_RING_BYTES = 2 * 2**20
 
@@ -83,7 +83,7 @@ class Endpoints:
         """
         layout.check_ring_bytes("request_bytes", request_bytes)
         layout.check_ring_bytes("reply_bytes", reply_bytes)
-        ordering = ordering or proven_ordering()
+        ordering = ordering or prove_ordering()
         size = layout.CONTROL_BYTES + request_bytes + reply_bytes
         with (
             ExitStack() as undo

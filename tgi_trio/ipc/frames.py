@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 5
+VERSION = 6
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -180,12 +180,13 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("kv_bytes_per_token", "bytes of K and V per token, all layers, this rank"),
             ("max_positions", "longest sequence the model accepts; 0 = unbounded"),
             ("prefix_reuse", "1: blocks computed for one sequence serve another, same tokens"),
+            ("speculates", "1: a step may hold guesses of further tokens"),
             ("load_ns", "nanoseconds spent loading weights"),
         ),
         counts=("eos", "name_chars"),
         columns=(
             Column("eos_ids", "<i4", "eos", "token ids that end a sequence"),
-            Column("names", "u1", "name_chars", "UTF-8: dtype, device, backend, newline between"),
+            Column("names", "u1", "name_chars", "UTF-8 lines: dtype, device, backend, device name"),
         ),
     ),
     FrameSpec(

@@ -18,8 +18,8 @@ from functools import cache
 from typing import NamedTuple
 
 from tgi_trio.ipc.fence import Ordering, choose_ordering, ordering_named, orderings
-from tgi_trio.ipc.memory import Segment
 from tgi_trio.ipc.parent import die_with_parent
+from tgi_trio.ipc.segment import Segment
 
 # Word indices in the shared segment. What one side writes is 128 bytes away from everything else.
 _READY, _STORED, _STOP, _RESULTS = (0, 16), (64, 96), 128, 256
@@ -27,7 +27,7 @@ _MODULE = "tgi_trio.ipc.litmus"  # not __name__: the table is printed by a `__ma
 _PATIENCE_S = 5.0  # a partner that is silent for this long has died
 
 
-class Outcome(NamedTuple):
+class LitmusOutcome(NamedTuple):
     """What a litmus run saw."""
 
     rounds: int
@@ -50,7 +50,7 @@ def holds(ordering: Ordering) -> bool:
 
 
 @cache
-def proven_ordering() -> Ordering:
+def prove_ordering() -> Ordering:
     """Return the ordering of this machine: the first whose fence passes the litmus.
 
     Runs the litmus once per process.
@@ -58,7 +58,7 @@ def proven_ordering() -> Ordering:
     return choose_ordering(holds)
 
 
-def run(ordering: Ordering, *, rounds: int, seconds: float) -> Outcome:
+def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
     """Run the litmus against a child process, for `rounds` or `seconds`, whichever ends first.
 
     Pins this thread meanwhile; without two cores to use it returns Outcome(0, 0, 0). Raises
@@ -66,7 +66,7 @@ def run(ordering: Ordering, *, rounds: int, seconds: float) -> Outcome:
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        return Outcome(0, 0, 0)
+        return LitmusOutcome(0, 0, 0)
     with Segment.create((_RESULTS + 2 * rounds) * 8, label="litmus") as segment:
         facts = (segment.fd, ordering.name, cores[1], os.getpid())
         command = [sys.executable, "-m", _MODULE, *map(str, facts)]
@@ -127,13 +127,13 @@ def _check_patience(words: memoryview, looks: int) -> None:
         raise TimeoutError("the other side of the litmus has gone")
 
 
-def _count(words: memoryview, done: int, rounds: int) -> Outcome:
+def _count(words: memoryview, done: int, rounds: int) -> LitmusOutcome:
     first, second = (words[_RESULTS + side * rounds :][:done].tolist() for side in (0, 1))
     contended = reordered = 0
     for number, (a, b) in enumerate(zip(first, second, strict=True), start=1):
         contended += a != number or b != number
         reordered += a != number and b != number
-    return Outcome(done, contended, reordered)
+    return LitmusOutcome(done, contended, reordered)
 
 
 @contextmanager

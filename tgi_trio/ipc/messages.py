@@ -101,7 +101,7 @@ def _i4(values: ListLike[int]) -> IntArray:
     return np.array(values, dtype=np.int32)
 
 
-def _concatenated(arrays: list[IntArray]) -> IntArray:
+def _concatenate(arrays: list[IntArray]) -> IntArray:
     return np.concatenate(arrays) if arrays else _NO_IDS
 
 
@@ -122,7 +122,7 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "flags": _u4([s.flags() for s in sampling]),
         "bias_count": _u4([len(s.logit_bias) for s in sampling]),
         "grammar_length": _u4([len(g) for g in grammars]),
-        "token_ids": _concatenated([row.token_ids for row in rows]),
+        "token_ids": _concatenate([row.token_ids for row in rows]),
         "block_ids": _i4([b for row in rows for b in row.block_ids]),
         "bias_ids": _i4([token for token, _ in biases]),
         "bias_values": np.array([value for _, value in biases], dtype=np.float32),

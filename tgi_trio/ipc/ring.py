@@ -23,7 +23,7 @@ WORD = 8
 SKIP = 2**64 - 1
 
 
-def padded(size: int) -> int:
+def pad_size(size: int) -> int:
     """Return the bytes a frame of `size` bytes takes in a ring, length word included."""
     return WORD + ((size + 7) & -8)
 

@@ -52,7 +52,7 @@ class ReplyBell:
     async def wait(self) -> None:
         """Return when some end may have a reply; a checkpoint, except right after a spin.
 
-        May return early. Sleeps without limit: the caller's scope and `death.wait_for_death`
+        May return early. Sleeps without limit: the caller's scope and `watch.wait_for_death`
         bound it.
         """
         quiet = self._ends[0].empty if len(self._ends) == 1 else self.quiet

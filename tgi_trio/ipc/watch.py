@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import trio
 
 from tgi_trio.errors import PeerStalled
 from tgi_trio.ipc.channel import ControlPage
+from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.robust import RobustMutex
 
 _HELD_POLL_S = 0.02  # how often to look whether a starting shard holds its mutex yet
@@ -71,16 +72,15 @@ class StallDetector:
         self._heartbeat = -1
         self._since = 0.0
 
-    def observe(self, now: float, page: ControlPage) -> None:
+    def observe(self, now: float, vitals: Vitals, describe: Callable[[], str]) -> None:
         """Look at the shard at time `now` (seconds); raises PeerStalled, which names it."""
-        vitals = page.vitals
         if vitals.heartbeat != self._heartbeat:
             self._heartbeat, self._since = vitals.heartbeat, now
             return
         limit = self._slow_phases.get(vitals.phase, self._limit_s)
         if now - self._since > limit:
             raise PeerStalled(
-                page.describe_shard(),
+                describe(),
                 f"no heartbeat for {now - self._since:.1f} s (allowed in this phase: {limit:g} s)",
             )
 
@@ -88,5 +88,5 @@ class StallDetector:
 async def watch_heartbeat(page: ControlPage, detector: StallDetector, every_s: float) -> None:
     """Look every `every_s` seconds until the heartbeat stands still; raises PeerStalled then."""
     while True:
-        detector.observe(trio.current_time(), page)
+        detector.observe(trio.current_time(), page.vitals, page.describe_shard)
         await trio.sleep(every_s)
