@@ -9,13 +9,16 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.shard.step import Sequence
+from tgi_trio.shard.contract import RowResult, ShardSequence
 
 
-def processed_logprobs(logits: NDArray[np.float32], row: Sequence, eos_id: int) -> dict[int, float]:
+def processed_logprobs(
+    logits: NDArray[np.float32], row: ShardSequence, eos_id: int
+) -> dict[int, float]:
     """Return {token id: log-probability} of what can be chosen."""
     s = row.sampling
     tokens = row.token_ids[: row.length].tolist()
@@ -39,6 +42,20 @@ def processed_logprobs(logits: NDArray[np.float32], row: Sequence, eos_id: int) 
         del scores[eos_id]
     scores = {token: score / s.temperature for token, score in scores.items()}
     return normalised(min_p(typical(top_p(top_k(scores, s.top_k), s.top_p), s.typical_p), s.min_p))
+
+
+def assert_logprobs(
+    result: RowResult, logits: NDArray[np.float32], row: ShardSequence, eos: int
+) -> None:
+    """Whatever a result says of its tokens is what float64 says.
+
+    Scores of a few tens have an error of 2e-6 when they are float32, and the sum over a vocabulary
+    may add no more to it, however many tokens it has and however wide the registers are.
+    """
+    wanted = processed_logprobs(logits, row, eos)
+    chosen, (tops,) = zip(result.token_ids, result.logprobs, strict=True), result.tops
+    for token, logprob in [*chosen, *tops]:
+        assert logprob == pytest.approx(wanted[token], abs=2e-6)
 
 
 def normalised(scores: dict[int, float]) -> dict[int, float]:

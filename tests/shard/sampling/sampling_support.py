@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.sampler import Sampler
-from tgi_trio.shard.step import RowResult, Sequence
+from tgi_trio.shard.contract import RowResult, ShardSequence
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 
 EOS = 2
 CPU = torch.device("cpu")
@@ -19,9 +19,9 @@ Logits = NDArray[np.float32]
 
 def sequence(
     tokens: list[int] | None = None, *, prompt: int = 3, minimum: int = 0, **sampling: Any
-) -> Sequence:
+) -> ShardSequence:
     tokens = [5, 6, 7, 5, 8] if tokens is None else tokens
-    return Sequence(
+    return ShardSequence(
         id=1,
         token_ids=np.array(tokens, np.int32),
         length=len(tokens),
@@ -34,10 +34,10 @@ def sequence(
     )
 
 
-def choose(logits: Logits, rows: list[Sequence], **options: Any) -> list[RowResult]:
+def choose(logits: Logits, rows: list[ShardSequence], **options: Any) -> list[RowResult]:
     """Choose on a copy of `logits` [R, V]."""
     sampler = Sampler(logits.shape[1], [EOS], CPU, **options)
-    return sampler.choose(torch.tensor(logits), rows)
+    return sampler.choose(torch.tensor(logits), rows).rows
 
 
 def normal(rows: int, size: int, spread: float = 2.0, seed: int = 0) -> Logits:
@@ -107,13 +107,13 @@ MIXED = [
 class OnlyAfter:
     """Grammars under which token n + 1 follows token n; n is where one begins."""
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def prepare(self, sequence: ShardSequence) -> bool:
         return sequence.sampling.grammar != "slow"
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         self.dropped = sequence
 
-    def allowed(self, sequences: list[Sequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         tokens, faults = np.zeros((len(sequences), 50), np.bool_), {}
         for place, one in enumerate(sequences):
             if one.sampling.grammar == "broken":

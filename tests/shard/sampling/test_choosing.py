@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shard.models_support import plan, sequence
-from tgi_trio.shard.cpu.sampler import CpuSampler
-from tgi_trio.shard.logits_processors import TokenCounts
-from tgi_trio.shard.sampler import Sampler
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.speculation import verify
-from tgi_trio.shard.step import RowResult, Sequence
+from tests.shard.torch_backend.models_support import plan, sequence
+from tgi_trio.shard.contract import RowResult, ShardSequence
+from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
+from tgi_trio.shard.sampling import choosing
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.logits_processors import TokenCounts
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 
 VOCAB = 40
 EOS = 2
@@ -34,13 +34,13 @@ SETTINGS: dict[str, dict[str, object]] = {
 class OddThenEven:
     """Grammars of one kind: odd and even tokens take turns."""
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def prepare(self, sequence: ShardSequence) -> bool:
         return True
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         return None
 
-    def allowed(self, sequences: list[Sequence]) -> tuple[np.ndarray, dict[int, str]]:
+    def allowed(self, sequences: list[ShardSequence]) -> tuple[np.ndarray, dict[int, str]]:
         said = [row.length - row.prompt_length for row in sequences]
         rows = np.stack([np.arange(VOCAB) % 2 != count % 2 for count in said])
         return np.packbits(rows, axis=1, bitorder="little"), {}
@@ -58,12 +58,12 @@ def scores(token_ids: np.ndarray) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def one_by_one(rows: list[Sequence], count: int) -> dict[int, list[RowResult]]:
+def one_by_one(rows: list[ShardSequence], count: int) -> dict[int, list[RowResult]]:
     """Choose `count` tokens for every row without guesses."""
     sampler, found = new_sampler(), {row.id: [] for row in rows}
     for _ in range(count):
         logits = torch.stack([scores(row.token_ids[: row.length]) for row in rows])
-        for row, result in zip(rows, sampler.choose(logits, rows), strict=True):
+        for row, result in zip(rows, sampler.choose(logits, rows).rows, strict=True):
             assert result.fault is None
             found[row.id].append(result)
             row.token_ids[row.length] = result.token_ids[0]
@@ -72,14 +72,14 @@ def one_by_one(rows: list[Sequence], count: int) -> dict[int, list[RowResult]]:
     return found
 
 
-def rows_of(names: list[str], min_new: int = 0) -> list[Sequence]:
+def rows_of(names: list[str], min_new: int = 0) -> list[ShardSequence]:
     rows = [sequence(i, [3, 9, 4, 9], [1], new=12, **SETTINGS[n]) for i, n in enumerate(names)]
     for row in rows:
         row.min_remaining = min_new
     return rows
 
 
-def with_guesses(row: Sequence, guesses: list[int]) -> int:
+def with_guesses(row: ShardSequence, guesses: list[int]) -> int:
     row.token_ids[row.length : row.length + len(guesses)] = guesses
     return len(guesses)
 
@@ -104,7 +104,7 @@ def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
     step.samples[:] = True
     step.drafts = np.array(counts, np.int32)
     sampled = np.arange(len(rows))
-    places = verify.choice_places(step, sampled)
+    places = choosing.choice_positions(step, sampled)
     logits = torch.stack(
         [
             scores(row.token_ids[: row.length + ahead])
@@ -114,7 +114,7 @@ def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
     )
     assert places.tolist() == list(range(len(logits)))
     given_logits = logits.numpy() if kind == "kernels" else logits
-    results = verify.choose(new_sampler(kind), given_logits, step, sampled)
+    results = choosing.choose_tokens(new_sampler(kind), given_logits, step, sampled).rows
     for row, result, (count, wrong) in zip(rows, results, cases, strict=True):
         right = min(count, wrong) + 1
         wanted = expected[row.id][:right]
@@ -129,7 +129,7 @@ def test_any_guesses_give_the_tokens_of_decoding_one_by_one(
 def test_without_guesses_the_last_token_of_each_row_is_wanted() -> None:
     rows = rows_of(["greedy", "tops", "cut"])
     step = plan(rows, [4, 2, 4])
-    assert verify.choice_places(step, np.array([0, 2])).tolist() == [3, 9]
+    assert choosing.choice_positions(step, np.array([0, 2])).tolist() == [3, 9]
 
 
 def test_a_fault_after_a_right_guess_waits_for_its_own_step() -> None:
@@ -141,7 +141,7 @@ def test_a_fault_after_a_right_guess_waits_for_its_own_step() -> None:
     step.samples[:] = True
     step.drafts = np.array([1], np.int32)
     logits = torch.stack([scores(row.token_ids[: row.length]), torch.full((VOCAB,), torch.nan)])
-    (result,) = verify.choose(new_sampler(), logits, step, np.array([0]))
+    (result,) = choosing.choose_tokens(new_sampler(), logits, step, np.array([0])).rows
     assert result.fault is None and result.token_ids == (first,)
 
 

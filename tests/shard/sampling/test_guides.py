@@ -15,10 +15,11 @@ from llguidance import LLMatcher
 
 from tgi_trio.demo import model_path
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.text import grammars as texts
-from tgi_trio.shard.grammars import STATE, Grammars, compile_grammar, load_tokenizer
-from tgi_trio.shard.step import Sequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.sampling.guides import STATE, Grammars
 
 EOS = 0
 VOCAB = 2048
@@ -31,11 +32,11 @@ def grammars() -> Grammars:
     return Grammars(TOKENIZER)
 
 
-def sequence(grammar: str, generated: list[int] | None = None) -> Sequence:
+def sequence(grammar: str, generated: list[int] | None = None) -> ShardSequence:
     ids = np.zeros(500, np.int32)
     known = [*PROMPT, *(generated or [])]
     ids[: len(known)] = known
-    return Sequence(
+    return ShardSequence(
         id=1,
         token_ids=ids,
         length=len(known),
@@ -48,7 +49,7 @@ def sequence(grammar: str, generated: list[int] | None = None) -> Sequence:
     )
 
 
-def allowed(grammars: Grammars, one: Sequence) -> list[int]:
+def allowed(grammars: Grammars, one: ShardSequence) -> list[int]:
     masks, faults = grammars.allowed([one])
     assert not faults and masks.shape == (1, VOCAB // 8)
     return tokens_of(masks[0])
@@ -58,12 +59,12 @@ def tokens_of(mask: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
 
 
-def append(one: Sequence, token: int) -> None:
+def append(one: ShardSequence, token: int) -> None:
     one.token_ids[one.length] = token
     one.length += 1
 
 
-def wander(grammars: Grammars, one: Sequence, seed: int, most: int = 300) -> str:
+def wander(grammars: Grammars, one: ShardSequence, seed: int, most: int = 300) -> str:
     """Follow the masks at random until EOS is chosen; return the text."""
     choose = random.Random(seed)
     while EOS not in (tokens := allowed(grammars, one)):
@@ -182,7 +183,7 @@ def test_equal_grammars_are_compiled_once_and_the_oldest_are_forgotten(
         compiled.append(text)
         return compile_grammar(text, TOKENIZER)
 
-    monkeypatch.setattr("tgi_trio.shard.grammars.compile_grammar", counted)
+    monkeypatch.setattr("tgi_trio.shard.sampling.guides.compile_grammar", counted)
     own = Grammars(TOKENIZER)
     first = texts.choice(["first"])
     for text in [first, first, *(texts.choice([str(i)]) for i in range(64)), first]:
@@ -211,7 +212,7 @@ def test_grammars_are_compiled_wherever_a_core_is_idle(monkeypatch: pytest.Monke
         seen.append((os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, gettid())))
         return compile_grammar(text, TOKENIZER)
 
-    monkeypatch.setattr("tgi_trio.shard.grammars.compile_grammar", noted)
+    monkeypatch.setattr("tgi_trio.shard.sampling.guides.compile_grammar", noted)
     own, before = Grammars(TOKENIZER), os.getpriority(os.PRIO_PROCESS, gettid())
     os.sched_setaffinity(0, {min(everywhere)})  # as the CPU kernels pin the thread that steps
     try:

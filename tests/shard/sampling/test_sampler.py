@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.sampling_oracle import processed_logprobs
-from tests.shard.sampling_support import (
+from tests.shard.sampling.sampling_oracle import assert_logprobs, processed_logprobs
+from tests.shard.sampling.sampling_support import (
     CPU,
     EOS,
     MIXED,
@@ -24,13 +24,13 @@ from tests.shard.sampling_support import (
     sequence,
     top,
 )
-from tgi_trio.shard.sampler import Sampler, token_logprobs
-from tgi_trio.shard.step import Sequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, token_logprobs
 
 # --- against the oracle --------------------------------------------------------------------------
 
 
-def assert_matches_oracle(logits: Logits, row: Sequence) -> None:
+def assert_matches_oracle(logits: Logits, row: ShardSequence) -> None:
     """The whole processed distribution, read through top_n, equals the oracle's."""
     size = len(logits)
     row = replace(row, sampling=replace(row.sampling, top_n=size))
@@ -122,6 +122,15 @@ def test_greedy_is_the_argmax_with_the_raw_log_softmax() -> None:
         assert all(r.tops == ([],) for r in results)
 
 
+@pytest.mark.parametrize("kind", [{}, {"sample": True, "temperature": 0.8}, {"typical_p": 0.9}])
+def test_a_large_vocabulary_costs_no_precision(kind: dict[str, Any]) -> None:
+    """Numbers summed one after the other in float32 would be off by 4e-5."""
+    logits = normal(4, 150_000, 4.0)
+    rows = [sequence(seed=i, **kind) for i in range(len(logits))]
+    for result, scores, row in zip(choose(logits, rows), logits, rows, strict=True):
+        assert_logprobs(result, scores, row, EOS)
+
+
 def test_greedy_takes_the_lowest_id_of_a_tie() -> None:
     logits = np.zeros((1, 300), np.float32)
     logits[0, [17, 80, 299]] = 4.0
@@ -160,11 +169,12 @@ def test_ties_at_the_edge_of_top_k_are_kept_however_many() -> None:
     assert sorted(top(result)) == list(range(100, 800))
 
 
-def test_token_logprobs_are_the_raw_log_softmax() -> None:
-    logits = torch.tensor(normal(5, 30)).to(torch.bfloat16)
+@pytest.mark.parametrize("size", [30, 150_000])
+def test_token_logprobs_are_the_raw_log_softmax(size: int) -> None:
+    logits = torch.tensor(normal(5, size, 4.0)).to(torch.bfloat16)
     ids = torch.tensor([1, 0, 29, 7, 7])
     wanted = logits.double().log_softmax(-1)[torch.arange(5), ids]
-    assert token_logprobs(logits, ids).tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
+    assert token_logprobs(logits, ids).tolist() == pytest.approx(wanted.tolist(), abs=2e-6)
 
 
 # --- faults, masks, formats ----------------------------------------------------------------------
@@ -214,9 +224,9 @@ def test_eos_is_released_while_the_rows_stay_the_same() -> None:
     logits = normal(1, 50)
     logits[0, EOS] = 30.0
     sampler, row = Sampler(50, [EOS], CPU), sequence(minimum=1)
-    assert sampler.choose(torch.tensor(logits), [row])[0].token_ids[0] != EOS
+    assert sampler.choose(torch.tensor(logits), [row]).token_ids[0] != EOS
     row.min_remaining = 0
-    assert sampler.choose(torch.tensor(logits), [row])[0].token_ids[0] == EOS
+    assert sampler.choose(torch.tensor(logits), [row]).token_ids[0] == EOS
 
 
 def test_a_tiny_temperature_is_greedy_not_infinite() -> None:
@@ -259,14 +269,14 @@ def test_logits_may_be_wider_than_the_vocabulary_and_of_any_float_type() -> None
     logits = torch.tensor(normal(2, 130)).to(torch.bfloat16)
     logits[:, 100:] = 50.0
     sampler = Sampler(100, [EOS], CPU)
-    results = sampler.choose(logits.clone(), [sequence(), sequence(sample=True, top_p=0.5)])
+    results = sampler.choose(logits.clone(), [sequence(), sequence(sample=True, top_p=0.5)]).rows
     assert results[0].token_ids == (int(logits[0, :100].argmax()),)
     assert results[1].token_ids[0] < 100
 
 
 def test_no_rows_give_no_results_and_drop_forgets() -> None:
     sampler, row = Sampler(50, [EOS], CPU), sequence(repetition_penalty=1.2)
-    assert sampler.choose(torch.empty(0, 50), []) == []
+    assert len(sampler.choose(torch.empty(0, 50), []).counts) == 0
     sampler.choose(torch.tensor(normal(1, 50)), [row])
     assert row.state
     sampler.drop(row)

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.sampling_oracle import processed_logprobs
-from tests.shard.sampling_support import EOS, MIXED, choose, normal, sequence
-from tgi_trio.shard.philox import philox, uniform
+from tests.shard.sampling.sampling_oracle import processed_logprobs
+from tests.shard.sampling.sampling_support import EOS, MIXED, choose, normal, sequence
+from tgi_trio.shard.sampling.philox import philox, uniform
 
 
 def test_philox_gives_the_published_known_answers() -> None:

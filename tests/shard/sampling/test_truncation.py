@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.truncation import Cuts, could_settle, truncate
+from tgi_trio.shard.sampling.truncation import Cuts, could_settle, truncate
 
 FEW, MANY, SIZE = 16, 128, 1000
 CUTS = st.one_of(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.models_support import sequence
+from tests.shard.torch_backend.models_support import sequence
 from tgi_trio.shard.speculation.ngram import _LONGEST_REST, NgramDrafter
 
 EOS = 2

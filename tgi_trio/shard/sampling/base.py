@@ -1,6 +1,7 @@
 """What samplers have in common: what rows ask for, the processors in order, the best candidates.
 
-No torch in this file. The samplers are `sampler.Sampler` (torch) and `cpu.sampling.CpuSampler`.
+No torch in this file. The samplers are `torch_sampler.Sampler` and
+`numba_sampler.CpuSampler`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard import logits_processors as processors
-from tgi_trio.shard.logits_processors import Scores
-from tgi_trio.shard.philox import uniform
-from tgi_trio.shard.step import RowResult, Sequence
-from tgi_trio.shard.truncation import Cuts, Floats, Ints, could_settle, truncate
+from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.sampling import logits_processors as processors
+from tgi_trio.shard.sampling.logits_processors import Scores
+from tgi_trio.shard.sampling.philox import uniform
+from tgi_trio.shard.sampling.truncation import Cuts, Floats, Ints, could_settle, truncate
 
 # How many of a row's best tokens to look at before looking at all: the first decides almost always.
 WIDTHS = (64, 512)
@@ -25,25 +26,24 @@ MOST_TIES = 64  # alternatives listed when more tie with the last one asked for
 
 Draw: TypeAlias = Callable[[NDArray[np.uint64], NDArray[np.uint64]], Floats]
 
-# TGI's defaults; `--watermark-gamma` and `--watermark-delta` accept no others.
-_GAMMA, _DELTA = 0.5, 2.0
-
 
 class RowSampler(Protocol):
     """What a runner needs of a sampler."""
 
-    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]: ...
+    def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
+        """Choose the next token of every row, one each but for rows that fail."""
+        ...
 
-    def prepare(self, sequence: Sequence) -> bool: ...
+    def prepare(self, sequence: ShardSequence) -> bool: ...
 
-    def drop(self, sequence: Sequence) -> None: ...
+    def drop(self, sequence: ShardSequence) -> None: ...
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplingSettings:
     """What a list of rows asks for; kept while the list stays the same, as in most steps."""
 
-    rows: list[Sequence]
+    rows: list[ShardSequence]
     vocab_size: int
     seeds: NDArray[np.uint64]  # [R]
     sample: NDArray[np.bool_]  # [R]
@@ -54,15 +54,15 @@ class Settings:
     open: Ints  # rows without any other truncation
     cut: Ints  # rows with one
     cuts: Cuts  # theirs
-    watermark: list[tuple[int, Sequence]]
-    repetition: list[tuple[int, Sequence]]
-    counted: list[tuple[int, Sequence]]
-    biased: list[tuple[int, Sequence]]
-    minimum: list[tuple[int, Sequence]]
-    grammar: list[tuple[int, Sequence]]
+    watermark: list[tuple[int, ShardSequence]]
+    repetition: list[tuple[int, ShardSequence]]
+    counted: list[tuple[int, ShardSequence]]
+    biased: list[tuple[int, ShardSequence]]
+    minimum: list[tuple[int, ShardSequence]]
+    grammar: list[tuple[int, ShardSequence]]
 
     @classmethod
-    def of(cls, rows: list[Sequence], vocab_size: int) -> Settings:
+    def of(cls, rows: list[ShardSequence], vocab_size: int) -> SamplingSettings:
         sampling = [row.sampling for row in rows]
         temperature = np.array([s.temperature for s in sampling], np.float32)
         every = Cuts.of(sampling, vocab_size)
@@ -109,13 +109,15 @@ class Choice:
         """Return the outcome of rows that have none yet."""
         return cls(np.zeros(count, np.int64), np.zeros(count), [[] for _ in range(count)])
 
-    def results(self, faults: dict[int, str]) -> list[RowResult]:
-        """Return every row's result; rows in `faults` have chosen nothing."""
-        columns = zip(self.token_ids.tolist(), self.logprobs.tolist(), self.tops, strict=True)
-        results = [RowResult((token,), (logprob,), (top,)) for token, logprob, top in columns]
-        for row, fault in faults.items():
-            results[row] = RowResult(fault=fault)
-        return results
+    def choices(self, faults: dict[int, str]) -> Choices:
+        """Return every row's token; rows in `faults` have chosen nothing."""
+        counts = np.ones(len(self.token_ids), np.int64)
+        token_ids, logprobs = self.token_ids, self.logprobs
+        if faults:
+            counts[list(faults)] = 0
+            token_ids, logprobs = token_ids[counts > 0], logprobs[counts > 0]
+        tops = {row: [top] for row, top in enumerate(self.tops) if top and row not in faults}
+        return Choices(counts, token_ids, logprobs, tops, faults)
 
 
 class SamplerBase:
@@ -127,44 +129,48 @@ class SamplerBase:
         eos_ids: Iterable[int],
         *,
         permutation: processors.Permutation,
-        grammars: processors.Grammars | None = None,
+        grammars: processors.GrammarMasks | None = None,
+        watermark: processors.Watermark | None = None,
     ) -> None:
-        """Without `grammars`, rows that have one fail."""
+        """Without `grammars`, rows that have one fail; `watermark`: of rows that want one."""
         self._vocab_size = vocab_size
         self._eos_ids = np.array(sorted(eos_ids), np.int64)
         self._grammars = grammars
         self._permutation = permutation
-        self._rows: list[Sequence] = []  # of the last call
-        self._blocks: list[Settings] = []  # what they ask for
+        self._watermark = watermark or processors.Watermark()
+        self._rows: list[ShardSequence] = []  # of the last call
+        self._blocks: list[SamplingSettings] = []  # what they ask for
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def prepare(self, sequence: ShardSequence) -> bool:
         """Have what the sequence's choices need made ready; return whether it is."""
         if self._grammars is None or not sequence.sampling.grammar:
             return True
         return self._grammars.prepare(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         """Forget the sequence."""
         sequence.state.pop(processors.STATE, None)
         if self._grammars is not None:
             self._grammars.drop(sequence)
         self._rows, self._blocks = [], []
 
-    def _settings(self, rows: list[Sequence], size: int) -> list[Settings]:
+    def _settings(self, rows: list[ShardSequence], size: int) -> list[SamplingSettings]:
         """Return what the rows ask for, `size` rows at a time."""
         if self._rows != rows:
             self._rows = list(rows)
             starts = range(0, len(rows), size)
-            self._blocks = [Settings.of(rows[i : i + size], self._vocab_size) for i in starts]
+            self._blocks = [
+                SamplingSettings.of(rows[i : i + size], self._vocab_size) for i in starts
+            ]
         return self._blocks
 
-    def _process(self, scores: processors.Scores, settings: Settings) -> dict[int, str]:
+    def _process(self, scores: processors.Scores, settings: SamplingSettings) -> dict[int, str]:
         """Apply everything before the grammar masks; return faults by row."""
         size = self._vocab_size
         faults: dict[int, str] = {}
         if settings.watermark:
             processors.watermark(
-                scores, settings.watermark, _GAMMA, _DELTA, size, self._permutation
+                scores, settings.watermark, self._watermark, size, self._permutation
             )
         if settings.repetition:
             processors.repetition(scores, settings.repetition)
@@ -178,7 +184,7 @@ class SamplerBase:
         return faults
 
     def _masks(
-        self, settings: Settings, width: int, faults: dict[int, str]
+        self, settings: SamplingSettings, width: int, faults: dict[int, str]
     ) -> NDArray[np.uint8] | None:
         """Return the grammars' masks, `width` tokens wide at least; None without a grammar.
 
@@ -191,7 +197,7 @@ class SamplerBase:
         return allowed
 
 
-def uniforms(settings: Settings, draw: Draw = uniform) -> Floats:
+def uniforms(settings: SamplingSettings, draw: Draw = uniform) -> Floats:
     """Return every row's random number, a function of its seed and position: float64 [R].
 
     `draw(seeds, positions)` gives the numbers, uint64 [R] each; all 0 where no row samples.
@@ -206,7 +212,7 @@ def choose_among_best(
     find: Callable[[Ints, int], tuple[Floats, Ints]],
     totals: Floats,
     entropies: Floats,
-    settings: Settings,
+    settings: SamplingSettings,
     numbers: Floats,
     choice: Choice,
 ) -> Ints:
@@ -241,9 +247,9 @@ def choose_among_best(
     return np.flatnonzero(~decided)
 
 
-def why_not(best: float, sequence: Sequence) -> str:
+def why_not(best: float, sequence: ShardSequence) -> str:
     if best == -np.inf:
-        return "no token can follow: grammar, min_new_tokens and logit_bias together forbid all"
+        return "no token can follow: grammar, min_tokens and logit_bias together forbid all"
     value = "NaN" if np.isnan(best) else "infinity"
     return f"the model's logits contain {value} at position {sequence.length - 1}"
 

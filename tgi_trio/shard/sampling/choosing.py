@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.logits_processors import Scores, beside
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.step import RowResult, Sequence, StepPlan
+from tgi_trio.shard.contract import Choices, RowResult, ShardSequence, StepPlan
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.logits_processors import Scores, like_scores
 
 
-def choice_places(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Return the places in the plan's flat token list whose logits `choose` wants for `rows`.
+def choice_positions(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return the places in the plan's flat token list whose logits `choose_tokens` needs.
 
     Per row the last known token, then its guesses: int64 [rows + their guesses].
     """
@@ -32,12 +32,12 @@ def choice_places(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64]:
     return places
 
 
-def choose(
+def choose_tokens(
     sampler: RowSampler, logits: Scores, plan: StepPlan, rows: NDArray[np.intp]
-) -> list[RowResult]:
+) -> Choices:
     """Return the tokens of `rows`: one each, and one more for every guess that was right.
 
-    `logits` [choices, vocab] of the tokens at `choice_places`; may be overwritten.
+    `logits` [choices, vocab] of the tokens at `choice_positions`; may be overwritten.
     """
     sequences = [plan.rows[i] for i in rows.tolist()]
     if plan.drafts is None:
@@ -48,9 +48,9 @@ def choose(
     def chosen(some: ListLike[tuple[int, int]]) -> dict[tuple[int, int], RowResult]:
         """Choose after the first `ahead` guesses of a sequence, for some (sequence, ahead)."""
         places = np.array([starts[i] + ahead for i, ahead in some])
-        own = logits if len(places) == len(logits) else logits[beside(logits, places)]
-        grown = [_grown(sequences[i], ahead) for i, ahead in some]
-        return dict(zip(some, sampler.choose(own, grown), strict=True))
+        own = logits if len(places) == len(logits) else logits[like_scores(logits, places)]
+        grown = [_extend_by_drafts(sequences[i], ahead) for i, ahead in some]
+        return dict(zip(some, sampler.choose(own, grown).rows, strict=True))
 
     # In one go wherever a choice leaves nothing behind for the next one.
     found = chosen(
@@ -64,33 +64,33 @@ def choose(
     going = list(range(len(sequences)))
     while True:
         ahead += 1
-        going = [i for i in going if _right(results[i], sequences[i], ahead, drafts[i])]
+        going = [i for i in going if _are_right(results[i], sequences[i], ahead, drafts[i])]
         if not going:
-            return results
+            return Choices.of(results)
         missing = [(i, ahead) for i in going if (i, ahead) not in found]
         if missing:
             found |= chosen(missing)
         for i in going:
             more = found[i, ahead]
             if more.fault is None:  # otherwise it comes again in the next step, for itself
-                results[i] = _joined(results[i], more)
+                results[i] = _join_results(results[i], more)
 
 
-def _leaves_nothing(sequence: Sequence) -> bool:
+def _leaves_nothing(sequence: ShardSequence) -> bool:
     """Whether neither counts of its tokens nor a grammar's matcher is kept between its choices."""
     sampling = sequence.sampling
     penalties = (sampling.frequency_penalty, sampling.presence_penalty)
     return not (sampling.grammar or any(penalties) or sampling.repetition_penalty != 1.0)
 
 
-def _right(result: RowResult, sequence: Sequence, ahead: int, drafts: int) -> bool:
+def _are_right(result: RowResult, sequence: ShardSequence, ahead: int, drafts: int) -> bool:
     """Whether all of the first `ahead` guesses are there and right."""
     if ahead > drafts or len(result.token_ids) < ahead:
         return False
     return result.token_ids[-1] == int(sequence.token_ids[sequence.length + ahead - 1])
 
 
-def _grown(sequence: Sequence, ahead: int) -> Sequence:
+def _extend_by_drafts(sequence: ShardSequence, ahead: int) -> ShardSequence:
     """Return the sequence as it will be with `ahead` guesses known; its state is the same one."""
     if ahead == 0:
         return sequence
@@ -102,7 +102,7 @@ def _grown(sequence: Sequence, ahead: int) -> Sequence:
     )
 
 
-def _joined(first: RowResult, more: RowResult) -> RowResult:
+def _join_results(first: RowResult, more: RowResult) -> RowResult:
     return RowResult(
         token_ids=(*first.token_ids, *more.token_ids),
         logprobs=(*first.logprobs, *more.logprobs),

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tgi_trio.shard.logits_processors import Scores
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.step import RowResult, Sequence
+from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.logits_processors import Scores
 
 _STATE = "decoder"  # our key in Sequence.state
 
@@ -20,22 +20,22 @@ class DecoderSampler:
         self._sampler = sampler
         self._start = start_token
 
-    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
+    def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
         return self._sampler.choose(logits, [self._decoder_side(row) for row in rows])
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def prepare(self, sequence: ShardSequence) -> bool:
         return self._sampler.prepare(self._decoder_side(sequence))
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         sequence.state.pop(_STATE, None)
         self._sampler.drop(sequence)
 
-    def _decoder_side(self, row: Sequence) -> Sequence:
+    def _decoder_side(self, row: ShardSequence) -> ShardSequence:
         """Return the decoder's sequence, the same object at every step: start token, output."""
         said = row.token_ids[row.prompt_length : row.length]
         token_ids = np.concatenate(([self._start], said)).astype(np.int32)
         side = row.state.get(_STATE)
-        if not isinstance(side, Sequence):
+        if not isinstance(side, ShardSequence):
             side = replace(row, prompt_length=1)
             row.state[_STATE] = side
         side.token_ids, side.length = token_ids, len(token_ids)

@@ -4,7 +4,7 @@ A grammar is compiled in a thread of low priority while its sequence sits steps 
 others notice nothing; llguidance releases the GIL for it. What is compiled is kept for the next
 sequences, which get a copy each. A sequence's place in its grammar is a function of its generated
 tokens, so a replayed one goes on where it was. Most of what a schema allows is forced: such runs
-of tokens are known in advance and cost nothing. No torch in this file: `grammar_check` uses it too.
+of tokens are known in advance and cost nothing. No torch in this file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.step import Sequence
+from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer, raise_error
+from tgi_trio.shard.contract import ShardSequence
 
 STATE = "grammar"  # key in Sequence.state
 
@@ -30,33 +31,6 @@ _KEPT = 64  # compiled grammars
 _COMPILING = 2  # at the same time
 _NICENESS = 10  # of the threads that compile
 _TEAM_ROWS = 32  # masks that are worth waking other threads for; most take 10 us
-# What one mask may cost; beyond it the sequence fails alone. About 15 ms at llguidance's speed.
-# `max_items_in_row` is what objects with several hundred optional properties need.
-_LIMITS = LLParserLimits(
-    step_lexer_fuel=100_000,
-    step_max_items=50_000,
-    max_items_in_row=8_000,
-    max_lexer_states=100_000,
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
-
-
-def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0) -> LLTokenizer:
-    """Return llguidance's view of a tokenizer.json; takes seconds for a large vocabulary.
-
-    `eos_ids` end a text (none: those the file suggests), `vocab_size` is the least number of ids.
-    Raises ModelLoadError where the file cannot be used.
-    """
-    eos = list(eos_ids) or None
-    try:
-        text = path.read_text(encoding="utf-8")
-        try:
-            return LLTokenizer(text, n_vocab=vocab_size or None, eos_token=eos)
-        except ValueError:  # it may have more ids than the model
-            return LLTokenizer(text, eos_token=eos)
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
 
 
 def load_grammars(path: Path, eos_ids: Iterable[int], vocab_size: int) -> Grammars | None:
@@ -67,23 +41,6 @@ def load_grammars(path: Path, eos_ids: Iterable[int], vocab_size: int) -> Gramma
         print(f"requests with a grammar will fail: {error}", file=sys.stderr)
         return None
     return Grammars(tokenizer)
-
-
-def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """Return a matcher at the start of the grammar, its first mask computed.
-
-    Raises ValueError with llguidance's words, which name the keyword or the position.
-    """
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
-    if not matcher.is_error():
-        matcher.compute_bitmask()  # builds what the masks of all copies need
-    _raise_error(matcher)
-    return matcher
-
-
-def _raise_error(matcher: LLMatcher) -> None:
-    if matcher.is_error():
-        raise ValueError(matcher.get_error().removesuffix("<non-verbose/>").strip())
 
 
 class Guide:
@@ -100,7 +57,7 @@ class Guide:
         """Return whether the compilation has ended, well or not."""
         return self._compiled.done()
 
-    def forced(self, sequence: Sequence) -> int | None:
+    def forced(self, sequence: ShardSequence) -> int | None:
         """Return the only token that may follow, where that is known without the matcher."""
         ahead = sequence.length - sequence.prompt_length - self._consumed
         if not 0 <= ahead < len(self._forced):
@@ -108,7 +65,7 @@ class Guide:
         said = sequence.token_ids[sequence.length - ahead : sequence.length].tolist()
         return self._forced[ahead] if said == self._forced[:ahead] else None
 
-    def matcher(self, sequence: Sequence) -> LLMatcher:
+    def matcher(self, sequence: ShardSequence) -> LLMatcher:
         """Return the matcher after the sequence's tokens; waits for the compilation.
 
         They must continue what was given last, or be the beginning of it. Raises ValueError when
@@ -122,7 +79,7 @@ class Guide:
         elif sequence.length > start:
             self._matcher.consume_tokens(sequence.token_ids[start : sequence.length].tolist())
         self._consumed, self._forced = sequence.length - sequence.prompt_length, []
-        _raise_error(self._matcher)
+        raise_error(self._matcher)
         return self._matcher
 
     def look_ahead(self, matcher: LLMatcher) -> None:
@@ -143,11 +100,11 @@ class Grammars:
         )
         self._executor = LLExecutor()
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def prepare(self, sequence: ShardSequence) -> bool:
         """Have the sequence's grammar compiled; return whether that has ended."""
         return self._guide(sequence).ready
 
-    def allowed(self, sequences: list[Sequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         """Return what may follow each sequence, and why those that have no mask have none.
 
         uint8 [S, bytes]: bit i % 8 of byte i // 8, the lowest first, is 1 if token i may follow;
@@ -183,11 +140,11 @@ class Grammars:
         for matcher, place in jobs:
             matcher.unsafe_compute_mask_ptr(start + place * size, size)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         """Forget the sequence."""
         sequence.state.pop(STATE, None)
 
-    def _guide(self, sequence: Sequence) -> Guide:
+    def _guide(self, sequence: ShardSequence) -> Guide:
         guide = sequence.state.get(STATE)
         if not isinstance(guide, Guide):
             guide = sequence.state[STATE] = Guide(self._compile(sequence.sampling.grammar))

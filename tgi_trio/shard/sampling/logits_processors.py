@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.step import Sequence
+from tgi_trio.shard.contract import ShardSequence
 
 if TYPE_CHECKING:  # torch is imported only where tensors come from
     import torch
@@ -33,14 +33,25 @@ Permutation: TypeAlias = Callable[[int, int, int], NDArray[np.int64]]
 Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
-class Grammars(Protocol):
-    """What sampling needs of `shard.grammars.Grammars`."""
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Kirchenbauer et al., "A Watermark for Large Language Models", 2023, the soft kind.
 
-    def prepare(self, sequence: Sequence) -> bool: ...
+    The defaults are TGI's. A detector must know both, and the tokenizer.
+    """
 
-    def drop(self, sequence: Sequence) -> None: ...
+    gamma: float = 0.5  # share of the vocabulary in the green list, rounded down
+    delta: float = 2.0  # added to the logits of the green list
 
-    def allowed(self, sequences: list[Sequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
+
+class GrammarMasks(Protocol):
+    """What sampling needs of `guides.Grammars`."""
+
+    def prepare(self, sequence: ShardSequence) -> bool: ...
+
+    def drop(self, sequence: ShardSequence) -> None: ...
+
+    def allowed(self, sequences: list[ShardSequence]) -> tuple[NDArray[np.uint8], dict[int, str]]:
         """Return masks [S, bytes of 8 tokens], a bit that is 1 may follow, and faults by place."""
         ...
 
@@ -55,7 +66,7 @@ class TokenCounts:
         self._counts = np.empty(16, np.int64)
         self._place: dict[int, int] = {}
 
-    def update(self, sequence: Sequence) -> Counts:
+    def update(self, sequence: ShardSequence) -> Counts:
         """Return the distinct ids and their counts: int64 [U] each, valid until the next call."""
         if self._seen > sequence.length:  # a step that had guessed ahead is repeated
             self._seen, self._place = self._start, {}
@@ -88,7 +99,7 @@ class RowState:
     bias: dict[int, float]
 
     @classmethod
-    def of(cls, sequence: Sequence) -> RowState:
+    def of(cls, sequence: ShardSequence) -> RowState:
         """Return the sequence's state, made at first use."""
         state = sequence.state.get(STATE)
         if not isinstance(state, RowState):
@@ -100,7 +111,7 @@ class RowState:
         return state
 
 
-def beside(scores: Scores, array: NDArray[Any]) -> Any:
+def like_scores(scores: Scores, array: NDArray[Any]) -> Any:
     """Return `array` as it can be used together with `scores`: as it is, or on their device."""
     if isinstance(scores, np.ndarray):
         return array
@@ -128,32 +139,31 @@ class Entries:
         if not self._rows:
             return
         lengths = [len(ids) for ids in self._ids]
-        rows = beside(scores, np.repeat(self._rows, lengths))
-        ids = beside(scores, np.concatenate(self._ids))
+        rows = like_scores(scores, np.repeat(self._rows, lengths))
+        ids = like_scores(scores, np.concatenate(self._ids))
         columns = []
         for column in zip(*self._values, strict=True):
             parts = [np.broadcast_to(v, n) for v, n in zip(column, lengths, strict=True)]
             flat = np.concatenate(parts).astype(np.float32)
-            columns.append(beside(scores, flat))
+            columns.append(like_scores(scores, flat))
         scores[rows, ids] = change(scores[rows, ids], *columns)
 
 
 def watermark(
     scores: Scores,
-    rows: Iterable[tuple[int, Sequence]],
-    gamma: float,
-    delta: float,
+    rows: Iterable[tuple[int, ShardSequence]],
+    chosen: Watermark,
     size: int,
     permutation: Permutation,
 ) -> None:
-    """Add `delta` to a `gamma` share of the vocabulary, drawn anew after every token."""
+    """Add `delta` to the green list, which is drawn anew after every token, seeded by it."""
     for row, sequence in rows:
         seed = _WATERMARK_PRIME * int(sequence.token_ids[sequence.length - 1])
-        green = permutation(seed, size, int(gamma * size))
-        scores[row, beside(scores, green)] += delta
+        green = permutation(seed, size, int(chosen.gamma * size))
+        scores[row, like_scores(scores, green)] += chosen.delta
 
 
-def repetition(scores: Scores, rows: Iterable[tuple[int, Sequence]]) -> None:
+def repetition(scores: Scores, rows: Iterable[tuple[int, ShardSequence]]) -> None:
     """Divide (multiply, if negative) the score of every token present, prompt included."""
     entries = Entries()
     for row, sequence in rows:
@@ -162,7 +172,7 @@ def repetition(scores: Scores, rows: Iterable[tuple[int, Sequence]]) -> None:
     entries.edit(scores, lambda old, p: old.clip(max=0) * p + old.clip(min=0) / p)
 
 
-def frequency_and_presence(scores: Scores, rows: Iterable[tuple[int, Sequence]]) -> None:
+def frequency_and_presence(scores: Scores, rows: Iterable[tuple[int, ShardSequence]]) -> None:
     """Subtract the frequency penalty by count and the presence penalty once.
 
     OpenAI's formula (`absolute_penalties`) counts generated tokens; TGI's takes the share of the
@@ -184,7 +194,9 @@ def frequency_and_presence(scores: Scores, rows: Iterable[tuple[int, Sequence]])
     entries.edit(scores, operator.sub)
 
 
-def logit_bias(scores: Scores, rows: Iterable[tuple[int, Sequence]], size: int) -> dict[int, str]:
+def logit_bias(
+    scores: Scores, rows: Iterable[tuple[int, ShardSequence]], size: int
+) -> dict[int, str]:
     """Add each row's biases; return the rows whose biased ids do not exist."""
     entries, faults = Entries(), {}
     for row, sequence in rows:
@@ -200,12 +212,12 @@ def logit_bias(scores: Scores, rows: Iterable[tuple[int, Sequence]], size: int) 
 
 def forbid(scores: Scores, rows: list[int], ids: NDArray[np.int64]) -> None:
     """Make the tokens `ids` impossible in `rows`."""
-    at = beside(scores, np.array(rows))[:, None]
-    scores[at, beside(scores, ids)] = -np.inf
+    at = like_scores(scores, np.array(rows))[:, None]
+    scores[at, like_scores(scores, ids)] = -np.inf
 
 
 def masks(
-    rows: list[tuple[int, Sequence]], grammars: Grammars | None, size: int
+    rows: list[tuple[int, ShardSequence]], grammars: GrammarMasks | None, size: int
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
     """Return what each row's grammar allows of `size` tokens, and the rows that have no mask.
 
@@ -222,7 +234,7 @@ def masks(
 
 
 def apply_masks(
-    scores: Scores, rows: list[tuple[int, Sequence]], allowed: NDArray[np.uint8], size: int
+    scores: Scores, rows: list[tuple[int, ShardSequence]], allowed: NDArray[np.uint8], size: int
 ) -> None:
     """Make all but the allowed ones of the first `size` tokens impossible; see `masks`."""
     if isinstance(scores, np.ndarray) or scores.device.type == "cpu":
@@ -231,8 +243,8 @@ def apply_masks(
         for (row, _), mask in zip(rows, forbidden, strict=True):
             np.copyto(table[row, :size], -np.inf, where=mask)
     else:
-        at = beside(scores, np.array([row for row, _ in rows]))
-        places = beside(scores, np.arange(8, dtype=np.uint8))
-        bits = (beside(scores, allowed)[:, :, None] >> places) & 1
+        at = like_scores(scores, np.array([row for row, _ in rows]))
+        places = like_scores(scores, np.arange(8, dtype=np.uint8))
+        bits = (like_scores(scores, allowed)[:, :, None] >> places) & 1
         forbidden = bits.flatten(1)[:, :size] == 0
         scores[at, :size] = scores[at, :size].masked_fill(forbidden, -np.inf)

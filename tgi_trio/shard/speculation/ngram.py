@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import islice, takewhile
 from operator import eq
 
-from tgi_trio.shard.step import Sequence
+from tgi_trio.shard.contract import ShardSequence
 
 _STATE = "ngrams"  # key in Sequence.state
 _SIZES = (4, 3, 2)  # of the n-grams looked up, the most telling first
@@ -25,11 +25,11 @@ class NgramDrafter:
         self._most = most
         self._eos_ids = frozenset(eos_ids)
 
-    def trust(self, sequence: Sequence) -> int:
+    def trust(self, sequence: ShardSequence) -> int:
         """Return the guesses that a sequence's last ones have earned it, 0 while it rests."""
         return self._judged(sequence).allowed
 
-    def draft(self, sequence: Sequence, room: int) -> int:
+    def draft(self, sequence: ShardSequence, room: int) -> int:
         """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
 
         Where the earlier occurrence reaches into the guesses, they repeat themselves. A sequence
@@ -54,7 +54,7 @@ class NgramDrafter:
         record.place, record.guesses = length, ids[length : length + count].tolist()
         return count
 
-    def _judged(self, sequence: Sequence) -> _Record:
+    def _judged(self, sequence: ShardSequence) -> _Record:
         record = sequence.state.get(_STATE)
         if not isinstance(record, _Record):
             record = sequence.state[_STATE] = _Record(self._most)
@@ -102,7 +102,7 @@ class _Occurrences:
         self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in _SIZES}
         self._seen = 0  # n-grams within the first `_seen` tokens are in
 
-    def before(self, sequence: Sequence) -> int | None:
+    def before(self, sequence: ShardSequence) -> int | None:
         """Return the position after the latest earlier occurrence of the longest known suffix."""
         # All but the last token: the n-grams it ends are those that are looked up.
         end = sequence.length - 1

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from tgi_trio.shard.step import Sequence
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of a sequence."""
-
-    def trust(self, sequence: Sequence) -> int:
-        """Return how much its guesses are worth by how the last ones did; no unit."""
-        ...
-
-    def draft(self, sequence: Sequence, room: int) -> int:
-        """Write guesses into `token_ids` behind the known ones; return how many, up to `room`."""
-        ...
+from tgi_trio.shard.contract import Drafter, ShardSequence
 
 
-class Guesser(NamedTuple):
+class DraftRow(NamedTuple):
     """A sequence that decodes in a step."""
 
     place: int  # among the step's rows
-    sequence: Sequence
+    sequence: ShardSequence
     room: int  # most tokens it may guess
 
 
-def share_guesses(drafter: Drafter, guessers: Iterable[Guesser], spare: int) -> dict[int, int]:
+def share_drafts(drafter: Drafter, guessers: Iterable[DraftRow], spare: int) -> dict[int, int]:
     """Have at most `spare` tokens guessed in all; return how many by place, of those with any.
 
     In equal parts, those first whose guesses are worth most; what one leaves goes to the next.

@@ -1,0 +1,1 @@
+"""Choosing tokens, without torch: logits processors, truncation, random numbers, grammars."""
