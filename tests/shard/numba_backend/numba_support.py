@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from tests.shard.models_support import BLOCK, GreedyRecorder
-from tgi_trio.shard.cpu.checkpoint import Checkpoint
-from tgi_trio.shard.cpu.forward import Forward
-from tgi_trio.shard.cpu.instructions import variant_for
-from tgi_trio.shard.cpu.program import packing
-from tgi_trio.shard.cpu.runner import CpuRunner
-from tgi_trio.shard.model_config import read_config
-from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.step import WarmupRequest
+from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.shard.checkpoint.stored_matrix import Stack
+from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.shard.numba_backend.forward import Forward
+from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
+from tgi_trio.shard.numba_backend.program import packing
 
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
@@ -50,8 +52,10 @@ def cpu_runner(
     spec = decoder_spec(config)
     assert spec is not None
     recorder = GreedyRecorder()
-    tensors = Checkpoint(folder, spec.names.base)
-    with packing(spec, tensors, dtype, int8=int8, threads=len(cores)) as program:
+    with (
+        open_checkpoint(config, spec.names.base) as weights,
+        packing(spec, weights, dtype, int8=int8, threads=len(cores)) as program,
+    ):
         variant = variant_for(spec, dtype, int8=int8, dot=dot)
     with Forward(program, variant, list(cores)) as forward:
         runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
@@ -59,16 +63,6 @@ def cpu_runner(
         yield runner, recorder
 
 
-class ReadRecorder:
-    """A source of weights, to be read in the order of `parts`; takes note of what is released."""
-
-    def __init__(self, *parts: np.ndarray[Any, Any]) -> None:
-        self.parts = parts
-        self.released: list[tuple[Path, int]] = []
-
-    def place(self, values: np.ndarray[Any, Any]) -> tuple[Path, int]:
-        index = next(i for i, part in enumerate(self.parts) if np.shares_memory(part, values))
-        return Path(str(index)), values.ctypes.data
-
-    def release(self, values: np.ndarray[Any, Any]) -> None:
-        self.released.append(self.place(values))
+def stack(*parts: np.ndarray[Any, Any]) -> Stack:
+    """Return matrices that are in memory alone, one below the other."""
+    return Stack([PlainMatrix(part) for part in parts])

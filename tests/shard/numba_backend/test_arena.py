@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tgi_trio.shard.cpu.memory import Arena, address, zeroed
+from tgi_trio.shard.numba_backend.arena import Arena, address, allocate_zeroed
 
 
 def flags_of(where: int) -> set[str]:
@@ -26,7 +26,7 @@ def flags_of(where: int) -> set[str]:
 
 @pytest.mark.parametrize("size", [1, 4 << 20])
 def test_zeroed_memory_is_private_and_advised(size: int) -> None:
-    values = zeroed((size,))
+    values = allocate_zeroed((size,))
     assert address(values) % mmap.PAGESIZE == 0
     assert not values.any()
     values[:] = 1
@@ -37,10 +37,10 @@ def test_zeroed_memory_is_private_and_advised(size: int) -> None:
 
 
 def test_zeroed_has_shape_and_type() -> None:
-    values = zeroed((3, 5), np.uint16)
+    values = allocate_zeroed((3, 5), np.uint16)
     assert values.shape == (3, 5)
     assert values.dtype == np.uint16
-    assert zeroed((0,)).size == 0
+    assert allocate_zeroed((0,)).size == 0
 
 
 def test_an_arena_puts_small_arrays_next_to_each_other_in_huge_pages() -> None:

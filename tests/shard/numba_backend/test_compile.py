@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tgi_trio.shard.cpu import __main__ as ahead
-from tgi_trio.shard.cpu import compile_beside, kernels, sampler_self_test
-from tgi_trio.shard.cpu.compile_beside import compiled_beside
-from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.numba_backend import __main__ as ahead
+from tgi_trio.shard.numba_backend import kernels, parallel_compilation, sampler_self_test
+from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel
 
 
 @pytest.fixture
 def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function text -> name of a module for `python -m`; `here` in it is tmp_path."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr(compile_beside, "is_missing", lambda kernel: True)
-    monkeypatch.setattr(compile_beside, "usable_cores", lambda: [0, 1])
+    monkeypatch.setattr(parallel_compilation, "is_missing", lambda kernel: True)
+    monkeypatch.setattr(parallel_compilation, "usable_cores", lambda: [0, 1])
 
     def make(text: str) -> str:
         lines = ["import os, pathlib, time", f"here = pathlib.Path({str(tmp_path)!r})", text]
@@ -31,8 +31,12 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_end_of_the_block_waits_for_the_other_process(helper: Any, tmp_path: Path) -> None:
-    with compiled_beside(work_on_rows, helper("time.sleep(0.2); (here / 'done').touch()")):
+    text = """while not (here / 'go').exists(): time.sleep(0.01)
+time.sleep(0.2)
+(here / 'done').touch()"""
+    with compile_in_parallel(work_on_rows, helper(text)):
         assert not (tmp_path / "done").exists()
+        (tmp_path / "go").touch()
     assert (tmp_path / "done").exists()
 
 
@@ -41,7 +45,7 @@ def test_the_other_process_ends_with_a_block_that_fails(helper: Any, tmp_path: P
     text = "(here / 'new').write_text(str(os.getpid())); (here / 'new').rename(here / 'pid')"
     with (
         pytest.raises(RuntimeError, match="no weights"),
-        compiled_beside(work_on_rows, helper(f"{text}; time.sleep(600)")),
+        compile_in_parallel(work_on_rows, helper(f"{text}; time.sleep(600)")),
     ):
         while not pid_file.exists():
             time.sleep(0.01)
@@ -54,9 +58,9 @@ def test_the_other_process_ends_with_a_block_that_fails(helper: Any, tmp_path: P
 def test_no_process_where_it_would_not_help(
     missing: bool, cores: list[int], helper: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_beside, "is_missing", lambda kernel: missing)
-    monkeypatch.setattr(compile_beside, "usable_cores", lambda: cores)
-    with compiled_beside(work_on_rows, helper("(here / 'done').touch()")):
+    monkeypatch.setattr(parallel_compilation, "is_missing", lambda kernel: missing)
+    monkeypatch.setattr(parallel_compilation, "usable_cores", lambda: cores)
+    with compile_in_parallel(work_on_rows, helper("(here / 'done').touch()")):
         pass
     assert not (tmp_path / "done").exists()
 
@@ -64,7 +68,7 @@ def test_no_process_where_it_would_not_help(
 def test_a_compiled_kernel_is_known_by_its_file() -> None:
     if kernels._FOLDER is None:
         pytest.skip("there is no place for a cache")
-    assert sampler_self_test.fault() is None
+    assert sampler_self_test.find_fault() is None
     assert not kernels.is_missing(work_on_rows)
     assert kernels.is_missing(test_a_compiled_kernel_is_known_by_its_file)
 

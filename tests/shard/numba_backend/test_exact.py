@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shard.cpu_support import FITTING, cpu_runner
-from tests.shard.models_support import (
+from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.torch_backend.models_support import (
     Golden,
     advance,
     assert_greedy,
@@ -21,7 +21,7 @@ from tests.shard.models_support import (
     sequence,
     tables,
 )
-from tgi_trio.shard.cpu.instructions import has_dot
+from tgi_trio.shard.numba_backend.instructions import has_dot
 
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -137,7 +137,7 @@ def bfloat16_distance(golden: Golden, recorder: object, batch: list) -> float:
 )
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, dot: bool) -> None:
-    from tests.shard.models_support import load
+    from tests.shard.torch_backend.models_support import load
 
     folder = checkpoint(family, **FITTING[family], dtype="bfloat16")
     golden = Golden(folder)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shard.cpu_support import FITTING, ReadRecorder, cpu_runner
-from tests.shard.models_support import (
+from tests.shard.numba_backend.numba_support import FITTING, cpu_runner, stack
+from tests.shard.torch_backend.models_support import (
     Golden,
     assert_greedy,
     generated,
@@ -23,15 +23,16 @@ from tests.shard.models_support import (
     tables,
 )
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.cpu.instructions import variant_for
-from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.packing import Packer, to_int8
-from tgi_trio.shard.cpu.storage import PANEL
-from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
-from tgi_trio.shard.cpu.team import Team
-from tgi_trio.shard.model_config import read_config
-from tgi_trio.shard.models.families import decoder_spec
+from tgi_trio.shard.checkpoint.formats.int8 import to_int8
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.packing import Packer
+from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Epilogue
+from tgi_trio.shard.numba_backend.team import Team
+from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 PROMPTS = prompts(8)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,7 +85,7 @@ def test_a_product_is_numpys(
     draw = np.random.default_rng(seed)
     magnitudes = 10.0 ** draw.uniform(-3, 3, (outputs, 1))
     weights = (draw.standard_normal((outputs, inputs)) * magnitudes).astype(np.float32)
-    x = zeroed((tokens, inputs), np.float32)
+    x = allocate_zeroed((tokens, inputs), np.float32)
     x[:] = draw.standard_normal(x.shape)
     whole, scales = to_int8(weights)
     bias = np.zeros(-(-outputs // PANEL) * PANEL, np.float32)
@@ -102,11 +103,11 @@ def product(
     spec = decoder_spec(read_config(folder))
     assert spec is not None
     variant = variant_for(spec, "float32", int8=True)
-    with Packer(ReadRecorder(weights), variant.weights, threads=1) as packer:
-        panels, scales = packer.pack([weights])
+    with Packer(variant.weights, threads=1) as packer:
+        panels, scales = packer.pack(stack(weights))
         packer.start()
     operation = np.zeros(1, OPERATION)
-    result = zeroed((len(x), len(panels) * PANEL), np.float32)
+    result = allocate_zeroed((len(x), len(panels) * PANEL), np.float32)
     fields = {
         "code": Code.LINEAR,
         "source": Buffer.NORMED,
@@ -122,7 +123,7 @@ def product(
     }
     for name, value in fields.items():
         operation[name] = value
-    scratch = zeroed((8, PANEL), np.float32)
+    scratch = allocate_zeroed((8, PANEL), np.float32)
     with Team(variant, operation, [0]) as team:
         team.step["end"], team.step["tokens"] = 1, len(x)
         team.step["scratch"] = address(scratch)

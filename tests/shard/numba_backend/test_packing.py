@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from tests.shard.cpu_support import ReadRecorder
+from tests.shard.numba_backend.numba_support import stack
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.cpu import packing
-from tgi_trio.shard.cpu.packing import Packer, interleave, to_bfloat16, to_int8
-from tgi_trio.shard.cpu.storage import Storage
+from tgi_trio.shard.checkpoint.formats.int8 import to_int8
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
+from tgi_trio.shard.checkpoint.mapped_file import MappedFile
+from tgi_trio.shard.checkpoint.numbers import to_bfloat16
+from tgi_trio.shard.checkpoint.stored_matrix import Stack
+from tgi_trio.shard.numba_backend import packing
+from tgi_trio.shard.numba_backend.packing import Packer, interleave
+from tgi_trio.shard.numba_backend.weight_layout import Storage
 
 
 def unpacked(panels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -31,8 +37,11 @@ def test_parts_come_below_each_other(monkeypatch: pytest.MonkeyPatch, bf16: bool
     parts = [draw.normal(size=(n, 48)).astype(np.float32) for n in (64, 32, 41)]
     halves = parts[0][:32], parts[1]
     storage = Storage("bfloat16" if bf16 else "float32")
-    with Packer(ReadRecorder(*parts), storage, threads=2) as packer:
-        (stacked, _), (paired, _) = packer.pack(parts), packer.pack(halves, paired=True)
+    with Packer(storage, threads=2) as packer:
+        (stacked, _), (paired, _) = (
+            packer.pack(stack(*parts)),
+            packer.pack(stack(*halves), paired=True),
+        )
         packer.start()
     expected, between = np.concatenate(parts), interleave(*halves)
     if bf16:
@@ -48,8 +57,8 @@ def test_scales_lie_as_their_outputs(monkeypatch: pytest.MonkeyPatch, job: int) 
     draw = np.random.default_rng(1)
     parts = [draw.normal(size=(n, 48)).astype(np.float32) for n in (64, 32, 41)]
     halves = parts[0][:32], parts[1]
-    with Packer(ReadRecorder(*parts), Storage("int8"), threads=2) as packer:
-        stacked, paired = packer.pack(parts), packer.pack(halves, paired=True)
+    with Packer(Storage("int8"), threads=2) as packer:
+        stacked, paired = packer.pack(stack(*parts)), packer.pack(stack(*halves), paired=True)
         packer.start()
     for (panels, scales), expected in (
         (stacked, np.concatenate(parts)),
@@ -88,20 +97,33 @@ def test_what_is_no_number_has_no_8_bits(bad: float) -> None:
 def test_what_goes_wrong_in_a_thread_is_raised() -> None:
     parts = np.ones((32, 16), np.float32), np.ones((32, 8), np.float32)
     with pytest.raises(ValueError):
-        with Packer(ReadRecorder(*parts), Storage("float32"), threads=1) as packer:
-            packer.pack(parts)
+        with Packer(Storage("float32"), threads=1) as packer:
+            packer.pack(stack(*parts))
             packer.start()
 
 
+class ReadFile(MappedFile):
+    """Takes note of what is released."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, gives_back=False)
+        self.released: list[tuple[int, int]] = []
+
+    def release(self, first: int, end: int) -> None:
+        self.released.append((first, end))
+
+
 def test_rows_are_read_in_the_order_of_the_file_and_released(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(packing, "_JOB_BYTES", 1)  # a job for every panel
-    first, second = (np.ones((64, 16), np.float32) for _ in range(2))
-    source = ReadRecorder(first, second)
-    with Packer(source, Storage("float32"), threads=1) as packer:
-        packer.pack([second])
-        packer.pack([first])
+    path = tmp_path / "numbers"
+    path.write_bytes(np.ones((2, 64, 16), np.float32).tobytes())
+    file = ReadFile(path)
+    first, second = (PlainMatrix(v, file) for v in file.data.view(np.float32).reshape(2, 64, 16))
+    with Packer(Storage("float32"), threads=1) as packer:
+        packer.pack(Stack([second]))
+        packer.pack(Stack([first]))
         packer.start()
-    places = [source.place(rows[i : i + 32]) for rows in (first, second) for i in (0, 32)]
-    assert source.released == places
+    panel = 32 * 16 * 4
+    assert file.released == [(i * panel, (i + 1) * panel) for i in range(4)]

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.sampling_oracle import processed_logprobs
-from tests.shard.sampling_support import (
+from tests.shard.sampling.sampling_oracle import assert_logprobs, processed_logprobs
+from tests.shard.sampling.sampling_support import (
     EOS,
     MIXED,
     PROCESSORS,
@@ -24,25 +24,25 @@ from tests.shard.sampling_support import (
     sequence,
     top,
 )
-from tgi_trio.shard.cpu import sampler_self_test
-from tgi_trio.shard.cpu.kernels.sampling.draws import draw_uniforms
-from tgi_trio.shard.cpu.sampler import CpuSampler, permutation
-from tgi_trio.shard.cpu.working import working_sampler
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.philox import uniform
-from tgi_trio.shard.sampler import Sampler
-from tgi_trio.shard.sampler import permutation as torch_permutation
-from tgi_trio.shard.step import RowResult, Sequence
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.shard.contract import RowResult, ShardSequence
+from tgi_trio.shard.numba_backend import sampler_self_test
+from tgi_trio.shard.numba_backend.kernels.sampling.draws import draw_uniforms
+from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler, permutation
+from tgi_trio.shard.numba_backend.verified import working_sampler
+from tgi_trio.shard.sampling.philox import uniform
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import permutation as torch_permutation
 
 
-def choose(logits: Logits, rows: list[Sequence], **options: Any) -> list[RowResult]:
+def choose(logits: Logits, rows: list[ShardSequence], **options: Any) -> list[RowResult]:
     """Choose on a copy of `logits` [R, V]."""
-    return CpuSampler(logits.shape[1], [EOS], **options).choose(logits.copy(), rows)
+    return CpuSampler(logits.shape[1], [EOS], **options).choose(logits.copy(), rows).rows
 
 
-def by_torch(logits: Logits, rows: list[Sequence], **options: Any) -> list[RowResult]:
+def by_torch(logits: Logits, rows: list[ShardSequence], **options: Any) -> list[RowResult]:
     sampler = Sampler(logits.shape[1], [EOS], torch.device("cpu"), **options)
-    return sampler.choose(torch.tensor(logits), rows)
+    return sampler.choose(torch.tensor(logits), rows).rows
 
 
 def assert_same(found: list[RowResult], wanted: list[RowResult]) -> None:
@@ -114,7 +114,7 @@ def test_any_batch_equals_torch(
             assert near_an_edge(scores, row, ours.token_ids[0], theirs.token_ids[0])
 
 
-def near_an_edge(scores: Logits, row: Sequence, ours: int, theirs: int) -> bool:
+def near_an_edge(scores: Logits, row: ShardSequence, ours: int, theirs: int) -> bool:
     """Whether a change of a millionth of the mass makes one choice into the other.
 
     Then either both are next to each other in the order of drawing, with nothing to choose from
@@ -131,7 +131,7 @@ def near_an_edge(scores: Logits, row: Sequence, ours: int, theirs: int) -> bool:
     return abs(order.index(ours) - order.index(theirs)) == 1
 
 
-def replaced(row: Sequence, by: float) -> Any:
+def replaced(row: ShardSequence, by: float) -> Any:
     sampling = row.sampling
     return replace(
         sampling,
@@ -142,14 +142,17 @@ def replaced(row: Sequence, by: float) -> Any:
 
 @pytest.mark.parametrize("spread", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("size", [128, 5003, 33000])
-def test_a_mixed_batch_equals_torch_with_any_number_of_threads(
+def test_a_mixed_batch_equals_torch_and_float64_with_any_number_of_threads(
     size: int, spread: float, cores: list[int]
 ) -> None:
-    count = 4 * len(MIXED)
+    count = 2 * len(MIXED)  # so many of the largest size are shared among threads
     logits = normal(count, size, spread)
     rows = [sequence([5, 6, 7, i], seed=i, **MIXED[i % len(MIXED)]) for i in range(count)]
-    alone = choose(logits, rows)
-    assert_same(alone, by_torch(logits, rows))
+    alone, torchs = choose(logits, rows), by_torch(logits, rows)
+    assert [one.token_ids for one in alone] == [one.token_ids for one in torchs]
+    for ours, theirs, scores, row in zip(alone, torchs, logits, rows, strict=True):
+        assert_logprobs(ours, scores, row, EOS)
+        assert_logprobs(theirs, scores, row, EOS)
     assert choose(logits, rows, cores=cores) == alone
 
 
@@ -203,7 +206,9 @@ def test_masked_tokens_grammars_and_wider_logits() -> None:
     assert_same(found, by_torch(small, guided, grammars=OnlyAfter()))
     wide = normal(2, 130)
     wide[:, 100:] = 50.0
-    results = CpuSampler(100, [EOS]).choose(wide, [sequence(), sequence(sample=True, top_p=0.5)])
+    results = (
+        CpuSampler(100, [EOS]).choose(wide, [sequence(), sequence(sample=True, top_p=0.5)]).rows
+    )
     assert all(result.token_ids[0] < 100 for result in results)
 
 
@@ -224,12 +229,12 @@ def test_a_tiny_temperature_is_greedy_not_infinite() -> None:
 def test_kernels_that_fail_their_self_test_leave_the_choice_to_torch(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert sampler_self_test.fault() is None
+    assert sampler_self_test.find_fault() is None
     config = object.__new__(ModelConfig)
     object.__setattr__(config, "vocab_size", 50)
     object.__setattr__(config, "eos_ids", (EOS,))
     assert isinstance(working_sampler(config, [0], None), CpuSampler)
-    monkeypatch.setattr(sampler_self_test, "fault", lambda: "row 0 is wrong")
+    monkeypatch.setattr(sampler_self_test, "find_fault", lambda: "row 0 is wrong")
     assert isinstance(working_sampler(config, [0], None), Sampler)
     assert "with torch, not with the CPU kernels: row 0 is wrong" in capfd.readouterr().err
 

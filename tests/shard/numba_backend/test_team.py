@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.shard.cpu_support import FITTING, cpu_runner
-from tests.shard.models_support import advance, sequence
+from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.torch_backend.models_support import advance, sequence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ _LINE = 64  # bytes of a cache line
 _MAPPED = 64 << 20  # that an arena maps at once
 
 
-def zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
+def allocate_zeroed(shape: tuple[int, ...], dtype: Any = np.uint8) -> NDArray[Any]:
     """Return an array of zeros that begins on a page; in huge pages where the system has them."""
     kind = np.dtype(dtype)
     count = int(np.prod(shape))
@@ -35,7 +35,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self._left = zeroed((0,))  # bytes that are mapped and not given out
+        self._left = allocate_zeroed((0,))  # bytes that are mapped and not given out
 
     def zeroed(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return an array of zeros that begins on a cache line."""
@@ -43,7 +43,7 @@ class Arena:
         size = int(np.prod(shape)) * kind.itemsize
         room = size + -size % _LINE
         if room > len(self._left):
-            mapped = zeroed((max(room, _MAPPED) + _HUGE,))
+            mapped = allocate_zeroed((max(room, _MAPPED) + _HUGE,))
             self._left = mapped[-address(mapped) % _HUGE :]
         taken: NDArray[Any] = self._left[:size].view(kind)
         self._left = self._left[room:]

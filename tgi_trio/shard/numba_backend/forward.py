@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.kernels.attention import TILE_BYTES
-from tgi_trio.shard.cpu.kernels.variant import Variant
-from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.program import Program
-from tgi_trio.shard.cpu.tables import Buffer
-from tgi_trio.shard.cpu.team import Team
-from tgi_trio.shard.step import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.tables import Buffer
+from tgi_trio.shard.numba_backend.team import Team
 
 _PAGE = 4096
 
@@ -69,7 +69,7 @@ class Forward:
         self._buffers: dict[Buffer, NDArray[np.uint8]] = {}
         self._logits = np.zeros((0, self.program.padded_vocab), np.float32)
         self._room = (0, 0, 0)  # tokens, wanted rows, context
-        self._scratch = zeroed((0,))
+        self._scratch = allocate_zeroed((0,))
         self._held: Any = None  # arrays whose addresses the step holds
         for name in ("heads", "kv_heads", "head_dim"):
             self._step[name] = getattr(self.spec, name)
@@ -86,7 +86,7 @@ class Forward:
         step = self._step
         self._buffers = {}
         for buffer, size in self.program.buffer_bytes(tokens, wanted).items():
-            self._buffers[buffer] = zeroed((size,))
+            self._buffers[buffer] = allocate_zeroed((size,))
             step["buffers"][0, buffer] = address(self._buffers[buffer])
         logits = self._buffers[Buffer.LOGITS].view(np.float32)
         self._logits = logits.reshape(wanted, self.program.padded_vocab)
@@ -95,7 +95,7 @@ class Forward:
         each = TILE_BYTES + self.variant.heads * scores
         each = max(each, TILE_BYTES + 4 * self.spec.head_dim)
         each += -each % _PAGE
-        self._scratch = zeroed((len(self.team.cores) * each,))
+        self._scratch = allocate_zeroed((len(self.team.cores) * each,))
         step["scores_bytes"], step["scratch_bytes"] = scores, each
         step["scratch"] = address(self._scratch)
         return sum(b.nbytes for b in self._buffers.values()) + self._scratch.nbytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 from numba import config
 
-from tgi_trio.shard.cpu.kernels.variant import Variant
-from tgi_trio.shard.cpu.storage import LANES, Storage
-from tgi_trio.shard.models.specs import DecoderSpec
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 
 # Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's takes
 # longer (measured on an Emerald Rapids: 74 against 107 GFLOP/s), and rounds the activations.

@@ -6,16 +6,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tgi_trio.shard.cores import sensible_threads, usable_cores
-from tgi_trio.shard.cpu.checkpoint import Checkpoint
-from tgi_trio.shard.cpu.fitting import UnfitError, misfit
-from tgi_trio.shard.cpu.program import packing
-from tgi_trio.shard.logits_processors import Grammars
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models.specs import DecoderSpec
+from tgi_trio.model.check import check_checkpoint
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.decoder_matrices import outer_refs
+from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
+from tgi_trio.shard.numba_backend.program import packing
+from tgi_trio.shard.numba_backend.unfit import UnsupportedError
+from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.cpu.runner import CpuRunner
+    from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 
 
 def load(
@@ -24,7 +27,8 @@ def load(
     *,
     dtype: str,
     int8: bool = False,
-    grammars: Grammars | None = None,
+    grammars: GrammarMasks | None = None,
+    watermark: Watermark | None = None,
     threads: int | None = None,
     fresh_files: frozenset[Path] = frozenset(),
 ) -> CpuRunner:
@@ -36,23 +40,26 @@ def load(
     used.
     """
     began = time.monotonic_ns()
-    reason = misfit(spec, dtype)
+    reason = find_unsupported(spec, dtype)
     if spec is None or reason is not None:
-        raise UnfitError(reason)
+        raise UnsupportedError(reason)
+    check_checkpoint(config, spec)
     cores = usable_cores()
     count = threads or sensible_threads(config.folder, len(cores))
-    embedding = f"{spec.names.embedding}.weight"
-    checkpoint = Checkpoint(
-        config.folder, spec.names.base, given_back=fresh_files, kept=[embedding]
-    )
-    with packing(spec, checkpoint, dtype, int8=int8, threads=count) as program:
+    embedding = outer_refs(spec).embedding.pieces[0].matrix.name
+    with (
+        open_checkpoint(
+            config, spec.names.base, given_back=fresh_files, kept=[embedding]
+        ) as checkpoint,
+        packing(spec, checkpoint, dtype, int8=int8, threads=count) as program,
+    ):
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
-        from tgi_trio.shard.cpu.forward import Forward
-        from tgi_trio.shard.cpu.runner import CpuRunner
-        from tgi_trio.shard.cpu.working import working_sampler, working_variant
+        from tgi_trio.shard.numba_backend.forward import Forward
+        from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
+        from tgi_trio.shard.numba_backend.verified import working_sampler, working_variant
 
         variant = working_variant(spec, dtype, int8=int8)
-        sampler = working_sampler(config, cores[:threads], grammars)
+        sampler = working_sampler(config, cores[:threads], grammars, watermark)
     forward = Forward(program, variant, cores[:count])
     return CpuRunner(
         config, forward, dtype=dtype, sampler=sampler, load_ns=time.monotonic_ns() - began

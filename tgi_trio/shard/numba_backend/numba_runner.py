@@ -9,23 +9,29 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.forward import Forward, Tokens
-from tgi_trio.shard.kv_sizing import kv_tokens, longest_sequence
-from tgi_trio.shard.memory import free_bytes
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.speculation import verify
-from tgi_trio.shard.step import (
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.shard.contract import (
     BLOCK_SIZE,
+    Choices,
+    Computed,
+    Drafter,
     ModelInfo,
-    RowResult,
-    Sequence,
+    Pending,
+    PromptValues,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
-    prompt_span,
+    prompt_spans,
 )
+from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
+from tgi_trio.shard.machine.memory import free_bytes
+from tgi_trio.shard.numba_backend.forward import Forward, Tokens
+from tgi_trio.shard.sampling import choosing
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
 # A tile of a matrix product where there are 32 registers: up to there reading the weights sets the
@@ -60,7 +66,7 @@ class CpuRunner:
             device="cpu",
             backend=f"numba ({forward.variant.instructions}, {len(team.cores)} threads)",
             load_ns=load_ns,
-            cheap_tokens=_CHEAP_TOKENS,
+            draft_budget=_CHEAP_TOKENS,
         )
 
     @property
@@ -93,32 +99,37 @@ class CpuRunner:
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
         sampled = np.flatnonzero(plan.samples)
-        places = verify.choice_places(plan, sampled).astype(np.int32)
+        places = choosing.choice_positions(plan, sampled).astype(np.int32)
         logits = self._forward.run(Tokens.of(plan), places)
         chosen = time.monotonic_ns()
-        results = [RowResult() for _ in plan.rows]
+        choices = Choices.none(0)
         if len(sampled):
-            rows = verify.choose(self.sampler, logits, plan, sampled)
-            for i, row in zip(sampled.tolist(), rows, strict=True):
-                results[i] = row
+            choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
         ended = time.monotonic_ns()
-        for i, result in enumerate(results):
-            self._add_prompt_values(result, plan, i)
+        spans = prompt_spans(plan).items()
+        prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
         prompts_ns = time.monotonic_ns() - ended
-        return StepResult(results, chosen - began + prompts_ns, ended - chosen)
+        choices = choices.spread(sampled, len(plan.rows))
+        return StepResult(choices, chosen - began + prompts_ns, ended - chosen, prompts)
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def launch(self, plan: StepPlan) -> Pending:
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> Drafter | None:
+        return NgramDrafter(most, self._info.eos_ids)
+
+    def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         self.sampler.drop(sequence)
 
-    def _add_prompt_values(self, result: RowResult, plan: StepPlan, index: int) -> None:
-        """Set what the row's prompt tokens get in this step; see `PromptLogprobs`."""
-        span = prompt_span(plan, index)
-        if span is None:
-            return
-        (first, end), start = span, int(plan.query_starts[index])
+    def prove_sound(self) -> None:
+        self.step(proof_plan())
+
+    def _prompt_values(self, plan: StepPlan, index: int, first: int, end: int) -> PromptValues:
+        """Return what the row's prompt tokens get in this step; see `PromptLogprobs`."""
+        start = int(plan.query_starts[index])
         row = plan.rows[index]
         targets, top_n = row.token_ids[first + 1 : end + 1], row.sampling.prompt_top_n
         values = [math.nan] if first == 0 else []
@@ -130,7 +141,7 @@ class CpuRunner:
             values += logprobs[np.arange(len(part)), part].tolist()
             if top_n:
                 tops += [_best(own, top_n) for own in logprobs]
-        result.prompt_logprobs, result.prompt_tops = values, tops
+        return PromptValues(values, tops)
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The sampler of the CPU backend: the rules of `shard/sampling.py` over numba kernels.
+"""The sampler of the CPU backend: the rules of `shard/sampling/base.py` over numba kernels.
 
 A row is worked on by one thread, in up to three rounds: first its maxima, mass and best candidates;
 where 64 candidates do not decide but 512 might, those; where they do not either, it is truncated in
@@ -15,28 +15,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard import logits_processors as processors
-from tgi_trio.shard.cpu.kernels.sampling.draws import draw_uniforms
-from tgi_trio.shard.cpu.kernels.sampling.narrow import room_bytes
-from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
-from tgi_trio.shard.cpu.kernels.sampling.scores import CHUNK
-from tgi_trio.shard.cpu.kernels.sampling.shuffle import shuffle
-from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.tables import ROW
-from tgi_trio.shard.logits_processors import Scores
-from tgi_trio.shard.sampling import (
+from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels.sampling.draws import draw_uniforms
+from tgi_trio.shard.numba_backend.kernels.sampling.narrow import room_bytes
+from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.numba_backend.kernels.sampling.scores import CHUNK
+from tgi_trio.shard.numba_backend.kernels.sampling.shuffle import shuffle
+from tgi_trio.shard.numba_backend.tables import ROW
+from tgi_trio.shard.sampling import logits_processors as processors
+from tgi_trio.shard.sampling.base import (
     MOST_TIES,
     WIDTHS,
     Choice,
     SamplerBase,
-    Settings,
+    SamplingSettings,
     alternatives,
     choose_among_best,
     uniforms,
     why_not,
 )
-from tgi_trio.shard.step import RowResult, Sequence
-from tgi_trio.shard.truncation import Floats, Ints
+from tgi_trio.shard.sampling.logits_processors import Scores
+from tgi_trio.shard.sampling.truncation import Floats, Ints
 
 _SHARED_SCORES = 2**19  # that are worth waking another thread for
 _BEST, _DRAWN = 1, 2  # values of ROW.picks
@@ -52,15 +52,18 @@ class CpuSampler(SamplerBase):
         eos_ids: Iterable[int],
         *,
         cores: list[int] | None = None,
-        grammars: processors.Grammars | None = None,
+        grammars: processors.GrammarMasks | None = None,
+        watermark: processors.Watermark | None = None,
     ) -> None:
         """`cores`: processors to use, the caller's first; None: the caller's alone."""
-        super().__init__(vocab_size, eos_ids, permutation=permutation, grammars=grammars)
+        super().__init__(
+            vocab_size, eos_ids, permutation=permutation, grammars=grammars, watermark=watermark
+        )
         self._chunks = -(-vocab_size // CHUNK)
         others = (cores or [0])[1:]
-        self._rooms = zeroed((1 + len(others), room_bytes(self._chunks)))
+        self._rooms = allocate_zeroed((1 + len(others), room_bytes(self._chunks)))
         self._room_addresses = [address(room) for room in self._rooms]
-        self._counter = zeroed((1,), np.int64)
+        self._counter = allocate_zeroed((1,), np.int64)
         self._counter_address = address(self._counter)
         self._helpers = None
         if others:  # a thread begins where the one that started it is pinned
@@ -68,19 +71,19 @@ class CpuSampler(SamplerBase):
                 len(others), "sampler", lambda: os.sched_setaffinity(0, others)
             )
         self._reserve(1, max(WIDTHS))
-        self._drafted: Settings | None = None  # whose table `_draft` is
-        self._draft = zeroed((0,), ROW)
+        self._drafted: SamplingSettings | None = None  # whose table `_draft` is
+        self._draft = allocate_zeroed((0,), ROW)
 
-    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
-        """Choose the next token of every row: one RowResult with one token each, in order.
+    def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
+        """Choose the next token of every row.
 
         `logits` float32 [R, >= vocab_size] in this machine's memory, for the last known token of
         each row; may be overwritten. Faults as for `Sampler.choose`.
         """
         if not rows:
-            return []
+            return Choices.none(0)
         (settings,) = self._settings(rows, len(rows))
-        scores = self._padded(logits)
+        scores = self._pad_vocabulary(logits)
         faults = self._process(scores, settings)
         allowed = self._masks(settings, self._chunks * CHUNK, faults)
         numbers, choice = uniforms(settings, _draw), Choice.of(len(rows))
@@ -94,43 +97,43 @@ class CpuSampler(SamplerBase):
         wide = self._choose_cut(table, settings, numbers, choice)
         self._truncate(table, wide, settings)
         self._take(table, np.concatenate([settings.open, wide]), settings, choice)
-        return choice.results(faults)
+        return choice.choices(faults)
 
-    def _padded(self, logits: Scores) -> NDArray[np.float32]:
+    def _pad_vocabulary(self, logits: Scores) -> NDArray[np.float32]:
         """Return scores [R, whole chunks], -inf beyond the vocabulary; a view if they fit."""
         scores: NDArray[np.float32] = np.asarray(logits)[:, : self._vocab_size]
         width = self._chunks * CHUNK
         if width == self._vocab_size and scores.dtype == np.float32 and scores.strides[1] == 4:
             return scores
-        padded = zeroed((len(scores), width), np.float32)
+        padded = allocate_zeroed((len(scores), width), np.float32)
         padded[:, : self._vocab_size] = scores
         padded[:, self._vocab_size :] = -np.inf
         return padded
 
     def _reserve(self, rows: int, width: int) -> None:
         """Make room for what is known of so many rows, and so many candidates of each."""
-        self._maxima = zeroed((rows, self._chunks), np.float32)
-        self._masses = zeroed((rows, self._chunks), np.float32)
-        self._keys = zeroed((rows, width), np.int64)
+        self._maxima = allocate_zeroed((rows, self._chunks), np.float32)
+        self._masses = allocate_zeroed((rows, self._chunks), np.float32)
+        self._keys = allocate_zeroed((rows, width), np.int64)
 
     def _table(
-        self, scores: NDArray[np.float32], settings: Settings, numbers: Floats
+        self, scores: NDArray[np.float32], settings: SamplingSettings, numbers: Floats
     ) -> NDArray[np.void]:
         """Return what the first round does: ROW [R]."""
         if self._drafted is not settings:
-            self._drafted, self._draft = settings, self._drawn_up(settings)
+            self._drafted, self._draft = settings, self._to_rows(settings)
         table = self._draft.copy()
         table["scores"] = address(scores) + np.arange(len(scores)) * scores.strides[0]
         table["uniform"] = numbers
         return table
 
-    def _drawn_up(self, settings: Settings) -> NDArray[np.void]:
+    def _to_rows(self, settings: SamplingSettings) -> NDArray[np.void]:
         """Return what the first round does as long as the rows ask for the same: ROW [R]."""
-        count, listed = len(settings.rows), _listed(settings)
+        count, listed = len(settings.rows), _count_listed(settings)
         have = self._keys.shape
         if count > have[0] or listed > have[1]:
             self._reserve(max(count, have[0]), max(listed, have[1]))
-        table = zeroed((count,), ROW)
+        table = allocate_zeroed((count,), ROW)
         places = np.arange(count)
         for name, array in (
             ("maxima", self._maxima),
@@ -157,7 +160,7 @@ class CpuSampler(SamplerBase):
         return table
 
     def _choose_cut(
-        self, table: NDArray[np.void], settings: Settings, numbers: Floats, choice: Choice
+        self, table: NDArray[np.void], settings: SamplingSettings, numbers: Floats, choice: Choice
     ) -> Ints:
         """Choose for rows with a truncation; return those whose candidates do not decide."""
         if len(settings.cut) == 0:
@@ -174,7 +177,7 @@ class CpuSampler(SamplerBase):
         todo = choose_among_best(find, own["mass"], own["entropy"], settings, numbers, choice)
         return settings.cut[todo]
 
-    def _truncate(self, table: NDArray[np.void], rows: Ints, settings: Settings) -> None:
+    def _truncate(self, table: NDArray[np.void], rows: Ints, settings: SamplingSettings) -> None:
         """Truncate rows in place, then choose from what is left of them."""
         if len(rows) == 0:
             return
@@ -191,13 +194,13 @@ class CpuSampler(SamplerBase):
             floor=floors,
             weighs=1,
             picks=np.where(settings.sample[rows], _DRAWN, _BEST),
-            width=np.where(settings.top_n[rows] > 0, _listed(settings), 0),
+            width=np.where(settings.top_n[rows] > 0, _count_listed(settings), 0),
         )
         self._work(wide)
         table[rows] = wide
 
     def _take(
-        self, table: NDArray[np.void], rows: Ints, settings: Settings, choice: Choice
+        self, table: NDArray[np.void], rows: Ints, settings: SamplingSettings, choice: Choice
     ) -> None:
         """Take over what the kernels chose from whole rows."""
         log_masses = np.log(table["mass"])
@@ -205,7 +208,7 @@ class CpuSampler(SamplerBase):
         choice.logprobs[rows] = table["score"][rows] - log_masses[rows]
         listed = rows[settings.top_n[rows] > 0]
         if len(listed):
-            best, ids = self._candidates(listed, _listed(settings))
+            best, ids = self._candidates(listed, _count_listed(settings))
             logprobs, keep = best - log_masses[listed][:, None], np.isfinite(best)
             for i, row in enumerate(listed.tolist()):
                 count = int(settings.top_n[row])
@@ -238,7 +241,7 @@ def _draw(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> Floats:
     return numbers
 
 
-def _listed(settings: Settings) -> int:
+def _count_listed(settings: SamplingSettings) -> int:
     """Return how many candidates rows with alternatives list."""
     return max(MOST_TIES, int(settings.top_n.max()))
 

@@ -1,97 +1,35 @@
-"""Weights in the layouts the kernels read. bfloat16 is held as uint16, its bits.
-
-int8 weights are quantised on the way: symmetrically, with a scale for every output feature.
-"""
+"""Weights in the layouts the kernels read: panels of plain numbers, or of 8 bits with scales."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.cpu.memory import Arena
-from tgi_trio.shard.cpu.storage import PANEL, Storage
-
-Floats = NDArray[np.float32]
+from tgi_trio.shard.checkpoint.formats.int8 import RoundedMatrix
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
+from tgi_trio.shard.numba_backend.arena import Arena
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
 
 _JOB_BYTES = 4 << 20  # of panels that a thread fills at a time
 _INT8_JOB_BYTES = 128 << 10  # the same of int8, which stays in the cache until it is transposed
-# Weights that are float32 at a time on their way to int8: in the cache, and in memory that malloc
-# keeps. What is larger goes back to the system each time, and comes again page by page.
-_ROUNDED_AT_ONCE = 24 << 10
 _UNITS = {"float32": np.float32, "bfloat16": np.uint32, "int8": np.int8}  # of a panel
 
 
-def to_float32(values: NDArray[Any]) -> Floats:
-    """Return float32 of what a checkpoint holds: float32, float16, or uint16 for bfloat16."""
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(values, np.float32)
-
-
-def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """Return the bits of the nearest bfloat16 numbers, the even one from half-way."""
-    if values.dtype == np.uint16:
-        return values
-    bits = to_float32(values).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return rounded.astype(np.uint16)
-
-
-def stored(values: NDArray[Any], bf16: bool) -> NDArray[Any]:
+def to_storage(values: NDArray[Any], bf16: bool) -> NDArray[Any]:
     """Return values as weights are stored; a view where nothing changes."""
     return np.ascontiguousarray(to_bfloat16(values) if bf16 else to_float32(values))
-
-
-def to_int8(values: NDArray[Any]) -> tuple[NDArray[np.int8], Floats]:
-    """Return int8 [out, in] and scales [out], whose products are near `values` [out, in].
-
-    The largest weight of a row becomes 127 or -127, the others the nearest whole numbers. Raises
-    ModelLoadError for a weight that is no number.
-    """
-    whole = np.empty(values.shape, np.int8)
-    scales = np.empty(len(values), np.float32)
-    step = max(1, _ROUNDED_AT_ONCE // values.shape[1])
-    for begin in range(0, len(values), step):
-        rows = slice(begin, begin + step)
-        whole[rows], scales[rows] = _rounded(to_float32(values[rows]))
-    return whole, scales
-
-
-def _rounded(exact: Floats) -> tuple[Floats, Floats]:
-    """Return whole numbers [rows, in] and scales [rows], see `to_int8`."""
-    largest = np.maximum(exact.max(axis=1), -exact.min(axis=1))
-    if not np.isfinite(largest).all():
-        raise ModelLoadError(
-            "A weight of the checkpoint is infinite or not a number, so it has no 8-bit form; "
-            "leave --quantize out to serve the weights as they are."
-        )
-    scales = np.maximum(largest / np.float32(127), np.finfo(np.float32).tiny)  # never 0
-    whole = exact / scales[:, None]
-    return np.rint(whole, out=whole), scales
-
-
-class Source(Protocol):
-    """What rows of weights are views of."""
-
-    def place(self, values: NDArray[Any]) -> tuple[Path, int]:
-        """Return where they are: reading goes on in this order."""
-
-    def release(self, values: NDArray[Any]) -> None:
-        """Take note that they have been read for the last time; called by any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     panels: NDArray[Any]
     scales: Floats | None
-    rows: NDArray[Any]
+    rows: StoredMatrix
 
 
 class Packer:
@@ -102,8 +40,7 @@ class Packer:
     numpy lets other threads run meanwhile.
     """
 
-    def __init__(self, source: Source, storage: Storage, threads: int) -> None:
-        self._source = source
+    def __init__(self, storage: Storage, threads: int) -> None:
         self._storage = storage
         self._arena = Arena()
         self._pool = ThreadPoolExecutor(threads, "packer")
@@ -121,30 +58,32 @@ class Packer:
 
     def start(self) -> None:
         """Begin with what has been given to `pack`."""
-        self._jobs.sort(key=lambda job: self._source.place(job.rows))
+        self._jobs.sort(key=lambda job: job.rows.place())
         self._under_way += [self._pool.submit(self._do, job) for job in self._jobs]
         self._jobs.clear()
 
     def _do(self, job: _Job) -> None:
         if job.scales is None:
-            _copy(job.panels, job.rows, self._storage.bf16)
+            _copy(job.panels, job.rows.dequantised(), self._storage.bf16)
         else:
-            _quantise(job.panels, job.scales, job.rows)
-        self._source.release(job.rows)
+            planes = job.rows.planes()
+            _transpose(job.panels, planes["codes"])
+            _transpose(job.scales[:, None], planes["scales"][:, None])  # as of one input feature
+        job.rows.release()
 
-    def pack(
-        self, parts: Sequence[NDArray[Any]], *, paired: bool = False
-    ) -> tuple[NDArray[Any], Floats | None]:
+    def pack(self, weights: Stack, *, paired: bool = False) -> tuple[NDArray[Any], Floats | None]:
         """Return weights [out, in], one below the other, as panels; see `kernels/linear.py`.
 
         float32 and int8: [out / 32, in, 32], bfloat16: uint32 [out / 32, in / 2, 32], a pair of
         input features in each. int8 has scales, float32 [out / 32, 32]. `in` is a multiple of 16,
         as is `out` of 32 but for the last part, which is padded with zeros. `paired`: two parts of
-        one size, interleaved as by `interleave`. Raises ModelLoadError as `to_int8` does, where
-        the block is left.
+        one size, interleaved as by `interleave`. Raises ModelLoadError as `dequantised`
+        and `planes` do, where the block is left.
         """
-        inputs = parts[0].shape[1] // (2 if self._storage.bf16 else 1)
-        count = -(-sum(map(len, parts)) // PANEL)
+        parts = [RoundedMatrix(part) if self._storage.int8 else part for part in weights.parts]
+        outputs, inputs = weights.shape
+        inputs //= 2 if self._storage.bf16 else 1
+        count = -(-outputs // PANEL)
         panels = self._arena.zeroed((count, inputs, PANEL), _UNITS[self._storage.numbers])
         scales = np.zeros((count, PANEL), np.float32) if self._storage.int8 else None
         if paired:
@@ -155,13 +94,13 @@ class Packer:
             return panels, scales
         first = 0
         for part in parts:
-            end = first + -(-len(part) // PANEL)
+            end = first + -(-part.shape[0] // PANEL)
             own = None if scales is None else scales[first:end]
             self._fill(panels[first:end], own, part)
             first = end
         return panels, scales
 
-    def _fill(self, panels: NDArray[Any], scales: Floats | None, rows: NDArray[Any]) -> None:
+    def _fill(self, panels: NDArray[Any], scales: Floats | None, rows: StoredMatrix) -> None:
         """Fill `panels` [count, in, lanes] with rows [count * lanes, in], a piece per job.
 
         Their scales go to `scales` [count, lanes].
@@ -170,20 +109,14 @@ class Packer:
         most = _INT8_JOB_BYTES if self._storage.int8 else _JOB_BYTES
         step = max(1, most // panels[0].nbytes)
         for begin in range(0, len(panels), step):
-            piece = rows[begin * lanes : (begin + step) * lanes]
+            piece = rows.rows(slice(begin * lanes, (begin + step) * lanes))
             part = slice(begin, begin + step)
             own = None if scales is None else scales[part]
             self._jobs.append(_Job(panels[part], own, piece))
 
 
-def _quantise(panels: NDArray[np.int8], scales: Floats, rows: NDArray[Any]) -> None:
-    values, found = to_int8(rows)
-    _transpose(panels, values)
-    _transpose(scales[:, None], found[:, None])  # as of one input feature
-
-
 def _copy(panels: NDArray[Any], rows: NDArray[Any], bf16: bool) -> None:
-    values = stored(rows, bf16)
+    values = to_storage(rows, bf16)
     _transpose(panels, values.view(np.uint32) if bf16 else values)
 
 

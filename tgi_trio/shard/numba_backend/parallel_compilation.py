@@ -15,14 +15,14 @@ from functools import partial
 from typing import Any
 
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.shard.cores import usable_cores
-from tgi_trio.shard.cpu.kernels import is_missing
+from tgi_trio.shard.machine.cores import usable_cores
+from tgi_trio.shard.numba_backend.kernels import is_missing
 
 _PATIENCE_S = 60.0  # for what is left of it at the end; after that we compile ourselves
 
 
 @contextmanager
-def compiled_beside(kernel: Callable[..., Any], module: str) -> Iterator[None]:
+def compile_in_parallel(kernel: Callable[..., Any], module: str) -> Iterator[None]:
     """Run `python -m module`, which compiles `kernel`, during the block; wait for it at its end.
 
     Nothing is run where the kernel is in the cache, there is no cache, or no second core. How it

@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.fitting import ACTIVATIONS
-from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.packing import Packer, Source, interleave, stored, to_bfloat16, to_float32
-from tgi_trio.shard.cpu.storage import PANEL, Storage
-from tgi_trio.shard.cpu.tables import OPERATION, Buffer, Code, Epilogue
-from tgi_trio.shard.layers.frequencies import rotary_frequencies
-from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
-from tgi_trio.shard.step import BLOCK_SIZE
+from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
+from tgi_trio.model.matrices import LayerRefs, LinearRef, MlpRefs, NormRef, every_unit
+from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear
+from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
+from tgi_trio.shard.contract import BLOCK_SIZE
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.packing import (
+    Packer,
+    interleave,
+    to_storage,
+)
+from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, OPERATION, Buffer, Code, Epilogue
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
+from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 
 Array = NDArray[Any]
 
 
-class Tensors(Source, Protocol):
-    """Where weights come from: a checkpoint, or made-up ones for the self-test."""
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Array: ...
-
-    def vector(self, name: str, size: int) -> NDArray[np.float32]: ...
-
-
 @contextlib.contextmanager
 def packing(
-    spec: DecoderSpec, tensors: Tensors, dtype: str, *, int8: bool = False, threads: int = 1
+    spec: DecoderSpec, weights: Weights, dtype: str, *, int8: bool = False, threads: int = 1
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving waits for them.
 
-    `int8`: linear layers get 8-bit weights. Raises ModelLoadError as the tensors and the packer do.
+    `int8`: linear layers get 8-bit weights. Raises ModelLoadError as the weights and the packer do.
     """
-    with Packer(tensors, Storage("int8" if int8 else dtype), threads) as packer:
-        program = Program(spec, tensors, packer, bf16=dtype == "bfloat16")
+    with Packer(Storage("int8" if int8 else dtype), threads) as packer:
+        program = Program(spec, weights, packer, bf16=dtype == "bfloat16")
         packer.start()
         yield program
 
@@ -49,14 +48,14 @@ class Program:
     `operations[:body]` compute hidden states, the rest the logits of the wanted tokens.
     """
 
-    def __init__(self, spec: DecoderSpec, tensors: Tensors, packer: Packer, *, bf16: bool) -> None:
-        """Hand every weight to `packer`; raises ModelLoadError as the tensors do.
+    def __init__(self, spec: DecoderSpec, weights: Weights, packer: Packer, *, bf16: bool) -> None:
+        """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
         `bf16`: the model's dtype is bfloat16, otherwise float32.
         """
         self.spec = spec
         self.weight_bytes = 0
-        self._tensors = tensors
+        self._source = weights
         self._packer = packer
         self._bf16 = bf16
         self._kept: list[Array] = []  # operations hold addresses only
@@ -77,7 +76,7 @@ class Program:
         spec, kind = self.spec, np.uint16 if self._bf16 else np.float32
         self.kv_cache = None  # before the new one: both may not fit
         shape = (len(spec.layers), blocks, spec.kv_heads, BLOCK_SIZE * spec.head_dim)
-        keys, values = zeroed(shape, kind), zeroed(shape, kind)
+        keys, values = allocate_zeroed(shape, kind), allocate_zeroed(shape, kind)
         self.kv_cache = keys, values
         of_layers = np.isin(self.operations["code"], (Code.ROTATE, Code.ATTEND))
         for column, cache in (("keys", keys), ("values", values)):
@@ -124,145 +123,106 @@ class Program:
     # --- building -----------------------------------------------------------------------------
 
     def _build(self) -> None:
-        spec, names = self.spec, self.spec.names
-        shape = (spec.vocab_size, spec.hidden_size)
-        embedding = self._tensors.tensor(f"{names.embedding}.weight", shape)
+        spec, outer = self.spec, outer_refs(self.spec)
+        embedding = read_linear(self._source, outer.embedding, every_unit).dequantised()
         scale = np.array([spec.embedding_scale], np.float32)
         if self._bf16:  # rounded to the dtype first, as Gemma was trained
             scale = to_float32(to_bfloat16(scale))
         self._add(
             Code.EMBED,
             target=Buffer.HIDDEN,
-            weights=self._keep(stored(embedding, self._bf16)),
+            weights=self._keep(to_storage(embedding, self._bf16)),
             width=spec.hidden_size,
             scale=scale[0],
         )
         for index, layer in enumerate(spec.layers):
-            self._layer(names.layer.format(index), layer)
-        head = embedding
-        if not spec.tied_head:
-            head = self._tensors.tensor(f"{names.head}.weight", shape)
-        bias = self._bias([f"{names.head}.bias"], [spec.vocab_size]) if spec.head_bias else None
-        self._norm(names.final_norm, Buffer.HIDDEN, wanted_only=1)
+            self._layer(layer_refs(spec, index), layer)
+        self._norm(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         self._linear(
+            outer.head,
             Buffer.NORMED,
             Buffer.LOGITS,
-            [head],
-            bias,
             scale=spec.logit_scale,
             cap=spec.final_soft_cap,
             wanted_only=1,
         )
 
-    def _layer(self, prefix: str, layer: LayerSpec) -> None:
-        spec, names = self.spec, self.spec.names
-        queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        self._norm(prefix + names.attention_norm, Buffer.HIDDEN)
-        weights, bias = self._qkv(prefix, queries, keys)
-        self._linear(Buffer.NORMED, Buffer.QKV, weights, bias)
-        self._rotate(prefix, layer)
+    def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
+        spec = self.spec
+        if not isinstance(refs.mlp, MlpRefs):
+            raise ValueError("the kernels know no mixtures of experts; see `kernel_fit.py`")
+        self._norm(refs.attention_norm, Buffer.HIDDEN)
+        self._linear(refs.qkv, Buffer.NORMED, Buffer.QKV)
+        self._rotate(refs, layer)
         self._add(Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap)
-        weights = self._matrices([prefix + names.output], [spec.hidden_size], queries)
-        bias = self._bias([prefix + names.output + ".bias"], [spec.hidden_size], spec.output_bias)
-        self._branch(Buffer.ATTENDED, weights, bias, prefix, names.attention_post_norm)
-        self._norm(prefix + names.mlp_norm, Buffer.HIDDEN)
-        self._mlp(prefix)
-
-    def _qkv(self, prefix: str, queries: int, keys: int) -> tuple[list[Array], Array | None]:
-        spec, names = self.spec, self.spec.names
-        rows, parts = [queries + 2 * keys], [prefix + names.qkv]
-        if spec.qkv_layout == "separate":
-            rows = [queries, keys, keys]
-            parts = [prefix + part for part in (names.query, names.key, names.value)]
-        bias = self._bias([part + ".bias" for part in parts], rows, spec.qkv_bias)
-        return self._matrices(parts, rows, spec.hidden_size), bias
-
-    def _rotate(self, prefix: str, layer: LayerSpec) -> None:
-        spec, names = self.spec, self.spec.names
-        norms = {}
-        if spec.query_key_norm == "head":
-            norms = {
-                "query_norm": self._norm_weight(prefix + names.query_norm, spec.head_dim),
-                "key_norm": self._norm_weight(prefix + names.key_norm, spec.head_dim),
-            }
-        self._add(Code.ROTATE, scale=layer.scale, eps=spec.norm_eps, **norms)
-
-    def _mlp(self, prefix: str) -> None:
-        spec, names, width = self.spec, self.spec.names, self.spec.mlp_width
-        parts, rows = [prefix + names.up], [width]
-        if names.gate_up:
-            parts, rows = [prefix + names.gate_up], [2 * width]
-        elif spec.gated:
-            parts, rows = [prefix + names.gate, prefix + names.up], [width, width]
-        weights = self._matrices(parts, rows, spec.hidden_size)
-        bias = self._bias([part + ".bias" for part in parts], rows, spec.mlp_bias)
-        if len(weights) == 1 and spec.gated:
-            weights = [weights[0][:width], weights[0][width:]]
-        if spec.gated and bias is not None:
-            bias = interleave(bias[:width], bias[width:])
+        self._branch(refs.output, Buffer.ATTENDED, refs.attention_post_norm)
+        self._norm(refs.mlp_norm, Buffer.HIDDEN)
         self._linear(
+            refs.mlp.inner,
             Buffer.NORMED,
             Buffer.INNER,
-            weights,
-            bias,
-            paired=spec.gated,
-            width=width,
-            epilogue=Epilogue.GATE if spec.gated else Epilogue.ACTIVATE,
+            paired=refs.mlp.gated,
+            width=spec.mlp_width,
+            epilogue=Epilogue.GATE if refs.mlp.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[spec.activation],
         )
-        weights = self._matrices([prefix + names.down], [spec.hidden_size], width)
-        bias = self._bias([prefix + names.down + ".bias"], [spec.hidden_size], spec.mlp_bias)
-        self._branch(Buffer.INNER, weights, bias, prefix, names.mlp_post_norm)
+        self._branch(refs.mlp.down, Buffer.INNER, refs.mlp_post_norm)
 
-    def _branch(
-        self,
-        source: Buffer,
-        weights: list[Array],
-        bias: Array | None,
-        prefix: str,
-        post_norm: str,
-    ) -> None:
+    def _rotate(self, refs: LayerRefs, layer: LayerSpec) -> None:
+        norms = {
+            "query_norm": self._norm_weight(refs.query_norm),
+            "key_norm": self._norm_weight(refs.key_norm),
+        }
+        self._add(Code.ROTATE, scale=layer.scale, eps=self.spec.norm_eps, **norms)
+
+    def _branch(self, linear: LinearRef, source: Buffer, post_norm: NormRef | None) -> None:
         """End a branch: it joins the residual stream, through a norm of its own if it has one."""
         add: dict[str, Any] = {"epilogue": Epilogue.ADD, "scale": self.spec.residual_scale}
-        if not post_norm:
-            self._linear(source, Buffer.HIDDEN, weights, bias, **add)
+        if post_norm is None:
+            self._linear(linear, source, Buffer.HIDDEN, **add)
             return
-        self._linear(source, Buffer.BRANCH, weights, bias)
-        self._norm(prefix + post_norm, Buffer.BRANCH, target=Buffer.HIDDEN, **add)
+        self._linear(linear, source, Buffer.BRANCH)
+        self._norm(post_norm, Buffer.BRANCH, target=Buffer.HIDDEN, **add)
 
-    def _norm(self, name: str, source: Buffer, **fields: Any) -> None:
-        spec, bias = self.spec, None
-        if spec.norm_bias:
-            bias = self._tensors.vector(f"{name}.bias", spec.hidden_size)
+    def _norm(self, ref: NormRef | None, source: Buffer, **fields: Any) -> None:
+        if ref is None:
+            raise ValueError("the kernels need a norm before every branch; see `kernel_fit.py`")
+        bias = self._source.vector(ref.bias, ref.size) if ref.bias else None
         defaults = {"target": Buffer.NORMED, "epilogue": Epilogue.PASS, "scale": 1.0}
         self._add(
             Code.NORM,
             source=source,
-            inputs=spec.hidden_size,
-            weights=self._norm_weight(name, spec.hidden_size),
+            inputs=ref.size,
+            weights=self._norm_weight(ref),
             bias=self._keep(bias),
-            centred=spec.norm == "layer",
-            eps=spec.norm_eps,
+            centred=self.spec.norm == "layer",
+            eps=ref.eps,
             **(defaults | fields),
         )
 
-    def _norm_weight(self, name: str, size: int) -> int:
-        if not self.spec.norm_weight:
+    def _norm_weight(self, ref: NormRef | None) -> int:
+        """Keep a norm's weight; return its address, 0 for none."""
+        if ref is None or not ref.weight:
             return 0
-        weight = self._tensors.vector(f"{name}.weight", size)
+        weight = self._source.vector(ref.weight, ref.size)
         if self.spec.norm == "rms_plus_one":
             weight = weight + np.float32(1.0)
         return self._keep(weight)
 
     def _linear(
         self,
+        linear: LinearRef,
         source: Buffer,
         target: Buffer,
-        weights: list[Array],
-        bias: Array | None,
+        *,
         paired: bool = False,
         **fields: Any,
     ) -> None:
+        """Add a linear layer; `paired`: the gate and up of a gated unit, computed together."""
+        weights = read_linear(self._source, linear, every_unit)
+        bias = read_bias(self._source, linear, every_unit)
+        if paired and bias is not None:
+            bias = interleave(*np.split(bias, 2))
         panels, scales = self._packer.pack(weights, paired=paired)
         outputs = len(panels) * PANEL
         if bias is not None:
@@ -275,23 +235,10 @@ class Program:
             weights=self._keep(panels),
             scales=self._keep(scales),
             bias=self._keep(bias),
-            inputs=weights[0].shape[1],
+            inputs=weights.shape[1],
             outputs=outputs,
             **(defaults | fields),
         )
-
-    def _matrices(self, names: list[str], rows: list[int], columns: int) -> list[Array]:
-        """Return matrices [rows, columns] as the checkpoint has them."""
-        return [
-            self._tensors.tensor(f"{name}.weight", (count, columns))
-            for name, count in zip(names, rows, strict=True)
-        ]
-
-    def _bias(self, names: list[str], sizes: list[int], wanted: bool = True) -> Array | None:
-        if not wanted:
-            return None
-        pairs = zip(names, sizes, strict=True)
-        return np.concatenate([self._tensors.vector(name, size) for name, size in pairs])
 
     def _keep(self, array: Array | None) -> int:
         """Keep an array alive; return its address, 0 for none."""

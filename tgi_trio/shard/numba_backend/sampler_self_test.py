@@ -11,11 +11,12 @@ import sys
 import numpy as np
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.cpu.sampler import CpuSampler, permutation
-from tgi_trio.shard.philox import uniform
-from tgi_trio.shard.step import Sequence
-from tgi_trio.shard.truncation import Cuts
-from tgi_trio.shard.wide_truncation import truncate_row
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.machine.garbage import without_collection
+from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler, permutation
+from tgi_trio.shard.sampling.philox import uniform
+from tgi_trio.shard.sampling.truncation import Cuts
+from tgi_trio.shard.torch_backend.sampling.wide_truncation import truncate_row
 
 _VOCABULARY = 3000
 _TOLERANCE = 1e-4  # of log-probabilities
@@ -28,16 +29,16 @@ _SETTINGS = (
 )
 
 
-def fault() -> str | None:
+def find_fault() -> str | None:
     """Return what is wrong with the sampler's kernels, or None; raises what the compiler raises."""
     draw = np.random.default_rng(1)
     logits = draw.standard_normal((len(_SETTINGS), _VOCABULARY)).astype(np.float32)
     ids = np.ones(4, np.int32)
     rows = [
-        Sequence(i, ids, len(ids), 1, len(ids) - 1, [], 1, 0, sampling)
+        ShardSequence(i, ids, len(ids), 1, len(ids) - 1, [], 1, 0, sampling)
         for i, sampling in enumerate(_SETTINGS)
     ]
-    results = CpuSampler(_VOCABULARY, [0]).choose(logits.copy(), rows)
+    results = CpuSampler(_VOCABULARY, [0]).choose(logits.copy(), rows).rows
     for i, result in enumerate(results):
         scores = logits[i] - logits[i].max()
         keep = truncate_row(scores, Cuts.of(_SETTINGS, _VOCABULARY), i)
@@ -59,4 +60,5 @@ def fault() -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(fault())
+    with without_collection():
+        sys.exit(find_fault())

@@ -7,27 +7,27 @@ requests with plausible nonsense. The test also compiles, before there is a team
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.forward import Forward, Tokens
-from tgi_trio.shard.cpu.instructions import variant_for
-from tgi_trio.shard.cpu.packing import to_bfloat16, to_float32, to_int8
-from tgi_trio.shard.cpu.program import packing
-from tgi_trio.shard.models.names import LLAMA
-from tgi_trio.shard.models.specs import DecoderSpec, LayerSpec, RotarySpec
-from tgi_trio.shard.step import BLOCK_SIZE
+from tgi_trio.model.families.names import LLAMA
+from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.shard.checkpoint.formats.int8 import to_int8
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.contract import BLOCK_SIZE
+from tgi_trio.shard.numba_backend.forward import Forward, Tokens
+from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.program import packing
 
-Floats = NDArray[np.float32]
 _TOLERANCES = {True: 0.05, False: 1e-4}  # bfloat16 or not; of the logits' norm
 _LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
 _THETA = 10000.0
 
 
-def fault(spec: DecoderSpec, dtype: str, *, int8: bool, dot: bool) -> str | None:
+def find_fault(spec: DecoderSpec, dtype: str, *, int8: bool, dot: bool) -> str | None:
     """Return what is wrong with the kernels that `spec` would use, or None.
 
     Raises what the compiler raises when it has no instructions for them.
@@ -74,6 +74,7 @@ class _Random:
         self._int8 = int8
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Floats:
+        """Return the numbers of a matrix or vector."""
         draw = np.random.default_rng(sum(name.encode()))
         values = draw.standard_normal(shape, np.float32) / math.sqrt(shape[-1])
         if self._int8 and len(shape) == 2:
@@ -81,14 +82,11 @@ class _Random:
             return whole * scales[:, None]
         return to_float32(to_bfloat16(values))
 
+    def matrix(self, name: str, shape: tuple[int, int], *, transposed: bool = False) -> PlainMatrix:
+        return PlainMatrix(self.tensor(name, shape))
+
     def vector(self, name: str, size: int) -> Floats:
         return 1.0 + self.tensor(name, (size,))
-
-    def place(self, values: NDArray[Any]) -> tuple[Path, int]:
-        return Path(), 0
-
-    def release(self, values: NDArray[Any]) -> None:
-        """They are made again where they are needed again."""
 
 
 def _ids(count: int) -> NDArray[np.int32]:
@@ -120,7 +118,7 @@ def _logits(spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32]) -> Floa
 
     embedding = weights.tensor(f"{names.embedding}.weight", (spec.vocab_size, hidden))
     x = embedding[ids]
-    attended = _attended(spec, linear, norm(x, prefix + names.attention_norm))
+    attended = _attend(spec, linear, norm(x, prefix + names.attention_norm))
     x = x + linear(attended, names.output, hidden)
     inner = norm(x, prefix + names.mlp_norm)
     gate = linear(inner, names.gate, spec.mlp_width)
@@ -129,7 +127,7 @@ def _logits(spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32]) -> Floa
     return np.asarray(norm(x, names.final_norm) @ embedding.T)
 
 
-def _attended(spec: DecoderSpec, linear: Any, x: Floats) -> Any:
+def _attend(spec: DecoderSpec, linear: Any, x: Floats) -> Any:
     names, count, size = spec.names, len(x), spec.head_dim
 
     def heads(name: str, number: int, turned: bool) -> Any:

@@ -31,12 +31,23 @@ class Epilogue(IntEnum):
 
 
 class Activation(IntEnum):
-    """Activation functions; their names in config.json are in `fitting.ACTIVATIONS`."""
+    """Activation functions; their names in config.json are in `ACTIVATIONS`."""
 
     SILU = 0
     GELU_TANH = 1
     GELU = 2
     RELU = 3
+
+
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+}
 
 
 class Buffer(IntEnum):

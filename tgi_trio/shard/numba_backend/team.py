@@ -12,11 +12,11 @@ import numpy as np
 from numba import typeof
 from numpy.typing import NDArray
 
-from tgi_trio.shard.cpu.kernels import threads as layout
-from tgi_trio.shard.cpu.kernels.step import take_part
-from tgi_trio.shard.cpu.kernels.variant import Variant
-from tgi_trio.shard.cpu.memory import address, zeroed
-from tgi_trio.shard.cpu.tables import STEP
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels import threads as layout
+from tgi_trio.shard.numba_backend.kernels.step import take_part
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.tables import STEP
 
 
 class Team:
@@ -28,11 +28,13 @@ class Team:
 
     def __init__(self, variant: Variant, operations: NDArray[np.void], cores: list[int]) -> None:
         """`cores`: a processor for each thread; the first is the caller's."""
-        self.step = zeroed((1,), STEP)  # what the next `run` works on; filled by the caller
+        self.step = allocate_zeroed(
+            (1,), STEP
+        )  # what the next `run` works on; filled by the caller
         self.variant = variant
         self._operations = operations
         self.cores = cores
-        self._control = zeroed((layout.control_bytes(len(cores)),), np.uint8)
+        self._control = allocate_zeroed((layout.control_bytes(len(cores)),), np.uint8)
         self._signals = self._control.view(np.int64)
         self._control_address = address(self._control)
         self._compiled = take_part

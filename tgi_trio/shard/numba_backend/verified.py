@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from tgi_trio.shard.cpu import sampler_self_test, self_test
-from tgi_trio.shard.cpu.compile_beside import compiled_beside
-from tgi_trio.shard.cpu.fitting import UnfitError
-from tgi_trio.shard.cpu.instructions import variant_for
-from tgi_trio.shard.cpu.kernels.sampling.rows import work_on_rows
-from tgi_trio.shard.cpu.kernels.variant import Variant
-from tgi_trio.shard.cpu.sampler import CpuSampler
-from tgi_trio.shard.logits_processors import Grammars
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models.specs import DecoderSpec
-from tgi_trio.shard.sampling import RowSampler
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.numba_backend import sampler_self_test, self_test
+from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
+from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel
+from tgi_trio.shard.numba_backend.unfit import UnsupportedError
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 
 def working_variant(spec: DecoderSpec, dtype: str, *, int8: bool) -> Variant:
@@ -23,32 +23,37 @@ def working_variant(spec: DecoderSpec, dtype: str, *, int8: bool) -> Variant:
     Compiles them, and those of the sampler beside them, where the cache does not have them yet.
     """
     reason = ""
-    with compiled_beside(work_on_rows, sampler_self_test.__name__):
+    with compile_in_parallel(work_on_rows, sampler_self_test.__name__):
         for dot in (True, False) if variant_for(spec, dtype, int8=int8).dot else (False,):
             try:
-                found = self_test.fault(spec, dtype, int8=int8, dot=dot)
+                found = self_test.find_fault(spec, dtype, int8=int8, dot=dot)
             except Exception as error:  # whatever numba and LLVM raise: there are other backends
                 found = f"{type(error).__name__}: {error}"
             if found is None:
                 return variant_for(spec, dtype, int8=int8, dot=dot)
             reason = f"the self-test of the kernels failed: {found}"
             print(reason, file=sys.stderr)
-    raise UnfitError(reason)
+    raise UnsupportedError(reason)
 
 
-def working_sampler(config: ModelConfig, cores: list[int], grammars: Grammars | None) -> RowSampler:
+def working_sampler(
+    config: ModelConfig,
+    cores: list[int],
+    grammars: GrammarMasks | None,
+    watermark: Watermark | None = None,
+) -> RowSampler:
     """Return the kernels' sampler, or torch's where they do not work."""
     try:
-        reason = sampler_self_test.fault()
+        reason = sampler_self_test.find_fault()
     except Exception as error:  # as in `working_variant`
         reason = f"{type(error).__name__}: {error}"
     size, eos_ids = config.vocab_size, config.eos_ids
     if reason is None:
-        return CpuSampler(size, eos_ids, cores=cores, grammars=grammars)
+        return CpuSampler(size, eos_ids, cores=cores, grammars=grammars, watermark=watermark)
     print(f"tokens are chosen with torch, not with the CPU kernels: {reason}", file=sys.stderr)
     import torch
 
-    from tgi_trio.shard.sampler import Sampler
+    from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 
     torch.set_num_threads(1)  # its own team would go on spinning on our cores
-    return Sampler(size, eos_ids, torch.device("cpu"), grammars=grammars)
+    return Sampler(size, eos_ids, torch.device("cpu"), grammars=grammars, watermark=watermark)

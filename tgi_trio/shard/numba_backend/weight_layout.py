@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
-PANEL = 2 * LANES  # output features that are computed together
+from tgi_trio.model.kernel_fit import LANES as LANES
+from tgi_trio.model.kernel_fit import PANEL as PANEL
 
 
 @dataclass(frozen=True, slots=True)

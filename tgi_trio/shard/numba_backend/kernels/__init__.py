@@ -12,7 +12,8 @@ from typing import Any
 
 from numba import config, njit
 
-from tgi_trio.shard.cpu.kernels.cache import cache_folder
+from tgi_trio.shard.numba_backend.kernels.cache import cache_folder
+from tgi_trio.shard.numba_backend.kernels.part import PartCompiler
 
 _FOLDER = cache_folder()
 if _FOLDER is not None:
@@ -22,7 +23,9 @@ if _FOLDER is not None:
 _OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 # For kernels that other kernels call: compiled into each caller, so there is nothing to keep, and
 # no way in from Python, which would take as long to compile.
-kernel = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+kernel = njit(
+    pipeline_class=PartCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS
+)
 # For those that Python calls; they are kept with everything they call.
 entry = njit(cache=_FOLDER is not None, **_OPTIONS)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.vectors import (
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     divide,
     exp,
@@ -13,7 +13,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     multiply,
     subtract,
 )
-from tgi_trio.shard.cpu.tables import Activation
+from tgi_trio.shard.numba_backend.tables import Activation
 
 SILU, GELU_TANH, GELU = (int(a) for a in (Activation.SILU, Activation.GELU_TANH, Activation.GELU))
 
@@ -43,7 +43,7 @@ def gelu(x):
 
 
 @kernel
-def activated(kind, x):
+def activate(kind, x):
     """Return the activation function `kind` of x."""
     if kind == SILU:
         return sigmoid_times(x, x)
@@ -56,7 +56,7 @@ def activated(kind, x):
 
 
 @kernel
-def soft_capped(x, cap):
+def apply_soft_cap(x, cap):
     """Return cap * tanh(x / cap), or x where cap is 0. tanh(u) is 1 - 2 / (1 + e^2u)."""
     if cap == 0.0:
         return x

@@ -12,13 +12,14 @@ other. The scores of the whole context are kept, so the softmax needs no correct
 
 from __future__ import annotations
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.activation import soft_capped
-from tgi_trio.shard.cpu.kernels.norm import BLOCK
-from tgi_trio.shard.cpu.kernels.threads import atomic_add
-from tgi_trio.shard.cpu.kernels.tiles import add_weighted, multiply_add, store_tile, zeros
-from tgi_trio.shard.cpu.kernels.variant import count
-from tgi_trio.shard.cpu.kernels.vectors import (
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.activation import apply_soft_cap
+from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
+from tgi_trio.shard.numba_backend.kernels.norm import BLOCK
+from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
+from tgi_trio.shard.numba_backend.kernels.tiles import add_weighted, multiply_add, store_tile, zeros
+from tgi_trio.shard.numba_backend.kernels.variant import count
+from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     fill,
     first_lanes,
@@ -34,8 +35,8 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     total,
     weight,
 )
-from tgi_trio.shard.cpu.storage import LANES
-from tgi_trio.shard.cpu.tables import Buffer
+from tgi_trio.shard.numba_backend.tables import Buffer
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 QUERY, ATTENDED = int(Buffer.QUERY), int(Buffer.ATTENDED)
 _NOTHING = -1e30  # score of a token that is not seen
@@ -59,7 +60,7 @@ def attend_item(variant, step, op, token, part, parts, scratch):
     """Attend with the `variant.heads` query heads from part * heads on."""
     size, kv_head = step.head_dim, part // parts
     seen = load_int(step.positions + 4 * token) + 1  # tokens before and including this one
-    hidden = max(0, seen - op.window) if op.window else 0  # of them, those outside the window
+    hidden = greater(0, seen - op.window) if op.window else 0  # of them, those outside the window
     table = step.tables + load_int(step.rows + 4 * token) * step.table_width * 4
     first = step.heads * token + part * variant.heads
     query = step.buffers[QUERY] + first * size * variant.active_bytes
@@ -81,11 +82,11 @@ def score_blocks(variant, step, table, begin, end, keys, stride, query, scores):
     heads, one = count(variant.heads), count(1)
     query_bytes = step.head_dim * variant.active_bytes
     for block in range(begin, end, 2):
-        other = min(block + 1, end - 1)  # of an odd number the last block is computed twice
+        other = lesser(block + 1, end - 1)  # of an odd number the last block is computed twice
         a = keys + load_int(table + 4 * block) * stride
         b = keys + load_int(table + 4 * other) * stride
-        ahead_a = keys + load_int(table + 4 * min(block + 2, end - 1)) * stride
-        ahead_b = keys + load_int(table + 4 * min(block + 3, end - 1)) * stride
+        ahead_a = keys + load_int(table + 4 * lesser(block + 2, end - 1)) * stride
+        ahead_b = keys + load_int(table + 4 * lesser(block + 3, end - 1)) * stride
         tile_a, tile_b, x = zeros(heads, one), zeros(heads, one), query
         for i in range(0, step.head_dim // variant.kv.step * 64, 64):
             prefetch(ahead_a + i)
@@ -102,7 +103,7 @@ def softmax(scores, begin, end, hidden, seen, cap):
     """Turn one head's scores into weights that sum to 1; of tokens not seen, 0."""
     best = fill(_NOTHING)
     for block in range(begin, end):
-        value = soft_capped(load(scores + 64 * block), cap)
+        value = apply_soft_cap(load(scores + 64 * block), cap)
         if seen < (block + 1) * BLOCK:
             value = first_lanes(seen - block * BLOCK, value, fill(_NOTHING))
         if hidden > block * BLOCK:
@@ -129,9 +130,9 @@ def sum_values(variant, step, table, begin, end, seen, values, stride, weights, 
         tile = zeros(heads, columns)
         for block in range(begin, end):
             value = values + load_int(table + 4 * block) * stride + d * stored
-            ahead = values + load_int(table + 4 * min(block + 1, end - 1)) * stride + d * stored
+            ahead = values + load_int(table + 4 * lesser(block + 1, end - 1)) * stride + d * stored
             weight = weights + 64 * block
-            for _ in range(min(BLOCK, seen - block * BLOCK)):
+            for _ in range(lesser(BLOCK, seen - block * BLOCK)):
                 prefetch(ahead)
                 tile = add_weighted(
                     variant.kv, heads, columns, tile, value, weight, step.scores_bytes

@@ -49,7 +49,7 @@ def _places() -> Iterator[Path]:
 def _source_hash() -> str:
     here = Path(__file__).parent
     found = hashlib.sha256()
-    agreed = [here.parent / "storage.py", here.parent / "tables.py"]
+    agreed = [here.parent / "weight_layout.py", here.parent / "tables.py"]
     for path in sorted([*here.rglob("*.py"), *agreed]):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]

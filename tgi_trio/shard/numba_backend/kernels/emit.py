@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from tgi_trio.shard.cpu.storage import LANES
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 FLOAT, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 POINTER = ir.PointerType()

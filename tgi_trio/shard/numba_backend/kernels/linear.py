@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.activation import activated, soft_capped
-from tgi_trio.shard.cpu.kernels.threads import atomic_add
-from tgi_trio.shard.cpu.kernels.tiles import fold, multiply_add, store_tile, zeros
-from tgi_trio.shard.cpu.kernels.variant import count, number, twice
-from tgi_trio.shard.cpu.kernels.vectors import (
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap
+from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
+from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
+from tgi_trio.shard.numba_backend.kernels.variant import count, number, twice
+from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     fill,
     fma,
@@ -38,8 +38,8 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     store,
     store_active,
 )
-from tgi_trio.shard.cpu.storage import LANES, PANEL
-from tgi_trio.shard.cpu.tables import Epilogue
+from tgi_trio.shard.numba_backend.tables import Epilogue
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
 _AHEAD = 4096  # bytes that a lone tile fetches ahead
@@ -157,12 +157,12 @@ def finish(variant, step, op, panel, row, rows, sums):
             store(begin, fma(first, scale, load(begin)))
             store(begin + 4 * LANES, fma(second, scale, load(begin + 4 * LANES)))
         elif op.epilogue == GATE:
-            value = multiply(activated(op.activation, first), second)
+            value = multiply(activate(op.activation, first), second)
             store_active(variant, target + ((row + i) * op.width + panel * LANES) * bytes_, value)
         elif op.epilogue == ACTIVATE:
             begin = target + ((row + i) * op.width + panel * PANEL) * bytes_
-            store_active(variant, begin, activated(op.activation, first))
-            store_active(variant, begin + LANES * bytes_, activated(op.activation, second))
+            store_active(variant, begin, activate(op.activation, first))
+            store_active(variant, begin + LANES * bytes_, activate(op.activation, second))
         else:
-            store(begin, soft_capped(multiply(first, scale), op.cap))
-            store(begin + 4 * LANES, soft_capped(multiply(second, scale), op.cap))
+            store(begin, apply_soft_cap(multiply(first, scale), op.cap))
+            store(begin + 4 * LANES, apply_soft_cap(multiply(second, scale), op.cap))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.vectors import (
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     copy_word,
     fill,
@@ -20,8 +20,8 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     subtract,
     total,
 )
-from tgi_trio.shard.cpu.storage import LANES
-from tgi_trio.shard.cpu.tables import Buffer, Epilogue
+from tgi_trio.shard.numba_backend.tables import Buffer, Epilogue
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 ADD, QKV, QUERY = int(Epilogue.ADD), int(Buffer.QKV), int(Buffer.QUERY)
 BLOCK = 16  # tokens per KV block: one vector of scores

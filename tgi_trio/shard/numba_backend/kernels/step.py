@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu.kernels import entry, kernel
-from tgi_trio.shard.cpu.kernels.attention import attend
-from tgi_trio.shard.cpu.kernels.linear import linear
-from tgi_trio.shard.cpu.kernels.norm import embed, norm, rotate
-from tgi_trio.shard.cpu.kernels.threads import (
+from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.attention import attend
+from tgi_trio.shard.numba_backend.kernels.linear import linear
+from tgi_trio.shard.numba_backend.kernels.norm import embed, norm, rotate
+from tgi_trio.shard.numba_backend.kernels.threads import (
     STOPPED,
     atomic_exchange,
     atomic_load,
@@ -17,7 +17,7 @@ from tgi_trio.shard.cpu.kernels.threads import (
     post,
     wait_for_post,
 )
-from tgi_trio.shard.cpu.tables import Code
+from tgi_trio.shard.numba_backend.tables import Code
 
 EMBED, NORM, LINEAR, ROTATE = (
     int(code) for code in (Code.EMBED, Code.NORM, Code.LINEAR, Code.ROTATE)

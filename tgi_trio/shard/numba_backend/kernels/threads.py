@@ -13,8 +13,8 @@ from typing import Any
 import llvmlite.ir as ir
 from numba import types
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.emit import I32, I64, address, at, call, none, operation
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, address, at, call, none, operation
 
 LINE = 64  # bytes of a cache line; what several threads write never shares one
 # Places in the control block.

@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tgi_trio.shard.cpu.kernels.emit import (
+from tgi_trio.shard.numba_backend.kernels.emit import (
     BYTES,
     FLOAT,
     FLOATS,
@@ -28,9 +28,9 @@ from tgi_trio.shard.cpu.kernels.emit import (
     store_as,
     vector,
 )
-from tgi_trio.shard.cpu.kernels.variant import CountType, StorageType
-from tgi_trio.shard.cpu.kernels.vectors import fma_of, widened
-from tgi_trio.shard.cpu.storage import LANES, Storage
+from tgi_trio.shard.numba_backend.kernels.variant import CountType, StorageType
+from tgi_trio.shard.numba_backend.kernels.vectors import fma_of, widen
+from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 
 i64 = types.int64
 
@@ -184,7 +184,7 @@ def add_weighted(
         for column in range(columns.value):
             place = builder.add(where, I64(column * LANES * (2 if bf16 else 4)))
             if bf16:
-                loaded.append(widened(builder, load_as(builder, place, HALVES, 2)))
+                loaded.append(widen(builder, load_as(builder, place, HALVES, 2)))
             else:
                 loaded.append(load_as(builder, place, FLOATS))
         for row in range(rows.value):

@@ -24,7 +24,7 @@ from numba.extending import (
     unbox,
 )
 
-from tgi_trio.shard.cpu.storage import Storage
+from tgi_trio.shard.numba_backend.weight_layout import Storage
 
 
 @dataclass(frozen=True, slots=True)

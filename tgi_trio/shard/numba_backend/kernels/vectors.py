@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tgi_trio.shard.cpu.kernels.emit import (
+from tgi_trio.shard.numba_backend.kernels.emit import (
     FLOAT,
     FLOATS,
     HALVES,
@@ -35,8 +35,8 @@ from tgi_trio.shard.cpu.kernels.emit import (
     store_as,
     vector,
 )
-from tgi_trio.shard.cpu.kernels.variant import StorageType, VariantType
-from tgi_trio.shard.cpu.storage import LANES
+from tgi_trio.shard.numba_backend.kernels.variant import StorageType, VariantType
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 f32, i64 = types.float32, types.int64
 
@@ -88,11 +88,11 @@ def prefetch(builder: Any, where: Any) -> Any:
     return none()
 
 
-def widened(builder: Any, halves: Any) -> Any:
+def widen(builder: Any, halves: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(halves, INTS), ints(16)), FLOATS)
 
 
-def _narrowed(builder: Any, value: Any) -> Any:
+def _narrow(builder: Any, value: Any) -> Any:
     """Round to bfloat16, to the even neighbour from half-way."""
     bits = builder.bitcast(value, INTS)
     odd = builder.and_(builder.lshr(bits, ints(16)), ints(1))
@@ -107,7 +107,7 @@ def load_stored(context: Any, storage: StorageType, where: types.Integer) -> Any
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         if bf16:
-            return widened(builder, load_as(builder, values[1], HALVES, 2))
+            return widen(builder, load_as(builder, values[1], HALVES, 2))
         return load_as(builder, values[1], FLOATS)
 
     return vector(storage, i64), emit
@@ -117,7 +117,7 @@ def _storing(half: bool) -> Any:
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, where, value = values
         if half:
-            return store_as(builder, _narrowed(builder, value), where, 2)
+            return store_as(builder, _narrow(builder, value), where, 2)
         return store_as(builder, value, where)
 
     return emit

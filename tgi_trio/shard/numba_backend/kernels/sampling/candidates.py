@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.arrays import bits_of, float_of, floats_at, ints_at
-from tgi_trio.shard.cpu.kernels.sampling.scores import (
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.arrays import (
+    bits_of,
+    float_of,
+    floats_at,
+    ints_at,
+    lesser,
+)
+from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
     CHUNK,
     VECTOR_BYTES,
     reading,
     relative,
     relative_one,
 )
-from tgi_trio.shard.cpu.kernels.vectors import first_lane, lanes_at_least, load
-from tgi_trio.shard.cpu.storage import LANES
+from tgi_trio.shard.numba_backend.kernels.vectors import first_lane, lanes_at_least, load
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 
 @kernel
@@ -79,10 +85,10 @@ def find_candidates(row, width):
     heap, maxima = ints_at(row.keys, width), floats_at(row.maxima, row.chunks)
     bound = fill_heap(row, heap, width)
     for chunk in range(row.chunks):
-        bound = min(bound, heap[0])
+        bound = lesser(bound, heap[0])
         if key_of(relative_one(row, maxima[chunk]), chunk * CHUNK) < bound:
             for vector in range(chunk * CHUNK // LANES, (chunk + 1) * CHUNK // LANES):
-                take_best(row, heap, width, vector, min(bound, heap[0]))
+                take_best(row, heap, width, vector, lesser(bound, heap[0]))
     for size in range(width - 1, 0, -1):  # the largest of what is left goes behind it
         key = heap[size]
         heap[size] = heap[0]

@@ -1,10 +1,13 @@
-"""The random numbers of `shard/philox.py`, to the bit: numpy takes 100 us for a handful of rows."""
+"""The random numbers of `shard/sampling/philox.py`, to the bit.
+
+numpy takes 100 us for a handful of rows.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu.kernels import entry
+from tgi_trio.shard.numba_backend.kernels import entry
 
 _ROUNDS = 10
 _FIRST, _SECOND = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)  # multipliers

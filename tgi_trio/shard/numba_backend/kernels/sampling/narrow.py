@@ -1,9 +1,9 @@
 """Truncations of a row whose best candidates do not decide: thousands of tokens may survive.
 
-The rules are those of `shard/wide_truncation.py`, which sorts. Here every cut is the same question:
-how far from a centre does one have to go until the tokens within have a given mass? Top-k counts
-tokens by cost, top-p weighs them by cost, typical-p weighs them by their distance from the mean
-cost. What is farther is masked.
+The rules are those of `shard/torch_backend/sampling/wide_truncation.py`, which sorts. Here every
+cut is the same question: how far from a centre does one have to go until the tokens within have a
+given mass? Top-k counts tokens by cost, top-p weighs them by cost, typical-p weighs them by their
+distance from the mean cost. What is farther is masked.
 
 `cut` answers it without sorting. The answer is bracketed by passes over the row, each looking at
 three distances: first those that quarter the bracket, and when it is so narrow that the mass grows
@@ -16,9 +16,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.arrays import doubles_at, floats_at, ints_at
-from tgi_trio.shard.cpu.kernels.sampling.scores import (
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.arrays import (
+    doubles_at,
+    floats_at,
+    greater,
+    ints_at,
+    lesser,
+)
+from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
     CHUNK,
     CHUNK_BYTES,
     VECTOR_BYTES,
@@ -26,7 +32,7 @@ from tgi_trio.shard.cpu.kernels.sampling.scores import (
     reading,
     relative,
 )
-from tgi_trio.shard.cpu.kernels.vectors import (
+from tgi_trio.shard.numba_backend.kernels.vectors import (
     absolute,
     add,
     fill,
@@ -38,7 +44,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     total,
     where_at_least,
 )
-from tgi_trio.shard.cpu.storage import LANES
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 BUCKETS = 512
 _WIDEST = 32.0  # nats: the first bracket; farther tokens are hardly ever wanted
@@ -91,7 +97,7 @@ def masses_within(row, centre, limits, own):
     mass_a, mass_b, mass_c, none = 0.0, 0.0, 0.0, fill(0.0)
     for begin in range(0, row.chunks * CHUNK_BYTES, _FLUSH * VECTOR_BYTES):
         a, b, c = none, none, none
-        end = min(begin + _FLUSH * VECTOR_BYTES, row.chunks * CHUNK_BYTES)
+        end = lesser(begin + _FLUSH * VECTOR_BYTES, row.chunks * CHUNK_BYTES)
         for i in range(begin, end, VECTOR_BYTES):
             near, mass = nearness(load(row.scores + i), centre), load(own + i)
             a = add(a, where_at_least(-first, near, mass, none))
@@ -170,17 +176,17 @@ def narrow_list(away, own, ids, listed, masses, wanted):
     while True:
         low = high = np.float64(away[0])
         for i in range(1, listed):
-            low, high = min(low, away[i]), max(high, away[i])
+            low, high = lesser(low, away[i]), greater(high, away[i])
         if low == high:
             return listed, wanted
         per_bucket = (BUCKETS - 1) / (high - low)  # so low and high are never in the same
         masses[:] = 0.0
         for i in range(listed):
-            masses[int((away[i] - low) * per_bucket)] += own[i]
+            masses[np.int64((away[i] - low) * per_bucket)] += own[i]
         bucket, before = bucket_reached(masses, wanted)
         kept = 0
         for i in range(listed):
-            if int((away[i] - low) * per_bucket) == bucket:
+            if np.int64((away[i] - low) * per_bucket) == bucket:
                 away[kept], own[kept], ids[kept] = away[i], own[i], ids[i]
                 kept += 1
         listed, wanted = kept, wanted - before

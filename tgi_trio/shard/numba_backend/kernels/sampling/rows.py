@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu.kernels import entry, kernel
-from tgi_trio.shard.cpu.kernels.arrays import floats_at, ints_at
-from tgi_trio.shard.cpu.kernels.sampling.candidates import find_candidates
-from tgi_trio.shard.cpu.kernels.sampling.narrow import truncate
-from tgi_trio.shard.cpu.kernels.sampling.scores import (
+from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.arrays import floats_at, ints_at, lesser
+from tgi_trio.shard.numba_backend.kernels.sampling.candidates import find_candidates
+from tgi_trio.shard.numba_backend.kernels.sampling.narrow import truncate
+from tgi_trio.shard.numba_backend.kernels.sampling.scores import (
     CHUNK,
     CHUNK_BYTES,
     VECTOR_BYTES,
@@ -19,8 +19,8 @@ from tgi_trio.shard.cpu.kernels.sampling.scores import (
     relative,
     relative_one,
 )
-from tgi_trio.shard.cpu.kernels.threads import atomic_add
-from tgi_trio.shard.cpu.kernels.vectors import load, store, weight
+from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
+from tgi_trio.shard.numba_backend.kernels.vectors import load, store, weight
 
 _BELOW_ONE = 1.0 - 2.0**-52  # rounding must not carry a target up to the whole mass
 
@@ -42,7 +42,7 @@ def first_best(row):
 def draw(row, room):
     """Return the first token at which the cumulative mass exceeds `uniform` of the whole."""
     masses, own = floats_at(row.masses, row.chunks), floats_at(room, CHUNK)
-    target, before, chunk = min(row.uniform, _BELOW_ONE) * row.mass, 0.0, 0
+    target, before, chunk = lesser(row.uniform, _BELOW_ONE) * row.mass, 0.0, 0
     while chunk < row.chunks - 1 and before + masses[chunk] <= target:
         before += masses[chunk]
         chunk += 1

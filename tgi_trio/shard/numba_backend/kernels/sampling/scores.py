@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tgi_trio.shard.cpu.kernels import kernel
-from tgi_trio.shard.cpu.kernels.arrays import floats_at
-from tgi_trio.shard.cpu.kernels.vectors import (
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.arrays import floats_at
+from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     fill,
     fma,
@@ -21,7 +21,7 @@ from tgi_trio.shard.cpu.kernels.vectors import (
     where_at_least,
     where_bits,
 )
-from tgi_trio.shard.cpu.storage import LANES
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 CHUNK = 128
 VECTOR_BYTES, CHUNK_BYTES = 4 * LANES, 4 * CHUNK

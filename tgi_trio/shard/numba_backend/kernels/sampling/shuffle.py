@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tgi_trio.shard.cpu.kernels import entry
+from tgi_trio.shard.numba_backend.kernels import entry
 
 
 @entry

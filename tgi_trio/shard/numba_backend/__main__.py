@@ -1,0 +1,41 @@
+"""`python -m tgi_trio.shard.numba_backend FOLDER [--quantize eetq]`: compile what serves a model.
+
+Before its first start, with the flags it will be served with.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.shard.machine.dtypes import compute_dtype
+from tgi_trio.shard.machine.garbage import without_collection
+from tgi_trio.shard.numba_backend.loading import load
+from tgi_trio.shard.numba_backend.unfit import UnsupportedError
+
+
+def main(argv: list[str]) -> int:
+    """Load the model in `argv[0]` once; return the exit code, 1 where the kernels cannot."""
+    int8 = argv[1:] == ["--quantize", "eetq"]
+    if not (len(argv) == 1 or int8):
+        print(
+            "usage: python -m tgi_trio.shard.numba_backend FOLDER [--quantize eetq]",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        config = read_config(Path(argv[0]))
+        dtype = compute_dtype(None, config, on_cpu=True)
+        with without_collection():
+            load(config, decoder_spec(config), dtype=dtype, int8=int8).close()
+    except (ModelLoadError, UnsupportedError) as error:
+        print(f"the CPU kernels cannot serve {argv[0]}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

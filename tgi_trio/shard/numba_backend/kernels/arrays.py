@@ -1,0 +1,66 @@
+"""Arrays at an address, for kernels that go about single numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+from tgi_trio.shard.numba_backend.kernels.emit import FLOAT, I32, I64, address, at, operation
+
+
+@operation(types.int64, types.float32)
+def bits_of(builder: Any, value: Any) -> Any:
+    """Return the bits of a float32 as a whole number; order is kept where it is not negative."""
+    return builder.zext(builder.bitcast(value, I32), I64)
+
+
+@operation(types.float32, types.int64)
+def float_of(builder: Any, bits: Any) -> Any:
+    """Return the float32 with these bits."""
+    return builder.bitcast(builder.trunc(bits, I32), FLOAT)
+
+
+def _array_of(numbers: types.Type, doc: str) -> Any:
+    """Return a function (address, size) -> array; `carray` would be two kernels more to compile."""
+    kind = types.Array(numbers, 1, "C")
+
+    def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        where, size = values
+        array = context.make_array(kind)(context, builder)
+        step = I64(context.get_abi_sizeof(context.get_data_type(numbers)))
+        populate_array(array, at(builder, where), [size], [step], step, meminfo=None)
+        return array._getvalue()
+
+    def typed(context: Any, where: Any, size: Any) -> Any:
+        return kind(address, types.int64), make
+
+    typed.__doc__ = doc
+    return intrinsic(typed)
+
+
+floats_at = _array_of(types.float32, "Return float32 [size].")
+doubles_at = _array_of(types.float64, "Return float64 [size].")
+ints_at = _array_of(types.int64, "Return int64 [size].")
+
+
+def _one_of_two(smaller: bool) -> Any:
+    """Return a function of two numbers; numba's own are kernels, compiled for every kind."""
+    sign = "<" if smaller else ">"
+
+    def choose(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        whole = isinstance(signature.return_type, types.Integer)
+        compare = builder.icmp_signed if whole else builder.fcmp_ordered
+        return builder.select(compare(sign, *values), *values)
+
+    def typed(context: Any, a: Any, b: Any) -> Any:
+        kind = context.unify_types(a, b)
+        return kind(kind, kind), choose
+
+    return intrinsic(typed)
+
+
+lesser = _one_of_two(smaller=True)
+greater = _one_of_two(smaller=False)

@@ -1,0 +1,91 @@
+"""How a kernel is compiled that only other kernels call: into them, and nowhere else.
+
+numba optimises every function on its own, makes machine code of it, and then compiles it once more
+as a part of each caller. Here a kernel stays LLVM's unoptimised code until it is in an `entry`,
+where all of it is optimised once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import _dynfunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import LoweringPass, PassManager, register_pass
+from numba.core.typed_passes import AnnotateTypes, NativeLowering
+
+# Of numba's passes, what kernels do not write: closures, `with`, literal loops, array expressions.
+_UNNEEDED = {
+    "WithLifting",
+    "InlineClosureLikes",
+    "RewriteSemanticConstants",
+    "DeadBranchPrune",
+    "RewriteDynamicRaises",
+    "MakeFunctionToJitFunction",
+    "InlineInlinables",
+    "FindLiterallyCalls",
+    "LiteralUnroll",
+    "LiteralPropagationSubPipelinePass",
+    "InlineOverloads",
+    "NopythonRewrites",
+}
+
+
+class _PartLibrary(JITCodeLibrary):
+    """The code of one kernel and of what it calls, to be linked into its callers."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        """Leave it to the `entry`."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _KeepAsPart(LoweringPass):
+    """Before the lowering: have it write into such a library, and make nothing executable."""
+
+    _name = "tgi_trio_keep_as_part"
+
+    def __init__(self) -> None:
+        LoweringPass.__init__(self)
+
+    def run_pass(self, state: Any) -> bool:
+        state.library = _PartLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        return False
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _MakeCallable(LoweringPass):
+    """After the lowering: let other kernels find it. numba looks it up by a builtin function."""
+
+    _name = "tgi_trio_make_callable"
+
+    def __init__(self) -> None:
+        LoweringPass.__init__(self)
+
+    def run_pass(self, state: Any) -> bool:
+        found, library = state.cr, state.library
+        key = _dynfunc.make_function(
+            found.fndesc.lookup_module(), found.fndesc.qualname, "", 0, found.env, (library,)
+        )
+        state.targetctx.insert_user_function(key, found.fndesc, [library])
+        state.cr = found._replace(cfunc=key)
+        return False
+
+
+class PartCompiler(CompilerBase):
+    """numba's pipeline with the two passes around its lowering."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.add_pass_after(_KeepAsPart, AnnotateTypes)
+        passes.add_pass_after(_MakeCallable, NativeLowering)
+        passes.passes = [each for each in passes.passes if each[0].__name__ not in _UNNEEDED]
+        passes.finalize()
+        return [passes]
