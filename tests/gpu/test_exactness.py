@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.shard.conftest import checkpoint  # noqa: F401  (a fixture)
-from tests.shard.models_support import (
+from tests.shard.torch_backend.models_support import (
     Golden,
     generated,
     load,

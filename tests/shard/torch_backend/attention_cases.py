@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from tests.shard.models_support import BLOCK, plan, sequence, tables
-from tgi_trio.shard.attention.alibi import alibi_slopes
-from tgi_trio.shard.attention.interface import AttentionBackend, AttentionLayer
-from tgi_trio.shard.kv_cache import KVCache, KVShape
+from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
+from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 KINDS: dict[str, dict[str, Any]] = {

@@ -12,9 +12,16 @@ import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.logits_processors import Scores
-from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.step import RowResult, Runner, Sequence, StepPlan, WarmupRequest
+from tgi_trio.shard.contract import (
+    Choices,
+    RowResult,
+    Runner,
+    ShardSequence,
+    StepPlan,
+    WarmupRequest,
+)
+from tgi_trio.shard.sampling.logits_processors import Scores
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 BLOCK = 16
 NEW_TOKENS = 40
@@ -31,15 +38,15 @@ class GreedyRecorder:
 
     by_place: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
 
-    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
+    def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
         logits = torch.as_tensor(logits)
         assert logits.dtype == torch.float32 and logits.shape[0] == len(rows)
         for row, values in zip(rows, logits, strict=True):
             self.by_place.setdefault(row.id, {})[row.length] = values.clone().cpu()
         best = logits.argmax(dim=-1).tolist()
-        return [RowResult(token_ids=[token], logprobs=[0.0]) for token in best]
+        return Choices.of([RowResult(token_ids=[token], logprobs=[0.0]) for token in best])
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         self.by_place.pop(sequence.id, None)
 
     def logits(self, sequence: int) -> torch.Tensor:
@@ -61,10 +68,10 @@ def sequence(
     blocks: ListLike[int],
     new: int = NEW_TOKENS,
     **sampling: object,
-) -> Sequence:
+) -> ShardSequence:
     ids = np.zeros(len(prompt) + new, dtype=np.int32)
     ids[: len(prompt)] = prompt
-    return Sequence(
+    return ShardSequence(
         id=index,
         token_ids=ids,
         length=len(prompt),
@@ -77,7 +84,7 @@ def sequence(
     )
 
 
-def plan(rows: list[Sequence], counts: list[int]) -> StepPlan:
+def plan(rows: list[ShardSequence], counts: list[int]) -> StepPlan:
     """Return the step that computes the next `counts[i]` known tokens of `rows[i]`."""
     tokens, positions, slots, samples = [], [], [], []
     widest = max(len(row.block_ids) for row in rows)
@@ -104,7 +111,7 @@ def plan(rows: list[Sequence], counts: list[int]) -> StepPlan:
     )
 
 
-def guessing_plan(rows: list[Sequence], guesses: list[list[int]]) -> StepPlan:
+def guessing_plan(rows: list[ShardSequence], guesses: list[list[int]]) -> StepPlan:
     """Return the step that decodes `rows` with `guesses` of their next tokens."""
     for row, ids in zip(rows, guesses, strict=True):
         assert row.computed == row.length - 1
@@ -115,7 +122,7 @@ def guessing_plan(rows: list[Sequence], guesses: list[list[int]]) -> StepPlan:
     return step
 
 
-def advance(runner: Runner, rows: list[Sequence], counts: list[int]) -> list[RowResult]:
+def advance(runner: Runner, rows: list[ShardSequence], counts: list[int]) -> list[RowResult]:
     """Run one step and move the sequences by it."""
     result = runner.step(plan(rows, counts))
     for row, count, got in zip(rows, counts, result.rows, strict=True):
@@ -130,7 +137,7 @@ def advance(runner: Runner, rows: list[Sequence], counts: list[int]) -> list[Row
 
 def run(
     runner: Runner,
-    rows: list[Sequence],
+    rows: list[ShardSequence],
     chunk: int = 10_000,
     joins: int | None = None,
     seed: int = 0,
@@ -171,7 +178,7 @@ def prompts(count: int, longest: int = 70, vocab: int = 512, seed: int = 7) -> l
     return [[draw.randrange(3, vocab) for _ in range(n)] for n in lengths[:count]]
 
 
-def generated(row: Sequence) -> list[int]:
+def generated(row: ShardSequence) -> list[int]:
     return row.token_ids[row.prompt_length : row.length].tolist()
 
 
@@ -229,7 +236,7 @@ class Golden:
 
 
 def assert_greedy(
-    golden: Golden, recorder: GreedyRecorder, row: Sequence, tolerance: float = 1e-4
+    golden: Golden, recorder: GreedyRecorder, row: ShardSequence, tolerance: float = 1e-4
 ) -> None:
     """Check a finished row token for token, and the logits its tokens were chosen from."""
     prompt, tokens = row.token_ids[: row.prompt_length].tolist(), generated(row)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.models_support import (
+from tests.shard.torch_backend.models_support import (
     BLOCK,
     GreedyRecorder,
     generated,
@@ -27,20 +27,22 @@ from tests.shard.models_support import (
     sequence,
     tables,
 )
+from tgi_trio import devices
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.shard import device
-from tgi_trio.shard.attention.interface import AttentionLayer
-from tgi_trio.shard.decode_graphs import (
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.contract import StepPlan, WarmupRequest
+from tgi_trio.shard.machine import device
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.decode_graphs import (
     Compute,
     DecodeGraphs,
     Graph,
     idle_plan,
     only_decodes,
-    padded,
+    pad_plan,
 )
-from tgi_trio.shard.kv_cache import KVCache, KVShape
-from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.step import StepPlan, WarmupRequest
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 Batch = dict[str, Any]
 CPU = torch.device("cpu")
@@ -120,7 +122,7 @@ def decodes(lengths: list[int]) -> StepPlan:
 def test_places_left_over_decode_nothing(lengths: list[int], more: int) -> None:
     step = decodes(lengths)
     count, size = len(lengths), len(lengths) + more
-    wide = padded(step, size)
+    wide = pad_plan(step, size)
     assert only_decodes(wide) and len(wide.token_ids) == size
     assert wide.query_starts.tolist() == list(range(size + 1))
     for name in ("token_ids", "positions", "kv_slots", "context_lengths", "block_tables"):
@@ -209,13 +211,13 @@ def test_the_device_is_cuda_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch
 def test_a_driver_is_found_by_its_library_or_its_device(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(device, "_CUDA_DRIVER", "libc.so.6")
-    assert device.has_driver()
-    monkeypatch.setattr(device, "_CUDA_DRIVER", "libnone.so.1")
-    monkeypatch.setattr(device, "_ROCM_DRIVER", tmp_path / "kfd")
-    assert not device.has_driver()
+    monkeypatch.setattr(devices, "_CUDA_DRIVER", "libc.so.6")
+    assert devices.has_driver()
+    monkeypatch.setattr(devices, "_CUDA_DRIVER", "libnone.so.1")
+    monkeypatch.setattr(devices, "_ROCM_DRIVER", tmp_path / "kfd")
+    assert not devices.has_driver()
     (tmp_path / "kfd").touch()
-    assert device.has_driver()
+    assert devices.has_driver()
 
 
 def test_flags_of_a_device_are_refused_only_without_one() -> None:
@@ -227,3 +229,27 @@ def test_flags_of_a_device_are_refused_only_without_one() -> None:
     device.limit_memory("cpu", 1.0)
     with pytest.raises(ConfigurationError, match="--cuda-memory-fraction needs a CUDA device"):
         device.limit_memory("cpu", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("family", "why"),
+    [
+        ("codegen", "the model runs through transformers"),
+        ("t5", "the model has an encoder"),
+        ("mixtral", "its steps cannot be recorded"),
+    ],
+)
+def test_graphs_that_cannot_be_recorded_are_told(
+    checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], family: str, why: str
+) -> None:
+    TorchRunner.load(checkpoint(family), cuda_graphs=(1, 2))
+    assert f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}" in (
+        capsys.readouterr().err
+    )
+    TorchRunner.load(checkpoint(family), cuda_graphs=())
+    assert "graphs" not in capsys.readouterr().err
+
+
+def test_the_kernels_are_not_asked_for_where_a_device_serves(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--cpu-backend numba computes on the CPU"):
+        load_runner(tmp_path, device="cuda:0", cpu_backend="numba")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.models_support import (
+from tests.shard.ranks.rank_processes import ranks_of
+from tests.shard.torch_backend.models_support import (
     BLOCK,
     GreedyRecorder,
     advance,
@@ -24,13 +25,12 @@ from tests.shard.models_support import (
     sequence,
     tables,
 )
-from tests.shard.ranks import ranks_of
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.models.t5 import T5, _DistanceBias
-from tgi_trio.shard.sampler import Sampler
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.step import Runner, Sequence, WarmupRequest
+from tgi_trio.shard.contract import Runner, ShardSequence, WarmupRequest
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.torch_backend.models.t5 import T5, _DistanceBias
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 PROMPTS = prompts(8)
 NEW = 24
@@ -82,7 +82,7 @@ class Model:
     recorder: GreedyRecorder
     expected: list[tuple[list[int], torch.Tensor]]  # of every prompt
 
-    def check(self, rows: list[Sequence]) -> None:
+    def check(self, rows: list[ShardSequence]) -> None:
         for row in rows:
             tokens, logits = self.expected[row.id]
             assert generated(row) == tokens
@@ -112,7 +112,7 @@ def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[Mo
         yield Model(runner, recorder, [golden.greedy(prompt) for prompt in PROMPTS])
 
 
-def _rows(shuffle: int | None = None) -> list[Sequence]:
+def _rows(shuffle: int | None = None) -> list[ShardSequence]:
     blocks = tables(PROMPTS, shuffle, NEW)
     return [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(PROMPTS)]
 
@@ -162,7 +162,7 @@ def test_a_step_may_be_repeated(model: Model) -> None:
 def test_what_the_router_is_told(model: Model) -> None:
     assert not model.runner.info.prefix_reuse  # an encoder's output depends on the whole prompt
     assert (
-        not model.runner.info.cheap_tokens
+        not model.runner.info.draft_budget
     )  # so --speculate changes nothing: a step has no guesses
 
 
@@ -201,7 +201,7 @@ def test_seeded_sampling_is_the_same_alone_batched_and_replayed(sampling_runner:
     runner = sampling_runner
     options = {"sample": True, "seed": 11, "temperature": 0.9, "top_p": 0.9}
 
-    def fresh(index: int, said: list[int], first_block: int) -> Sequence:
+    def fresh(index: int, said: list[int], first_block: int) -> ShardSequence:
         ids = PROMPTS[index] + said
         blocks = range(first_block, first_block + 9)
         row = sequence(index, ids, blocks, NEW - len(said), **options)

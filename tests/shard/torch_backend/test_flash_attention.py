@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.attention_cases import HEADS, KINDS, KV_HEADS, attended
-from tgi_trio.shard.attention.choice import capturable_attention, choose_attention
-from tgi_trio.shard.attention.flash import FlashAttention
-from tgi_trio.shard.attention.reference import ReferenceAttention
+from tests.shard.torch_backend.attention_cases import HEADS, KINDS, KV_HEADS, attended
+from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
+from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 
 
 def kernel(

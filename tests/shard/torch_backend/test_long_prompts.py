@@ -16,10 +16,10 @@ CHUNK = 4096
 PROGRAM = f"""
 import sys
 import torch
-from tests.shard.models_support import advance, sequence
-from tgi_trio.shard.device_memory import peak_bytes, reset_peak
-from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.step import WarmupRequest
+from tests.shard.torch_backend.models_support import advance, sequence
+from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.contract import WarmupRequest
 from pathlib import Path
 
 torch.set_num_threads(1)

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shard.models_support import BLOCK, plan, sequence
-from tgi_trio.shard.attention import reference
-from tgi_trio.shard.attention.alibi import alibi_slopes
-from tgi_trio.shard.attention.interface import AttentionLayer
-from tgi_trio.shard.attention.reference import ReferenceAttention
-from tgi_trio.shard.kv_cache import KVCache, KVShape
-from tgi_trio.shard.step import Sequence, StepPlan
+from tests.shard.torch_backend.models_support import BLOCK, plan, sequence
+from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.torch_backend.attention import reference
+from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,7 +63,7 @@ def _check(kind: str, contexts: list[int], counts: list[int], seed: int) -> None
     if draw.random() < 0.7:
         draw.shuffle(blocks)
     cache = KVCache(KVShape(2, KV_HEADS, DIM), len(blocks) + 1, torch.float32, torch.device("cpu"))
-    rows: list[Sequence] = []
+    rows: list[ShardSequence] = []
     past = []
     for i, (context, count, size) in enumerate(zip(contexts, counts, sizes, strict=True)):
         mine, blocks = blocks[:size], blocks[size:]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.shard.test_models_exact import FAMILIES as EXACT
-from tgi_trio.shard.models import doc
+from tests.shard.torch_backend.test_models_exact import FAMILIES as EXACT
+from tgi_trio.shard.torch_backend.models import doc
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_document_is_up_to_date() -> None:
@@ -17,5 +17,6 @@ def test_the_document_is_up_to_date() -> None:
 def test_what_it_says_of_tests_is_true() -> None:
     assert tuple(sorted(EXACT)) == doc._EXACT
     for name in ("models_exact", "models_families", "encoder_decoder"):
-        assert f"tests/shard/test_{name}.py" in doc.render()
-        assert (ROOT / "tests" / "shard" / f"test_{name}.py").exists()
+        path = f"tests/shard/torch_backend/test_{name}.py"
+        assert path in doc.render()
+        assert (ROOT / path).exists()

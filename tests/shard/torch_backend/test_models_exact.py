@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shard.models_support import (
+from tests.shard.torch_backend.models_support import (
     NEW_TOKENS,
     Golden,
     advance,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.shard.models_support import (
+from tests.shard.torch_backend.models_support import (
     RENAMED,
     Golden,
     advance,
@@ -28,10 +28,10 @@ from tests.shard.models_support import (
     tables,
 )
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.models import fallback
-from tgi_trio.shard.models.families import FAMILIES, THROUGH_TRANSFORMERS
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.fallback import fallback_runner
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 PROMPTS = prompts(8)[2:]
@@ -94,7 +94,7 @@ ROPE = {
 }
 
 
-def _check(folder: Path, backend: str, new: int = NEW) -> None:
+def _check(folder: Path, backend: str, new: int = NEW, tolerance: float = 1e-4) -> None:
     """Run mixed chunks and decodes over shuffled blocks and compare with transformers."""
     runner, recorder = load(folder)
     assert runner.info.backend == backend
@@ -103,7 +103,7 @@ def _check(folder: Path, backend: str, new: int = NEW) -> None:
     run(runner, rows, chunk=20, joins=2)
     golden = Golden(folder)
     for row in rows:
-        assert_greedy(golden, recorder, row)
+        assert_greedy(golden, recorder, row, tolerance)
     assert len({tuple(generated(row)) for row in rows}) == len(rows)
 
 
@@ -201,10 +201,10 @@ def test_prompt_logprobs_through_transformers_come_in_pieces(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
     most = 7
-    monkeypatch.setattr(fallback, "rows_at_once", lambda vocabulary: most)
+    monkeypatch.setattr(fallback_runner, "rows_at_once", lambda vocabulary: most)
     folder, texts = checkpoint(family), prompts(8)[4:]
     runner, _ = load(folder)
-    assert isinstance(runner, fallback.FallbackRunner)
+    assert isinstance(runner, fallback_runner.FallbackRunner)
     forward, held = runner.way.forward, []
 
     def counted(plan: StepPlan, wanted: ListLike[Any]) -> list[Any]:
@@ -313,7 +313,9 @@ OUTSIDE = [
 def test_through_transformers(
     checkpoint: Checkpoint, family: str, way: str, changes: dict[str, Any]
 ) -> None:
-    _check(checkpoint(family, **changes), f"transformers, {way}")
+    # Rounding grows in the state of a delta rule with random weights; its logits go up to 18.
+    tolerance = 1e-2 if family == "qwen3_next" else 1e-4
+    _check(checkpoint(family, **changes), f"transformers, {way}", tolerance=tolerance)
 
 
 @pytest.mark.parametrize("family", ["mamba", "mamba2"])
@@ -338,11 +340,11 @@ def test_paged_way_declines_frequencies_by_length(kind: str) -> None:
     """transformers takes one length for a whole flat batch, so rows would change each other."""
     from types import SimpleNamespace
 
-    from tgi_trio.shard.models.fallback_ways import PagedWay
+    from tgi_trio.shard.torch_backend.fallback.modes import PagedWay
 
     text = SimpleNamespace(rope_parameters={"rope_type": kind})
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda decoder: text))
-    assert PagedWay.try_make(model, None) is None  # type: ignore[arg-type]
+    assert PagedWay.try_make(model) is None  # type: ignore[arg-type]
 
 
 def test_prompt_logprobs_through_transformers(checkpoint: Checkpoint) -> None:

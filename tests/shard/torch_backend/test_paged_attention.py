@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shard.attention_cases import KINDS, attended
-from tgi_trio.shard.attention.interface import CapturableAttention
-from tgi_trio.shard.attention.reference import ReferenceAttention
+from tests.shard.torch_backend.attention_cases import KINDS, attended
+from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -27,7 +27,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def backend() -> CapturableAttention:
-    from tgi_trio.shard.attention.paged import PagedAttention
+    from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
 
     return PagedAttention()
 
@@ -68,9 +68,9 @@ def test_half_precision(backend: CapturableAttention) -> None:
 
 
 def test_tiles_cover_every_query_once(backend: CapturableAttention) -> None:
-    from tgi_trio.shard.attention.paged import cut
+    from tgi_trio.shard.torch_backend.attention.paged import split_queries
 
     counts = np.array([5, 1, 8, 3], np.int32)
-    rows, starts = cut(counts, 4)
+    rows, starts = split_queries(counts, 4)
     assert rows.tolist() == [0, 0, 1, 2, 2, 3]
     assert starts.tolist() == [0, 4, 0, 0, 4, 0]

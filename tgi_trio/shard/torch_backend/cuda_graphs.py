@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard.decode_graphs import Compute, Graph
+from tgi_trio.shard.torch_backend.decode_graphs import Compute, Graph
 
 _WARM_UPS = 2  # runs before a recording: libraries allocate and choose kernels in their first
 

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from tgi_trio.shard.attention.interface import CapturableAttention
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache
 
 
 class Graph(Protocol):
@@ -31,7 +31,7 @@ Compute = Callable[[], torch.Tensor]
 Capture = Callable[[Compute], tuple[Graph, torch.Tensor]]  # the tensor: what replays write
 
 
-class Forward(Protocol):
+class DecodeForward(Protocol):
     """`Model.forward`, as far as decodes are concerned."""
 
     def __call__(
@@ -49,7 +49,7 @@ def only_decodes(plan: StepPlan) -> bool:
     return len(plan.token_ids) == len(plan.context_lengths)
 
 
-def padded(plan: StepPlan, size: int) -> StepPlan:
+def pad_plan(plan: StepPlan, size: int) -> StepPlan:
     """Return a plan of `size` decodes, those of `plan` first; `rows` and `samples` stay as is."""
     more = size - len(plan.token_ids)
     width = plan.block_tables.shape[1]
@@ -82,7 +82,7 @@ def idle_plan(size: int, width: int) -> StepPlan:
         block_tables=np.empty((0, width), np.int32),
         samples=np.empty(0, np.bool_),
     )
-    return padded(none, size)
+    return pad_plan(none, size)
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        forward: Forward,
+        forward: DecodeForward,
         attention: CapturableAttention,
         capture: Capture,
         sizes: Sequence[int],
@@ -136,7 +136,7 @@ class DecodeGraphs:
         if not (self._recorded and fits and only_decodes(plan)):
             return None
         recorded = self._recorded[self.sizes[place]]
-        step = padded(plan, self.sizes[place])
+        step = pad_plan(plan, self.sizes[place])
         recorded.token_ids.copy_(torch.from_numpy(step.token_ids))
         recorded.positions.copy_(torch.from_numpy(step.positions))
         recorded.lengths[:rows].copy_(torch.from_numpy(lengths))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from tgi_trio.shard.step import BLOCK_SIZE as BLOCK_SIZE
+from tgi_trio.shard.contract import BLOCK_SIZE as BLOCK_SIZE
 
 NULL_BLOCK = 0  # never handed out: unused entries of block tables point here
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tgi_trio.shard.step import RowResult, StepPlan, prompt_span
+from tgi_trio.shard.contract import PromptValues, StepPlan, prompt_spans
 
 _CHUNK_LOGITS = 1 << 24  # logits held at a time: 64 MiB of float32
 
@@ -35,7 +35,7 @@ def prompt_values(
 
 
 class PromptLogprobs:
-    """Fills the results of rows that asked; memory does not grow with the prompt."""
+    """Computes the values of rows that asked; memory does not grow with the prompt."""
 
     def __init__(
         self, logits: Callable[[torch.Tensor], torch.Tensor] | None, vocab_size: int
@@ -47,22 +47,22 @@ class PromptLogprobs:
         self._logits = logits
         self._chunk = rows_at_once(vocab_size)
 
-    def fill(self, plan: StepPlan, hidden: torch.Tensor, results: list[RowResult]) -> None:
-        """Set `prompt_logprobs`, `prompt_tops` of rows that want them and still compute the prompt.
+    def compute(self, plan: StepPlan, hidden: torch.Tensor) -> dict[int, PromptValues]:
+        """Return the values of rows that want them and still compute the prompt, by row.
 
         A row that computes positions [s, e) gets the values of prompt tokens s + 1 .. e, as far as
         the prompt goes, with a NaN in front for the token nothing predicts when s is 0.
         """
-        for index, row in enumerate(plan.rows):
-            span = prompt_span(plan, index)
-            if span is None:
-                continue
-            start, (first, end) = int(plan.query_starts[index]), span
+        found = {}
+        for index, (first, end) in prompt_spans(plan).items():
+            start, row = int(plan.query_starts[index]), plan.rows[index]
             targets = torch.from_numpy(row.token_ids[first + 1 : end + 1].astype("int64"))
-            top_n, result = row.sampling.prompt_top_n, results[index]
+            top_n = row.sampling.prompt_top_n
             values, tops = self._values(hidden[start : start + end - first], targets, top_n)
-            result.prompt_logprobs = [math.nan, *values] if first == 0 else values
-            result.prompt_tops = [[], *tops] if first == 0 and tops else tops
+            if first == 0:
+                values, tops = [math.nan, *values], [[], *tops] if tops else tops
+            found[index] = PromptValues(values, tops)
+        return found
 
     def _values(
         self, hidden: torch.Tensor, targets: torch.Tensor, top_n: int

@@ -7,6 +7,7 @@ transformers fallback otherwise; both are runners to the worker loop.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,39 +17,50 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.attention.choice import capturable_attention, choose_attention
-from tgi_trio.shard.attention.interface import PlanLayout
-from tgi_trio.shard.attention.reference import ReferenceAttention
-from tgi_trio.shard.cores import sensible_threads
-from tgi_trio.shard.cuda_graphs import CudaCapture
-from tgi_trio.shard.decode_graphs import DecodeGraphs
-from tgi_trio.shard.decoder_sampler import DecoderSampler
-from tgi_trio.shard.device_memory import free_bytes
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, KVShape
-from tgi_trio.shard.kv_sizing import kv_tokens, longest_sequence
-from tgi_trio.shard.logits_processors import Grammars
-from tgi_trio.shard.model_config import ModelConfig, compute_dtype, read_config
-from tgi_trio.shard.models.decoder import Ranks
-from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.models.loading import load_decoder
-from tgi_trio.shard.models.t5 import T5Layout
-from tgi_trio.shard.models.t5_loading import T5_FAMILIES, load_t5, t5_spec
-from tgi_trio.shard.prompt_logprobs import PromptLogprobs
-from tgi_trio.shard.sampler import Sampler
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.speculation import verify
-from tgi_trio.shard.step import (
+from tgi_trio.model.check import check_checkpoint, check_rotary, model_spec, split_refusal
+from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.t5 import T5Spec
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.shard.contract import (
+    Choices,
+    Computed,
+    Drafter,
     ModelInfo,
-    RowResult,
+    Pending,
     Runner,
-    Sequence,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
 )
-from tgi_trio.shard.warm_up import warm_up_plan
-from tgi_trio.shard.weights import WeightSource
+from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.machine.cores import sensible_threads
+from tgi_trio.shard.machine.device import name_device
+from tgi_trio.shard.machine.device_memory import free_bytes
+from tgi_trio.shard.machine.dtypes import compute_dtype
+from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
+from tgi_trio.shard.sampling import choosing
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
+from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
+from tgi_trio.shard.speculation.ngram import NgramDrafter
+from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
+from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.devices import resolve_device
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
+from tgi_trio.shard.torch_backend.models.decoder import Ranks
+from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
+from tgi_trio.shard.torch_backend.models.t5 import T5Layout
+from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
+from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
+from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
+from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 class Model(Protocol):
@@ -114,10 +126,11 @@ class TorchRunner:
             eos_ids=config.eos_ids,
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
+            device_name=name_device(str(device)),
             backend=self.attention.name,
             load_ns=load_ns,
             prefix_reuse=model.prefix_reuse,
-            cheap_tokens=_cheap_tokens(device) if model.predicts_prompt else 0,
+            draft_budget=_draft_budget(device) if model.predicts_prompt else 0,
         )
 
     @staticmethod
@@ -127,49 +140,51 @@ class TorchRunner:
         dtype: str | None = None,
         device: str = "cpu",
         ranks: Ranks | None = None,
+        rope: RopeScaling | None = None,
         threads: int | None = None,
         sampler: RowSampler | None = None,
-        grammars: Grammars | None = None,
+        grammars: GrammarMasks | None = None,
+        watermark: Watermark | None = None,
         cuda_graphs: tuple[int, ...] = (),
+        trust_remote_code: bool = False,
+        fresh_files: frozenset[Path] = frozenset(),
     ) -> Runner:
         """Load a folder as written by `save_pretrained`.
 
         `cuda_graphs`: batch sizes whose decodes are recorded, where device and model allow it.
-        `sampler` None: one for the model, which serves `grammars`; without them they are refused.
-        `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on a CPU). With
-        `ranks`, this rank's part is loaded. Raises ModelLoadError for files that cannot be used,
-        ConfigurationError for settings that cannot.
+        `sampler` None: one for the model, which serves `grammars` and `watermark`; without grammars
+        they are refused. `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on
+        a CPU). With `ranks`, this rank's part is loaded. Raises ModelLoadError for files that
+        cannot be used, ConfigurationError for settings that cannot. `fresh_files` leave the page
+        cache again as they are packed.
         """
         began = time.monotonic_ns()
         rank, world_size = (ranks.rank, ranks.size) if ranks else (0, 1)
         if not threads:
             threads = max(1, sensible_threads(folder, torch.get_num_threads()) // world_size)
         torch.set_num_threads(threads)
-        config, where = read_config(folder), torch.device(device)
+        config, where = read_config(folder, rope), resolve_device(device)
         kind: torch.dtype = getattr(torch, compute_dtype(dtype, config, on_cpu=where.type == "cpu"))
         if sampler is None:
-            sampler = Sampler(config.vocab_size, config.eos_ids, where, grammars=grammars)
-        if config.model_type in T5_FAMILIES:
-            return _load_t5(config, dtype=kind, device=where, sampler=sampler, ranks=ranks)
-        spec = decoder_spec(config)
+            sampler = Sampler(
+                config.vocab_size, config.eos_ids, where, grammars=grammars, watermark=watermark
+            )
+        spec = _checked_spec(config, rope)
+        if isinstance(spec, T5Spec):
+            if cuda_graphs:
+                _tell_no_graphs("the model has an encoder")
+            return _load_t5(config, spec, dtype=kind, device=where, sampler=sampler, ranks=ranks)
         if spec is None:
+            if cuda_graphs:
+                _tell_no_graphs("the model runs through transformers")
             if world_size > 1:
-                raise ModelLoadError(
-                    f"Model type {config.model_type!r} runs through transformers, which is not "
-                    "split over shards here; use --num-shard 1."
-                )
-            from tgi_trio.shard.models.fallback import FallbackRunner
-
-            return FallbackRunner.load(config, dtype=kind, device=where, sampler=sampler)
-        source = WeightSource(
-            folder,
-            dtype=kind,
-            device=where,
-            rank=rank,
-            world_size=world_size,
-            base=spec.names.base,
-        )
-        with source, torch.inference_mode():
+                raise ModelLoadError(split_refusal(config))
+            return _load_fallback(config, kind, where, sampler, trust_remote_code)
+        opened = open_checkpoint(config, spec.names.base, given_back=fresh_files, writable=True)
+        with opened as checkpoint, torch.inference_mode():
+            source = WeightSource(
+                checkpoint, dtype=kind, device=where, rank=rank, world_size=world_size
+            )
             model = load_decoder(spec, source, ranks)
         return TorchRunner(
             model,
@@ -225,29 +240,35 @@ class TorchRunner:
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
         hidden = self._forward(plan)
-        results = [RowResult() for _ in plan.rows]
         sampled = np.flatnonzero(plan.samples)
         logits = None
         if len(sampled):
-            places = verify.choice_places(plan, sampled)
-            logits = self.model.logits(_picked(hidden, places))
-        self.prompt_logprobs.fill(plan, hidden, results)
+            places = choosing.choice_positions(plan, sampled)
+            logits = self.model.logits(_pick_rows(hidden, places))
+        prompts = self.prompt_logprobs.compute(plan, hidden)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         chosen = time.monotonic_ns()
+        choices = Choices.none(0)
         if logits is not None:
-            rows = verify.choose(self.sampler, logits, plan, sampled)
-            for index, result in zip(sampled.tolist(), rows, strict=True):
-                result.prompt_logprobs = results[index].prompt_logprobs
-                result.prompt_tops = results[index].prompt_tops
-                results[index] = result
-        return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
+            choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
+        choices = choices.spread(sampled, len(plan.rows))
+        return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def launch(self, plan: StepPlan) -> Pending:
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> Drafter | None:
+        return NgramDrafter(most, self._info.eos_ids) if self._info.draft_budget else None
+
+    def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         self.sampler.drop(sequence)
+
+    def prove_sound(self) -> None:
+        self.step(proof_plan())
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         """Return hidden states [T, hidden] and leave K and V in the cache."""
@@ -272,7 +293,7 @@ class TorchRunner:
         return KVCache(self._kv_shape, blocks, self.dtype, self.device)
 
 
-def _cheap_tokens(device: torch.device) -> int:
+def _draft_budget(device: torch.device) -> int:
     """Return what `ModelInfo` says of them.
 
     On a CPU a token adds a twentieth to a step or more; on a device reading the weights sets the
@@ -281,15 +302,40 @@ def _cheap_tokens(device: torch.device) -> int:
     return 8 if device.type == "cpu" else 256
 
 
-def _picked(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
+def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     """Return the rows of `hidden` at `places`, rising; without a copy when they are all."""
     if len(places) == len(hidden):
         return hidden
     return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
 
 
+def _checked_spec(config: ModelConfig, rope: RopeScaling | None) -> DecoderSpec | T5Spec | None:
+    """Return how we run a model, None where transformers does; raises what `check_model` does."""
+    spec = model_spec(config)
+    check_checkpoint(config, spec)
+    if rope is not None:
+        check_rotary(config, spec)
+    return spec
+
+
+def _load_fallback(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    sampler: RowSampler,
+    trust_remote_code: bool,
+) -> Runner:
+    """Load a model through transformers, which is imported for it alone."""
+    from tgi_trio.shard.torch_backend.fallback.fallback_runner import FallbackRunner
+
+    return FallbackRunner.load(
+        config, dtype=dtype, device=device, sampler=sampler, trust_remote_code=trust_remote_code
+    )
+
+
 def _load_t5(
     config: ModelConfig,
+    spec: T5Spec,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -298,12 +344,11 @@ def _load_t5(
 ) -> TorchRunner:
     """Load an encoder-decoder; raises ModelLoadError as `TorchRunner.load` does."""
     began = time.monotonic_ns()
-    spec = t5_spec(config)
     rank, world_size = (ranks.rank, ranks.size) if ranks else (0, 1)
-    source = WeightSource(
-        config.folder, dtype=dtype, device=device, rank=rank, world_size=world_size
-    )
-    with source, torch.inference_mode():
+    with open_checkpoint(config, writable=True) as checkpoint, torch.inference_mode():
+        source = WeightSource(
+            checkpoint, dtype=dtype, device=device, rank=rank, world_size=world_size
+        )
         model = load_t5(spec, source, ranks)
         model.pack()
     return TorchRunner(
@@ -320,10 +365,17 @@ def _load_t5(
 
 def _graphs(model: Model, device: torch.device, sizes: tuple[int, ...]) -> DecodeGraphs | None:
     """Return what records the model's decodes; None where nothing can or is to be recorded."""
+    if not sizes:
+        return None
     attention = capturable_attention(device)
-    if attention is None or not model.capturable or not sizes:
+    if attention is None or not model.capturable:
+        _tell_no_graphs("its steps cannot be recorded")
         return None
     return DecodeGraphs(model.forward, attention, CudaCapture(device), sizes, device)
+
+
+def _tell_no_graphs(why: str) -> None:
+    print(f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}", file=sys.stderr)
 
 
 def _lengths(plan: StepPlan) -> NDArray[np.int64]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.device_memory import peak_bytes, reset_peak
-from tgi_trio.shard.step import BLOCK_SIZE, ModelInfo, Sequence, StepPlan, WarmupRequest
+from tgi_trio.shard.contract import BLOCK_SIZE, ModelInfo, ShardSequence, StepPlan, WarmupRequest
+from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 
 # On a CPU activations grow with the tokens of a step and nothing else, so a part of the largest
 # step shows the whole; running all of it would cost seconds at every start.
@@ -66,6 +66,6 @@ def warm_up_plan(
     return LargestStep(plan, block, largest / tokens)
 
 
-def _sequence(index: int, count: int) -> Sequence:
+def _sequence(index: int, count: int) -> ShardSequence:
     ids = np.zeros(count, dtype=np.int32)
-    return Sequence(index, ids, count, count, 0, [], 0, 0, SamplingParameters())
+    return ShardSequence(index, ids, count, count, 0, [], 0, 0, SamplingParameters())

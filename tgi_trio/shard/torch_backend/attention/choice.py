@@ -6,8 +6,8 @@ import importlib.util
 
 import torch
 
-from tgi_trio.shard.attention.interface import AttentionBackend, CapturableAttention
-from tgi_trio.shard.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, CapturableAttention
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 
 _HALF = (torch.float16, torch.bfloat16)
 _MOST_DIMS = 256  # of a head, in flash-attn's kernel; a tile of ours would not fit either
@@ -23,7 +23,7 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
     if dtype in _HALF and importlib.util.find_spec("flash_attn") is not None:
         from flash_attn import flash_attn_varlen_func  # optional, and only there on a GPU
 
-        from tgi_trio.shard.attention.flash import FlashAttention
+        from tgi_trio.shard.torch_backend.attention.flash import FlashAttention
 
         return FlashAttention(flash_attn_varlen_func)
     return capturable_attention(device) or ReferenceAttention()
@@ -33,6 +33,6 @@ def capturable_attention(device: torch.device) -> CapturableAttention | None:
     """Return the backend whose decodes can be recorded as CUDA graphs; None where there is none."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from tgi_trio.shard.attention.paged import PagedAttention  # imports Triton
+    from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # imports Triton
 
     return PagedAttention()

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tgi_trio.shard.attention.interface import AttentionLayer
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 
 Kernel = Callable[..., torch.Tensor]  # flash_attn.flash_attn_varlen_func
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from tgi_trio.shard.kv_cache import KVCache
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
 """Attention on a GPU through our own Triton kernel, which reads K and V where they lie.
 
 Any dtype, any head size, windows, soft caps and linear biases. What a step changes is a handful of
-small tensors, so a step of decodes can be recorded as a CUDA graph (see `shard/decode_graphs.py`).
+small tensors, so a step of decodes can be recorded as a CUDA graph
+(see `shard/torch_backend/decode_graphs.py`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.shard.attention.interface import AttentionLayer
-from tgi_trio.shard.attention.paged_kernel import attend_tile
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 
 _LEAST_LANES = 16  # the smallest matrix that tensor cores multiply
 _PREFILL_LANES = 64
@@ -37,7 +38,7 @@ class PagedBatch:
     def tiles_of(self, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (row, first query) of every tile of `queries` queries, int32 each; made once."""
         if queries not in self.tiles:
-            rows, starts = cut(self.counts, queries)
+            rows, starts = split_queries(self.counts, queries)
             device = self.slots.device
             self.tiles[queries] = (
                 torch.from_numpy(rows).to(device),
@@ -46,7 +47,9 @@ class PagedBatch:
         return self.tiles[queries]
 
 
-def cut(counts: NDArray[np.int32], queries: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def split_queries(
+    counts: NDArray[np.int32], queries: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return int32 (row, first query within the row) of tiles of at most `queries` queries."""
     tiles = -(-counts // queries)
     rows = np.repeat(np.arange(len(counts), dtype=np.int32), tiles)

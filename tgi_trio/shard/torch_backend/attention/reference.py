@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from tgi_trio.shard.attention.interface import AttentionLayer
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache
-from tgi_trio.shard.layers.activation import soft_cap
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 
 _TILE = 256  # queries whose mask is made at a time
 _WASTE = 2  # a bucket's longest context is at most this many times its shortest

@@ -1,20 +1,22 @@
 """Any text model of transformers as a runner: for types that we have no model of our own for.
 
 There are three ways to run a causal model, each checked at load against a plain forward pass of the
-whole sequence; the first that agrees is taken.
+whole sequence, in float32 on a small twin; the first that agrees is taken (`probe.py`).
 
 paged      one flat forward for all rows, our paged attention registered with transformers
 cached     a forward per row, over the cache object that transformers keeps for it
 recompute  a forward per row over its whole sequence, for models that keep no usable cache
 
-Encoder-decoder models have a way of their own, in `fallback_seq2seq.py`. transformers is imported
-in this file and in `fallback_ways.py` only.
+Encoder-decoder models have a way of their own, in `seq2seq.py`. transformers is imported
+in this file and in `modes.py` only.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,19 +24,15 @@ import torch
 from safetensors import SafetensorError
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.checkpoint_files import find_safetensors
-from tgi_trio.shard.decoder_sampler import DecoderSampler
-from tgi_trio.shard.device_memory import free_bytes
-from tgi_trio.shard.kv_cache import BLOCK_SIZE
-from tgi_trio.shard.kv_sizing import kv_tokens
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.models.fallback_seq2seq import EncoderDecoderWay
-from tgi_trio.shard.models.fallback_ways import CachedWay, PagedWay, RecomputeWay, Way, agree, probe
-from tgi_trio.shard.prompt_logprobs import prompt_values, rows_at_once
-from tgi_trio.shard.step import (
+from tgi_trio.model.check import check_unread, is_known
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.own_code import own_code, runnable_code
+from tgi_trio.shard.contract import (
+    Computed,
     ModelInfo,
+    Pending,
     RowResult,
-    Sequence,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
@@ -43,10 +41,20 @@ from tgi_trio.shard.step import (
     prompt_span,
     slice_plan,
 )
-from tgi_trio.shard.warm_up import warm_up_plan
+from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.machine.device import name_device
+from tgi_trio.shard.machine.device_memory import free_bytes
+from tgi_trio.shard.machine.kv_sizing import kv_tokens
+from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
+from tgi_trio.shard.torch_backend.fallback.modes import ExecutionMode
+from tgi_trio.shard.torch_backend.fallback.probe import choose_way
+from tgi_trio.shard.torch_backend.fallback.seq2seq import EncoderDecoderWay
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
+from tgi_trio.shard.torch_backend.prompt_logprobs import prompt_values, rows_at_once
+from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.sampling import RowSampler
+    from tgi_trio.shard.sampling.base import RowSampler
 
 
 # What from_pretrained raises for a folder that it cannot make such a model of.
@@ -67,7 +75,7 @@ class FallbackRunner:
 
     def __init__(
         self,
-        way: Way,
+        way: ExecutionMode,
         config: ModelConfig,
         *,
         dtype: torch.dtype,
@@ -88,6 +96,7 @@ class FallbackRunner:
             eos_ids=config.eos_ids,
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
+            device_name=name_device(str(device)),
             backend=f"transformers, {way.name}",
             load_ns=load_ns,
             prefix_reuse=way.prefix_reuse,
@@ -95,19 +104,25 @@ class FallbackRunner:
 
     @staticmethod
     def load(
-        config: ModelConfig, *, dtype: torch.dtype, device: torch.device, sampler: RowSampler
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        sampler: RowSampler,
+        trust_remote_code: bool = False,
     ) -> FallbackRunner:
-        """Load through transformers; raises ModelLoadError when it is no text model of theirs."""
+        """Load through transformers; raises ModelLoadError when it is no text model of theirs.
+
+        `trust_remote_code`: code that the folder brings for a type of its own may be run.
+        """
         began = time.monotonic_ns()
-        find_safetensors(config.folder)  # for our own words about missing or damaged files
-        model = _load_model(config, dtype, device)
-        way: Way
+        model = _load_model(config, dtype, device, trust_remote_code)
+        way: ExecutionMode
         if model.config.is_encoder_decoder:
             way = EncoderDecoderWay(model)
             sampler = DecoderSampler(sampler, way.start_token)
         else:
-            with torch.inference_mode():
-                way = _choose_way(model, config)
+            way = choose_way(model)
         load_ns = time.monotonic_ns() - began
         return FallbackRunner(
             way, config, dtype=dtype, device=device, sampler=sampler, load_ns=load_ns
@@ -166,18 +181,34 @@ class FallbackRunner:
         chosen = time.monotonic_ns()
         if sampled:
             rows = self.sampler.choose(torch.stack(last), [plan.rows[i] for i in sampled])
-            for index, result in zip(sampled, rows, strict=True):
+            for index, result in zip(sampled, rows.rows, strict=True):
                 result.prompt_logprobs = results[index].prompt_logprobs
                 result.prompt_tops = results[index].prompt_tops
                 results[index] = result
-        return StepResult(results, chosen - began, time.monotonic_ns() - chosen)
+        return StepResult.of(results, chosen - began, time.monotonic_ns() - chosen)
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def launch(self, plan: StepPlan) -> Pending:
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> None:
+        """Return nothing: the ways of transformers verify no guesses."""
+
+    def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         self.way.drop(sequence)
         self.sampler.drop(sequence)
+
+    @torch.inference_mode()
+    def prove_sound(self) -> None:
+        plan = proof_plan()
+        outcome = self.way.forward(plan, [np.zeros(1, dtype=np.int64)])[0]
+        self.way.drop(plan.rows[0])
+        if isinstance(outcome, str):
+            raise RuntimeError(outcome)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _prompts_ahead(self, plan: StepPlan, results: list[RowResult]) -> StepPlan:
         """Keep the logits of prompts within bounds: return the plan that is left to compute.
@@ -213,46 +244,53 @@ class FallbackRunner:
             self.way.drop(row)
 
 
-def _load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Any:
+def _load_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, trusted: bool
+) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    code = runnable_code(config) if trusted else None
+    run = code is not None
+    if code is not None:
+        print(f"running code that comes with the model: {', '.join(code.files)}", file=sys.stderr)
+    # Absent, transformers may ask on a terminal that is not there.
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": run}
     try:
-        known = AutoConfig.from_pretrained(config.folder, local_files_only=True)
+        known = AutoConfig.from_pretrained(config.folder, **options)
         kind = AutoModelForSeq2SeqLM if known.is_encoder_decoder else AutoModelForCausalLM
         loaded: Any = kind.from_pretrained(
-            config.folder,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,  # absent, transformers may ask on a terminal that is not there
-            output_loading_info=True,
+            config.folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
-    except _LOAD_ERRORS as error:
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        raise ModelLoadError(
-            f"Model type {config.model_type!r} is not one of ours, and transformers cannot load "
-            f"{config.folder} as a model that generates text: {reason}"
-        ) from error
+    except Exception as error:
+        if not run and not isinstance(error, _LOAD_ERRORS):
+            raise
+        needed = own_code(config) is not None and not is_known(config.model_type)
+        raise _cannot_load(config, error, needed, run) from error
     model, report = loaded
     if report["missing_keys"]:  # transformers would go on with random numbers
         name = min(report["missing_keys"])
         raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {config.folder}.")
+    check_unread(config, sorted(report["unexpected_keys"]))
     return model.to(device).eval()
 
 
-def _choose_way(model: Any, config: ModelConfig) -> Way:
-    """Return the first way that gives what a plain forward pass gives."""
-    plain = RecomputeWay(model)
-    expected = probe(plain)  # before any other way changes the model's attention
-    for make in (PagedWay.try_make, CachedWay.try_make, CachedWay.try_make_single):
-        way = make(model, config)
-        if way is None:
-            continue
-        if agree(probe(way), expected):
-            return way
-        way.undo()
-    return plain
+def _cannot_load(
+    config: ModelConfig, error: Exception, needs_code: bool, run: bool
+) -> ModelLoadError:
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else "no message"
+    if run:
+        traceback.print_exception(error, file=sys.stderr)
+        return ModelLoadError(
+            f"The code that comes with {config.folder} cannot load its model: "
+            f"{type(error).__name__}: {reason}"
+        )
+    if needs_code:
+        reason = "it brings code of its own, which --trust-remote-code runs"
+    return ModelLoadError(
+        f"Model type {config.model_type!r} is not one of ours, and transformers cannot load "
+        f"{config.folder} as a model that generates text: {reason}"
+    )
 
 
 def _wanted(

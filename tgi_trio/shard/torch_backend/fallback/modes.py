@@ -1,4 +1,4 @@
-"""The ways of running a transformers model over a StepPlan; see `fallback.py`."""
+"""The ways of running a transformers model over a StepPlan; see `fallback_runner.py`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.attention.interface import AttentionLayer
-from tgi_trio.shard.attention.reference import ReferenceAttention
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, KVShape
-from tgi_trio.shard.model_config import ModelConfig
-from tgi_trio.shard.step import Sequence, StepPlan
+from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 
 Offsets = NDArray[np.int64]  # which query tokens of a row need logits
 Outcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went wrong with it
 
 _ATTENTION = "tgi_trio_paged"  # our function's name in transformers' table
 _STATE = "transformers"  # our key in Sequence.state
-_TOLERANCE = {torch.float32: 1e-3}  # of the largest logit; half precision rounds far more
-_HALF_TOLERANCE = 0.1
-_PROBE_TOKENS = 11
 
 
-class Way(Protocol):
+class ExecutionMode(Protocol):
     """One way of running a model."""
 
     name: str
@@ -45,7 +40,7 @@ class Way(Protocol):
         """Compute the plan; return one outcome per row."""
         ...
 
-    def drop(self, sequence: Sequence) -> None: ...
+    def drop(self, sequence: ShardSequence) -> None: ...
 
     def undo(self) -> None:
         """Leave the model as it was before this way was made."""
@@ -70,7 +65,7 @@ class RecomputeWay:
     def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
         return [self._row(plan, i, offsets) for i, offsets in enumerate(wanted)]
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         sequence.state.pop(_STATE, None)
 
     def undo(self) -> None:
@@ -109,33 +104,34 @@ class CachedWay(RecomputeWay):
     """A cache object of transformers per row, kept in the sequence's state.
 
     With `single_steps` a cache takes further tokens one at a time only (Mamba), so a prompt that
-    comes in chunks is computed from its start at each of them.
+    comes in chunks is computed from its start at each of them. With `positions` the model is told
+    the tokens' positions, as `generate` tells it; some count them by themselves (XLNet), others
+    count from 0 in every call that does not say (Bamba).
     """
 
     name = "cached"
     prefix_reuse = False  # each row's cache is its own, outside the blocks
     _CACHES: ClassVar[tuple[str, ...]] = ("past_key_values", "cache_params")
 
-    def __init__(self, model: Any, cache_name: str, single_steps: bool) -> None:
+    def __init__(self, model: Any, cache_name: str, single_steps: bool, positions: bool) -> None:
         super().__init__(model)
         self._cache_name = cache_name
-        self._single_steps = single_steps
+        self.single_steps = single_steps
+        self.positions = positions
         self.kv_bytes_per_token = max(1, self._bytes(2) - self._bytes(1))
 
     @classmethod
     def try_make(
-        cls, model: Any, config: ModelConfig, single_steps: bool = False
+        cls, model: Any, *, single_steps: bool = False, positions: bool = True
     ) -> CachedWay | None:
-        """Return this way, or None for a model that takes and gives no cache."""
+        """Return this way, or None for a model that takes and gives no cache, or no positions."""
         names = [name for name in cls._CACHES if _accepts(model, name)]
+        if not names or (positions and not _accepts(model, "position_ids")):
+            return None
         try:
-            return cls(model, names[0], single_steps) if names else None
+            return cls(model, names[0], single_steps, positions)
         except AttributeError:  # it keeps its state to itself
             return None
-
-    @classmethod
-    def try_make_single(cls, model: Any, config: ModelConfig) -> CachedWay | None:
-        return cls.try_make(model, config, single_steps=True)
 
     def _logits(self, plan: StepPlan, index: int, offsets: Offsets) -> torch.Tensor:
         row = plan.rows[index]
@@ -146,9 +142,11 @@ class CachedWay(RecomputeWay):
         held = row.state.pop(_STATE, None)
         known, cache = held if isinstance(held, tuple) else (0, None)
         restart = known != first  # a shared prefix, or this step was run before
-        if restart or (self._single_steps and end - first > 1):
+        if restart or (self.single_steps and end - first > 1):
             known, cache = 0, None
         options = {"use_cache": True} | ({self._cache_name: cache} if cache is not None else {})
+        if self.positions:
+            options["position_ids"] = torch.arange(known, end, device=self.model.device)[None]
         ids = row.token_ids[known:end].astype(np.int64)
         logits: torch.Tensor
         logits, out = self._call(ids, first - known + offsets, **options)
@@ -183,9 +181,9 @@ class PagedWay:
         model.set_attn_implementation(_ATTENTION)
 
     @classmethod
-    def try_make(cls, model: Any, config: ModelConfig) -> PagedWay | None:
+    def try_make(cls, model: Any) -> PagedWay | None:
         """Return this way, or None where its attention cannot be ours."""
-        layers = _discover_layers(model, config)
+        layers = _discover_layers(model)
         return cls(model, layers) if layers else None
 
     def allocate(self, blocks: int) -> None:
@@ -219,7 +217,7 @@ class PagedWay:
         logits = out.logits[0] if options else out.logits[0].index_select(0, keep)
         return list(logits.split([len(offsets) for offsets in wanted]))
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         pass
 
     def undo(self) -> None:
@@ -276,7 +274,7 @@ def _recording_attention(
     return torch.zeros_like(query).transpose(1, 2), None
 
 
-def _discover_layers(model: Any, config: ModelConfig) -> dict[int, AttentionLayer] | None:
+def _discover_layers(model: Any) -> dict[int, AttentionLayer] | None:
     """Return every layer's attention, or None unless all are alike and ours to compute."""
     from transformers import AttentionInterface
 
@@ -308,62 +306,6 @@ def _discover_layers(model: Any, config: ModelConfig) -> dict[int, AttentionLaye
     if windowed and not any(layer.window for layer in layers.values()):
         return None  # it hides what is outside its window in masks we would not see
     return layers
-
-
-def probe(way: Way) -> list[Outcome]:
-    """Return the outcomes of two rows that are prefilled in chunks, mixed, and decoded."""
-    rows = [_probe_row(i) for i in range(2)]
-    outcomes: list[Outcome] = []
-    way.allocate(4)
-    try:
-        for counts in ((4, 3), (5, 1), (1, 6), (1, 1)):
-            wanted = [np.array([count - 1]) for count in counts]
-            outcomes += way.forward(_probe_plan(rows, counts), wanted)
-            for row, count in zip(rows, counts, strict=True):
-                row.computed += count
-    except (TypeError, ValueError, KeyError, RuntimeError, AttributeError, IndexError) as error:
-        return [f"{type(error).__name__}: {error}"]  # its code does not take what we pass
-    finally:
-        for row in rows:
-            way.drop(row)
-        way.allocate(0)
-    return outcomes
-
-
-def agree(ours: ListLike[Outcome], expected: ListLike[Outcome]) -> bool:
-    """Return whether a way's probe gave the same logits as a plain forward's."""
-    return len(ours) == len(expected) and all(map(_near, ours, expected))
-
-
-def _near(ours: Outcome, theirs: Outcome) -> bool:
-    if isinstance(ours, str) or isinstance(theirs, str):
-        return False
-    tolerance = _TOLERANCE.get(theirs.dtype, _HALF_TOLERANCE)
-    limit = tolerance * max(1.0, float(theirs.abs().max()))
-    return bool((ours.float() - theirs.float()).abs().max() <= limit)
-
-
-def _probe_row(index: int) -> Sequence:
-    ids = (np.arange(_PROBE_TOKENS, dtype=np.int32) * (index + 2) + index) % 97 + 3
-    count = len(ids)
-    return Sequence(index, ids, count, count, 0, [index + 1], 0, 0, SamplingParameters())
-
-
-def _probe_plan(rows: list[Sequence], counts: tuple[int, ...]) -> StepPlan:
-    spans = [np.arange(r.computed, r.computed + n) for r, n in zip(rows, counts, strict=True)]
-    blocks = [row.block_ids[0] * BLOCK_SIZE for row in rows]
-    return StepPlan(
-        rows=rows,
-        token_ids=np.concatenate(
-            [r.token_ids[s] for r, s in zip(rows, spans, strict=True)], dtype=np.int64
-        ),
-        positions=np.concatenate(spans),
-        kv_slots=np.concatenate([b + s for b, s in zip(blocks, spans, strict=True)]),
-        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        context_lengths=np.array([span[-1] + 1 for span in spans], dtype=np.int32),
-        block_tables=np.array([row.block_ids for row in rows], dtype=np.int32),
-        samples=np.ones(len(rows), dtype=np.bool_),
-    )
 
 
 def _accepts(model: Any, parameter: str) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tgi_trio.shard.models.fallback_ways import Offsets, RecomputeWay
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.fallback.modes import Offsets, RecomputeWay
 
 _STATE = "transformers"  # our key in Sequence.state
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import torch
 
-from tgi_trio.shard.layers.linear import Linear
-from tgi_trio.shard.layers.norm import Norm
-from tgi_trio.shard.models.specs import LatentSpec
+from tgi_trio.model.spec import LatentSpec
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.norm import Norm
 
 
 class LatentProjections:

@@ -34,13 +34,14 @@ class Linear:
         torch's call for few rows leaves half of the memory bandwidth unused; the packed one does
         not. The operators are private to torch, so a build without them keeps the plain weight.
         """
-        if not _worth_packing(self.weight):
+        if self.packed is not None or not _worth_packing(self.weight):
             return
         try:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.contiguous(), None)
         except (RuntimeError, AttributeError, TypeError):
             return
-        self.weight = self.weight[:0]
+        # Not a view of none of its rows: that would hold all of its memory.
+        self.weight = self.weight.new_empty(0, self.weight.shape[1])
 
     def nbytes(self) -> int:
         return self._bytes

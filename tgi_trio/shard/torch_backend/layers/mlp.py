@@ -6,10 +6,10 @@ from typing import Protocol
 
 import torch
 
-from tgi_trio.shard.layers.activation import Activation
-from tgi_trio.shard.layers.linear import Linear
-from tgi_trio.shard.layers.routing import route
-from tgi_trio.shard.models.specs import ExpertsSpec
+from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.routing import route
 
 
 class Mlp(Protocol):

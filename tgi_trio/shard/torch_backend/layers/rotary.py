@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard.layers.frequencies import exponents, long_frequencies, rotary_frequencies
-from tgi_trio.shard.models.specs import RotarySpec
+from tgi_trio.model.spec import RotarySpec
+from tgi_trio.shard.rotary_frequencies import exponents, long_frequencies, rotary_frequencies
 
 
 class Rotary:

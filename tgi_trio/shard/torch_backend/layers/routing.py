@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from tgi_trio.shard.models.specs import ExpertsSpec, Routing
+from tgi_trio.model.spec import ExpertsSpec, Routing
 
 # float32 [T, per_token] weights and int64 [T, per_token] experts.
 Choice = tuple[torch.Tensor, torch.Tensor]

@@ -8,16 +8,16 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from tgi_trio.shard.attention.interface import AttentionBackend, AttentionLayer
-from tgi_trio.shard.kv_cache import KVShape
-from tgi_trio.shard.layers.activation import soft_cap
-from tgi_trio.shard.layers.latent import LatentProjections
-from tgi_trio.shard.layers.linear import Linear
-from tgi_trio.shard.layers.mlp import Mlp
-from tgi_trio.shard.layers.norm import Norm
-from tgi_trio.shard.layers.rotary import Rotary
-from tgi_trio.shard.layers.vocabulary import Gathering, embed, gather_logits
-from tgi_trio.shard.models.specs import DecoderSpec
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.kv_cache import KVShape
+from tgi_trio.shard.torch_backend.layers.activation import soft_cap
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
 
 RotaryTables = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
@@ -32,7 +32,7 @@ class Ranks(Gathering, Protocol):
 
 @dataclass(slots=True)
 class Layer:
-    """One layer's weights. Built by `loading.py`."""
+    """One layer's weights. Built by `decoder_loading.py`."""
 
     attention: AttentionLayer
     qkv: Linear  # query rows, key rows, value rows; with latents what they start from
@@ -130,7 +130,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Return hidden states [T, hidden] before the final norm.
 
-        `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what `attention.prepare` returned.
+        `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what
+        `AttentionBackend.prepare` returned.
         """
         spec = self.spec
         x = embed(token_ids, self.embedding, self.vocabulary, self.ranks)
@@ -183,10 +184,10 @@ class Decoder:
             attended = attended * scale
         if self.spec.parallel:
             inner = layer.mlp_norm(x) if layer.mlp_norm else normed
-            return x + attended + self._reduced(layer.mlp(inner))
+            return x + attended + self._all_reduce(layer.mlp(inner))
         x = x + attended
         inner = layer.mlp_norm(x) if layer.mlp_norm else x
-        inner = self._reduced(layer.mlp(inner))
+        inner = self._all_reduce(layer.mlp(inner))
         if layer.mlp_post_norm:
             inner = layer.mlp_post_norm(inner)
         return x + (inner if scale == 1.0 else inner * scale)
@@ -206,37 +207,37 @@ class Decoder:
             rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
             query, key = layer.latent.query_and_key(qkv, lambda part: rotary.apply(part, *table))
             attended = attention.attend(shape, query, key, key, batch)
-            return self._reduced(layer.output(layer.latent.values(attended)))
+            return self._all_reduce(layer.output(layer.latent.values(attended)))
         if self.spec.qkv_clip:
             qkv = qkv.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
         if layer.query_norm and layer.key_norm:
-            qkv = self._normed_whole(layer, layer.query_norm, layer.key_norm, qkv)
+            qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         qkv = qkv.view(x.shape[0], heads + 2 * kv_heads, shape.head_dim)
         query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=1)
         if layer.head_norm is not None:
-            query_key = self._normed_heads(layer, layer.head_norm, query_key)
+            query_key = self._normalise_heads(layer, layer.head_norm, query_key)
         if layer.rotary >= 0:
             query_key = self.rotaries[layer.rotary].apply(query_key, *tables[layer.rotary])
         query, key = query_key.split((heads, kv_heads), dim=1)
-        return self._reduced(layer.output(attention.attend(shape, query, key, value, batch)))
+        return self._all_reduce(layer.output(attention.attend(shape, query, key, value, batch)))
 
-    def _normed_whole(
+    def _normalise_whole(
         self, layer: Layer, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
     ) -> torch.Tensor:
         """Normalise all of a token's query heads together, and its key heads (OLMo 2)."""
         shape = layer.attention
         query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         q, k, v = qkv.split((query, key, key), dim=-1)
-        return torch.cat((self._normed(query_norm, q), self._normed(key_norm, k), v), dim=-1)
+        return torch.cat((self._normalise(query_norm, q), self._normalise(key_norm, k), v), dim=-1)
 
-    def _normed(self, norm: Norm, part: torch.Tensor) -> torch.Tensor:
+    def _normalise(self, norm: Norm, part: torch.Tensor) -> torch.Tensor:
         """Return this rank's `part` of what is normalised over the parts of all ranks."""
         if self.ranks is None:
             return norm(part)
         whole = norm(self.ranks.all_gather(part))
         return whole.chunk(self.ranks.size, dim=-1)[self.ranks.rank]
 
-    def _normed_heads(self, layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def _normalise_heads(self, layer: Layer, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Normalise every query and key head by itself, each with its own weights."""
         size, eps = (layer.attention.head_dim,), self.spec.norm_eps
         if self.spec.norm == "layer":
@@ -246,5 +247,5 @@ class Decoder:
             return (functional.rms_norm(x.float(), size, None, eps) * weight).to(x.dtype)
         return functional.rms_norm(x, size, None, eps) * weight
 
-    def _reduced(self, x: torch.Tensor) -> torch.Tensor:
+    def _all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.ranks is None else self.ranks.all_reduce(x)

@@ -27,34 +27,15 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from tgi_trio.shard.kv_cache import BLOCK_SIZE, KVCache, KVShape
-from tgi_trio.shard.layers.linear import Linear
-from tgi_trio.shard.layers.mlp import DenseMlp
-from tgi_trio.shard.layers.norm import Norm
-from tgi_trio.shard.layers.vocabulary import Gathering, embed, gather_logits
-from tgi_trio.shard.step import StepPlan
+from tgi_trio.model.t5 import T5Spec
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
 
 _TILE = 256  # queries whose bias is made at a time
-
-
-@dataclass(frozen=True, slots=True)
-class T5Spec:
-    """The numbers of one model."""
-
-    vocab_size: int
-    hidden_size: int
-    heads: int
-    head_dim: int
-    mlp_width: int
-    encoder_layers: int
-    decoder_layers: int
-    buckets: int  # of relative distances
-    max_distance: int  # from here on all distances share a bucket
-    activation: str
-    gated: bool
-    norm_eps: float
-    logit_scale: float
-    start_token: int  # what the decoder is given first
 
 
 @dataclass(slots=True)
@@ -86,7 +67,7 @@ class CrossAttention:
 
 
 @dataclass(slots=True)
-class _Row:
+class _T5Row:
     """A row whose decoder moves in this step."""
 
     tokens: slice  # its decoder tokens, in the list of all rows' decoder tokens
@@ -100,7 +81,7 @@ class T5Batch:
     """A plan as T5 reads it: prompts to encode, then decoder tokens."""
 
     cache: KVCache
-    rows: list[_Row]
+    rows: list[_T5Row]
     places: torch.Tensor  # int64 [D] of the decoder tokens in the plan's flat list
     starts: torch.Tensor  # int64, which of those D are a decoder's first token
     slots: torch.Tensor  # int64 [D] where their K and V go
@@ -144,7 +125,7 @@ class T5Layout:
             skipped = max(0, last - first)
             moved = end - begin - skipped
             rows.append(
-                _Row(
+                _T5Row(
                     tokens=slice(count, count + moved),
                     first=first + skipped - last,
                     own_slots=slots[last:context],
@@ -265,8 +246,8 @@ class T5:
         for block in self.encoder:
             query, key, value = self._heads(block.qkv(block.norm(x)), 3)
             bias = _DistanceBias(self.spec, block.distance_bias, len(ids), causal=False)
-            x = x + self._reduced(block.output(_attend(query, key, value, bias)))
-            x = x + self._reduced(block.mlp(block.mlp_norm(x)))
+            x = x + self._all_reduce(block.output(_attend(query, key, value, bias)))
+            x = x + self._all_reduce(block.mlp(block.mlp_norm(x)))
         return self.encoder_norm(x)
 
     def _remember(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
@@ -283,10 +264,10 @@ class T5:
             query, key, value = self._heads(block.qkv(block.norm(x)), 3)
             batch.cache.key_slots[index].index_copy_(0, batch.slots, key)
             batch.cache.value_slots[index].index_copy_(0, batch.slots, value)
-            x = x + self._reduced(block.output(self._attend_own(index, block, query, batch)))
+            x = x + self._all_reduce(block.output(self._attend_own(index, block, query, batch)))
             query = self._heads(cross.query(cross.norm(x)), 1)[0]
-            x = x + self._reduced(cross.output(self._attend_prompts(index, query, batch)))
-            x = x + self._reduced(block.mlp(block.mlp_norm(x)))
+            x = x + self._all_reduce(cross.output(self._attend_prompts(index, query, batch)))
+            x = x + self._all_reduce(block.mlp(block.mlp_norm(x)))
         return x
 
     def _attend_own(
@@ -314,7 +295,7 @@ class T5:
         """Split [N, count * heads * head_dim] into `count` tensors [N, heads, head_dim]."""
         return x.view(len(x), count, self.heads, self.spec.head_dim).unbind(1)
 
-    def _reduced(self, x: torch.Tensor) -> torch.Tensor:
+    def _all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' partial sums `x`."""
         return x if self.ranks is None else self.ranks.all_reduce(x)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.truncation import Bools, Cuts, Floats
+from tgi_trio.shard.sampling.truncation import Bools, Cuts, Floats
 
 Scores = NDArray[np.float32]
 
@@ -29,7 +29,7 @@ def truncate_row(scores: Scores, cuts: Cuts, row: int) -> Bools:
         costs = costs[: np.searchsorted(costs, last, side="right")]
     if top_p < 1.0:
         mass = np.exp(-costs, dtype=np.float64).cumsum()
-        costs = costs[: 1 + _reached(mass, top_p * mass[-1])]
+        costs = costs[: 1 + _count_to_reach(mass, top_p * mass[-1])]
     keep: Bools = scores >= -costs[-1]
     surplus = np.count_nonzero(keep) - len(costs)
     if surplus:  # top-p keeps some of those that tie with its last one: the lower ids
@@ -68,6 +68,6 @@ def _typical(costs: Floats, mass: float) -> tuple[float, float]:
     return float(costs[first]), float(costs[end - 1])
 
 
-def _reached(mass: Floats, wanted: float) -> int:
+def _count_to_reach(mass: Floats, wanted: float) -> int:
     """Return the first place where cumulative `mass` is `wanted`, the last where it never is."""
     return min(int(np.searchsorted(mass, wanted)), len(mass) - 1)

@@ -1,0 +1,1 @@
+"""Models in torch, on a CUDA device or a CPU."""

@@ -1,0 +1,1 @@
+"""Architectures without a specification of ours, run through transformers."""

@@ -1,0 +1,155 @@
+"""Weights of a checkpoint -> a Decoder, as this rank needs them."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
+from tgi_trio.model.matrices import LatentRefs, LayerRefs, MlpRefs, NormRef
+from tgi_trio.model.spec import DecoderSpec, LatentSpec, LayerSpec, RotarySpec
+from tgi_trio.model.split import even_share, kv_head_share
+from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.layers.activation import activation
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.models.decoder import Decoder, Layer, Ranks
+from tgi_trio.shard.torch_backend.models.mlp_loading import load_dense_mlp, load_experts
+from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
+from tgi_trio.shard.torch_backend.support import check_supported
+from tgi_trio.shard.torch_backend.weights import WeightSource
+
+
+def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = None) -> Decoder:
+    """Read every weight of `spec`; raises ModelLoadError naming one that is missing or misshapen.
+
+    Raises ModelLoadError too for a model that is not claimed (`support.py`).
+    Linears are packed as they are read, so that only one layer is ever held twice.
+    Heads, MLP columns and the vocabulary are split over the ranks; norms are whole on each.
+    """
+    check_supported(spec)
+    return _DecoderLoader(spec, source).decoder(ranks)
+
+
+class _DecoderLoader(WeightLoader):
+    def __init__(self, spec: DecoderSpec, source: WeightSource) -> None:
+        super().__init__(source, spec.norm)
+        self.spec = spec
+        self.heads = even_share(spec.heads, "attention heads", source.rank, source.world_size)
+        self.kv_heads = kv_head_share(spec, source.rank, source.world_size)
+        self.act = activation(spec.activation)
+        self.rotaries: list[RotarySpec] = []
+
+    def decoder(self, ranks: Ranks | None) -> Decoder:
+        spec, outer = self.spec, outer_refs(self.spec)
+        embedding = self.weight(outer.embedding)
+        layers = []
+        for index, layer_spec in enumerate(spec.layers):
+            with self.source.giving_back():
+                layers.append(self.layer(index, layer_spec, layer_refs(spec, index)))
+                layers[-1].pack()
+        head = embedding if spec.tied_head else self.weight(outer.head)
+        if spec.normalised_head:
+            head = functional.normalize(head)
+        head_linear = Linear(head, self.bias(outer.head))
+        head_linear.pack()
+        return Decoder(
+            spec,
+            layers=layers,
+            rotaries=[Rotary(rotary, self.source.device) for rotary in self.rotaries],
+            embedding=embedding,
+            positions=self.weight(outer.positions) if outer.positions else None,
+            embedding_norm=self.optional_norm(outer.embedding_norm),
+            final_norm=self.optional_norm(outer.final_norm),
+            head=head_linear,
+            vocabulary=self.share(outer.embedding.pieces[0].outputs),
+            ranks=ranks,
+        )
+
+    def layer(self, index: int, layer: LayerSpec, refs: LayerRefs) -> Layer:
+        whole = self.spec.query_key_norm == "whole"
+        head_norm, head_norm_bias = self.head_norms(refs)
+        return Layer(
+            attention=self.attention(index, layer),
+            qkv=self.linear(refs.qkv),
+            latent=self.latent(refs.latent, self.spec.latent),
+            output=self.linear(refs.output),
+            mlp=self.mlp(refs, layer),
+            rotary=self.rotary(layer.rotary),
+            attention_norm=self.optional_norm(refs.attention_norm),
+            mlp_norm=self.optional_norm(refs.mlp_norm),
+            attention_post_norm=self.optional_norm(refs.attention_post_norm),
+            mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
+            query_norm=self.optional_norm(refs.query_norm) if whole else None,
+            key_norm=self.optional_norm(refs.key_norm) if whole else None,
+            head_norm=head_norm,
+            head_norm_bias=head_norm_bias,
+        )
+
+    def mlp(self, refs: LayerRefs, layer: LayerSpec) -> Mlp:
+        if isinstance(refs.mlp, MlpRefs):
+            return load_dense_mlp(self, refs.mlp, self.act)
+        assert layer.experts is not None  # `layer_refs` reads the same spec
+        return load_experts(self, refs.mlp, layer.experts, self.act)
+
+    def attention(self, index: int, layer: LayerSpec) -> AttentionLayer:
+        spec = self.spec
+        slopes = None
+        if spec.alibi:
+            slopes = (alibi_slopes(spec.heads) * spec.alibi_scale)[self.heads]
+            slopes = slopes.to(self.source.device)
+        return AttentionLayer(
+            index=index,
+            heads=self.heads.stop - self.heads.start,
+            kv_heads=self.kv_heads.stop - self.kv_heads.start,
+            head_dim=spec.head_dim,
+            scale=layer.scale,
+            window=layer.window,
+            soft_cap=spec.attention_soft_cap,
+            slopes=slopes,
+        )
+
+    def rotary(self, rotary: RotarySpec | None) -> int:
+        if rotary is None:
+            return -1
+        if rotary not in self.rotaries:
+            self.rotaries.append(rotary)
+        return self.rotaries.index(rotary)
+
+    def latent(
+        self, refs: LatentRefs | None, latent: LatentSpec | None
+    ) -> LatentProjections | None:
+        """Return what becomes of the latent for this rank's heads; None where there is none."""
+        if refs is None or latent is None:
+            return None
+        each = latent.plain_dim + latent.value_dim
+        heads = self.weight(refs.up).view(-1, each, latent.rank)
+        key, value = heads.split((latent.plain_dim, latent.value_dim), 1)
+        return LatentProjections(
+            latent,
+            query_norm=self.optional_norm(refs.query_norm),
+            query_up=self.linear(refs.query_up) if refs.query_up else None,
+            latent_norm=self.norm(refs.latent_norm),
+            key_up=key.contiguous(),
+            value_up=value.transpose(1, 2).contiguous(),
+        )
+
+    def head_norms(self, refs: LayerRefs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return per-head norm weights [heads + kv_heads, head_dim] and biases."""
+        query, key = refs.query_norm, refs.key_norm
+        if self.spec.query_key_norm != "head" or query is None or key is None:
+            return None, None
+        weight = self.head_vectors(query, query.weight, key.weight)
+        if self.spec.norm == "rms_plus_one":
+            weight = weight.float() + 1.0
+        return weight, self.head_vectors(query, query.bias, key.bias) if query.bias else None
+
+    def head_vectors(self, ref: NormRef, query: str, key: str) -> torch.Tensor:
+        parts = []
+        for name, heads in ((query, self.heads), (key, self.kv_heads)):
+            vector = self.source.vector(name, ref.size)
+            parts.append(vector.expand(heads.stop - heads.start, ref.size))
+        return torch.cat(parts)

@@ -1,0 +1,106 @@
+"""Generates docs/models.md from the family tables.
+
+`python -m tgi_trio.shard.torch_backend.models.doc`
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
+from tgi_trio.model.t5 import T5_FAMILIES
+from tgi_trio.settings.records import DTYPES
+
+_HEAD = """# Models
+
+Generated from the code by `python -m tgi_trio.shard.torch_backend.models.doc --write`. The name
+of a family is `model_type` in a checkpoint's config.json. Weights are safetensors, one file or
+several with an index, in float32, bfloat16 or float16: every format of quantised weights is
+refused at the start by its name, and so are tensors that a model would leave unread, unless they
+are known to be harmless (`model/leftovers.py`). Code that comes with a checkpoint is run with
+`--trust-remote-code` alone, never for families that take the first two paths.
+
+Rotary scaling is read from `rope_parameters` and from the older `rope_scaling`, which wins where
+both are there; `--rope-scaling` and `--rope-factor` stand in for it.
+
+| path | what it is |
+|---|---|
+| decoder | our generic decoder: a small spec per family, paged memory, one forward for all rows |
+| encoder-decoder | our T5 on the same memory; the encoder runs when the prompt's end is reached |
+| transformers, paged | the model of `transformers` with our paged attention in it |
+| transformers, cached | the model of `transformers`, row by row, each with a cache of its own |
+| transformers, recompute | the same without a cache, every token from the first: slow, but right |
+| transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
+
+A type that is not listed here and that `transformers` knows, or whose code comes with the model, is
+tried in the same ways. At load each way's logits are compared with those of a plain forward pass
+over the whole sequence, and the first that agrees is taken; `/info` and the shard's log say which.
+They are compared on a small twin of the model, in float32 whatever is served: the same code and
+kinds of layers, narrow, with random weights, and with windows and scan chunks shorter than the
+sequences (`twin.py`). It takes seconds and tens of MB; in bfloat16 a wrong way could hide
+behind rounding. Where no twin can be built, recompute is taken.
+
+DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
+(`torch_backend/layers/latent.py`). On a GPU plain torch attends to it: no kernel here takes heads
+that large.
+
+Every path has {dtypes} (`--dtype`); a CPU computes float16 in
+float32 unless it is asked for.
+
+"""
+
+_TESTS = """
+How they are tested, each on a tiny checkpoint with seeded random weights, in float32 against
+`transformers`:
+
+- *exactness*: `tests/shard/torch_backend/test_models_exact.py`. Greedy tokens equal and logits
+  within 1e-4 alone, in a batch, in chunks among decodes, over shuffled blocks, behind a shared
+  prefix, replayed, preempted and resumed, repeated, with right and wrong guesses; prompt
+  log-probabilities; bfloat16 near float32; the whole server in `tests/system/test_exactness.py`.
+- *families*: `tests/shard/torch_backend/test_models_families.py`. Tokens and logits of prompts in
+  chunks among decodes over shuffled blocks, and the variants of a family that its config.json
+  allows.
+- *ranks*: `tests/shard/ranks/test_ranks.py`. Split over two ranks, tokens and logits as above;
+  over four, with fewer KV heads than ranks.
+- *encoder-decoder*: `tests/shard/torch_backend/test_encoder_decoder.py`. As *exactness*, with
+  penalties and seeds; ours on one rank and on two.
+"""
+
+_EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+
+
+def render() -> str:
+    """Return the document."""
+    lines = ["| family | path | tensor parallel | prefix cache | tested |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in _rows()]
+    head = _HEAD.format(dtypes=", ".join(DTYPES))
+    return head + "\n".join(lines) + "\n" + _TESTS
+
+
+def _rows() -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield (family, path, tensor parallel, prefix cache, tested)."""
+    for family in sorted(FAMILIES, key=str.lower):
+        tested = "exactness, families, ranks" if family in _EXACT else "families, ranks"
+        yield f"`{family}`", "decoder", "yes", "yes, unless its rotary scaling is by length", tested
+    for family in sorted(T5_FAMILIES):
+        yield f"`{family}`", "encoder-decoder", "yes", "no", "encoder-decoder"
+    for family, way in sorted(THROUGH_TRANSFORMERS.items()):
+        reuse = "no" if way in ("cached", "encoder-decoder") else "yes"
+        tested = "encoder-decoder" if way == "encoder-decoder" else "families"
+        yield f"`{family}`", f"transformers, {way}", "no", reuse, tested
+
+
+def main() -> None:
+    """Print the document, or write it to docs/models.md."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/models.md")
+    if parser.parse_args().write:
+        Path("docs/models.md").write_text(render())
+    else:
+        print(render(), end="")
+
+
+if __name__ == "__main__":
+    main()

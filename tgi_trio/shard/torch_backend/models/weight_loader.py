@@ -1,0 +1,51 @@
+"""Linears and norms of a checkpoint as a rank needs them: what every part is loaded from."""
+
+from __future__ import annotations
+
+import torch
+
+from tgi_trio.model.matrices import LinearRef, NormRef, Units
+from tgi_trio.model.spec import NormKind
+from tgi_trio.model.split import unit_share
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.weights import WeightSource
+
+
+class WeightLoader:
+    """This rank's part of what the description of a model names."""
+
+    def __init__(self, source: WeightSource, norm: NormKind) -> None:
+        """`norm`: the kind of all norms."""
+        self.source = source
+        self._norm = norm
+
+    def share(self, units: Units) -> slice:
+        """Return which of some units are this rank's; raises ModelLoadError if none can be."""
+        return unit_share(units, self.source.rank, self.source.world_size)
+
+    def linear(self, ref: LinearRef) -> Linear:
+        """Return this rank's part of a linear, with its bias if it is this rank that adds it."""
+        whole = Linear(self.weight(ref), self.bias(ref))
+        if len(ref.pieces) > 1:  # so that the next takes the memory this one was put together in
+            whole.pack()
+        return whole
+
+    def weight(self, ref: LinearRef) -> torch.Tensor:
+        """Return [outputs, inputs] of this rank."""
+        return self.source.weight(ref, self.share)
+
+    def bias(self, ref: LinearRef) -> torch.Tensor | None:
+        """Return [outputs], or None where there is none or another rank adds it."""
+        return None if ref.partial and self.source.rank else self.source.bias(ref, self.share)
+
+    def optional_norm(self, ref: NormRef | None) -> Norm | None:
+        """Return a norm, None for none."""
+        return None if ref is None else self.norm(ref)
+
+    def norm(self, ref: NormRef) -> Norm:
+        """Return a norm, which is whole on every rank."""
+        weight, bias = (
+            self.source.vector(name, ref.size) if name else None for name in (ref.weight, ref.bias)
+        )
+        return Norm(self._norm, weight, bias, ref.eps, ref.size)

@@ -1,0 +1,1 @@
+"""The sampler of logits that are torch tensors."""

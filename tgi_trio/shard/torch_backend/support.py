@@ -1,0 +1,102 @@
+"""Which models the generic decoder computes: every field of a model's description that it reads,
+and which values of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.claims import ANY, Claims, find_unclaimed, only
+from tgi_trio.model.decoder_matrices import NAMES
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
+
+_ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+CLAIMS: Final[Claims] = {
+    **NAMES,
+    "DecoderSpec.family": ANY,
+    "DecoderSpec.vocab_size": ANY,
+    "DecoderSpec.hidden_size": ANY,
+    "DecoderSpec.heads": ANY,
+    "DecoderSpec.kv_heads": ANY,
+    "DecoderSpec.head_dim": ANY,
+    "DecoderSpec.mlp_width": ANY,
+    "DecoderSpec.layers": ANY,
+    "DecoderSpec.names": ANY,
+    "DecoderSpec.norm": only("rms", "rms_plus_one", "layer", refusal="norm {!r} is not known"),
+    "DecoderSpec.norm_eps": ANY,
+    "DecoderSpec.norm_bias": ANY,
+    "DecoderSpec.norm_weight": ANY,
+    "DecoderSpec.parallel": ANY,
+    "DecoderSpec.query_key_norm": only(
+        "none", "head", "whole", refusal="query and key norm {!r} is not known"
+    ),
+    "DecoderSpec.query_key_norm_bias": ANY,
+    "DecoderSpec.qkv_layout": only(
+        "separate", "stacked", "grouped", refusal="layout {!r} of queries and keys is not known"
+    ),
+    "DecoderSpec.qkv_bias": ANY,
+    "DecoderSpec.output_bias": ANY,
+    "DecoderSpec.mlp_bias": ANY,
+    "DecoderSpec.head_bias": ANY,
+    "DecoderSpec.transposed": ANY,
+    "DecoderSpec.gated": ANY,
+    "DecoderSpec.activation": only(
+        *ACTIVATIONS,
+        refusal=f"activation {{!r}} is not known; known are {', '.join(sorted(ACTIVATIONS))}",
+    ),
+    "DecoderSpec.tied_head": ANY,
+    "DecoderSpec.normalised_head": ANY,
+    "DecoderSpec.position_rows": ANY,
+    "DecoderSpec.position_offset": ANY,
+    "DecoderSpec.alibi": ANY,
+    "DecoderSpec.alibi_scale": ANY,
+    "DecoderSpec.attention_soft_cap": ANY,
+    "DecoderSpec.final_soft_cap": ANY,
+    "DecoderSpec.embedding_scale": ANY,
+    "DecoderSpec.residual_scale": ANY,
+    "DecoderSpec.logit_scale": ANY,
+    "DecoderSpec.qkv_clip": ANY,
+    "DecoderSpec.latent": ANY,
+    "LatentSpec.rank": ANY,
+    "LatentSpec.query_rank": ANY,
+    "LatentSpec.plain_dim": ANY,
+    "LatentSpec.rotary_dim": ANY,
+    "LatentSpec.value_dim": ANY,
+    "LatentSpec.bias": ANY,
+    "LayerSpec.scale": ANY,
+    "LayerSpec.window": ANY,
+    "LayerSpec.rotary": ANY,
+    "LayerSpec.experts": ANY,
+    "RotarySpec.dim": ANY,
+    "RotarySpec.theta": ANY,
+    "RotarySpec.kind": only(
+        *_ROTARY_KINDS,
+        refusal=f"rotary scaling {{!r}} is not known; known are {', '.join(_ROTARY_KINDS)}",
+    ),
+    "RotarySpec.interleaved": ANY,
+    "RotarySpec.max_positions": ANY,
+    "RotarySpec.parameters": ANY,  # `frequencies.py` reads them, by kind
+    "ExpertsSpec.count": ANY,
+    "ExpertsSpec.per_token": ANY,
+    "ExpertsSpec.width": ANY,
+    "ExpertsSpec.normalise": ANY,
+    "ExpertsSpec.shared_width": ANY,
+    "ExpertsSpec.routing": only(
+        *("softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"),
+        refusal="routing {!r} to experts is not known",
+    ),
+    "ExpertsSpec.jitter": ANY,
+    "ExpertsSpec.groups": ANY,
+    "ExpertsSpec.groups_used": ANY,
+    "ExpertsSpec.scale": ANY,
+    "ExpertsSpec.stacked": ANY,
+}
+
+
+def check_supported(spec: DecoderSpec) -> None:
+    """Raise ModelLoadError for a model that the decoder cannot compute."""
+    if reason := find_unclaimed(spec, CLAIMS):
+        raise ModelLoadError(f"{reason[0].upper()}{reason[1:]}.")
