@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.threads import one_torch_thread
+
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: for models this small a team of them only spins."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    """Run torch on one thread."""
+    with one_torch_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

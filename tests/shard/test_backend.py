@@ -12,11 +12,11 @@ SERVE = """
 import sys
 from pathlib import Path
 import numpy as np
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StepReport
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.shard.__main__ import ShardSettings, load
-from tgi_trio.shard.batch import Batch
+from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.speculation.ngram import NgramDrafter
-from tgi_trio.shard.step import WarmupRequest
+from tgi_trio.shard.contract import WarmupRequest
 
 folder = sys.argv[1]
 runner = load(ShardSettings(folder, device="cpu", tokenizer_path=folder + "/tokenizer.json"))
@@ -28,7 +28,7 @@ batch = Batch(
     blocks=blocks,
     eos_ids=eos,
     drafter=NgramDrafter(2, eos),
-    cheap_tokens=runner.info.cheap_tokens,
+    draft_budget=runner.info.draft_budget,
 )
 ids = np.array([5, 6, 7, 5, 6, 7, 5, 6], np.int32)
 for i, sampling in enumerate([
@@ -45,7 +45,7 @@ steps = 0
 while (plan := batch.plan(64)) is not None:
     result = runner.step(plan)
     assert not any(row.fault for row in result.rows), result
-    batch.advance(plan, result, StepReport(steps, 0))
+    batch.advance(plan, result)
     steps += 1
 print(runner.info.backend.split()[0], steps > 2, "torch" in sys.modules)
 """

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.shard.scripted_router import BLOCK, PROMPT, answer, channel, row
+from tests.shard.loop.scripted_router import BLOCK, PROMPT, answer, channel, row
 from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.channel import ShardEnd
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.spawn import spawn_shard
-from tgi_trio.shard import worker
+from tgi_trio.shard.loop import worker
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 
 
@@ -58,7 +58,7 @@ def test_a_signal_for_the_whole_service_does_not_end_a_shard(number: int) -> Non
             router.prefill(row(1, PROMPT, 6))
             router.finished(1)
             router.send(Kind.SHUTDOWN)
-            assert child.process.wait(timeout=30) == 0
+            assert child.process.wait(timeout=120) == 0
     assert router.tokens(1) == answer(PROMPT, 6)
 
 

@@ -7,10 +7,11 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shard.scripted_router import answer, fake_shard, row, rows_of
+from tests.shard.loop.scripted_router import answer, fake_shard, row, rows_of
+from tests.step_frames import encode_report
 from tgi_trio.ipc.frames import Finish, Frame, Phase
 from tgi_trio.ipc.messages import Fault, StepReport, decode_faults, decode_step
-from tgi_trio.shard import replies
+from tgi_trio.shard import reply_frames
 
 
 def test_a_large_step_is_divided_and_counted_once() -> None:
@@ -96,7 +97,7 @@ def test_a_report_divided_into_frames_says_the_same(
     rows: list[tuple[int, int, int]], most: int
 ) -> None:
     report = make_report(rows)
-    frames = list(replies.encode_report(report, most))
+    frames = list(encode_report(report, most))
     assert all(len(frame) <= most for frame in frames)
     parts = [decode_step(Frame(memoryview(frame))) for frame in frames]
     for name in (
@@ -122,7 +123,7 @@ def test_a_report_divided_into_frames_says_the_same(
 
 def test_faults_are_divided_and_long_messages_cut() -> None:
     faults = [Fault(i, "ä" * 5000) for i in range(40)]
-    frames = list(replies.encode_fault_frames(3, faults, 2040))
+    frames = list(reply_frames.encode_fault_frames(3, faults, 2040))
     assert all(len(frame) <= 2040 for frame in frames)
     decoded = [fault for frame in frames for fault in decode_faults(Frame(memoryview(frame)))]
     assert [fault.sequence for fault in decoded] == list(range(40))

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.config import RopeScaling
 from tgi_trio.shard import process
-from tgi_trio.shard.cores import sensible_threads, usable_cores
-from tgi_trio.shard.group import Followers, GroupRunner
-from tgi_trio.shard.openmp import openmp_settings
-from tgi_trio.shard.readahead import reading_ahead
-from tgi_trio.shard.step import Runner
+from tgi_trio.shard.checkpoint.readahead import reading_ahead
+from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
+from tgi_trio.shard.machine.garbage import without_collection
+from tgi_trio.shard.machine.openmp import openmp_settings
+from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.models.decoder import Ranks
+    from tgi_trio.shard.torch_backend.models.decoder import Ranks
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,17 @@ class ShardSettings:
     spin_us: int | None = None  # None: as the channel says
     threads: int = 0  # 0: as many as the model's size is worth
     quantize: str | None = None  # "eetq": 8-bit weights, by the CPU kernels
+    rope: tuple[str, float] | None = None  # rotary scaling: its kind and factor
     cpu_backend: str = "auto"  # "numba", "torch", or "auto": numba where it fits
     cuda_graphs: tuple[int, ...] | None = None  # batch sizes recorded; None: TGI's
     cuda_memory_fraction: float = 1.0  # of a device's memory that is ours
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    trust_remote_code: bool = False  # a model's own Python code may be run
     followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others
     rendezvous: int = -1  # with several ranks: descriptor of the file they meet at
     tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
+    watermark_gamma: float = 0.5  # see `logits_processors.Watermark`
+    watermark_delta: float = 2.0
 
     @classmethod
     def parse(cls, text: str) -> ShardSettings:
@@ -84,9 +90,10 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
     # been told that this process lives.
     folder = Path(settings.model_path)
     ahead = reading_ahead(folder) if settings.rank == 0 else nullcontext(frozenset[Path]())
-    with ahead as fresh_files:
+    with without_collection(), ahead as fresh_files:
         from tgi_trio.shard.backend import load_runner
-        from tgi_trio.shard.device import CPU, choose_device
+        from tgi_trio.shard.machine.device import CPU, choose_device
+        from tgi_trio.shard.sampling.logits_processors import Watermark
 
         device = choose_device(settings.device, settings.rank, settings.world_size)
         if device == CPU and settings.world_size == 1:  # ranks would be bound to the same cores
@@ -98,11 +105,14 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
             ranks=None if connect is None else connect(device),
             threads=settings.threads or None,
             quantize=settings.quantize,
+            rope=None if settings.rope is None else RopeScaling(*settings.rope),
             cpu_backend=settings.cpu_backend,
             cuda_graphs=None if settings.cuda_graphs is None else tuple(settings.cuda_graphs),
             cuda_memory_fraction=settings.cuda_memory_fraction,
             tokenizer=None if settings.tokenizer_path is None else Path(settings.tokenizer_path),
+            watermark=Watermark(settings.watermark_gamma, settings.watermark_delta),
             fresh_files=fresh_files,
+            trust_remote_code=settings.trust_remote_code,
         )
 
 
@@ -129,7 +139,7 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
     def connect(device: str) -> Ranks:
         import torch
 
-        from tgi_trio.shard.distributed import ProcessGroup
+        from tgi_trio.shard.ranks.distributed import ProcessGroup
 
         where = torch.device(device)
         return ProcessGroup.connect(settings.rendezvous, settings.rank, settings.world_size, where)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from tgi_trio.errors import PeerGone, TgiTrioError
 from tgi_trio.ipc.channel import ChannelSpec
 from tgi_trio.ipc.death import start_shard_end
-from tgi_trio.shard import follower, worker
-from tgi_trio.shard.step import Runner
+from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.loop import worker
+from tgi_trio.shard.ranks import follower
 
 
 def serve(

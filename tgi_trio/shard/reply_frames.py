@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, encode
-from tgi_trio.ipc.messages import Fault, StepReport, encode_faults
-from tgi_trio.shard.step import ModelInfo, WarmupResult
+from tgi_trio.ipc.messages import Fault, encode_faults
+from tgi_trio.shard.contract import ModelInfo, WarmupResult
 
 _STEP = SPECS[Kind.STEP]
-_STEP_WORDS = tuple(name for name, _ in _STEP.words)
+_NO_WORDS = {name: 0 for name, _ in _STEP.words}
 _STEP_DTYPES = {name: dtype for name, dtype, _ in _STEP.plan}
 _ROW_COLUMNS = ("sequence", "computed", "token_count", "prompt_count", "finish")
 _MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
@@ -40,7 +40,7 @@ def encode_hello(rank: int, world_size: int, pid: int, incarnation: int) -> byte
 
 def encode_info(command: int, info: ModelInfo) -> bytes:
     """Return the INFO_REPLY to `command`."""
-    names = f"{info.dtype}\n{info.device}\n{info.backend}".encode()
+    names = "\n".join((info.dtype, info.device, info.backend, info.device_name)).encode()
     words = {
         "command": command,
         "vocab_size": info.vocab_size,
@@ -49,6 +49,7 @@ def encode_info(command: int, info: ModelInfo) -> bytes:
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "max_positions": info.max_positions,
         "prefix_reuse": info.prefix_reuse,
+        "speculates": info.draft_budget > 0,
         "load_ns": info.load_ns,
     }
     columns: dict[str, NDArray[Any]] = {
@@ -64,25 +65,24 @@ def encode_warmup(command: int, found: WarmupResult) -> bytes:
     return encode(Kind.WARMUP_REPLY, {"command": command, **words}, {})
 
 
-def encode_report(report: StepReport, max_bytes: int) -> Iterator[bytes]:
-    """Yield the STEP frames of a report, each of `max_bytes` at most."""
-    words = {name: getattr(report, name) for name in _STEP_WORDS}
-    columns: dict[str, NDArray[Any]] = {
-        name: np.array(values, dtype)
-        for name, dtype in _STEP_DTYPES.items()
-        if (values := getattr(report, name))
-    }
+def encode_step(
+    words: Mapping[str, int], columns: Mapping[str, NDArray[Any]], max_bytes: int
+) -> Iterator[bytes]:
+    """Yield the STEP frames of a step, each of `max_bytes` at most.
+
+    `words` left out are 0, `columns` left out are empty; any integer or float dtype.
+    """
+    words = {**_NO_WORDS, **words}
     frame = encode(Kind.STEP, words, columns)
     if len(frame) <= max_bytes:
         yield frame
         return
-    deepest = max(report.prompt_top_count, default=0)
+    columns = {name: column.astype(_STEP_DTYPES[name]) for name, column in columns.items()}
+    deepest = int(columns["prompt_top_count"].max()) if "prompt_top_count" in columns else 0
     most = max_bytes // (16 + 16 * deepest)  # prompt positions: half of a frame
-    for piece in _pieces(_without_long_prompts(columns, most), max_bytes):
+    for piece in _pieces(_drop_long_prompts(columns, most), max_bytes):
         yield encode(Kind.STEP, words, piece)
-        words = {name: 0 for name in _STEP_WORDS} | {
-            name: words[name] for name in ("step", "acknowledged", "held")
-        }
+        words = _NO_WORDS | {name: words[name] for name in ("step", "acknowledged", "held")}
 
 
 def encode_fault_frames(acknowledged: int, faults: list[Fault], max_bytes: int) -> Iterator[bytes]:
@@ -94,9 +94,7 @@ def encode_fault_frames(acknowledged: int, faults: list[Fault], max_bytes: int) 
         yield encode_faults(acknowledged, [Fault(f.sequence, f.message[:limit]) for f in some])
 
 
-def _without_long_prompts(
-    columns: Mapping[str, NDArray[Any]], most: int
-) -> dict[str, NDArray[Any]]:
+def _drop_long_prompts(columns: Mapping[str, NDArray[Any]], most: int) -> dict[str, NDArray[Any]]:
     """Return the columns with rows of more than `most` prompt log-probabilities divided."""
     counts = columns["prompt_count"].astype(np.int64)
     repeats = np.maximum(1, -(-counts // most))

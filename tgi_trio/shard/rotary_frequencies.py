@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.models.specs import RotarySpec
+from tgi_trio.model.spec import RotarySpec
 
 Floats = NDArray[np.float32]
 
@@ -22,11 +21,8 @@ Floats = NDArray[np.float32]
 def rotary_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
     """Return radians per position, float32 [dim / 2], and what cosines and sines are scaled by.
 
-    "dynamic" and "longrope": those of short sequences. Raises ModelLoadError for an unknown kind.
+    "dynamic" and "longrope": those of short sequences.
     """
-    if spec.kind not in _FREQUENCIES:
-        known = ", ".join(_FREQUENCIES)
-        raise ModelLoadError(f"Rotary scaling {spec.kind!r} is not known; known are {known}.")
     return _FREQUENCIES[spec.kind](spec)
 
 

@@ -24,11 +24,11 @@ from tgi_trio.ipc.messages import (
     encode_filter,
     encode_prefill,
 )
-from tgi_trio.shard.replies import encode_hello
+from tgi_trio.shard.reply_frames import encode_hello
 from tgi_trio.testing.fake_model import FakeSettings, continuation
 from tgi_trio.testing.fake_shard import FakeShard
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 120.0
 BLOCK = 4  # tokens per KV block in these tests
 PROMPT = [5, 6, 7]
 
@@ -72,9 +72,20 @@ class ScriptedRouter:
 
     def start(self, *, max_prefill_tokens: int = 1000, blocks: int = 256) -> None:
         """Say HELLO and warm up."""
+        self.greet()
+        self.warm_up(max_prefill_tokens=max_prefill_tokens, blocks=blocks)
+        frame = self.receive()
+        assert frame.kind is Kind.WARMUP_REPLY and frame.word("blocks") == blocks
+        self.end.release()
+
+    def greet(self) -> None:
+        """Exchange HELLO."""
         self.hello()
         assert self.receive().kind is Kind.HELLO
         self.end.release()
+
+    def warm_up(self, *, max_prefill_tokens: int = 1000, blocks: int = 256) -> None:
+        """Ask for a warm-up; its reply is not waited for."""
         self.send(
             Kind.WARMUP,
             max_prefill_tokens=max_prefill_tokens,
@@ -82,9 +93,6 @@ class ScriptedRouter:
             max_batch_size=64,
             max_batch_total_tokens=(blocks - 1) * BLOCK,
         )
-        frame = self.receive()
-        assert frame.kind is Kind.WARMUP_REPLY and frame.word("blocks") == blocks
-        self.end.release()
 
     # --- replies ---
 
@@ -215,10 +223,12 @@ def row(
 
 
 @contextmanager
-def channel(reply_bytes: int = 2**16) -> Iterator[tuple[Endpoints, ScriptedRouter]]:
+def channel(
+    reply_bytes: int = 2**16, incarnation: int = 1
+) -> Iterator[tuple[Endpoints, ScriptedRouter]]:
     """A channel that does not spin and the scripted router at its upper end."""
     with Endpoints.create(
-        0, 1, request_bytes=2**16, reply_bytes=reply_bytes, spin_us=0
+        0, incarnation, request_bytes=2**16, reply_bytes=reply_bytes, spin_us=0
     ) as endpoints:
         own = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
         end = LeaderEnd.attach(own.text())

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.shard.batch_support import BUDGET, EOS, answer, new_batch, step
-from tests.shard.scripted_router import BLOCK, row
-from tgi_trio.ipc.messages import ExtendRow, Fault, Finish, StepReport
-from tgi_trio.shard.batch import Batch
-from tgi_trio.shard.step import RowResult, Sequence, StepPlan, StepResult, slice_plan
+from tests.shard.loop.batch_support import BUDGET, EOS, advance, answer, new_batch, step
+from tests.shard.loop.scripted_router import BLOCK, row
+from tgi_trio.ipc.messages import ExtendRow, Fault, Finish
+from tgi_trio.shard.contract import RowResult, ShardSequence, StepPlan, StepResult, slice_plan
+from tgi_trio.shard.loop.batch import Batch
 
 
 class Counting:
@@ -19,10 +19,10 @@ class Counting:
     def __init__(self, trusted: Mapping[int, int] | None = None) -> None:
         self._trusted = trusted or {}
 
-    def trust(self, sequence: Sequence) -> int:
+    def trust(self, sequence: ShardSequence) -> int:
         return self._trusted.get(sequence.id, 0)
 
-    def draft(self, sequence: Sequence, room: int) -> int:
+    def draft(self, sequence: ShardSequence, room: int) -> int:
         count = min(3, room)
         sequence.token_ids[sequence.length : sequence.length + count] = range(50, 50 + count)
         return count
@@ -89,7 +89,7 @@ def test_decode_rows_come_first_and_equal_prompts_go_in_admission_order() -> Non
     assert plan.token_ids.tolist() == [7, 20, 21, 22, 23, 24, 25, 26]
     assert plan.samples.tolist() == [True, False]
     assert (batch.counts.decode_rows, batch.counts.prefill_tokens) == (1, 7)
-    batch.advance(plan, answer(plan), StepReport(1, 1))
+    batch.advance(plan, answer(plan))
     plan = batch.plan(8)
     assert plan is not None
     assert plan.token_ids.tolist() == [7, 27, 28, 29, 30, 31, 32, 33]
@@ -205,8 +205,7 @@ def test_several_tokens_are_cut_at_the_finishing_one() -> None:
         RowResult((30, EOS, 33), (-1.0, -2.0, -3.0), tops),
         RowResult((40, 41), (-1.0, -2.0)),
     ]
-    report = StepReport(1, 1)
-    batch.advance(plan, StepResult(results, 0, 0), report)
+    report, _ = advance(batch, plan, StepResult.of(results, 0, 0))
     assert report.token_ids == [30, EOS, 40, 41]
     assert report.finish == [Finish.EOS, Finish.NONE]
     assert report.computed == [3, 3]
@@ -252,8 +251,8 @@ def test_a_row_is_computed_as_far_as_its_guesses_were_right(right: int) -> None:
     plan = batch.plan(BUDGET)
     assert plan is not None
     tokens = (*(50, 51, 52)[:right], 8)
-    report = StepReport(2, 1)
-    batch.advance(plan, StepResult([RowResult(tokens, (-1.0,) * len(tokens))], 0, 0), report)
+    got = RowResult(tokens, (-1.0,) * len(tokens))
+    report, _ = advance(batch, plan, StepResult.of([got], 0, 0))
     batch.check()
     assert (report.computed, report.token_count) == ([3 + right], [1 + right])
     plan = batch.plan(BUDGET)
@@ -278,7 +277,7 @@ def test_a_row_guesses_no_further_than_its_blocks_its_tokens_and_the_budget() ->
     [(4, [0, 0, 0, 0]), (5, [0, 0, 1, 0]), (8, [1, 1, 1, 1]), (11, [2, 2, 2, 1]), (16, [3] * 4)],
 )
 def test_guesses_share_the_tokens_that_cost_little(cheap: int, expected: list[int]) -> None:
-    batch = new_batch(drafter=Counting(trusted={2: 1, 3: 2}), cheap_tokens=cheap)
+    batch = new_batch(drafter=Counting(trusted={2: 1, 3: 2}), draft_budget=cheap)
     for i in range(1, 5):
         batch.add(row(i, [10 * i], 9))
     step(batch)
@@ -286,7 +285,7 @@ def test_guesses_share_the_tokens_that_cost_little(cheap: int, expected: list[in
 
 
 def test_what_a_row_does_not_guess_goes_to_those_after_it() -> None:
-    batch = new_batch(drafter=Counting(), cheap_tokens=6)
+    batch = new_batch(drafter=Counting(), draft_budget=6)
     batch.add(row(1, [11, 12], 2))  # its next token is the last
     batch.add(row(2, [21, 22], 9))
     step(batch)
@@ -294,7 +293,7 @@ def test_what_a_row_does_not_guess_goes_to_those_after_it() -> None:
 
 
 def test_nothing_is_guessed_beside_a_prompt_that_fills_the_step() -> None:
-    batch = new_batch(drafter=Counting(), cheap_tokens=8)
+    batch = new_batch(drafter=Counting(), draft_budget=8)
     batch.add(row(1, [11, 12], 9))
     step(batch)
     batch.add(row(2, list(range(20, 27)), 9))
@@ -309,12 +308,11 @@ def test_a_faulty_row_is_dropped_alone() -> None:
         batch.add(row(i, [10 * i], 9))
     plan = batch.plan(BUDGET)
     assert plan is not None
-    result = answer(plan)
-    result.rows[1] = RowResult(fault="out of luck")
-    report = StepReport(1, 1)
-    dropped, faults = batch.advance(plan, result, report)
-    assert faults == [Fault(2, "out of luck")]
-    assert [sequence.id for sequence in dropped] == [2]
+    rows = answer(plan).rows
+    rows[1] = RowResult(fault="out of luck")
+    report, moved = advance(batch, plan, StepResult.of(rows, 0, 0))
+    assert moved.faults == [Fault(2, "out of luck")]
+    assert [sequence.id for sequence in moved.dropped] == [2]
     assert report.sequence == [1, 3]
     batch.check()
 
@@ -326,7 +324,7 @@ def test_a_runner_that_breaks_the_contract_faults_the_row(chunk: int) -> None:
     plan = batch.plan(chunk)
     assert plan is not None
     wrong = RowResult((7,), (-1.0,)) if chunk == 1 else RowResult()
-    _, faults = batch.advance(plan, StepResult([wrong], 0, 0), StepReport(1, 1))
+    faults = batch.advance(plan, StepResult.of([wrong], 0, 0)).faults
     assert faults[0].sequence == 1 and "none where one was" in faults[0].message
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.shard.batch_support import EOS, answer, new_batch
-from tests.shard.scripted_router import BLOCK, row
-from tgi_trio.ipc.messages import ExtendRow, Finish, StepReport
-from tgi_trio.shard.step import StepPlan
+from tests.shard.loop.batch_support import EOS, advance, answer, new_batch
+from tests.shard.loop.scripted_router import BLOCK, row
+from tgi_trio.ipc.messages import ExtendRow, Finish
+from tgi_trio.shard.contract import RowResult, StepPlan, StepResult
+from tgi_trio.shard.loop.batch import Batch
 
 
 @dataclass
@@ -85,8 +88,7 @@ class AnyRun(RuleBasedStateMachine):
         assert len(set(plan.kv_slots.tolist())) == len(plan.kv_slots)
         for i, sequence in enumerate(plan.rows):
             self.check_row(plan, i, self.model[sequence.id])
-        report = StepReport(1, 1)
-        self.batch.advance(plan, answer(plan, token), report)
+        report, _ = advance(self.batch, plan, answer(plan, token))
         assert report.sequence == [sequence.id for sequence in plan.rows]
         for i, sequence in enumerate(plan.rows):
             expected = self.model[sequence.id]
@@ -140,6 +142,86 @@ def test_chunks_of_any_size_compute_every_prompt_once(prompts: list[int], budget
         plan = batch.plan(budget)
         assert plan is not None and len(plan.token_ids) <= budget
         steps.append(len(plan.token_ids))
-        batch.advance(plan, answer(plan), StepReport(1, 1))
+        batch.advance(plan, answer(plan))
     # Every prompt token, and the first of the two new ones, is computed exactly once.
     assert sum(steps) == sum(prompts) + len(prompts)
+
+
+def token_of(sequence: int, position: int) -> int:
+    """What a model would say there: a few different tokens, and EOS now and then."""
+    return EOS + (7 * sequence + 3 * position + position // 5) % 9
+
+
+def chosen_for(plan: StepPlan) -> StepResult:
+    ends = plan.context_lengths.tolist()
+    rows = [
+        RowResult((token_of(row.id, end),), (-1.0,)) if samples else RowResult()
+        for row, end, samples in zip(plan.rows, ends, plan.samples.tolist(), strict=True)
+    ]
+    return StepResult.of(rows, 0, 0)
+
+
+def run_ahead(batch: Batch, budget: int) -> dict[int, list[int]]:
+    """Run to the end, always planning a step before the result of the last one is settled."""
+    said: dict[int, list[int]] = {}
+    before: tuple[StepPlan, StepResult] | None = None
+    while True:
+        plan = batch.plan(budget)
+        if plan is not None and plan.inputs is not None and before is not None:
+            ids = before[1].choices.rows
+            for at in np.flatnonzero(plan.inputs >= 0).tolist():
+                plan.token_ids[at] = ids[plan.inputs[at]].token_ids[0]
+        if before is not None:
+            for sequence in batch.settle(*before).dropped:
+                said[sequence.id] = sequence.token_ids[: sequence.length].tolist()
+            if plan is None:
+                before = None
+                continue
+        if plan is None:
+            return said
+        for sequence, starts in zip(plan.rows, pairwise(plan.query_starts.tolist()), strict=True):
+            known = slice(int(plan.positions[starts[0]]), int(plan.positions[starts[1] - 1]) + 1)
+            assert plan.token_ids[slice(*starts)].tolist() == sequence.token_ids[known].tolist()
+        batch.expect(plan)
+        before = (plan, chosen_for(plan))
+
+
+def run_in_turns(batch: Batch, budget: int) -> dict[int, list[int]]:
+    said: dict[int, list[int]] = {}
+    while (plan := batch.plan(budget)) is not None:
+        for sequence in batch.advance(plan, chosen_for(plan)).dropped:
+            said[sequence.id] = sequence.token_ids[: sequence.length].tolist()
+    return said
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 12)), min_size=1, max_size=6),
+    budget=st.integers(1, 12),
+)
+def test_planning_ahead_of_results_changes_no_token(
+    prompts: list[tuple[int, int]], budget: int
+) -> None:
+    ends = []
+    for run in (run_in_turns, run_ahead):
+        batch = new_batch()
+        for i, (length, new) in enumerate(prompts, start=1):
+            batch.add(row(i, [11] * length, new))
+        ends.append(run(batch, budget))
+        assert not len(batch)
+        batch.check()
+    assert ends[0] == ends[1]
+    assert len(ends[0]) == len(prompts)
+
+
+def test_a_row_that_leaves_while_its_step_runs_is_void() -> None:
+    batch = new_batch()
+    for i in (1, 2, 3):
+        batch.add(row(i, [10 * i], 9))
+    plan = batch.plan(100)
+    assert plan is not None
+    batch.expect(plan)
+    batch.remove([2])
+    moved = batch.settle(plan, answer(plan))
+    assert moved.columns["sequence"].tolist() == [1, 3]
+    assert not moved.dropped and not moved.faults
+    batch.check()

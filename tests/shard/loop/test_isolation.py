@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.cpu_support import FITTING
-from tests.shard.models_support import BLOCK, Golden, generated, plan, prompts, sequence, tables
+from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.torch_backend.models_support import (
+    BLOCK,
+    Golden,
+    generated,
+    plan,
+    prompts,
+    sequence,
+    tables,
+)
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.step import Runner, Sequence, WarmupRequest
+from tgi_trio.shard.contract import Runner, ShardSequence, WarmupRequest
 from tgi_trio.testing.checkpoints import poison_token
 
 POISON, NEW = 77, 20
@@ -43,7 +51,7 @@ def runner(folder: Path, request: pytest.FixtureRequest) -> Runner:
     return runner
 
 
-def run(runner: Runner, rows: list[Sequence], chunk: int = 256) -> dict[int, tuple[int, str]]:
+def run(runner: Runner, rows: list[ShardSequence], chunk: int = 256) -> dict[int, tuple[int, str]]:
     """Run rows together to their ends; return the faults: tokens generated until then, message."""
     faults: dict[int, tuple[int, str]] = {}
     while rows:

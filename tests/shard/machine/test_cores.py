@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.shard import cores
+from tgi_trio.shard.machine import cores
 
 
 def test_a_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

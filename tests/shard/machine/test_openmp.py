@@ -10,13 +10,13 @@ import sys
 import pytest
 
 from tgi_trio import demo
-from tgi_trio.shard.openmp import openmp_settings
+from tgi_trio.shard.machine.openmp import openmp_settings
 
 # As the shard's main program does it; the affinities of all threads after a step of two.
 LOAD = """
 import json, os, sys
 from tgi_trio.shard.__main__ import ShardSettings, load
-from tgi_trio.shard.step import WarmupRequest
+from tgi_trio.shard.contract import WarmupRequest
 
 folder = sys.argv[1]
 grammars = folder + "/tokenizer.json"

@@ -11,20 +11,20 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from tgi_trio.ipc.frames import Frame
-from tgi_trio.shard.distributed import ProcessGroup, gloo_group
-from tgi_trio.shard.follower import NoSampler
-from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.plans import decode_plan, encode_plan
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.step import (
+from tgi_trio.shard.contract import (
     ModelInfo,
     Runner,
-    Sequence,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
 )
+from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
+from tgi_trio.shard.ranks.follower import NoSampler
+from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 T = TypeVar("T")
 
@@ -67,10 +67,10 @@ class Ranks:
 
         return self._together(part)[0]
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def prepare(self, sequence: ShardSequence) -> bool:
         return self.runners[0].prepare(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         self.runners[0].drop(sequence)
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.shard.models_support import plan, sequence
+from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
-from tgi_trio.shard import follower
-from tgi_trio.shard.group import Followers, GroupBroken, GroupRunner
-from tgi_trio.shard.step import StepPlan, StepResult, WarmupRequest
+from tgi_trio.shard.contract import GroupBroken, StepPlan, StepResult, WarmupRequest
+from tgi_trio.shard.ranks import follower
+from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 
 REQUEST = WarmupRequest(64, 256, 4, 256)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.shard.models_support import (
+from tests.shard.ranks.rank_processes import groups, ranks_of
+from tests.shard.torch_backend.models_support import (
     BLOCK,
     RENAMED,
     Golden,
@@ -24,12 +25,11 @@ from tests.shard.models_support import (
     sequence,
     tables,
 )
-from tests.shard.ranks import groups, ranks_of
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
-from tgi_trio.shard.models.families import FAMILIES
-from tgi_trio.shard.plans import decode_plan, encode_plan
-from tgi_trio.shard.step import WarmupRequest
+from tgi_trio.model.families.registry import FAMILIES
+from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,50 +12,30 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.frames import Frame, Kind, Phase
-from tgi_trio.ipc.messages import Fault, StepReport, decode_extend, decode_prefill
-from tgi_trio.shard import replies
-from tgi_trio.shard.batch import Batch
-from tgi_trio.shard.greeting import expect_hello
-from tgi_trio.shard.group import GroupBroken
-from tgi_trio.shard.speculation.ngram import NgramDrafter
-from tgi_trio.shard.step import (
-    RowResult,
+from tgi_trio.ipc.messages import Fault, decode_extend, decode_prefill
+from tgi_trio.shard import reply_frames
+from tgi_trio.shard.contract import (
+    BEAT_S,
+    Channel,
+    Choices,
+    GroupBroken,
     Runner,
-    Sequence,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
     slice_plan,
 )
+from tgi_trio.shard.handshake import expect_hello
+from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.loop.soundness import Judge, prove_sound
+from tgi_trio.shard.loop.step_columns import Columns
 
-BEAT_S = 1.0  # an idle shard shows life this often
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
-
-
-class Writer(Protocol):
-    """What the loop needs to know of its outgoing ring."""
-
-    @property
-    def max_payload(self) -> int: ...
-
-
-class Channel(Protocol):
-    """The shard's end of a channel, as `ipc.channel.ShardEnd` is one."""
-
-    @property
-    def writer(self) -> Writer: ...
-    @property
-    def try_receive(self) -> Callable[[], memoryview | None]: ...
-    @property
-    def release(self) -> Callable[[], None]: ...
-    def wait(self, timeout: float | None) -> bool: ...
-    def send(self, payload: bytes | memoryview) -> None: ...
-    def beat(self, step: int, phase: int) -> None: ...
 
 
 def run(
@@ -72,13 +52,14 @@ def run(
     HELLO is sent before `factory` is called: it may import torch and load weights for minutes, and
     the router knows meanwhile that this process lives. `speculate`: tokens guessed ahead per step
     and sequence at most, where the runner takes guesses. Raises ProtocolMismatch when the router
-    reads the wire differently, and whatever `factory` or the runner's warm-up raise.
+    reads the wire differently, RunnerBroken when the runner computes nothing any more, and whatever
+    `factory` or the runner's warm-up raise.
     """
     try:
         channel.beat(0, Phase.LOADING)
-        channel.send(replies.encode_hello(rank, world_size, os.getpid(), incarnation))
+        channel.send(reply_frames.encode_hello(rank, world_size, os.getpid(), incarnation))
         expect_hello(channel, "router")
-        worker = Worker(channel, factory(), speculate)
+        worker = Worker(channel, factory(), speculate, successor=incarnation > 1)
         worker.serve()
     except PeerGone:
         return  # nobody is left to report to
@@ -87,11 +68,18 @@ def run(
 class Worker:
     """The state of the loop: the running set, the standing limits, what is acknowledged."""
 
-    def __init__(self, channel: Channel, runner: Runner, speculate: int = 0) -> None:
-        """Start with an empty batch; WARMUP must come before the first PREFILL."""
+    def __init__(
+        self, channel: Channel, runner: Runner, speculate: int = 0, *, successor: bool = False
+    ) -> None:
+        """Start with an empty batch; WARMUP must come before the first PREFILL.
+
+        `successor`: another shard has ended before, so the runner proves itself at the warm-up.
+        """
         self._channel = channel
         self._runner = runner
-        self._speculate = speculate if runner.info.cheap_tokens else 0
+        self._judge = Judge(runner)
+        self._successor = successor
+        self._speculate = speculate if runner.info.draft_budget else 0
         # WARMUP makes the one with a KV cache; this one refuses every row.
         self._batch = Batch(vocab_size=0, block_size=1, blocks=0, eos_ids=())
         self._token_budget = 1  # set by WARMUP, then by LIMITS
@@ -152,7 +140,7 @@ class Worker:
             release()
 
     def _on_info(self, frame: Frame) -> None:
-        self._channel.send(replies.encode_info(frame.word("command"), self._runner.info))
+        self._channel.send(reply_frames.encode_info(frame.word("command"), self._runner.info))
 
     def _on_warmup(self, frame: Frame) -> None:
         self._beat(Phase.WARMING)
@@ -160,17 +148,19 @@ class Worker:
         request = WarmupRequest(**{name: frame.word(name) for name in names})
         self._drop(self._batch.clear())
         found: WarmupResult = self._runner.warm_up(request)
+        if self._successor:
+            prove_sound(self._runner)
         info = self._runner.info
         self._batch = Batch(
             vocab_size=info.vocab_size,
             block_size=found.block_size,
             blocks=found.blocks,
             eos_ids=info.eos_ids,
-            drafter=NgramDrafter(self._speculate, info.eos_ids) if self._speculate else None,
-            cheap_tokens=info.cheap_tokens,
+            drafter=self._runner.drafter(self._speculate) if self._speculate else None,
+            draft_budget=info.draft_budget,
         )
         self._token_budget = max(1, request.max_prefill_tokens)
-        self._channel.send(replies.encode_warmup(frame.word("command"), found))
+        self._channel.send(reply_frames.encode_warmup(frame.word("command"), found))
 
     def _on_limits(self, frame: Frame) -> None:
         self._token_budget = max(1, frame.word("token_budget"))
@@ -202,7 +192,7 @@ class Worker:
     def _on_shutdown(self, frame: Frame) -> None:
         self._running = False
 
-    def _drop(self, sequences: Iterable[Sequence]) -> None:
+    def _drop(self, sequences: Iterable[ShardSequence]) -> None:
         for sequence in sequences:
             self._runner.drop(sequence)
 
@@ -217,16 +207,20 @@ class Worker:
     def _run_step(self, plan: StepPlan) -> None:
         batch = self._batch
         self._step += 1
-        counts = batch.counts
+        counts, plan.applied = plan.counts, self._applied
         self._beat(Phase.PREFILL if counts.prefill_tokens else Phase.DECODE)
         started = time.perf_counter_ns()
         gap = started - self._computed_at if self._computed_at else 0
         result = self._compute(plan)
+        self._judge.examine(result)
         self._computed_at = time.perf_counter_ns()
         self._beat(Phase.REPLYING)
-        report = StepReport(
-            step=self._step,
-            acknowledged=self._applied,
+        moved = batch.advance(plan, result)
+        self._drop(moved.dropped)
+        self._faults.extend(moved.faults)
+        self._reply(
+            plan.applied,
+            moved.columns,
             gap_ns=gap,
             forward_ns=result.forward_ns,
             sample_ns=result.sample_ns,
@@ -234,53 +228,56 @@ class Worker:
             decode_rows=counts.decode_rows,
             stalled_rows=counts.stalled_rows,
             draft_tokens=counts.draft_tokens,
+            recovered=int(result.raised and not moved.faults),
         )
-        dropped, faults = batch.advance(plan, result, report)
-        self._drop(dropped)
-        report.held = len(batch)
-        report.recovered = int(result.raised and not faults)
-        self._faults.extend(faults)
-        self._reply(report)
 
     def _report_idle(self) -> None:
         """Tell the router what it does not know yet when no step will do it."""
         stalled = self._batch.counts.stalled_rows
         if (self._applied, stalled) != (self._acknowledged, self._stalled) or self._faults:
-            held = len(self._batch)
-            self._reply(StepReport(self._step, self._applied, held=held, stalled_rows=stalled))
+            self._reply(self._applied, {}, stalled_rows=stalled)
 
-    def _reply(self, report: StepReport) -> None:
+    def _reply(self, acknowledged: int, columns: Columns, **words: int) -> None:
+        """Send the faults found so far, then a STEP frame; `words` left out are 0."""
         channel = self._channel
         most = channel.writer.max_payload
         if self._faults:  # before the STEP whose acknowledgement covers them
-            for frame in replies.encode_fault_frames(self._applied, self._faults, most):
+            for frame in reply_frames.encode_fault_frames(acknowledged, self._faults, most):
                 channel.send(frame)
             self._faults.clear()
-        for frame in replies.encode_report(report, most):
+        words |= {"step": self._step, "acknowledged": acknowledged, "held": len(self._batch)}
+        for frame in reply_frames.encode_step(words, columns, most):
             channel.send(frame)
-        self._acknowledged, self._stalled = report.acknowledged, report.stalled_rows
+        self._acknowledged, self._stalled = acknowledged, words.get("stalled_rows", 0)
 
-    def _compute(self, plan: StepPlan) -> StepResult:
-        """Run the step; when it raises, find the rows that fail alone and fault only those."""
+    def _compute(self, plan: StepPlan, again: bool = False) -> StepResult:
+        """Run the step; when it raises, find the rows that fail alone and fault only those.
+
+        Raises RunnerBroken when it is not the rows. `again`: part of a step that has raised.
+        """
         try:
-            result = self._runner.step(plan)
-            if len(result.rows) != len(plan.rows):
-                raise RuntimeError(f"{len(result.rows)} results for {len(plan.rows)} rows")
+            result = self._runner.launch(plan).result()
+            if (found := len(result.choices.counts)) != len(plan.rows):
+                raise RuntimeError(f"{found} results for {len(plan.rows)} rows")
             return result
         except GroupBroken:
             raise
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
+            if not again:
+                prove_sound(self._runner)
             if len(plan.rows) == 1:
-                return StepResult([RowResult(fault=_describe(error))], 0, 0, raised=True)
+                return StepResult(Choices.failed(_describe(error)), 0, 0, raised=True)
         self._beat(self._phase)  # the retries count as progress
         middle = len(plan.rows) // 2
         halves = [slice_plan(plan, 0, middle), slice_plan(plan, middle, len(plan.rows))]
-        results = [self._compute(half) for half in halves]
+        first, second = (self._compute(half, again=True) for half in halves)
+        prompts = {middle + row: values for row, values in second.prompts.items()}
         return StepResult(
-            rows=[row for half in results for row in half.rows],
-            forward_ns=sum(half.forward_ns for half in results),
-            sample_ns=sum(half.sample_ns for half in results),
+            Choices.concatenate([first.choices, second.choices]),
+            forward_ns=first.forward_ns + second.forward_ns,
+            sample_ns=first.sample_ns + second.sample_ns,
+            prompts=first.prompts | prompts,
             raised=True,
         )
 

@@ -5,14 +5,10 @@ torch is imported only where it may see a device: without one the CPU kernels do
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
-
+from tgi_trio.devices import check_device_flags, has_driver
 from tgi_trio.errors import ConfigurationError
 
 CPU = "cpu"
-_CUDA_DRIVER = "libcuda.so.1"
-_ROCM_DRIVER = Path("/dev/kfd")  # torch calls AMD's devices CUDA, too
 
 
 def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
@@ -32,13 +28,13 @@ def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
     return f"cuda:{rank}"
 
 
-def has_driver() -> bool:
-    """Return whether a driver is installed through which torch could see a device."""
-    try:
-        ctypes.CDLL(_CUDA_DRIVER)
-    except OSError:
-        return _ROCM_DRIVER.exists()
-    return True
+def name_device(device: str) -> str:
+    """Return what a device's maker calls it, such as "NVIDIA A10G"; empty for a CPU."""
+    if device == CPU:
+        return ""
+    import torch
+
+    return str(torch.cuda.get_device_name(device))
 
 
 def _devices() -> int:
@@ -56,8 +52,8 @@ def limit_memory(device: str, share: float) -> None:
         import torch
 
         torch.cuda.set_per_process_memory_fraction(share, device)
-    elif share != 1.0:
-        raise ConfigurationError(_no_device("--cuda-memory-fraction", "leave it out"))
+    else:
+        check_device_flags(None, share)
 
 
 def graph_sizes(device: str, asked: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -67,10 +63,5 @@ def graph_sizes(device: str, asked: tuple[int, ...] | None) -> tuple[int, ...]:
     """
     if device != CPU:
         return (1, 2, 4, 8, 16, 32) if asked is None else asked
-    if asked:
-        raise ConfigurationError(_no_device("--cuda-graphs", "leave it out or give 0"))
+    check_device_flags(asked, 1.0)
     return ()
-
-
-def _no_device(flag: str, cure: str) -> str:
-    return f"{flag} needs a CUDA device, and torch sees none here; {cure}."

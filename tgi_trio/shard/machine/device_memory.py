@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard import memory
+from tgi_trio.shard.machine import memory
 
 
 def free_bytes(device: torch.device, ranks: int = 1) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.shard.step import ModelInfo, WarmupRequest
+from tgi_trio.shard.contract import ModelInfo, WarmupRequest
 
 _MEMORY_SHARE = 0.9  # of what is free after the warm-up
 _HOST_LEAST_TOKENS = 65536

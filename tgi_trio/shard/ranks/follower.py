@@ -12,26 +12,25 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.frames import Frame, Kind, Phase
-from tgi_trio.shard.greeting import expect_hello
-from tgi_trio.shard.plans import decode_plan
-from tgi_trio.shard.replies import encode_hello
-from tgi_trio.shard.step import RowResult, Runner, Sequence, WarmupRequest
-from tgi_trio.shard.worker import BEAT_S, Channel
+from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Runner, ShardSequence, WarmupRequest
+from tgi_trio.shard.handshake import expect_hello
+from tgi_trio.shard.ranks.plan_frames import decode_plan
+from tgi_trio.shard.reply_frames import encode_hello
 
 if TYPE_CHECKING:
-    from tgi_trio.shard.logits_processors import Scores
+    from tgi_trio.shard.sampling.logits_processors import Scores
 
 
 class NoSampler:
     """The sampler of a rank that chooses nothing."""
 
-    def choose(self, logits: Scores, rows: list[Sequence]) -> list[RowResult]:
-        return [RowResult() for _ in rows]
+    def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
+        return Choices.none(len(rows))
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def prepare(self, sequence: ShardSequence) -> bool:
         return True
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         return None
 
 

@@ -9,26 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence as ListLike
 
-from tgi_trio.errors import PeerError
 from tgi_trio.ipc.broadcast import Broadcast
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.frames import Kind, encode
-from tgi_trio.shard.greeting import expect_hello
-from tgi_trio.shard.plans import encode_plan
-from tgi_trio.shard.replies import encode_hello
-from tgi_trio.shard.step import (
+from tgi_trio.shard.contract import (
+    Computed,
+    Drafter,
+    GroupBroken,
     ModelInfo,
+    Pending,
     Runner,
-    Sequence,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
 )
-
-
-class GroupBroken(PeerError):
-    """A step failed on this rank: the others may be in the middle of it, so the group ends."""
+from tgi_trio.shard.handshake import expect_hello
+from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.ranks.plan_frames import encode_plan
+from tgi_trio.shard.reply_frames import encode_hello
 
 
 class Followers:
@@ -93,8 +93,17 @@ class GroupRunner:
                 "rank 0", f"a step failed: {type(error).__name__}: {error}"
             ) from error
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def launch(self, plan: StepPlan) -> Pending:
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> Drafter | None:
+        return self._runner.drafter(most)
+
+    def prepare(self, sequence: ShardSequence) -> bool:
         return self._runner.prepare(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         self._runner.drop(sequence)
+
+    def prove_sound(self) -> None:
+        self.step(proof_plan())

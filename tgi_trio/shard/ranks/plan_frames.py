@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.frames import Frame, Kind, encode
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.step import Sequence, StepPlan
+from tgi_trio.shard.contract import ShardSequence, StepPlan
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -51,7 +51,7 @@ def decode_plan(frame: Frame) -> StepPlan:
     )
     drafts = frame.column("drafts").astype(np.int32)
     return StepPlan(
-        rows=[_stand_in(*numbers) for numbers in prompts],
+        rows=[_shadow_row(*numbers) for numbers in prompts],
         token_ids=frame.column("token_ids").copy(),
         positions=frame.column("positions").copy(),
         kv_slots=frame.column("kv_slots").copy(),
@@ -63,8 +63,8 @@ def decode_plan(frame: Frame) -> StepPlan:
     )
 
 
-def _stand_in(context: int, prompt_length: int, prompt_logprobs: int) -> Sequence:
+def _shadow_row(context: int, prompt_length: int, prompt_logprobs: int) -> ShardSequence:
     # Every rank works prompt log-probabilities out, of whatever tokens: their number counts.
     ids = np.zeros(context + 1 if prompt_logprobs else 0, np.int32)
     sampling = SamplingParameters(prompt_logprobs=bool(prompt_logprobs))
-    return Sequence(0, ids, context, prompt_length, 0, [], 0, 0, sampling)
+    return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, sampling)

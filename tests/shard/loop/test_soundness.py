@@ -1,0 +1,88 @@
+"""Every runner proves that it computes, without a trace, and does not when it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.shard.numba_backend.numba_support import FITTING
+from tests.shard.torch_backend.models_support import (
+    BLOCK,
+    advance,
+    generated,
+    prompts,
+    sequence,
+    tables,
+)
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.loop.soundness import RunnerBroken, prove_sound
+
+PROMPTS = prompts(7)[4:]
+NEW = 12
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# family, backend, the part whose failure is to be noticed
+KINDS = [
+    ("llama", "numba", "_forward.run"),
+    ("llama", "torch", "model.forward"),
+    ("t5", "torch", "model.forward"),
+    ("glm4", "torch", "way.model.forward"),
+    ("codegen", "torch", "way.model.forward"),
+    ("mamba2", "torch", "way.model.forward"),
+    ("bart", "torch", "way.model.forward"),
+]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind[:2]))
+def case(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> tuple[Runner, str]:
+    family, backend, part = request.param
+    folder = checkpoint(family, **(FITTING["llama"] if backend == "numba" else {}))
+    runner = load_runner(folder, dtype="float32", threads=1, cpu_backend=backend)
+    runner.warm_up(WarmupRequest(256, 256, 16, 63 * BLOCK))
+    return runner, part
+
+
+def texts(runner: Runner, *, proving: bool) -> list[list[int]]:
+    """Run sequences together to their ends, with a proof between any two steps."""
+    blocks = tables(PROMPTS, new=NEW)
+    rows = [
+        sequence(i, prompt, table, new=NEW, ignore_eos=True)
+        for i, (prompt, table) in enumerate(zip(PROMPTS, blocks, strict=True))
+    ]
+    counts = [row.length for row in rows]
+    for _ in range(NEW):
+        advance(runner, rows, counts)
+        counts = [1] * len(rows)
+        if proving:
+            prove_sound(runner)
+    for row in rows:
+        runner.drop(row)
+    return [generated(row) for row in rows]
+
+
+def test_a_proof_leaves_no_trace(case: tuple[Runner, str]) -> None:
+    runner, _ = case
+    expected = texts(runner, proving=False)
+    assert texts(runner, proving=True) == expected
+    assert len({tuple(text) for text in expected}) > 1
+
+
+def test_a_runner_that_cannot_compute_says_so(
+    case: tuple[Runner, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, part = case
+    *path, name = part.split(".")
+    holder = runner
+    for each in path:
+        holder = getattr(holder, each)
+
+    def broken(*args: object, **options: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    prove_sound(runner)
+    monkeypatch.setattr(holder, name, broken)
+    with pytest.raises(RunnerBroken, match=r"any more: RuntimeError: .*illegal memory"):
+        prove_sound(runner)

@@ -1,0 +1,121 @@
+"""A backend computes what it claims; what nobody has claimed is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shard.numba_backend.numba_support import FITTING
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model import kernel_fit
+from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
+from tgi_trio.model.families import names
+from tgi_trio.model.spec import (
+    DecoderSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    Names,
+    RotarySpec,
+)
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.torch_backend import support as torch_support
+
+RECORDS = (DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, Names, RotarySpec)
+FIELDS = {f"{kind.__name__}.{field.name}" for kind in RECORDS for field in dataclasses.fields(kind)}
+KINDS = [  # fields whose values are a list of words
+    (f"{kind.__name__}.{name}", typing.get_args(hint))
+    for kind in RECORDS
+    for name, hint in typing.get_type_hints(kind).items()
+    if typing.get_origin(hint) is typing.Literal
+]
+LLAMA = DecoderSpec(
+    family="llama",
+    vocab_size=64,
+    hidden_size=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=32,
+    mlp_width=64,
+    layers=(LayerSpec(scale=0.2, rotary=RotarySpec(dim=32)),) * 2,
+    names=names.LLAMA,
+)
+
+
+def test_torch_claims_every_field_of_a_model() -> None:
+    assert torch_support.CLAIMS.keys() == FIELDS
+
+
+def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> None:
+    refused = {key for key in FIELDS if key.startswith(("ExpertsSpec.", "LatentSpec."))}
+    assert kernel_fit.CLAIMS.keys() == FIELDS - refused
+
+
+def test_the_kernels_refuse_whole_what_they_claim_no_field_of() -> None:
+    experts = ExpertsSpec(count=4, per_token=2, width=64, normalise=True)
+    latent = LatentSpec(rank=32, query_rank=0, plain_dim=32, rotary_dim=32, value_dim=32)
+    mixture = dataclasses.replace(
+        LLAMA, layers=(dataclasses.replace(LLAMA.layers[0], experts=experts),)
+    )
+    compressed = dataclasses.replace(LLAMA, latent=latent)
+    assert kernel_fit.find_unsupported(LLAMA, "float32") is None
+    assert kernel_fit.find_unsupported(mixture, "float32") == "it is a mixture of experts"
+    assert kernel_fit.find_unsupported(compressed, "float32") == "keys and values are compressed"
+
+
+@pytest.mark.parametrize(("key", "values"), KINDS)
+def test_values_that_are_words_are_claimed_one_by_one(key: str, values: tuple[str, ...]) -> None:
+    assert all(torch_support.CLAIMS[key].serves(value) for value in values)
+    for claims in (torch_support.CLAIMS, kernel_fit.CLAIMS):
+        assert key not in claims or not claims[key].serves("of tomorrow")
+
+
+def without(claims: Claims, key: str) -> Claims:
+    return {name: claim for name, claim in claims.items() if name != key}
+
+
+def test_a_field_that_is_not_claimed_may_be_what_it_is_by_default() -> None:
+    claims = without(torch_support.CLAIMS, "DecoderSpec.qkv_clip")
+    assert find_unclaimed(LLAMA, claims) is None
+    clipped = dataclasses.replace(LLAMA, qkv_clip=8.0)
+    assert find_unclaimed(clipped, torch_support.CLAIMS) is None
+    assert (
+        find_unclaimed(clipped, claims) == "DecoderSpec.qkv_clip is 8.0, which is not computed here"
+    )
+    assert find_unclaimed(LLAMA, without(claims, "LayerSpec.scale")) is not None  # has no default
+
+
+def test_records_in_every_layer_are_looked_at() -> None:
+    odd = dataclasses.replace(LLAMA.layers[0], rotary=RotarySpec(dim=32, theta=5.0))
+    claims = {**torch_support.CLAIMS, "RotarySpec.theta": only(10000.0, refusal="base {}")}
+    assert find_unclaimed(LLAMA, claims) is None
+    assert (
+        find_unclaimed(dataclasses.replace(LLAMA, layers=(*LLAMA.layers, odd)), claims)
+        == "base 5.0"
+    )
+
+
+def test_a_claim_says_what_it_refuses() -> None:
+    claims = {**torch_support.CLAIMS, "DecoderSpec.heads": multiples(4, "{} heads")}
+    assert find_unclaimed(LLAMA, claims) == "2 heads"
+    assert find_unclaimed(dataclasses.replace(LLAMA, heads=8), claims) is None
+    assert ANY.serves(object())
+
+
+def test_what_is_not_claimed_is_refused_at_load(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    folder = checkpoint("granite", **FITTING["granite"])  # which scales its residual stream
+    for support in (kernel_fit, torch_support):
+        claims = without(support.CLAIMS, "DecoderSpec.residual_scale")
+        monkeypatch.setattr(support, "CLAIMS", claims)
+    with pytest.raises(
+        ModelLoadError, match=r"DecoderSpec\.residual_scale is .* not computed here"
+    ):
+        load_runner(folder, dtype="float32")
+    assert "not with the CPU kernels: DecoderSpec.residual_scale is" in capfd.readouterr().err

@@ -1,0 +1,415 @@
+"""The step contract: what one forward step is given and what it answers.
+
+Prefill chunks, decodes and speculated tokens are all the same thing here: a row with some query
+tokens at given positions. Every backend (reference torch, CPU kernels, CUDA) takes a `StepPlan`
+and returns a `StepResult`; the worker loop knows nothing else about it. No torch in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as ListLike
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import PeerError
+from tgi_trio.ipc.messages import SamplingParameters
+
+BLOCK_SIZE = 16  # tokens per KV block
+BEAT_S = 1.0  # an idle shard shows life this often
+
+
+@dataclass(slots=True, eq=False)
+class ShardSequence:
+    """One sequence as the shard holds it. Created by a PREFILL row, changed by the worker only."""
+
+    id: int
+    token_ids: NDArray[np.int32]  # buffer [capacity]; the first `length` entries are real
+    length: int  # known tokens: prompt + generated
+    prompt_length: int  # leading tokens that are the client's prompt (for penalties)
+    computed: int  # tokens whose K and V are in the blocks
+    block_ids: list[int]  # block table, in order; extended by EXTEND
+    remaining: int  # tokens still to generate at most
+    min_remaining: int  # tokens still to generate before EOS is allowed
+    sampling: SamplingParameters
+    state: dict[str, object] = field(default_factory=dict)  # backend's own (grammar matcher, ...)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCounts:
+    """What planning found; the STEP frame reports it."""
+
+    prefill_tokens: int = 0
+    decode_rows: int = 0
+    stalled_rows: int = 0  # sequences at the end of their granted blocks
+    draft_tokens: int = 0  # guesses among the decode rows' query tokens
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step: R rows, T query tokens in all, flat and without padding.
+
+    A value: its arrays are copies, so commands that are applied after it was made change nothing
+    of it. `rows` are the batch's own sequences, for what only few rows need (sampling parameters,
+    tokens known so far); whoever computes must not change them.
+    """
+
+    rows: list[ShardSequence]
+    token_ids: NDArray[np.int64]  # [T]
+    positions: NDArray[np.int64]  # [T] position of each token in its sequence
+    kv_slots: NDArray[np.int64]  # [T] block_id * block_size + offset: where its K and V go
+    query_starts: NDArray[np.int32]  # [R + 1] rows' first token in the flat list, cumulative
+    context_lengths: NDArray[np.int32]  # [R] KV tokens a row sees, its own query included
+    block_tables: NDArray[np.int32]  # [R, widest], unused entries 0
+    samples: NDArray[np.bool_]  # [R] the row's last known token is in the step: choose the next
+    # [R] how many of a row's last query tokens are guesses (they stand in its `token_ids` behind
+    # the known ones); after each that proves right one more token is chosen. None: no row has any.
+    drafts: NDArray[np.int32] | None = None
+    # [R] the row computes tokens it came with. Set by the batch; None: any row may.
+    prefills: NDArray[np.bool_] | None = None
+    # [T] which row of the step before chooses this token, whose id is not known yet and 0 in
+    # `token_ids`; -1: it is known. Set by a batch that plans ahead of a step's result. None: all
+    # are known.
+    inputs: NDArray[np.int32] | None = None
+    # What the batch needs to settle the step: [R] the rows' places in its arrays, their known
+    # query tokens, and when that was (places move when sequences leave).
+    places: NDArray[np.int64] | None = None
+    taken: NDArray[np.int64] | None = None
+    moment: int = 0
+    uniform: bool = False  # every row of the batch computes its last token, and nothing else
+    counts: PlanCounts = PlanCounts()
+    applied: int = 0  # number of the last command applied before it: what its STEP acknowledges
+
+
+def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
+    """Return rows `start` to `stop` of a plan as a plan of their own; arrays are views."""
+    first, last = int(plan.query_starts[start]), int(plan.query_starts[stop])
+    return StepPlan(
+        rows=plan.rows[start:stop],
+        token_ids=plan.token_ids[first:last],
+        positions=plan.positions[first:last],
+        kv_slots=plan.kv_slots[first:last],
+        query_starts=plan.query_starts[start : stop + 1] - plan.query_starts[start],
+        context_lengths=plan.context_lengths[start:stop],
+        block_tables=plan.block_tables[start:stop],
+        samples=plan.samples[start:stop],
+        drafts=None if plan.drafts is None else plan.drafts[start:stop],
+        prefills=None if plan.prefills is None else plan.prefills[start:stop],
+        inputs=None if plan.inputs is None else plan.inputs[first:last],
+    )
+
+
+def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> StepPlan:
+    """Return a plan without guesses of each row's query tokens `firsts[i]` up to `ends[i]`.
+
+    Every row keeps at least one; a row that does not keep its last samples nothing.
+    """
+    counts = np.diff(plan.query_starts)
+    offsets = np.arange(len(plan.token_ids)) - np.repeat(plan.query_starts[:-1], counts)
+    kept = (offsets >= np.repeat(firsts, counts)) & (offsets < np.repeat(ends, counts))
+    return StepPlan(
+        rows=plan.rows,
+        token_ids=plan.token_ids[kept],
+        positions=plan.positions[kept],
+        kv_slots=plan.kv_slots[kept],
+        query_starts=np.concatenate(([0], np.cumsum(ends - firsts))).astype(np.int32),
+        context_lengths=(plan.context_lengths - (counts - ends)).astype(np.int32),
+        block_tables=plan.block_tables,
+        samples=plan.samples & (ends == counts),
+        prefills=plan.prefills,
+    )
+
+
+def prompt_span(plan: StepPlan, index: int) -> tuple[int, int] | None:
+    """Return (first, end) of the positions of a row whose logits predict prompt tokens.
+
+    None for a row that asked for no prompt log-probabilities or is past its prompt.
+    """
+    row = plan.rows[index]
+    start, stop = int(plan.query_starts[index]), int(plan.query_starts[index + 1])
+    first = int(plan.positions[start])
+    if not row.sampling.prompt_logprobs or first >= row.prompt_length:
+        return None
+    return first, min(first + stop - start, row.prompt_length - 1)
+
+
+def prompt_spans(plan: StepPlan) -> dict[int, tuple[int, int]]:
+    """Return `prompt_span` of the rows that have one, by row; looks at prefills alone."""
+    rows = range(len(plan.rows)) if plan.prefills is None else np.flatnonzero(plan.prefills)
+    spans = ((int(row), prompt_span(plan, int(row))) for row in rows)
+    return {row: span for row, span in spans if span is not None}
+
+
+Alternatives: TypeAlias = ListLike[tuple[int, float]]  # (id, logprob), best first
+
+
+@dataclass(slots=True)
+class RowResult:
+    """What one row got; rows that only prefilled get an empty one.
+
+    One row at a time is easy to read and to write, and slow: hot paths hand `Choices` around.
+    """
+
+    token_ids: ListLike[int] = ()
+    logprobs: ListLike[float] = ()
+    tops: ListLike[Alternatives] = ()  # per token
+    prompt_logprobs: ListLike[float] = ()  # for the prompt positions computed in this step
+    prompt_tops: ListLike[Alternatives] = ()  # of each, or none at all
+    fault: str | None = None  # the row failed alone; the others are fine
+
+
+@dataclass(slots=True)
+class Choices:
+    """Tokens chosen for R rows, as columns: N tokens, row after row."""
+
+    counts: NDArray[np.int64]  # [R] tokens of each row, 0 where none was due or the row failed
+    token_ids: NDArray[np.int64]  # [N]
+    logprobs: NDArray[np.float64]  # [N]
+    tops: Mapping[int, ListLike[Alternatives]] = field(default_factory=dict)  # by row, per token
+    faults: Mapping[int, str] = field(default_factory=dict)  # by row
+
+    @classmethod
+    def none(cls, rows: int) -> Choices:
+        """Return the choices of rows that get no token."""
+        return cls(np.zeros(rows, np.int64), np.empty(0, np.int64), np.empty(0))
+
+    @classmethod
+    def failed(cls, why: str) -> Choices:
+        """Return the choices of one row that has failed."""
+        return replace(cls.none(1), faults={0: why})
+
+    @classmethod
+    def of(cls, rows: ListLike[RowResult]) -> Choices:
+        """Return rows' tokens as columns."""
+        return cls(
+            counts=np.array([len(row.token_ids) for row in rows], np.int64),
+            token_ids=np.array([token for row in rows for token in row.token_ids], np.int64),
+            logprobs=np.array([value for row in rows for value in row.logprobs], np.float64),
+            tops={i: row.tops for i, row in enumerate(rows) if any(row.tops)},
+            faults={i: row.fault for i, row in enumerate(rows) if row.fault is not None},
+        )
+
+    @property
+    def rows(self) -> list[RowResult]:
+        """Return the columns row by row."""
+        ends = np.cumsum(self.counts).tolist()
+        ids, logprobs = self.token_ids.tolist(), self.logprobs.tolist()
+        return [
+            RowResult(
+                token_ids=tuple(ids[end - count : end]),
+                logprobs=tuple(logprobs[end - count : end]),
+                tops=tuple(self.tops[row]) if row in self.tops else ([],) * count,
+                fault=self.faults.get(row),
+            )
+            for row, (end, count) in enumerate(zip(ends, self.counts.tolist(), strict=True))
+        ]
+
+    def spread(self, places: NDArray[np.intp], rows: int) -> Choices:
+        """Return these as the choices of `rows` rows, of which those at `places` got them."""
+        if len(places) == rows:
+            return self
+        counts = np.zeros(rows, np.int64)
+        counts[places] = self.counts
+        tops = {int(places[row]): tops for row, tops in self.tops.items()}
+        faults = {int(places[row]): fault for row, fault in self.faults.items()}
+        return Choices(counts, self.token_ids, self.logprobs, tops, faults)
+
+    @classmethod
+    def concatenate(cls, parts: ListLike[Choices]) -> Choices:
+        """Return the choices of all parts' rows, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        firsts = [0, *np.cumsum([len(part.counts) for part in parts]).tolist()]
+        numbered = list(zip(firsts, parts, strict=False))
+        return cls(
+            counts=np.concatenate([part.counts for part in parts]),
+            token_ids=np.concatenate([part.token_ids for part in parts]),
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+            tops={at + row: tops for at, part in numbered for row, tops in part.tops.items()},
+            faults={at + row: fault for at, part in numbered for row, fault in part.faults.items()},
+        )
+
+
+@dataclass(slots=True)
+class PromptValues:
+    """What a row's prompt tokens got in a step: those whose predecessors it computed."""
+
+    logprobs: ListLike[float]  # NaN for the first, which nothing predicts
+    tops: ListLike[Alternatives] = ()  # of each, or none at all
+
+
+@dataclass(slots=True)
+class StepResult:
+    """Answer to a plan: its rows' tokens, in the plan's order."""
+
+    choices: Choices
+    forward_ns: int
+    sample_ns: int
+    prompts: dict[int, PromptValues] = field(default_factory=dict)  # by row, of those that asked
+    raised: bool = False  # before its rows were computed again; set by the worker
+
+    @classmethod
+    def of(cls, rows: ListLike[RowResult], forward_ns: int, sample_ns: int) -> StepResult:
+        """Return results given row by row."""
+        prompts = {
+            i: PromptValues(row.prompt_logprobs, row.prompt_tops)
+            for i, row in enumerate(rows)
+            if len(row.prompt_logprobs)
+        }
+        return cls(Choices.of(rows), forward_ns, sample_ns, prompts)
+
+    @property
+    def rows(self) -> list[RowResult]:
+        """Return the results row by row."""
+        rows = self.choices.rows
+        for i, values in self.prompts.items():
+            rows[i].prompt_logprobs, rows[i].prompt_tops = values.logprobs, values.tops
+        return rows
+
+
+class Pending(Protocol):
+    """A step that has been launched."""
+
+    def result(self) -> StepResult:
+        """Return what it chose; waits until that is known. Raises what computing it raised."""
+        ...
+
+
+@dataclass(slots=True)
+class Computed:
+    """A step of a runner that computes at once: nothing is left to wait for."""
+
+    found: StepResult
+
+    def result(self) -> StepResult:
+        return self.found
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Static facts of a loaded model (INFO_REPLY)."""
+
+    vocab_size: int
+    block_size: int
+    layers: int
+    kv_bytes_per_token: int
+    max_positions: int  # 0 = unbounded
+    eos_ids: tuple[int, ...]
+    dtype: str
+    device: str
+    backend: str
+    load_ns: int
+    # False where a token's K and V depend on more than the tokens before it (rotary frequencies
+    # that change with the length), or are not in the blocks at all (a cache of transformers' own).
+    prefix_reuse: bool = True
+    # Query tokens of a step up to which one more costs little: guesses (`StepPlan.drafts`) fill a
+    # step so far and no farther. 0: its plans may have none.
+    draft_budget: int = 0
+    device_name: str = ""  # what a device's maker calls it; empty for a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupRequest:
+    """What the KV cache must be sized for (WARMUP)."""
+
+    max_prefill_tokens: int
+    max_total_tokens: int
+    max_batch_size: int
+    max_batch_total_tokens: int  # 0 = as many as memory allows
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupResult:
+    """What the warm-up found (WARMUP_REPLY); bytes, nanoseconds."""
+
+    blocks: int
+    block_size: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    spare_bytes: int
+    warmup_ns: int
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of a sequence."""
+
+    def trust(self, sequence: ShardSequence) -> int:
+        """Return how much its guesses are worth by how the last ones did; no unit."""
+        ...
+
+    def draft(self, sequence: ShardSequence, room: int) -> int:
+        """Write guesses into `token_ids` behind the known ones; return how many, up to `room`."""
+        ...
+
+
+class Runner(Protocol):
+    """A model that can step. `step` must leave sequences untouched: the worker moves them."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        """Run the largest step, size and allocate the KV cache."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Begin to compute the plan's tokens, to write their K and V, and to choose next tokens.
+
+        A runner that computes at once returns `Computed(self.step(plan))`.
+        """
+        ...
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """Compute a plan and wait for what it chose."""
+        ...
+
+    def drafter(self, most: int) -> Drafter | None:
+        """Return what guesses up to `most` tokens ahead for it, as `--speculate` asks."""
+        ...
+
+    def prepare(self, sequence: ShardSequence) -> bool:
+        """Start what a sequence with a grammar needs before its first step; is it ready?
+
+        Asked before every step until it is; the sequence sits them out.
+        """
+        ...
+
+    def drop(self, sequence: ShardSequence) -> None:
+        """Forget whatever is held for `sequence`."""
+        ...
+
+    def prove_sound(self) -> None:
+        """Compute a made-up token with the whole model, and wait for it; after `warm_up` only.
+
+        Raises whatever a device raises that is broken. No sequence notices.
+        """
+        ...
+
+
+class Writer(Protocol):
+    """What the loop needs to know of its outgoing ring."""
+
+    @property
+    def max_payload(self) -> int: ...
+
+
+class Channel(Protocol):
+    """The shard's end of a channel, as `ipc.channel.ShardEnd` is one."""
+
+    @property
+    def writer(self) -> Writer: ...
+    @property
+    def try_receive(self) -> Callable[[], memoryview | None]: ...
+    @property
+    def release(self) -> Callable[[], None]: ...
+    def wait(self, timeout: float | None) -> bool: ...
+    def send(self, payload: bytes | memoryview) -> None: ...
+    def beat(self, step: int, phase: int) -> None: ...
+
+
+class GroupBroken(PeerError):
+    """A step failed on this rank: the others may be in the middle of it, so the group ends."""

@@ -1,0 +1,308 @@
+"""The running set: what the shard holds, what the next step computes of it, what that step moved.
+
+Commands change the set (`add`, `extend`, `remove`, `clear`), `plan` turns it into one step,
+`expect` moves the sequences by what is known of a step before its tokens are, and `settle` by the
+tokens. So the next step may be planned between the two. The numbers that all this needs are kept
+in arrays, one entry per sequence in admission order: a large decode batch is planned and moved in
+a handful of numpy calls. No torch in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.messages import ExtendRow, PrefillRow
+from tgi_trio.shard.contract import (
+    Drafter,
+    PlanCounts,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
+from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
+from tgi_trio.shard.loop.settling import Settler
+from tgi_trio.shard.loop.steady import SteadyDecode
+from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.speculation.sharing import DraftRow, share_drafts
+
+_SPARE_TOKENS = 256  # room for new tokens in a sequence's buffer; doubled when it is used up
+
+
+class Batch:
+    """The sequences a shard holds, in admission order."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        block_size: int,
+        blocks: int,
+        eos_ids: Iterable[int],
+        drafter: Drafter | None = None,
+        draft_budget: int = 0,
+    ) -> None:
+        """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet.
+
+        `draft_budget`: query tokens up to which the drafter's guesses fill a step.
+        """
+        self.counts = PlanCounts()
+        self._drafter = drafter
+        self._draft_budget = draft_budget
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._blocks = blocks
+        self._table = RowTable(block_size)
+        self._settler = Settler(self._table, eos_ids)
+        self._steady: SteadyDecode | None = None
+
+    def __len__(self) -> int:
+        return len(self._table.sequences)
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._table.place_by_id
+
+    @property
+    def rows(self) -> tuple[ShardSequence, ...]:
+        """The sequences held, in admission order."""
+        return tuple(self._table.sequences)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    def add(self, row: PrefillRow) -> ShardSequence:
+        """Take in one row of a PREFILL command; ValueError says why it cannot be run."""
+        self._check_row(row)
+        count = len(row.token_ids)
+        token_ids = np.empty(count + min(row.max_new_tokens, _SPARE_TOKENS), np.int32)
+        token_ids[:count] = row.token_ids
+        sequence = ShardSequence(
+            id=row.sequence,
+            token_ids=token_ids,
+            length=count,
+            prompt_length=row.prompt_length,
+            computed=row.cached_length,
+            block_ids=[],
+            remaining=row.max_new_tokens,
+            min_remaining=row.min_new_tokens,
+            sampling=row.sampling,
+        )
+        self._table.grant(self._table.add(sequence), row.block_ids)
+        return sequence
+
+    def extend(self, row: ExtendRow) -> None:
+        """Grant more blocks; unknown sequences are skipped. ValueError: no such blocks."""
+        place = self._table.place_by_id.get(row.sequence)
+        if place is not None:
+            self._check_blocks(row.block_ids)
+            self._table.grant(place, row.block_ids)
+
+    def hold(self, sequence: int, held: bool = True) -> None:
+        """Let a sequence sit steps out, or (`held` False) no longer."""
+        self._table.hold(self._table.place_by_id[sequence], held)
+
+    @property
+    def held(self) -> list[ShardSequence]:
+        """The sequences that sit steps out, in admission order."""
+        table = self._table
+        if not table.holding:
+            return []
+        return [table.sequences[i] for i in np.flatnonzero(table.held[: len(table.sequences)])]
+
+    def remove(self, sequences: Iterable[int]) -> list[ShardSequence]:
+        """Drop sequences by id and return those that were held; unknown ids are skipped."""
+        places = {self._table.place_by_id[s] for s in sequences if s in self._table.place_by_id}
+        if not places:
+            return []
+        return self._table.remove(places)
+
+    def clear(self) -> list[ShardSequence]:
+        """Drop every sequence and return them."""
+        return self._table.clear()
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def plan(self, token_budget: int) -> StepPlan | None:
+        """Return the next step, or None when no sequence can move; sets `counts`.
+
+        Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
+        short prompt does not wait behind a long one; the router's admission counts on it), until
+        `token_budget` query tokens (at least 1) are taken. What is left of it, and of the tokens
+        that cost little, goes to guesses of the decode rows' next tokens. Rows that are held or at
+        the end of their granted blocks sit out, as do those whose last token is being chosen. The
+        plan's arrays are copies: commands applied later do not change it.
+        """
+        table, n = self._table, len(self._table.sequences)
+        if self._steady is not None and self._steady.goes_on(table, token_budget):
+            self.counts = self._steady.counts
+            return self._steady.plan(table)
+        computed = table.computed[:n]
+        held = table.held[:n] | (table.remaining[:n] <= 0)
+        wanted = (np.minimum(table.length[:n], table.granted[:n]) - computed) * ~held
+        if (
+            n
+            and n <= token_budget
+            and wanted.min() == 1
+            and (table.length[:n] - computed).max() == 1
+        ):
+            chosen, taken = np.arange(n), np.ones(n, np.int64)
+            stalled = 0
+        else:
+            prefilling = computed < table.given[:n]
+            prompts = np.flatnonzero(prefilling)
+            left = table.given[prompts] - computed[prompts]
+            order = np.concatenate(
+                (np.flatnonzero(~prefilling), prompts[np.argsort(left, kind="stable")])
+            )
+            wanted = wanted[order]
+            before = np.cumsum(wanted) - wanted
+            taken = np.clip(max(token_budget, 1) - before, 0, wanted)
+            stalled = int(np.count_nonzero(wanted == 0) - np.count_nonzero(held))
+            chosen, taken = order[taken > 0], taken[taken > 0]
+        prefill = computed[chosen] < table.given[chosen]
+        prefill_tokens = int(taken[prefill].sum())
+        spare = min(token_budget, self._draft_budget) - int(taken.sum())
+        drafts = self._draft(chosen, prefill, spare)
+        self.counts = PlanCounts(
+            prefill_tokens=prefill_tokens,
+            decode_rows=len(chosen) - int(prefill.sum()),
+            stalled_rows=stalled,
+            draft_tokens=0 if drafts is None else int(drafts.sum()),
+        )
+        if len(chosen) == 0:
+            return None
+        plan = self._flatten(chosen, taken, prefill, drafts)
+        plan.counts = self.counts
+        self._steady = None
+        if self._drafter is None and self._settler.expected is None:
+            self._steady = SteadyDecode.after(plan, table)
+        return plan
+
+    def _draft(
+        self, chosen: NDArray[np.int64], prefill: NDArray[np.bool_], spare: int
+    ) -> NDArray[np.int64] | None:
+        """Have the next tokens of the decode rows guessed: [chosen] how many, None without any.
+
+        No row guesses beyond its granted blocks or its last token; all together `spare` at most.
+        """
+        if self._drafter is None or spare <= 0:
+            return None
+        table, decodes = self._table, []
+        for i in np.flatnonzero(~prefill & (table.last[chosen] != UNKNOWN)).tolist():
+            sequence, granted = table.sequences[chosen[i]], int(table.granted[chosen[i]])
+            room = min(sequence.remaining - 1, granted - sequence.length)
+            decodes.append(DraftRow(i, sequence, room))
+        counts = share_drafts(self._drafter, decodes, spare)
+        if not counts:
+            return None
+        drafts = np.zeros(len(chosen), np.int64)
+        drafts[list(counts)] = list(counts.values())
+        return drafts
+
+    def _flatten(
+        self,
+        chosen: NDArray[np.int64],
+        known: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        drafts: NDArray[np.int64] | None,
+    ) -> StepPlan:
+        """Lay the chosen rows' query tokens out flat: `known` ones, then guesses."""
+        table = self._table
+        rows = [table.sequences[place] for place in chosen.tolist()]
+        first = table.computed[chosen]
+        several, taken = prefill, known
+        if drafts is not None:
+            several, taken = prefill | (drafts > 0), known + drafts
+        context = first + taken
+        starts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(taken, out=starts[1:])
+        if starts[-1] == len(rows):  # one token each: rows and tokens are the same thing
+            places, positions, token_ids = chosen, first, table.last[chosen]
+        else:
+            places = np.repeat(chosen, taken)
+            positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], taken)
+            token_ids = table.last[places]
+        for i in np.flatnonzero(several).tolist():
+            sequence, at = rows[i], int(first[i])
+            token_ids[starts[i] : starts[i + 1]] = sequence.token_ids[at : int(context[i])]
+        size = self._block_size
+        widest = -(-int(context.max()) // size)
+        return StepPlan(
+            rows=rows,
+            token_ids=token_ids,
+            positions=positions,
+            kv_slots=table.blocks[places, positions // size] * np.int64(size) + positions % size,
+            query_starts=starts,
+            context_lengths=context.astype(np.int32),
+            block_tables=table.blocks[chosen, :widest],
+            samples=first + known == table.length[chosen],
+            drafts=None if drafts is None else drafts.astype(np.int32),
+            prefills=prefill,
+            inputs=self._inputs(token_ids, places),
+            places=chosen,
+            taken=known,
+            moment=table.moment,
+        )
+
+    def _inputs(
+        self, token_ids: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> NDArray[np.int32] | None:
+        """Return which row of the expected step chooses each token, and blank those ids."""
+        before = self._settler.expected
+        if before is None or before.places is None:
+            return None
+        unknown = token_ids == UNKNOWN
+        token_ids[unknown] = 0
+        row_of = np.full(len(self._table.length), -1, np.int32)
+        own = self._table.places(before)
+        row_of[own[own >= 0]] = np.flatnonzero(own >= 0)
+        return np.where(unknown, row_of[places], -1).astype(np.int32)
+
+    def expect(self, plan: StepPlan) -> None:
+        """Move the plan's rows by what is known before its tokens are; see `Settler.expect`."""
+        self._settler.expect(plan)
+
+    def settle(self, plan: StepPlan, result: StepResult) -> Moved:
+        """Move the plan's rows by its result; see `Settler.settle`."""
+        return self._settler.settle(plan, result)
+
+    def advance(self, plan: StepPlan, result: StepResult) -> Moved:
+        """Move the plan's rows by its result, where nothing was planned in between."""
+        return self._settler.settle(plan, result)
+
+    # --- bookkeeping --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless arrays, sequences and index say the same."""
+        self._table.check()
+
+    def _check_row(self, row: PrefillRow) -> None:
+        self._check_blocks(row.block_ids)
+        count = len(row.token_ids)
+        if row.sequence in self._table.place_by_id:
+            raise ValueError(f"sequence {row.sequence} is held already")
+        if not 0 <= row.cached_length < count:
+            raise ValueError(
+                f"{row.cached_length} of {count} tokens cached; at least the last must be computed"
+            )
+        if not 0 <= row.prompt_length <= count:
+            raise ValueError(f"a prompt of {row.prompt_length} tokens, but {count} were given")
+        if row.max_new_tokens < 1:
+            raise ValueError("max_new_tokens is 0; at least 1 token must be asked for")
+        if row.token_ids.min() < 0 or row.token_ids.max() >= self._vocab_size:
+            raise ValueError(
+                f"token ids from {row.token_ids.min()} to {row.token_ids.max()}; the model has "
+                f"0 to {self._vocab_size - 1}"
+            )
+        if len(row.block_ids) * self._block_size < row.cached_length:
+            raise ValueError(
+                f"{row.cached_length} cached tokens do not fit {len(row.block_ids)} blocks"
+            )
+
+    def _check_blocks(self, block_ids: Iterable[int]) -> None:
+        if not self._blocks:
+            raise ValueError("there is no KV cache before WARMUP")
+        wrong = [block for block in block_ids if not 0 < block < self._blocks]
+        if wrong:
+            raise ValueError(f"KV blocks {wrong[:4]}; granted may be 1 to {self._blocks - 1}")

@@ -1,0 +1,166 @@
+"""The rows of a batch as arrays: one entry per sequence, in admission order. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.contract import ShardSequence, StepPlan
+
+UNKNOWN = -1  # in `last`: chosen by a step whose result has not been settled
+
+_FIRST_ROWS = 16  # rows and block table width to start with; both double when they no longer do
+_FIRST_WIDTH = 8
+_COLUMNS = (
+    "id",
+    "length",
+    "computed",
+    "given",
+    "granted",
+    "last",
+    "remaining",
+    "minimum",
+    "ends",
+    "held",
+    "blocks",
+)
+
+
+class RowTable:
+    """The sequences of a batch, and copies of their fields for planning and settling steps.
+
+    Only the first `len(sequences)` entries of an array are real. Arrays are replaced when they
+    grow: nobody may keep one.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        """`block_size`: tokens of a KV block."""
+        self.block_size = block_size
+        self.sequences: list[ShardSequence] = []
+        self.place_by_id: dict[int, int] = {}  # sequence id -> its place here and in the arrays
+        self.moment = 0  # goes up whenever places change
+        self.version = 0  # goes up with every command that changes a row
+        self.holding = False  # whether any row may be held
+        self.counting = False  # whether any row may have a minimum to generate
+        self.id = np.zeros(_FIRST_ROWS, np.uint64)
+        self.length = np.zeros(_FIRST_ROWS, np.int64)  # tokens, those being chosen included
+        self.computed = np.zeros(_FIRST_ROWS, np.int64)
+        self.given = np.zeros(_FIRST_ROWS, np.int64)  # tokens known at admission: prefill ends
+        self.granted = np.zeros(_FIRST_ROWS, np.int64)  # KV tokens its blocks hold
+        self.last = np.zeros(_FIRST_ROWS, np.int64)  # id of its last token, or UNKNOWN
+        self.remaining = np.zeros(_FIRST_ROWS, np.int64)  # tokens still to generate at most
+        self.minimum = np.zeros(_FIRST_ROWS, np.int64)  # and before EOS is allowed
+        self.ends = np.zeros(_FIRST_ROWS, np.bool_)  # whether EOS ends it
+        self.held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
+        self.blocks = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32)  # block tables
+
+    def add(self, sequence: ShardSequence) -> int:
+        """Append a row without blocks; return its place."""
+        place = len(self.sequences)
+        self._reserve(place + 1)
+        self.sequences.append(sequence)
+        self.place_by_id[sequence.id] = place
+        self.id[place] = sequence.id
+        self.length[place] = self.given[place] = sequence.length
+        self.computed[place] = sequence.computed
+        self.last[place] = sequence.token_ids[sequence.length - 1]
+        self.remaining[place] = sequence.remaining
+        self.minimum[place] = sequence.min_remaining
+        self.ends[place] = not sequence.sampling.ignore_eos
+        self.granted[place] = 0
+        self.held[place] = False
+        self.blocks[place] = 0
+        self.counting |= sequence.min_remaining > 0
+        self.version += 1
+        return place
+
+    def hold(self, place: int, held: bool) -> None:
+        """Let a row sit steps out, or no longer."""
+        self.held[place] = held
+        self.holding = bool(self.held[: len(self.sequences)].any())
+        self.version += 1
+
+    def remove(self, places: set[int]) -> list[ShardSequence]:
+        """Take rows out and close the gaps; return their sequences."""
+        removed = [self.sequences[place] for place in sorted(places)]
+        keep = np.array([p for p in range(len(self.sequences)) if p not in places], np.int64)
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            column[: len(keep)] = column[keep]
+        self.sequences = [self.sequences[place] for place in keep.tolist()]
+        self.place_by_id = {sequence.id: place for place, sequence in enumerate(self.sequences)}
+        self.moment += 1
+        self.version += 1
+        self.holding = bool(self.held[: len(keep)].any())
+        self.note_minimums()
+        return removed
+
+    def note_minimums(self) -> None:
+        """Look whether any row still has a minimum to generate, after that may have changed."""
+        self.counting = bool((self.minimum[: len(self.sequences)] > 0).any())
+
+    def clear(self) -> list[ShardSequence]:
+        """Take all rows out and return their sequences."""
+        removed, self.sequences, self.place_by_id = self.sequences, [], {}
+        self.moment += 1
+        self.version += 1
+        self.holding = self.counting = False
+        return removed
+
+    def places(self, plan: StepPlan) -> NDArray[np.int64]:
+        """Return where a plan's rows are now, -1 for those that have left: int64 [R]."""
+        if plan.places is not None and plan.moment == self.moment:
+            return plan.places
+        return np.array([self._place(row) for row in plan.rows], np.int64)
+
+    def _place(self, sequence: ShardSequence) -> int:
+        place = self.place_by_id.get(sequence.id, -1)
+        return place if place >= 0 and self.sequences[place] is sequence else -1
+
+    def grant(self, place: int, block_ids: Iterable[int]) -> None:
+        """Add blocks to a row's table."""
+        own = self.sequences[place].block_ids
+        have = len(own)
+        own.extend(block_ids)
+        rows, width = self.blocks.shape
+        if len(own) > width:
+            wider = np.zeros((rows, max(2 * width, len(own))), np.int32)
+            wider[:, :width] = self.blocks
+            self.blocks = wider
+        self.blocks[place, have : len(own)] = own[have:]
+        self.granted[place] = len(own) * self.block_size
+        self.version += 1
+
+    def _reserve(self, rows: int) -> None:
+        """Make room for `rows` rows in every array."""
+        if rows <= len(self.length):
+            return
+        for name in _COLUMNS:
+            old: NDArray[Any] = getattr(self, name)
+            setattr(self, name, np.concatenate((old, np.zeros_like(old))))
+
+    def check(self) -> None:
+        """Raise AssertionError unless arrays, sequences and index say the same."""
+        if list(self.place_by_id) != [sequence.id for sequence in self.sequences]:
+            raise AssertionError("the index does not list the rows in order")
+        for place, sequence in enumerate(self.sequences):
+            blocks = sequence.block_ids
+            facts = {
+                "place": self.place_by_id[sequence.id] == place,
+                "length": self.length[place] == sequence.length <= len(sequence.token_ids),
+                "computed": self.computed[place] == sequence.computed < sequence.length,
+                "granted": self.granted[place] == len(blocks) * self.block_size,
+                "within grant": sequence.computed <= self.granted[place],
+                "last token": self.last[place] == sequence.token_ids[sequence.length - 1],
+                "to generate": self.remaining[place] == sequence.remaining,
+                "minimum": self.minimum[place] == sequence.min_remaining,
+                "table": self.blocks[place, : len(blocks)].tolist() == blocks,
+                "padding": not self.blocks[place, len(blocks) :].any(),
+                "remaining": sequence.remaining > 0 <= sequence.min_remaining,
+            }
+            wrong = [name for name, holds in facts.items() if not holds]
+            if wrong:
+                raise AssertionError(f"sequence {sequence.id}: wrong {', '.join(wrong)}")

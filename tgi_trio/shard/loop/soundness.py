@@ -1,0 +1,91 @@
+"""Is it a bad row, or is the device broken? What the worker asks when a step fails.
+
+A row that makes a step raise fails alone, and the others go on. But where a device is broken for
+good (CUDA's errors stick to their process), every row of every step fails, and a shard that blamed
+the rows would fail each request from then on while it looks well. So:
+
+- A runner whose step has raised, or of whose step no row has come out, has to prove itself with a
+  token of its own (`Runner.prove_sound`). The shard ends when it cannot.
+- The proof does not show everything: memory may suffice for one token only. Several rows that each
+  raised alone are hardly all bad, nor are the rows of `IN_A_ROW` steps in turn that each raised.
+  The shard ends.
+
+Nobody's work is lost by that: the router starts another shard and replays every sequence, and finds
+the one that really is to blame (`router/scheduling/isolation.py`). A shard that follows another one
+proves itself before it is ready, so a device that stays broken ends at `--shard-restart-limit`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tgi_trio.errors import PeerError, TgiTrioError
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, StepResult
+
+IN_A_ROW: Final = 8  # steps of one row that raise, without one in between that does not
+
+
+class RunnerBroken(TgiTrioError):
+    """The runner computes nothing any more; its process must end."""
+
+
+class Judge:
+    """Decides after each step whether to go on with a runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        """Judge the results of `runner`."""
+        self._runner = runner
+        self._raised = 0  # steps in a row that raised and of which no row came out
+
+    def examine(self, result: StepResult) -> None:
+        """Raise RunnerBroken when the faults of `result` are not to be put down to its rows.
+
+        Where the step has raised, the runner has proved itself since.
+        """
+        faults, count = result.choices.faults, len(result.choices.counts)
+        if len(faults) < count:
+            self._raised = 0
+            return
+        if not result.raised:
+            prove_sound(self._runner)
+            return
+        self._raised += 1
+        last = faults[count - 1]
+        if count > 1:
+            raise RunnerBroken(
+                f"each of {count} rows of a step failed alone, the last with: {last}"
+            )
+        if self._raised >= IN_A_ROW:
+            raise RunnerBroken(f"{self._raised} steps in a row failed, the last with: {last}")
+
+
+def prove_sound(runner: Runner) -> None:
+    """Have the runner compute a token of its own; raises RunnerBroken when it cannot."""
+    try:
+        runner.prove_sound()
+    except PeerError:
+        raise  # it is another process that has failed
+    except Exception as error:
+        raise RunnerBroken(
+            "the model cannot compute a single token any more: "
+            f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+        ) from error
+
+
+def proof_plan() -> StepPlan:
+    """Return a step of one made-up token, in the null block; nothing is chosen."""
+    ids = np.zeros(1, dtype=np.int32)
+    row = ShardSequence(-1, ids, 1, 1, 0, [0], 0, 0, SamplingParameters())
+    return StepPlan(
+        rows=[row],
+        token_ids=np.zeros(1, dtype=np.int64),
+        positions=np.zeros(1, dtype=np.int64),
+        kv_slots=np.zeros(1, dtype=np.int64),
+        query_starts=np.array([0, 1], dtype=np.int32),
+        context_lengths=np.ones(1, dtype=np.int32),
+        block_tables=np.zeros((1, 1), dtype=np.int32),
+        samples=np.zeros(1, dtype=np.bool_),
+    )

@@ -1,0 +1,83 @@
+"""Plans of a batch that only decodes: what they have in common is made once. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.contract import PlanCounts, ShardSequence, StepPlan
+from tgi_trio.shard.loop.row_table import RowTable
+
+
+@dataclass(slots=True)
+class SteadyDecode:
+    """Every row of the table computes its last token, step after step, until a command comes.
+
+    Most steps of a server are like that, and nothing but positions and tokens differs in them.
+    """
+
+    version: int  # of the table: a command ends it
+    steps: int  # that may still be planned, until a row needs another block
+    rows: list[ShardSequence]
+    ones: NDArray[np.int64]  # [R]
+    places: NDArray[np.int64]  # [R]
+    starts: NDArray[np.int32]  # [R + 1]
+    samples: NDArray[np.bool_]  # [R] all of them
+    prefills: NDArray[np.bool_]  # [R] none
+    counts: PlanCounts
+
+    @classmethod
+    def after(cls, plan: StepPlan, table: RowTable) -> SteadyDecode | None:
+        """Return what the plans after this one have in common, if they are of that kind."""
+        rows = len(plan.rows)
+        if (
+            rows != len(table.sequences)
+            or len(plan.token_ids) != rows
+            or plan.prefills is None
+            or plan.prefills.any()
+            or not plan.samples.all()
+        ):
+            return None
+        return cls(
+            version=table.version,
+            steps=int((table.granted[:rows] - table.computed[:rows]).min()) - 1,
+            rows=plan.rows,
+            ones=np.ones(rows, np.int64),
+            places=np.arange(rows),
+            starts=plan.query_starts,
+            samples=plan.samples,
+            prefills=plan.prefills,
+            counts=plan.counts,
+        )
+
+    def goes_on(self, table: RowTable, token_budget: int) -> bool:
+        """Return whether the next plan is one of these."""
+        rows = len(self.rows)
+        return self.version == table.version and self.steps > 0 and rows <= token_budget
+
+    def plan(self, table: RowTable) -> StepPlan:
+        """Return the next plan; the batch has settled the one before."""
+        self.steps -= 1
+        rows, size = len(self.rows), table.block_size
+        positions = table.computed[:rows].copy()
+        context = (positions + 1).astype(np.int32)
+        blocks, offsets = np.divmod(positions, size)
+        own = table.blocks[self.places, blocks].astype(np.int64)
+        return StepPlan(
+            rows=self.rows,
+            token_ids=table.last[:rows].copy(),
+            positions=positions,
+            kv_slots=own * size + offsets,
+            query_starts=self.starts,
+            context_lengths=context,
+            block_tables=table.blocks[:rows, : int(blocks.max()) + 1].copy(),
+            samples=self.samples,
+            prefills=self.prefills,
+            places=self.places,
+            taken=self.ones,
+            moment=table.moment,
+            counts=self.counts,
+            uniform=True,
+        )

@@ -1,0 +1,102 @@
+"""What a step moved, as the columns of a STEP frame. No torch in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.ipc.messages import Fault
+from tgi_trio.shard.contract import Alternatives, Choices, PromptValues, ShardSequence
+
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass(slots=True)
+class Moved:
+    """What a step has done to the batch. The STEP frame carries `columns`."""
+
+    columns: Columns  # by name, as `ipc.frames` lists them for STEP; empty ones are left out
+    dropped: list[ShardSequence] = field(default_factory=list)  # finished or failed
+    faults: list[Fault] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MovedRows:
+    """The rows of a plan that moved, M of them, as columns."""
+
+    rows: NDArray[Any]  # [M] which rows of the plan they are, rising
+    sequence: NDArray[Any]  # [M] ids
+    computed: NDArray[Any]  # [M] tokens whose K and V are in the blocks
+    used: NDArray[Any]  # [M] how many of the row's chosen tokens count
+    finish: NDArray[Any]  # [M] Finish
+
+
+def to_columns(moved: MovedRows, choices: Choices, prompts: Mapping[int, PromptValues]) -> Columns:
+    """Return the columns of the rows that moved, with their tokens and alternatives."""
+    token_ids, logprobs, rows = choices.token_ids, choices.logprobs, len(moved.rows)
+    tokens = int(moved.used.sum())
+    if tokens != len(token_ids):
+        kept = _kept_tokens(moved, choices.counts)
+        token_ids, logprobs = token_ids[kept], logprobs[kept]
+    columns: Columns = {
+        "sequence": moved.sequence,
+        "computed": moved.computed,
+        "token_count": moved.used,
+        "prompt_count": same(rows)[1],
+        "finish": moved.finish,
+        "token_ids": token_ids,
+        "logprobs": logprobs,
+        "top_count": same(tokens)[1],
+    }
+    if choices.tops:
+        used = zip(moved.rows.tolist(), moved.used.tolist(), strict=True)
+        tops = [top for row, n in used for top in _first(choices.tops.get(row), n)]
+        _add_alternatives(columns, "top", tops)
+    if prompts:
+        _add_prompts(columns, moved.rows.tolist(), prompts)
+    return columns
+
+
+@lru_cache(maxsize=64)
+def same(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return ones and zeros, uint32 [rows] each, which nobody may write to."""
+    ones, zeros = np.ones(rows, np.uint32), np.zeros(rows, np.uint32)
+    ones.flags.writeable = zeros.flags.writeable = False
+    return ones, zeros
+
+
+def _kept_tokens(moved: MovedRows, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which chosen tokens count: the first ones of rows that moved. [N]"""
+    used = np.zeros(len(counts), np.int64)
+    used[moved.rows] = moved.used
+    ends = np.cumsum(counts)
+    offsets = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
+    kept: NDArray[np.bool_] = offsets < np.repeat(used, counts)
+    return kept
+
+
+def _first(tops: Any, count: int) -> list[Alternatives]:
+    return list(tops[:count]) if tops else [()] * count
+
+
+def _add_prompts(columns: Columns, rows: list[int], prompts: Mapping[int, PromptValues]) -> None:
+    """Add what the rows' prompt tokens got."""
+    given = [prompts.get(row) for row in rows]
+    columns["prompt_count"] = np.array([len(p.logprobs) if p else 0 for p in given], np.int64)
+    values = [value for p in given if p for value in p.logprobs]
+    columns["prompt_logprobs"] = np.array(values, np.float64)
+    columns["prompt_top_count"] = np.zeros(len(values), np.int64)
+    if any(p and p.tops for p in given):
+        tops = [top for p in given if p for top in (p.tops or [()] * len(p.logprobs))]
+        _add_alternatives(columns, "prompt_top", tops)
+
+
+def _add_alternatives(columns: Columns, name: str, tops: list[Alternatives]) -> None:
+    columns[f"{name}_count"] = np.array([len(top) for top in tops], np.int64)
+    columns[f"{name}_ids"] = np.array([token for top in tops for token, _ in top], np.int64)
+    columns[f"{name}_logprobs"] = np.array([value for top in tops for _, value in top])

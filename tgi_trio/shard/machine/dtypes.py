@@ -1,0 +1,23 @@
+"""Which dtype a model is computed in."""
+
+from __future__ import annotations
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.settings.records import DTYPES
+
+
+def compute_dtype(wanted: str | None, config: ModelConfig, *, on_cpu: bool) -> str:
+    """Return the dtype to compute in; raises ConfigurationError for one we do not have.
+
+    `wanted` None or "auto": the checkpoint's own.
+    """
+    own = wanted in (None, "auto")
+    name = config.dtype or "float32" if own else str(wanted)
+    if name == "float16" and own and on_cpu:
+        name = "float32"  # CPUs have no float16 arithmetic to speak of
+    if name not in DTYPES:
+        raise ConfigurationError(
+            f"dtype {name!r} cannot be computed in; allowed are {', '.join(DTYPES)} (--dtype)."
+        )
+    return name
