@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tgi_trio.demo import model_path
+from tgi_trio.grammars.checking import check
+from tgi_trio.grammars.compiler import load_tokenizer
 from tgi_trio.router.text import grammars
-from tgi_trio.shard.grammar_check import check
-from tgi_trio.shard.grammars import load_tokenizer
 
 
 def test_a_grammar_whose_steps_would_hold_up_the_others_is_refused() -> None:

@@ -13,13 +13,18 @@ import pytest
 import trio
 
 from tgi_trio.demo import model_path
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import Unavailable, ValidationError
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.text import grammars
 
 TOKENIZER = model_path() / "tokenizer.json"
 # 5 s of compilation, which none of llguidance's own limits shortens.
 MONSTER = grammars.json_schema({"type": "integer", "multipleOf": 1000003, "minimum": 0})
+
+# This one takes 20 times as long as that, and memory all the while: a test that waits for it
+# to meet another limit lets it have more (`ROOM`), or a fast processor meets that one first.
+ENDLESS = grammars.json_schema({"type": "integer", "multipleOf": 20000003, "minimum": 0})
+ROOM = 8 * 2**30
 
 
 @asynccontextmanager
@@ -102,17 +107,60 @@ async def test_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.trio
-async def test_a_client_that_leaves_takes_the_process_with_it() -> None:
-    async with checker(max_grammar_seconds=30.0) as one:
+async def test_a_client_that_leaves_ends_its_trial_and_leaves_the_process_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._MEMORY", ROOM)
+    before = children()
+    async with checker(max_grammar_seconds=1e6) as one:
         await one.check(grammars.regex("a"))
+        processes = children() - before
         with trio.move_on_after(0.2) as scope:
-            await one.check(MONSTER)
+            await one.check(ENDLESS)
         assert scope.cancelled_caught
-        await one.check(grammars.regex("b"))
+        await one.check(grammars.regex("b"))  # does not wait for the trial
+        assert children() - before == processes
 
 
 @pytest.mark.trio
-async def test_a_monster_holds_up_only_its_own_process() -> None:
+async def test_a_grammar_that_finds_no_cpu_time_is_told_so_and_costs_nobody_else_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._SLOWDOWN", 3e-7)
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._MEMORY", ROOM)
+    before = children()
+    async with checker(max_grammar_seconds=1e6) as one:
+        await one.check(grammars.regex("a"))
+        processes = children() - before
+        with pytest.raises(Unavailable) as caught:
+            await one.check(ENDLESS)
+        assert "1e+06 s of CPU time (--max-grammar-seconds) were not to be had" in str(caught.value)
+        assert 0 < caught.value.retry_after <= 30
+        await one.check(grammars.regex("b"))
+        assert children() - before == processes  # the same process, which has its tokenizer
+        await one.close()
+        with pytest.raises(Unavailable):  # remembered: nothing is tried
+            await one.check(ENDLESS)
+        assert children() == before
+
+
+@pytest.mark.trio
+async def test_what_found_no_cpu_time_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._SLOWDOWN", 2e-7)
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._AGAIN_S", 0.0)
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._MEMORY", ROOM)
+    before = children()
+    async with checker(max_grammar_seconds=1e6) as one:
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                await one.check(ENDLESS)
+            assert children() != before
+            await one.close()
+
+
+@pytest.mark.trio
+async def test_a_monster_holds_up_only_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tgi_trio.router.grammar_checker._MEMORY", ROOM)
     async with checker(workers=2, max_grammar_seconds=30.0) as one, trio.open_nursery() as nursery:
         nursery.start_soon(one.check, MONSTER)
         await trio.testing.wait_all_tasks_blocked()

@@ -2,13 +2,15 @@
 
 llguidance's own limits do not bound its time: an integer `multipleOf` 1000003 takes 5 s, and 5 KB
 of `patternProperties` 1 s. So `shard.grammar_check` gives a compilation so much CPU time and memory
-and no more, and what needs more is refused before it reaches the shard. Answers are remembered.
+and no more, and what needs more is refused before it reaches the shard. Answers are remembered, and
+for a while that a busy machine had no time to find one. Processes outlive what they try out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -19,13 +21,15 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.errors import GrammarError, Overloaded, ValidationError
+from tgi_trio.errors import GrammarError, Overloaded, Unavailable, ValidationError
 
 _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
 _START_S = 60.0  # for a process to load the tokenizer
 _IN_LINE_S = 10.0  # how long a grammar waits for those before it
 _SLOWDOWN = 10.0  # how much longer than its CPU time a compilation may take on a busy machine
+_AGAIN_S = 30.0  # after which what found no CPU time may try again
+_GRACE_S = 10.0  # for a process to say that it has ended a trial in time
 _BUSY = "too many grammars wait to be checked"
 _LINE = 2**16  # longest answer
 
@@ -42,12 +46,22 @@ class _Ended(Exception):
     """The process has ended instead of answering."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What is known of a grammar."""
+
+    wrong: str | None  # None: nothing
+    until: float = math.inf  # trio clock; before, it is not tried again
+
+
 class _Process:
     """One process of `shard.grammar_check`; it serves one grammar after the other."""
 
     def __init__(self, process: trio.Process) -> None:
         self._process = process
         self._rest = b""
+        self._owed = 0  # answers that are still to come
+        self._sending = False
 
     @classmethod
     async def start(cls, argv: Sequence[str]) -> _Process:
@@ -70,19 +84,33 @@ class _Process:
         return self
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def usable(self) -> bool:
+        """Return whether it can be asked: it lives, and has had every question whole."""
+        return self._process.poll() is None and not self._sending
 
     async def ask(self, grammar: str) -> str | int | None:
         """Return what is wrong with a grammar, or the signal it ended in; raises _Ended."""
         stdin = self._process.stdin
         if stdin is None:
             raise RuntimeError("started without a pipe")
+        while self._owed:
+            await self._answer()
+            self._owed -= 1
+        self._sending = True  # left so when cancelled half-way
         try:
             await stdin.send_all(json.dumps(grammar).encode() + b"\n")
         except trio.BrokenResourceError as error:
             raise _Ended from error
-        return await self._answer()
+        self._sending = False
+        self._owed += 1
+        answer = await self._answer()
+        self._owed -= 1
+        return answer
+
+    def abandon(self) -> None:
+        """End the trial under way, if there is one: nobody waits for its answer any more."""
+        if self._owed:
+            self._process.send_signal(signal.SIGUSR1)
 
     async def _answer(self) -> str | int | None:
         stdout = self._process.stdout
@@ -116,19 +144,21 @@ class GrammarChecker:
         self._argv = [
             sys.executable,
             "-m",
-            "tgi_trio.shard.grammar_check",
+            "tgi_trio.grammars.checking",
             str(tokenizer),
             str(limits.max_grammar_seconds),
+            str(_SLOWDOWN * limits.max_grammar_seconds),
             str(_MEMORY),
         ]
         self._limiter = trio.CapacityLimiter(workers)
         self._idle: list[_Process] = []
-        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
 
     async def check(self, grammar: str) -> None:
-        """Raise GrammarError unless the shard can serve this grammar; Overloaded if it is busy.
+        """Raise GrammarError unless the shard can serve this grammar.
 
-        A checkpoint; cancelled, it ends the process that is at work on the grammar.
+        Raises Overloaded where too many wait, Unavailable where the machine is too busy to find
+        out. A checkpoint; cancelled, it ends the trial.
         """
         size, most = len(grammar.encode()), self._limits.max_grammar_bytes
         if size > most:
@@ -137,19 +167,22 @@ class GrammarChecker:
                 "(--max-grammar-bytes)"
             )
         key = hashlib.sha256(grammar.encode()).digest()
-        if key not in self._verdicts:
+        verdict = self._known(key)
+        if verdict is None:
             await self._take_turn()
             try:
-                if key not in self._verdicts:  # it may have been checked meanwhile
-                    self._remember(key, await self._verdict(grammar))
+                verdict = self._known(key)  # it may have been checked meanwhile
+                if verdict is None:
+                    verdict = await self._try(grammar)
+                    self._remember(key, verdict)
             finally:
                 self._limiter.release()
         else:
-            self._verdicts.move_to_end(key)
             await trio.lowlevel.checkpoint()
-        wrong = self._verdicts[key]
-        if wrong is not None:
-            raise GrammarError(f"grammar is not valid: {wrong}")
+        if verdict.until < math.inf:
+            raise Unavailable(str(verdict.wrong), verdict.until - trio.current_time())
+        if verdict.wrong is not None:
+            raise GrammarError(f"grammar is not valid: {verdict.wrong}")
 
     async def close(self) -> None:
         """End all processes that wait for work."""
@@ -162,37 +195,53 @@ class GrammarChecker:
         if waiting.cancelled_caught:
             raise Overloaded(_BUSY, retry_after=_IN_LINE_S)
 
-    async def _verdict(self, grammar: str) -> str | None:
+    async def _try(self, grammar: str) -> _Verdict:
         """Have a process try the grammar out."""
         process = await self._take_process()
         seconds = self._limits.max_grammar_seconds
-        answer: str | int | None = None
+        answer: str | int | None = signal.SIGALRM
         try:
-            with trio.move_on_after(_SLOWDOWN * seconds) as patience:
+            with trio.move_on_after(_SLOWDOWN * seconds + _GRACE_S) as patience:
                 answer = await process.ask(grammar)
-                self._idle.append(process)
         except _Ended:
             answer = signal.SIGKILL
         finally:
-            if process not in self._idle:
+            if process.usable and not patience.cancelled_caught:
+                process.abandon()
+                self._idle.append(process)
+            else:
                 await process.end()
-        if patience.cancelled_caught:  # it says nothing of the grammar: there was no CPU time
-            raise Overloaded(_BUSY, retry_after=_IN_LINE_S)
-        if answer == signal.SIGPROF:
-            return f"compiling it takes more than {seconds:g} s (--max-grammar-seconds)"
-        if isinstance(answer, int):
-            return f"compiling it takes more than {_MEMORY >> 20} MiB of memory"
-        return answer
+        match answer:
+            case signal.SIGPROF:
+                found = f"compiling it takes more than {seconds:g} s (--max-grammar-seconds)"
+                return _Verdict(found)
+            case signal.SIGALRM:  # it says nothing of the grammar
+                found = (
+                    f"this machine is too busy to try the grammar out: {seconds:g} s of CPU time "
+                    f"(--max-grammar-seconds) were not to be had in {_SLOWDOWN * seconds:g} s"
+                )
+                return _Verdict(found, trio.current_time() + _AGAIN_S)
+            case int():
+                return _Verdict(f"compiling it takes more than {_MEMORY >> 20} MiB of memory")
+        return _Verdict(answer)
 
     async def _take_process(self) -> _Process:
         while self._idle:
             process = self._idle.pop()
-            if process.alive:
+            if process.usable:
                 return process
             await process.end()
         return await _Process.start(self._argv)
 
-    def _remember(self, key: bytes, verdict: str | None) -> None:
+    def _known(self, key: bytes) -> _Verdict | None:
+        """Return the verdict on a grammar, while it holds."""
+        verdict = self._verdicts.get(key)
+        if verdict is None or verdict.until <= trio.current_time():
+            return None
+        self._verdicts.move_to_end(key)
+        return verdict
+
+    def _remember(self, key: bytes, verdict: _Verdict) -> None:
         self._verdicts[key] = verdict
         if len(self._verdicts) > _REMEMBERED:
             self._verdicts.popitem(last=False)

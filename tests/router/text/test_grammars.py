@@ -60,7 +60,7 @@ def test_the_schema_true_is_any_value_and_false_is_refused() -> None:
 def test_schemas_are_not_changed() -> None:
     before = json.dumps(PERSON)
     grammars.json_schema(PERSON)
-    grammars.embedded(PERSON)
+    grammars.embed_schema(PERSON)
     assert json.dumps(PERSON) == before
 
 
@@ -100,7 +100,8 @@ def test_a_choice_of_nothing_is_refused() -> None:
 
 
 def test_lark_with_embedded_json_and_literals() -> None:
-    call = f"{grammars.literal('<call>')} {grammars.embedded(PERSON)} {grammars.literal('</call>')}"
+    person = grammars.embed_schema(PERSON)
+    call = f"{grammars.literal('<call>')} {person} {grammars.literal('</call>')}"
     grammar = grammars.lark(f"start: call+\ncall: {call}")
     assert accepts(grammar, '<call>{"name":"Ada","age":36}</call>')
     assert not accepts(grammar, '<call>{"name": "Ada","age":36}</call>')

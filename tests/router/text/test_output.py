@@ -94,6 +94,35 @@ def test_a_stop_string_may_name_a_special_token(keep: bool) -> None:
     assert output.stopped
 
 
+@pytest.mark.parametrize("stop", ["|", "user", ">", "<|user|>b", "<|user", "b<|user|>"])
+def test_no_stop_string_hits_inside_a_special_token(stop: str) -> None:
+    output = output_for("byte_level", stop, keep=False)
+    tokens = run(output, ids_of("byte_level", "a<|user|>"))
+    assert not output.stopped
+    assert "".join(t.text for t in tokens if not t.special) + output.finish() == "a"
+
+
+@pytest.mark.parametrize(("keep", "expected"), [(True, "one two\n"), (False, "one two")])
+def test_a_stop_string_may_end_with_a_special_token(keep: bool, expected: str) -> None:
+    output = output_for("byte_level", "\n<|user|>", "two three", keep=keep)
+    tokens = run(output, ids_of("byte_level", "one two\n<|user|>three"))
+    assert output.stopped and tokens[-1].text == "<|user|>"
+    streamed = "".join(token.text for token in tokens if not token.special)
+    assert (streamed + output.finish(), output.generated_text) == (expected, expected)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_token_that_ends_the_text_is_not_searched(keep: bool) -> None:
+    """Whether it is special or has a text of its own."""
+    for last, expected in (("</s>", "a<"), ("s", "a<s")):
+        output = output_for("byte_level", "</s>", "<s", "s", keep=keep)
+        tokens = run(output, ids_of("byte_level", "a<"))
+        (id,) = ids_of("byte_level", last)
+        tokens.append(output.push(id, -0.5, eos=True))
+        streamed = "".join(token.text for token in tokens if not token.special) + output.finish()
+        assert (streamed, output.generated_text, output.stopped) == (expected, expected, False)
+
+
 def test_a_special_token_does_not_tear_a_character() -> None:
     """The whole text is decoded without special tokens; the stream must agree."""
     output = output_for("byte_level")

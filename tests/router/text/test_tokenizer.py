@@ -23,6 +23,7 @@ from tests.router.text.kinds import (
     unhurried,
     wordpiece,
 )
+from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError, ValidationError
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Tokenizer, TokenizerPool
 
@@ -340,3 +341,8 @@ async def test_a_client_that_leaves_is_not_waited_for() -> None:
         assert tokenizer.running == 1
         tokenizer.go.set()
     assert tokenizer.most == 1
+
+
+def test_another_tokenizer_config_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"nowhere\.json cannot be read"):
+        Tokenizer.from_folder(demo.model_path(), config_path=tmp_path / "nowhere.json")

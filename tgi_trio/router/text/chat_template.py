@@ -93,7 +93,7 @@ class ChatTemplate:
             raise TemplateError(self._missing())
         if not messages:
             raise TemplateError("messages must not be empty")
-        chat = [_prepared(message) for message in messages]
+        chat = [_prepare_message(message) for message in messages]
         final = _mark_final(chat) if continue_final_message else ""
         try:
             text = template.render(
@@ -120,7 +120,7 @@ class ChatTemplate:
         return f"template not found: there is no 'default' among {names}"
 
 
-def _prepared(message: Message) -> dict[str, Any]:
+def _prepare_message(message: Message) -> dict[str, Any]:
     """Return the message without nulls (templates print them) and with reasoning by every name."""
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)

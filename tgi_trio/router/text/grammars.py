@@ -16,6 +16,7 @@ from typing import Any
 from llguidance import LLMatcher
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.text.closing import close_objects
 
 Schema = dict[str, Any] | bool
 
@@ -26,8 +27,8 @@ _OPTIONS = "x-guidance"  # key of a schema under which llguidance's compiler fin
 def json_schema(schema: Schema) -> str:
     """Return the grammar of compact JSON that is valid for `schema` (draft 2020-12).
 
-    Properties come in the schema's order. Raises ValidationError for a schema that nests too
-    deeply to be written.
+    Properties come in the schema's order, and none but those that it lists (`closing.py`). Raises
+    ValidationError for a schema that nests too deeply, or that cannot be closed.
     """
     return _dumps({"grammars": [{"json_schema": _compact(schema)}]})
 
@@ -61,8 +62,8 @@ def lark(text: str) -> str:
     return _dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def embedded(schema: Schema) -> str:
-    """Return compact JSON for `schema` as an expression inside a Lark rule."""
+def embed_schema(schema: Schema) -> str:
+    """Return compact JSON for `schema`, as `json_schema` has it, inside a Lark rule."""
     return f"%json {_dumps(_compact(schema))}"
 
 
@@ -72,11 +73,12 @@ def literal(text: str) -> str:
 
 
 def _compact(schema: Schema) -> Schema:
+    """Return a schema with what llguidance is to make of it: no whitespace, objects closed."""
     if schema is True:
         schema = {}
     elif schema is False:
         raise ValidationError("grammar is not valid: the schema `false` allows nothing")
-    return {**schema, _OPTIONS: _COMPACT}
+    return {**close_objects(schema), _OPTIONS: _COMPACT}
 
 
 def _dumps(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The text of one generation: detokenised, special tokens set apart, cut at a stop string."""
+"""The text of one generation: detokenised, special tokens set apart, cut where it stops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ class OutputText:
     `generated_text`. Runs once per token of every stream: a few microseconds at most.
     """
 
-    __slots__ = ("_detokenizer", "_parts", "_special", "_stop", "_stops", "_text_of", "stopped")
+    __slots__ = (
+        "_detokenizer",
+        "_keep_stop",
+        "_parts",
+        "_special",
+        "_stop",
+        "_stop_id",
+        "_stop_ids",
+        "_text_of",
+        "stopped",
+    )
 
     def __init__(
         self,
@@ -29,24 +39,38 @@ class OutputText:
         self._detokenizer = tokenizer.detokenizer(prompt_ids)
         self._special = tokenizer.special_ids
         self._text_of = tokenizer.token_text
-        self._stops = tuple(filter(None, stopping.stop))
-        self._stop = StopMatcher(self._stops, stopping.keep_stop) if self._stops else None
+        stops, regexes = tuple(filter(None, stopping.stop)), stopping.stop_regex
+        self._keep_stop = stopping.keep_stop
+        self._stop = StopMatcher(stops, self._keep_stop, regexes) if stops or regexes else None
+        self._stop_ids = stopping.stop_ids
+        self._stop_id: int | None = None
         self._parts: list[str] = []
         self.stopped = False  # a stop string is complete: the generation ends with this token
+
+    @property
+    def matched(self) -> str | int | None:
+        """Return what set `stopped`: the stop string, expression or token id as it was given."""
+        if self._stop_id is not None or self._stop is None:
+            return self._stop_id
+        return self._stop.found
 
     @property
     def generated_text(self) -> str:
         """Return all text released so far; whole after `finish`."""
         return "".join(self._parts)
 
-    def push(self, token_id: int, logprob: float, tops: Tops = ()) -> Token:
+    def push(self, token_id: int, logprob: float, tops: Tops = (), eos: bool = False) -> Token:
         """Return the next token with the text that became certain with it.
 
-        The text of a special token is its own and no part of `generated_text`. Do not push on once
-        `stopped` is set: such tokens have no text.
+        The text of a special token is its own and no part of `generated_text`. `eos`: it ends the
+        generation, whatever stop string it may complete. Do not push on once `stopped` is set:
+        such tokens have no text.
         """
         special = token_id in self._special
-        text = self._special_text(token_id) if special else self._plain_text(token_id)
+        if self._stop_ids and token_id in self._stop_ids and not eos:
+            text = self._stopping_text(token_id, special)
+        else:
+            text = self._special_text(token_id, eos) if special else self._plain_text(token_id, eos)
         token = Token(token_id, text, logprob, special)
         if tops:
             token.top = [Token(i, self._text_of(i), p, i in self._special) for i, p in tops]
@@ -62,17 +86,26 @@ class OutputText:
         self._parts.append(text)
         return text
 
-    def _plain_text(self, token_id: int) -> str:
+    def _plain_text(self, token_id: int, eos: bool) -> str:
         text = self._detokenizer.push(token_id)
         if text:
             if self._stop is not None:
-                text, self.stopped = self._stop.push(text)
+                if eos:
+                    text = self._stop.flush() + text
+                else:
+                    text, self.stopped = self._stop.push(text)
             self._parts.append(text)
         return text
 
-    def _special_text(self, token_id: int) -> str:
+    def _stopping_text(self, token_id: int, special: bool) -> str:
+        """Return the text of a token that ends the generation by its id."""
+        self.stopped, self._stop_id = True, token_id
+        if special:
+            return self._text_of(token_id)
+        return self._plain_text(token_id, eos=True) if self._keep_stop else ""
+
+    def _special_text(self, token_id: int, eos: bool) -> str:
         text = self._text_of(token_id)
-        # A special token can only be named whole (`</s>`), never in part or with other text.
-        if any(stop in text for stop in self._stops):
-            self.stopped = True
+        if self._stop is not None and not eos and text:
+            self.stopped = self._stop.name(text)
         return text

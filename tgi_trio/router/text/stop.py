@@ -1,14 +1,42 @@
-"""Stop strings in a text that arrives in pieces.
+"""Stop strings and stop expressions in a text that arrives in pieces.
 
-The generation ends where a stop string is first complete, wherever the pieces are cut: across any
-number of tokens or in the middle of one. When several are complete at the same character the
-longest counts. TGI looks only at the end of each token's text; this differs from it where a stop
-string ends inside a token (found here) or is longer than its window of 200 characters (found here).
+The generation ends where a stop string, or a match of an expression (`stop_regex.py`), is first
+complete, wherever the pieces are cut: across any number of tokens or in the middle of one. When
+several are complete at the same character the longest counts. TGI looks only at the end of each
+token's text; this differs from it where a stop string ends inside a token (found here) or is longer
+than its window of 200 characters (found here).
+
+A special token is one sign, not letters: a stop string names it whole, alone (`</s>`) or at its
+end, behind text (a newline, then `<|user|>`). TGI searches its letters: `>` would end at it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
+
+from tgi_trio.router.request import Expression
+from tgi_trio.router.text.stop_regex import RegexPattern
+
+
+class Pattern(Protocol):
+    """Something that ends a text, and how much of it the text ends with."""
+
+    text: str  # as the client wrote it
+    matched: int  # characters that may yet become a match
+    length: int  # characters of the match that was found
+
+    def find(self, piece: str) -> int:
+        """Return the end of the first match in `piece`, or -1 when none is complete in it."""
+
+    def ends_with(self, whole: str) -> int:
+        """Return how much text stands before `whole`, a special token, in a match that it ends.
+
+        -1 where it ends none.
+        """
+
+    def forget(self) -> None:
+        """Begin again: no match goes on from what was seen."""
 
 
 class _Pattern:
@@ -18,10 +46,11 @@ class _Pattern:
     costs nothing until a model starts to write it; each character costs amortised constant time.
     """
 
-    __slots__ = ("_failure", "matched", "text")
+    __slots__ = ("_failure", "length", "matched", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self.length = len(text)
         self.matched = 0  # characters; the longest proper prefix that the text ends with
         self._failure = [0, 0]  # [k]: longest proper border of text[:k]
 
@@ -45,6 +74,22 @@ class _Pattern:
         self.matched = matched
         return -1
 
+    def ends_with(self, whole: str) -> int:
+        """Return how much text stands before `whole` in this stop string; -1 unless it is complete.
+
+        That is when `whole` ends it and the text ends with what is before.
+        """
+        before = len(self.text) - len(whole)
+        if before < 0 or not self.text.endswith(whole):
+            return -1
+        matched = self.matched
+        while matched > before:
+            matched = self._border(matched)
+        return before if matched == before else -1
+
+    def forget(self) -> None:
+        self.matched = 0
+
     def _border(self, length: int) -> int:
         failure, text = self._failure, self.text
         while len(failure) <= length:
@@ -59,17 +104,21 @@ class _Pattern:
 class StopMatcher:
     """Finds the first of several stop strings; holds text back while it may become one."""
 
-    __slots__ = ("_held", "_keep", "_patterns", "matched")
+    __slots__ = ("_held", "_keep", "_patterns", "found", "matched")
 
-    def __init__(self, stops: Iterable[str], keep: bool) -> None:
+    def __init__(
+        self, stops: Iterable[str], keep: bool, regexes: Iterable[Expression] = ()
+    ) -> None:
         """`keep`: the stop string stays in the text (TGI) instead of being cut off (OpenAI).
 
         With `keep` nothing is ever held back. Empty stop strings are ignored.
         """
-        self._patterns = [_Pattern(stop) for stop in stops if stop]
+        self._patterns: list[Pattern] = [_Pattern(stop) for stop in stops if stop]
+        self._patterns += map(RegexPattern, regexes)
         self._keep = keep
         self._held = ""
         self.matched = False
+        self.found: str | None = None  # the stop string or expression that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text that is now certain to be part of the output, and whether it ends here.
@@ -80,13 +129,13 @@ class StopMatcher:
             return "", True
         if not self._patterns:
             return text, False
-        end, length = self._first_match(text)
-        if end >= 0:
-            self.matched = True
+        end, pattern = self._first_match(text)
+        if pattern is not None:
+            self.matched, self.found = True, pattern.text
             if self._keep:
                 return text[:end], True
             held, self._held = self._held, ""
-            return (held + text[:end])[: len(held) + end - length], True
+            return (held + text[:end])[: len(held) + end - pattern.length], True
         if self._keep:
             return text, False
         text = self._held + text
@@ -94,17 +143,37 @@ class StopMatcher:
         self._held = text[certain:]
         return text[:certain], False
 
+    def name(self, special: str) -> bool:
+        """Return whether a stop string is complete with a special token of this text.
+
+        Text of the stop string that stands before it and was held back is dropped.
+        """
+        if self.matched:
+            return True
+        ends = [(pattern.ends_with(special), pattern.text) for pattern in self._patterns]
+        before, text = max(ends, default=(-1, ""), key=lambda end: end[0])
+        if before < 0:
+            return False
+        self.found = text
+        self._held = self._held[: len(self._held) - before]
+        self._forget()
+        return True
+
     def flush(self) -> str:
-        """Return the text held back, once no more will follow."""
+        """Return the text held back, once no stop string can follow from it."""
         held, self._held = self._held, ""
+        self._forget()
         return held
 
-    def _first_match(self, text: str) -> tuple[int, int]:
-        """Return end in `text` and length of the stop string completed first, or (-1, 0)."""
-        best = (-1, 0)
+    def _forget(self) -> None:
+        for pattern in self._patterns:
+            pattern.forget()
+
+    def _first_match(self, text: str) -> tuple[int, Pattern | None]:
+        """Return the end in `text` of what is complete first, and what that is; or (-1, None)."""
+        first, best = -1, None
         for pattern in self._patterns:
             end = pattern.find(text)
-            length = len(pattern.text)
-            if end >= 0 and (best[0] < 0 or (end, -length) < (best[0], -best[1])):
-                best = (end, length)
-        return best
+            if end >= 0 and (best is None or (end, -pattern.length) < (first, -best.length)):
+                first, best = end, pattern
+        return first, best

@@ -158,10 +158,21 @@ class Tokenizer:
         piece = self._pieces[token_id]
         return piece if isinstance(piece, str) else piece.decode(errors="replace")
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes of one token, which may be a part of a character."""
-        piece = self.token_text(token_id) if self._pieces is None else self._pieces[token_id]
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the UTF-8 bytes of one token, which may be a part of a character.
+
+        None where nobody can tell: a part of a character for a decoder that makes text of whole
+        characters alone.
+        """
+        if self._pieces is None:
+            text = self.token_text(token_id)
+            return None if "\ufffd" in text else text.encode()
+        piece = self._pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece
+
+    def written(self, ids: Sequence[int] | IntArray) -> list[str]:
+        """Return each token as the vocabulary writes it, e.g. `Ġthe`; "" for ids without one."""
+        return [self._backend.id_to_token(int(token_id)) or "" for token_id in ids]
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token given as the vocabulary writes it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
+
+log = logging.getLogger(__name__)
 
 NAMED_TOKENS = (
     "bos_token",
@@ -26,6 +29,9 @@ NAMED_TOKENS = (
 )
 
 _CONVERSION_SECONDS = 300.0
+_LARGEST_SOURCE = (
+    64 << 20
+)  # bytes of a file that a tokenizer could be made from; weights are larger
 _SLOW_FILES = (
     "tokenizer.model",
     "spiece.model",
@@ -70,9 +76,13 @@ def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfi
     """Read the configuration of the tokenizer in `folder`; files that are missing are skipped.
 
     `config_path` (`--tokenizer-config-path`) stands in for the folder's tokenizer_config.json.
-    Raises ModelLoadError for a file that is not a JSON object.
+    Raises ModelLoadError for a file that is not a JSON object, and when there is none at
+    `config_path`.
     """
-    config = _read_object(config_path or folder / "tokenizer_config.json")
+    if config_path is not None:
+        config = _read_object(config_path, may_be_missing=False)
+    else:
+        config = _read_object(folder / "tokenizer_config.json")
     older = _read_object(folder / "special_tokens_map.json")  # transformers before 4.32
     special = {
         name: text for name in NAMED_TOKENS if (text := _text_of(config.get(name, older.get(name))))
@@ -90,27 +100,34 @@ def tokenizer_json(
     """Return the folder's tokenizer.json, converting an older format into `cache` when needed.
 
     The conversion runs `transformers` in a process of its own, once: this process never imports it.
-    Raises ModelLoadError when there is nothing to load or the conversion fails.
+    There, with `trust_remote_code`, code that comes with the tokenizer is run; in this process no
+    such code ever is. Raises ModelLoadError when there is nothing to load or the conversion fails.
     """
     path = folder / "tokenizer.json"
     if path.is_file():
         return path
-    sources = _matching(folder, _SLOW_FILES)
+    sources, code = _matching(folder, _SLOW_FILES), _own_code(folder)
+    if code and not sources and not trust_remote_code:
+        raise _needs_code(folder, code)
+    if code:  # which reads whatever it likes
+        sources = sorted(file for file in folder.iterdir() if file.is_file() and _is_small(file))
     if not sources:
         raise ModelLoadError(
             f"{folder} holds no tokenizer: expected tokenizer.json, or files to make it from "
             f"({', '.join(_SLOW_FILES)}). Check the folder named by "
-            "--model-id."
+            "--model-id, or name another with --tokenizer-name."
         )
     cache = cache or _default_cache()
     target = cache / _digest([*sources, *_matching(folder, _CONFIG_FILES)])
     path = target / "tokenizer.json"
     if not path.is_file():
-        _convert(folder, target, trust_remote_code)
+        _convert(folder, target, trust_remote_code, code)
     return path
 
 
-def _convert(folder: Path, target: Path, trust_remote_code: bool) -> None:
+def _convert(folder: Path, target: Path, trust_remote_code: bool, code: str) -> None:
+    if code and trust_remote_code:
+        log.warning("%s of %s is run once, in a process of its own, to convert it", code, folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     # A folder that is renamed when it is complete: two servers may start at the same time.
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
@@ -126,10 +143,16 @@ def _convert(folder: Path, target: Path, trust_remote_code: bool) -> None:
             )
         except subprocess.TimeoutExpired as error:
             raise _cannot_convert(folder, f"no result within {_CONVERSION_SECONDS:g} s") from error
+        if done.returncode != 0 and code and not trust_remote_code:
+            raise _needs_code(folder, code)
         if done.returncode != 0:
             raise _cannot_convert(folder, (done.stderr.strip().splitlines() or ["no output"])[-1])
         if not Path(work, "made", "tokenizer.json").is_file():
-            raise _cannot_convert(folder, "transformers has no fast version of this tokenizer")
+            whose = code if code and trust_remote_code else "this tokenizer in transformers"
+            raise _cannot_convert(
+                folder,
+                f"there is no fast version of {whose}, and one in Python alone cannot be served",
+            )
         try:
             os.rename(f"{work}/made", target)
         except OSError:
@@ -143,6 +166,26 @@ def _cannot_convert(folder: Path, reason: str) -> ModelLoadError:
         "Make one where it works, with AutoTokenizer.from_pretrained(...).save_pretrained(...), "
         "and copy tokenizer.json into the folder."
     )
+
+
+def _needs_code(folder: Path, code: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"The tokenizer in {folder} is Python code ({code}) without a tokenizer.json, and such "
+        "code is not run unless asked for. Read it; if you trust it, give --trust-remote-code: it "
+        "is then run once, in a process of its own, to make a tokenizer.json."
+    )
+
+
+def _own_code(folder: Path) -> str:
+    """Return the class that a tokenizer brings along in a Python file, "" for none."""
+    table = _read_object(folder / "tokenizer_config.json").get("auto_map")
+    named = table.get("AutoTokenizer") if isinstance(table, Mapping) else table
+    classes = named if isinstance(named, list) else [named]
+    return " and ".join(str(each) for each in classes if each)
+
+
+def _is_small(file: Path) -> bool:
+    return file.stat().st_size <= _LARGEST_SOURCE
 
 
 def _default_cache() -> Path:
@@ -163,11 +206,11 @@ def _digest(paths: list[Path]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path, may_be_missing: bool = True) -> dict[str, Any]:
+    if may_be_missing and not path.exists():
+        return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

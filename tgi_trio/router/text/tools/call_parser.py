@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from tgi_trio.router.text.tools.formats import Format
 
 
-class State(enum.Enum):
+class ParserState(enum.Enum):
     """What the next text belongs to."""
 
     CONTENT = "content"  # prose, in which a call may begin
@@ -27,11 +27,11 @@ class State(enum.Enum):
 
 # state -> (the text of the format that ends it, the next state). PROSE never ends, and ARGUMENTS
 # end with their JSON.
-ENDS: dict[State, tuple[Callable[[Format], str], State]] = {
-    State.CONTENT: (lambda form: form.trigger, State.OPENING),
-    State.OPENING: (lambda form: form.opening, State.NAME),
-    State.NAME: (lambda form: form.middle, State.ARGUMENTS),
-    State.AFTER: (lambda form: form.next, State.NAME),
+ENDS: dict[ParserState, tuple[Callable[[Format], str], ParserState]] = {
+    ParserState.CONTENT: (lambda form: form.trigger, ParserState.OPENING),
+    ParserState.OPENING: (lambda form: form.opening, ParserState.NAME),
+    ParserState.NAME: (lambda form: form.middle, ParserState.ARGUMENTS),
+    ParserState.AFTER: (lambda form: form.next, ParserState.NAME),
 }
 
 
@@ -85,7 +85,7 @@ class CallParser:
         """`required`: the answer is calls and nothing else, so nothing of it is content."""
         self._form = form
         self._new_id = new_id
-        self._state = State.CONTENT
+        self._state = ParserState.CONTENT
         self._required = required
         self._text = ""  # not yet certain what it is
         self._json = _JsonEnd()
@@ -95,7 +95,7 @@ class CallParser:
     @property
     def complete(self) -> bool:
         """Whether there are calls, and all of them whole."""
-        return self.calls > 0 and self._state is State.AFTER
+        return self.calls > 0 and self._state is ParserState.AFTER
 
     def push(self, text: str) -> Delta:
         """Return what became certain with `text`."""
@@ -108,34 +108,34 @@ class CallParser:
     def finish(self) -> Delta:
         """Return what is left to tell, now that no text will follow."""
         self._delta = Delta()
-        if self._state in (State.CONTENT, State.PROSE) and not self._required:
+        if self._state in (ParserState.CONTENT, ParserState.PROSE) and not self._required:
             self._delta.content = self._text
         self._text = ""
         return self._delta
 
     def _advance(self) -> bool:
         """Take what is certain from the text; return whether that led to another state."""
-        if self._state is State.PROSE:
+        if self._state is ParserState.PROSE:
             self._take_prose(len(self._text))
             return False
-        if self._state is State.ARGUMENTS:
+        if self._state is ParserState.ARGUMENTS:
             return self._take_arguments()
-        if self._state is State.CONTENT and self._prose_only():
-            self._state = State.PROSE
+        if self._state is ParserState.CONTENT and self._prose_only():
+            self._state = ParserState.PROSE
             return True
-        if self._state is State.AFTER and not self._form.next:
+        if self._state is ParserState.AFTER and not self._form.next:
             return False  # one call was all
         end_of, following = ENDS[self._state]
         end = end_of(self._form)
         position = self._text.find(end)
         if position < 0:
-            if self._state is State.CONTENT:
+            if self._state is ParserState.CONTENT:
                 self._take_prose(len(self._text) - _overlap(self._text, end))
             return False
         before, self._text = self._text[:position], self._text[position + len(end) :]
-        if self._state is State.CONTENT:
+        if self._state is ParserState.CONTENT:
             self._add_content(before.rstrip())
-        elif self._state is State.NAME:
+        elif self._state is ParserState.NAME:
             self._delta.calls.append(CallDelta(self.calls, self._new_id(), before))
             self.calls += 1
             self._json = _JsonEnd()
@@ -150,7 +150,7 @@ class CallParser:
 
     def _take_prose(self, length: int) -> None:
         """Pass on prose of `length`, less the white space at its end: a call may follow it."""
-        if self._state is State.CONTENT:
+        if self._state is ParserState.CONTENT:
             length = len(self._text[:length].rstrip())
         self._add_content(self._text[:length])
         self._text = self._text[length:]
@@ -167,7 +167,7 @@ class CallParser:
         if text:
             self._news().arguments += text
         if ended:
-            self._state = State.AFTER
+            self._state = ParserState.AFTER
         return ended
 
     def _news(self) -> CallDelta:

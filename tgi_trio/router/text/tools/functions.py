@@ -17,8 +17,6 @@ _ANNOTATIONS = frozenset(
 )
 _NAMED = frozenset({"$defs", "definitions", "patternProperties", "properties"})  # name -> schema
 _DATA = frozenset({"const", "enum"})
-# Where one of these is at its top, a schema allows properties that `properties` does not list.
-_COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +45,6 @@ class Function:
             schema = {"type": "object", **_bare(parameters)}
         except RecursionError as error:
             raise ToolError(f"the `parameters` of `{name}` nest too deeply") from error
-        if "properties" in schema and not _COMPOSED & schema.keys():
-            # As TGI has it: what is not listed is not meant, unless the schema says so.
-            schema.setdefault("additionalProperties", False)
         return cls(name, schema)
 
 

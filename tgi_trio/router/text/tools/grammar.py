@@ -34,7 +34,7 @@ def tool_grammar(form: Format, use: ToolUse, added: Mapping[str, int]) -> str:
     }
     for i, function in enumerate(use.functions):
         rules[f"call_{i}"] = f"{_terms(function.name + form.middle, added)} arguments_{i}"
-        rules[f"arguments_{i}"] = grammars.embedded(function.schema)
+        rules[f"arguments_{i}"] = grammars.embed_schema(function.schema)
     return grammars.lark("\n".join(f"{name}: {rule}" for name, rule in rules.items()))
 
 

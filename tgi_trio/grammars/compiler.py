@@ -1,0 +1,56 @@
+"""Compiling grammars with llguidance, within limits that the shard and the router's check share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from tgi_trio.errors import ModelLoadError
+
+# What one mask may cost; beyond it the sequence fails alone. About 15 ms at llguidance's speed.
+# `max_items_in_row` is what objects with several hundred optional properties need.
+_LIMITS = LLParserLimits(
+    step_lexer_fuel=100_000,
+    step_max_items=50_000,
+    max_items_in_row=8_000,
+    max_lexer_states=100_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+
+def load_tokenizer(path: Path, eos_ids: Iterable[int] = (), vocab_size: int = 0) -> LLTokenizer:
+    """Return llguidance's view of a tokenizer.json; takes seconds for a large vocabulary.
+
+    `eos_ids` end a text (none: those the file suggests), `vocab_size` is the least number of ids.
+    Raises ModelLoadError where the file cannot be used.
+    """
+    eos = list(eos_ids) or None
+    try:
+        text = path.read_text(encoding="utf-8")
+        try:
+            return LLTokenizer(text, n_vocab=vocab_size or None, eos_token=eos)
+        except ValueError:  # it may have more ids than the model
+            return LLTokenizer(text, eos_token=eos)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be used for grammars: {error}") from error
+
+
+def compile_grammar(text: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """Return a matcher at the start of the grammar, its first mask computed.
+
+    Raises ValueError with llguidance's words, which name the keyword or the position.
+    """
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # builds what the masks of all copies need
+    raise_error(matcher)
+    return matcher
+
+
+def raise_error(matcher: LLMatcher) -> None:
+    """Raise ValueError, with llguidance's words, for a matcher that has failed."""
+    if matcher.is_error():
+        raise ValueError(matcher.get_error().removesuffix("<non-verbose/>").strip())

@@ -1,0 +1,336 @@
+"""A GBNF grammar in llguidance's dialect of Lark.
+
+llguidance splits text into lexemes, and a lexeme takes every character that it can. Written out
+rule by rule, `word ::= [a-z]+` before an "x" would swallow each "x" and never end. So one lexeme is
+made of a part only where nothing that may follow it could continue it: of all of a grammar that
+does not recur, which then accepts exactly what it derives, and otherwise of the largest such parts.
+What is left is read character by character. One thing remains of lexemes: where a grammar that
+recurs has several at one place, the longest that fits is taken.
+
+(llguidance's own `gbnf_to_lark` makes a lexeme of every rule that does not recur.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.text import grammars
+from tgi_trio.router.text.gbnf import (
+    ROOT,
+    Characters,
+    Choice,
+    Literal,
+    Node,
+    Reference,
+    Repeat,
+    Series,
+    parse,
+)
+
+_MOST_PASSES = 32  # over rules that recur, until what may follow each of them is known
+_LARGEST = 0x10FFFF  # code point
+
+Update = Callable[[str], None]
+
+
+def gbnf(text: str) -> str:
+    """Return the grammar of a text in GBNF or EBNF, as the shard reads it.
+
+    Takes milliseconds, up to some hundred for the longest texts: have a thread do it. Raises
+    ValidationError that names line and column.
+    """
+    return grammars.lark(lark_of(parse(text)))
+
+
+def lark_of(rules: Mapping[str, Node]) -> str:
+    """Return Lark for the rules of `parse`; raises ValidationError for ones too entangled."""
+    return _Writer(_reachable(rules)).lark()
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is known of a part; sets of characters are bits, one for each interval of code points.
+
+    `first`: what a text of it may begin with. `more`: what may continue a text that is complete
+    already; no less than that, sometimes more. `all`: what it may contain.
+    """
+
+    empty: bool = False  # it may be the empty text
+    first: int = 0
+    more: int = 0
+    all: int = 0
+
+
+_EMPTY = _Facts(empty=True)
+_NOTHING = _Facts()
+
+
+class _Alphabet:
+    """The code points, cut into intervals that no class of the grammar tells apart."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        cuts = {0, _LARGEST + 1}
+        for part in _parts(rules.values()):
+            if isinstance(part, Literal):
+                cuts.update(code for each in part.text for code in (ord(each), ord(each) + 1))
+            elif isinstance(part, Characters):
+                cuts.update(code for low, high in part.ranges for code in (low, high + 1))
+        self._place = {cut: i for i, cut in enumerate(sorted(cuts))}
+        self._whole = (1 << (len(cuts) - 1)) - 1
+
+    def bits(self, characters: Characters) -> int:
+        """Return a class as a set."""
+        bits = 0
+        for low, high in characters.ranges:
+            bits |= (1 << self._place[high + 1]) - (1 << self._place[low])
+        return self._whole & ~bits if characters.negated else bits
+
+    def bit(self, character: str) -> int:
+        """Return the set of one character."""
+        return 1 << self._place[ord(character)]
+
+
+class _Analysis:
+    """What each part of a grammar may begin with, be continued by and be followed by."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._alphabet = _Alphabet(rules)
+        order = _without_recursion(rules)
+        self._flat = frozenset(order)  # rules that do not recur
+        self._facts = dict.fromkeys(rules, _NOTHING)
+        self.follow = dict.fromkeys(rules, 0)  # bits of what may come behind each rule
+        for name in order:  # each after those that it refers to
+            self._facts[name] = self.facts(rules[name])
+        tangled = [name for name in rules if name not in self._flat]
+        self._settle(tangled, self._facts, self._facts_of_rule)
+        self._settle(list(rules), self.follow, self._spread)
+
+    def recurs(self, node: Node) -> bool:
+        """Return whether a part refers to rules that recur."""
+        names = (part.name for part in _parts([node]) if isinstance(part, Reference))
+        return any(name not in self._flat for name in names)
+
+    def facts(self, node: Node) -> _Facts:
+        """Return what is known of a part."""
+        match node:
+            case Characters():
+                bits = self._alphabet.bits(node)
+                return _Facts(first=bits, all=bits)
+            case Literal(""):
+                return _EMPTY
+            case Literal(text):
+                everything = 0
+                for character in text:
+                    everything |= self._alphabet.bit(character)
+                return _Facts(first=self._alphabet.bit(text[0]), all=everything)
+            case Reference(name):
+                return self._facts[name]
+            case Series(parts):
+                return reduce(_one_after_other, map(self.facts, parts), _EMPTY)
+            case Choice(parts):
+                return reduce(_either, map(self.facts, parts))
+            case Repeat(part, least, most):
+                return _repeated(self.facts(part), least, most)
+
+    def _settle(self, names: list[str], known: dict[str, Any], update: Update) -> None:
+        """Update what is `known`, in both directions in turn, until nothing changes."""
+        for _ in range(_MOST_PASSES):
+            before = dict(known)
+            names = names[::-1]
+            for name in names:
+                update(name)
+            if known == before:
+                return
+        raise ValidationError("grammar is not valid: its rules refer to one another too often")
+
+    def _facts_of_rule(self, name: str) -> None:
+        self._facts[name] = self.facts(self._rules[name])
+
+    def _spread(self, name: str) -> None:
+        """Tell the rules that one refers to what may come behind them."""
+        waiting = [(self._rules[name], self.follow[name])]
+        while waiting:
+            node, follow = waiting.pop()
+            if isinstance(node, Reference):
+                self.follow[node.name] |= follow
+            else:
+                waiting += self.parts_and_follows(node, follow)
+
+    def parts_and_follows(self, node: Node, follow: int) -> list[tuple[Node, int]]:
+        """Return the parts of a part, each with what may come behind it."""
+        match node:
+            case Series(parts):
+                found: list[tuple[Node, int]] = []
+                for part in reversed(parts):
+                    found.append((part, follow))
+                    facts = self.facts(part)
+                    follow = facts.first | (follow if facts.empty else 0)
+                return found[::-1]
+            case Choice(parts):
+                return [(part, follow) for part in parts]
+            case Repeat(part, _, most):
+                return [(part, follow if most == 1 else follow | self.facts(part).first)]
+        return []
+
+
+class _Writer:
+    """Writes the rules that `root` needs, as rules (`r1`) and as lexemes (`L2`)."""
+
+    def __init__(self, rules: Mapping[str, Node]) -> None:
+        self._rules = rules
+        self._analysis = _Analysis(rules)
+        self._names: dict[Node, str] = {Reference(ROOT): "start"}  # of rules
+        self._lexemes: dict[Node, str] = {}
+        self._waiting: list[tuple[str, Callable[[], str]]] = []  # names, and what writes them
+
+    def lark(self) -> str:
+        """Return the whole grammar."""
+        root, written = self._rules[ROOT], []
+        self._waiting.append(("start", lambda: self._rule(root, 0)))
+        while self._waiting:
+            name, write = self._waiting.pop()
+            written.append(f"{name}: {write()}")
+        return "\n".join(written)
+
+    def _rule(self, node: Node, follow: int) -> str:
+        """Return a part inside a rule."""
+        if isinstance(node, Characters | Literal):
+            return _one_lexeme(node)
+        if not self._analysis.recurs(node) and not self._analysis.facts(node).more & follow:
+            return self._lexeme_name(node)
+        match node:
+            case Reference(name):
+                return self._rule_name(name)
+            case Series() | Choice() | Repeat():
+                inner = self._analysis.parts_and_follows(node, follow)
+                return _composed(node, [self._rule(part, behind) for part, behind in inner])
+
+    def _lexeme(self, node: Node) -> str:
+        """Return a part inside a lexeme."""
+        match node:
+            case Characters() | Literal():
+                return _one_lexeme(node)
+            case Reference():
+                return self._lexeme_name(node)
+            case Series(parts) | Choice(parts):
+                return _composed(node, [self._lexeme(part) for part in parts])
+            case Repeat(part):
+                return _composed(node, [self._lexeme(part)])
+
+    def _rule_name(self, name: str) -> str:
+        node, follow = self._rules[name], self._analysis.follow[name]
+        return self._named(self._names, "r", Reference(name), lambda: self._rule(node, follow))
+
+    def _lexeme_name(self, node: Node) -> str:
+        inner = self._rules[node.name] if isinstance(node, Reference) else node
+        return self._named(self._lexemes, "L", node, lambda: self._lexeme(inner))
+
+    def _named(
+        self, names: dict[Node, str], letter: str, node: Node, write: Callable[[], str]
+    ) -> str:
+        if node not in names:
+            names[node] = f"{letter}{len(names)}"
+            self._waiting.append((names[node], write))
+        return names[node]
+
+
+def _one_lexeme(node: Characters | Literal) -> str:
+    if isinstance(node, Literal):
+        return grammars.literal(node.text)
+    ranges = node.ranges or ((0, _LARGEST),)
+    inner = "".join(rf"\x{{{low:x}}}-\x{{{high:x}}}" for low, high in ranges)
+    return f"/[{'^' * (node.negated and bool(node.ranges))}{inner}]/"
+
+
+def _composed(node: Series | Choice | Repeat, parts: Sequence[str]) -> str:
+    match node:
+        case Series():
+            return f"({' '.join(parts)})" if parts else '""'
+        case Choice():
+            return f"({' | '.join(parts)})"
+        case Repeat(_, least, most):
+            return f"({parts[0]}){{{least},{'' if most is None else most}}}"
+
+
+# ---- facts -----------------------------------------------------------------------------------
+
+
+def _one_after_other(a: _Facts, b: _Facts) -> _Facts:
+    everything = a.all | b.all
+    clear = not a.more & b.first  # where the first ends
+    more = b.more | (a.more | b.first if b.empty else 0) if clear else everything
+    return _Facts(a.empty and b.empty, a.first | (b.first if a.empty else 0), more, everything)
+
+
+def _either(a: _Facts, b: _Facts) -> _Facts:
+    everything, first = a.all | b.all, a.first | b.first
+    empty = a.empty or b.empty
+    # With the same beginning, one may go on where the other is complete.
+    more = everything if a.first & b.first else a.more | b.more | (first if empty else 0)
+    return _Facts(empty, first, more, everything)
+
+
+def _repeated(one: _Facts, least: int, most: int | None) -> _Facts:
+    empty = one.empty or least == 0
+    if most == 1:
+        more = one.more | (one.first if empty else 0)
+    elif one.more & one.first:
+        more = one.all
+    elif least == most and not one.empty:
+        more = one.more
+    else:
+        more = one.more | one.first
+    return _Facts(empty, one.first, more, one.all)
+
+
+# ---- the tree --------------------------------------------------------------------------------
+
+
+def _parts(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield the parts of trees, themselves among them."""
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, Series | Choice):
+            waiting += node.parts
+        elif isinstance(node, Repeat):
+            waiting.append(node.part)
+
+
+def _references(node: Node) -> set[str]:
+    return {part.name for part in _parts([node]) if isinstance(part, Reference)}
+
+
+def _reachable(rules: Mapping[str, Node]) -> dict[str, Node]:
+    """Return the rules that `root` needs."""
+    found, waiting = {ROOT}, [ROOT]
+    while waiting:
+        news = _references(rules[waiting.pop()]) - found
+        found |= news
+        waiting += news
+    return {name: node for name, node in rules.items() if name in found}
+
+
+def _without_recursion(rules: Mapping[str, Node]) -> list[str]:
+    """Return the rules that refer to no rule that recurs, each after those it refers to."""
+    needs = {name: _references(node) for name, node in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, needed in needs.items():
+        for each in needed:
+            users[each].append(name)
+    ready = [name for name, needed in needs.items() if not needed]
+    order: list[str] = []
+    while ready:
+        name = ready.pop()
+        order.append(name)
+        for user in users[name]:
+            needs[user].discard(name)
+            if not needs[user]:
+                ready.append(user)
+    return order
