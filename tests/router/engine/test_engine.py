@@ -18,10 +18,13 @@ from tests.router.harness import (
 )
 from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
 from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
-from tgi_trio.router.engine import FRAMES_PER_TURN, Admission, Engine
-from tgi_trio.router.metrics import Metrics
+from tgi_trio.ipc.messages import StepReport
+from tgi_trio.router.engine.engine import FRAMES_PER_TURN, AdmissionLimits, Engine
+from tgi_trio.router.engine.stream import StreamEnd, TokenStream
 from tgi_trio.router.request import FinishReason, Token
-from tgi_trio.router.stream import End, TokenStream
+from tgi_trio.router.scheduling import Scheduler
+from tgi_trio.router.scheduling.shard_commands import Progress
+from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.testing.fake_model import FakeSettings, continuation
 
 
@@ -46,7 +49,7 @@ async def test_tokens_are_the_models_and_the_end_comes_once(tmp_path: Path) -> N
         assert outcome.generated_tokens == 12
         assert outcome.prompt_tokens == 5
         assert "".join(t.text for t in tokens if not t.special) + outcome.tail == outcome.text
-        assert stream.end is End.FINISHED
+        assert stream.end is StreamEnd.FINISHED
         timings = stream.timings
         assert timings.started is not None and timings.first_token is not None
         assert timings.received <= timings.started <= timings.first_token
@@ -152,7 +155,8 @@ async def test_one_failing_sequence_costs_nobody_else_anything(tmp_path: Path) -
                 with pytest.raises(GenerationError):
                     await collect(bad)
             assert len(await collect(good)) == 3
-        assert bad.end is End.FAILED and good.end is End.FINISHED
+        assert bad.end is StreamEnd.FAILED and good.end is StreamEnd.FINISHED
+        assert bench.metrics.value("tgi_request_failure", err="generation") == 1
         assert bench.metrics.value("tgi_batch_inference_failure", method="prefill") == 1
         await bench.settle()
         assert bench.balance() == (2, 2)
@@ -169,7 +173,7 @@ async def test_a_step_that_raised_and_went_well_in_parts_is_a_failure_all_the_sa
             nursery.start_soon(collect, stream)
     failed = bench.metrics.value("tgi_batch_inference_failure")
     assert 25 < failed <= bench.metrics.value("tgi_batch_inference_success")
-    assert all(stream.end is End.FINISHED for stream in streams)
+    assert all(stream.end is StreamEnd.FINISHED for stream in streams)
 
 
 @pytest.mark.trio
@@ -201,7 +205,7 @@ async def test_permits_are_bounded_and_given_back(tmp_path: Path) -> None:
         engine.drain()
         with pytest.raises(Draining), engine.permit():
             pass
-        await engine.drained()
+        await engine.wait_drained()
 
 
 @pytest.mark.trio
@@ -213,6 +217,7 @@ async def test_deadlines_end_a_request(tmp_path: Path) -> None:
             with pytest.raises(GenerationError, match="deadline"):
                 await collect(stream)
         await bench.settle()
+        assert bench.metrics.value("tgi_request_failure", err="generation") == 1
         assert bench.balance() == (1, 1)
 
 
@@ -223,6 +228,7 @@ async def test_a_closed_engine_fails_what_runs_and_refuses_what_comes(tmp_path: 
             bench.engine.close("no shard any more")
             with pytest.raises(GenerationError, match="no shard any more"):
                 await collect(stream)
+        assert bench.metrics.value("tgi_request_failure", err="generation") == 1
         with pytest.raises(Unavailable, match="no shard any more"), bench.engine.permit():
             pass
         await bench.settle()
@@ -230,9 +236,18 @@ async def test_a_closed_engine_fails_what_runs_and_refuses_what_comes(tmp_path: 
 
 @pytest.mark.trio
 async def test_blocks_of_a_client_that_left_are_free_before_the_step_after_the_next(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves during step k: step k+1 runs without it, and its blocks are free before k+2."""
+    """Step k is its last: step k+1 runs without it, and its blocks are free before k+2."""
+    steps: list[tuple[StepReport, int]] = []  # with the blocks that are held afterwards
+    commit = Scheduler.commit
+
+    def committed(scheduler: Scheduler, step: StepReport, now: float) -> list[Progress]:
+        progress = commit(scheduler, step, now)
+        steps.append((step, scheduler.held_blocks))
+        return progress
+
+    monkeypatch.setattr(Scheduler, "commit", committed)
     async with engine_on_fake_shard(tmp_path, FakeSettings(vocab_size=259, step_ms=30)) as bench:
         scheduler = bench.engine.scheduler
         with bench.engine.submit(make_request(bench.tokenizer, "stays on", 4000)) as _:
@@ -240,12 +255,13 @@ async def test_blocks_of_a_client_that_left_are_free_before_the_step_after_the_n
                 async for _tokens in stream:
                     break
                 await trio.sleep(0.01)  # in the middle of a step
-                left_in = bench.end.vitals.step
-                held = scheduler.held_blocks
-            with trio.fail_after(5):
+                held, seen = scheduler.held_blocks, len(steps)
+            with trio.fail_after(120):
                 while scheduler.held_blocks == held:
                     await trio.sleep(0.001)
-            assert bench.end.vitals.step <= left_in + 1
+            last = max(step.step for step, _ in steps if stream.id in step.sequence)
+            freed = next(step.step for step, left in steps[seen:] if left < held)
+            assert freed <= last + 1
         await bench.settle()
 
 
@@ -279,7 +295,7 @@ async def test_a_shard_that_is_always_ahead_does_not_keep_other_tasks_waiting(
     tmp_path: Path,
 ) -> None:
     limits = scheduling_limits()
-    engine = Engine(Admission(1), limits, byte_tokenizer(tmp_path), Metrics())
+    engine = Engine(AdmissionLimits(1), limits, byte_tokenizer(tmp_path), Metrics())
     flood = Flood(stop_after=20 * FRAMES_PER_TURN)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.serve, flood)

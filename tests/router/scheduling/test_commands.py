@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, encode_prefill
-from tgi_trio.router.scheduling.commands import prefills
+from tgi_trio.router.scheduling.shard_commands import prefills
 
 
 def row(sequence: int, grammar_characters: int) -> PrefillRow:

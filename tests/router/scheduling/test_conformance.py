@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tests.router.scheduling.harness import request
-from tgi_trio.router.scheduling.memory import KvMemory
+from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.sequence import Sequence
 
 

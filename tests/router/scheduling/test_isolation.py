@@ -12,7 +12,7 @@ from tests.router.scheduling.harness import limits, request
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling import Prefill, Scheduler
 from tgi_trio.router.scheduling.isolation import DEATHS, TOKENS
-from tgi_trio.router.scheduling.lifecycle import State
+from tgi_trio.router.scheduling.lifecycle import SequenceState
 
 NEW_TOKENS = TOKENS + 4
 
@@ -103,7 +103,7 @@ def test_newcomers_do_not_join_suspects_and_come_after_them() -> None:
     frail.tokens[9] = 0
     frail.send()
     newcomer = frail.scheduler.find(9)
-    assert newcomer is not None and newcomer.state is State.WAITING
+    assert newcomer is not None and newcomer.state is SequenceState.WAITING
     assert frail.scheduler.batch_size == 2  # half of the four that died with the shard
     deaths = frail.deaths
     while frail.busy:

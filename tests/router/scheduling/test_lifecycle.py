@@ -9,7 +9,7 @@ from tgi_trio.router.scheduling.lifecycle import (
     TRANSITIONS,
     Event,
     IllegalTransition,
-    State,
+    SequenceState,
     following,
     markdown,
     mermaid,
@@ -17,7 +17,7 @@ from tgi_trio.router.scheduling.lifecycle import (
 
 
 def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
-    for state in State:
+    for state in SequenceState:
         for event in Event:
             if (state, event) in TRANSITIONS:
                 assert following(state, event) is TRANSITIONS[state, event]
@@ -27,15 +27,15 @@ def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
 
 
 def test_finished_is_final_and_reached_from_everywhere() -> None:
-    reaches = {State.FINISHED}
+    reaches = {SequenceState.FINISHED}
     while more := {s for (s, _), t in TRANSITIONS.items() if t in reaches} - reaches:
         reaches |= more
-    assert reaches == set(State)
-    assert not any(state is State.FINISHED for state, _ in TRANSITIONS)
+    assert reaches == set(SequenceState)
+    assert not any(state is SequenceState.FINISHED for state, _ in TRANSITIONS)
 
 
 def test_leaving_is_legal_wherever_a_client_can_leave() -> None:
-    clients = set(State) - {State.LEAVING, State.FINISHED}
+    clients = set(SequenceState) - {SequenceState.LEAVING, SequenceState.FINISHED}
     assert {state for state, event in TRANSITIONS if event is Event.LEAVE} == clients
 
 
@@ -45,7 +45,7 @@ def test_whatever_the_shard_holds_can_be_lost() -> None:
 
 def test_drawings_come_from_the_table() -> None:
     table, diagram = markdown(), mermaid()
-    assert table.count("\n") == len(State) + 2
+    assert table.count("\n") == len(SequenceState) + 2
     assert "| **LEAVING** |" in table
     for (state, event), target in TRANSITIONS.items():
         assert f"    {state.name} --> {target.name}: {event.value}\n" in diagram

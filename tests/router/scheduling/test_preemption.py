@@ -8,9 +8,9 @@ import pytest
 
 from tests.router.scheduling.harness import Pair, World, expected, limits, request
 from tests.router.scheduling.model_shard import ModelShard
-from tgi_trio.router.scheduling import Command, Extend, Filter, Prefill, growth
-from tgi_trio.router.scheduling.batch import Batch
-from tgi_trio.router.scheduling.memory import KvMemory
+from tgi_trio.router.scheduling import Command, Extend, Filter, Prefill, preemption
+from tgi_trio.router.scheduling.kv_memory import KvMemory
+from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
 
 
@@ -168,7 +168,7 @@ class Books:
         granted = [computed + 1 for computed in computed]
         total = sum(-(-tokens // 4) for tokens in granted) + free
         self.memory = KvMemory(total, 4, caching=False)
-        self.batch = Batch(self.limits, self.memory)
+        self.batch = RunningBatch(self.limits, self.memory)
         for order, (done, tokens) in enumerate(zip(computed, granted, strict=True), start=1):
             sequence = Sequence(order, request(2, max_new), order, 0.0, 0)
             self.memory.admit(sequence, None, tokens)
@@ -176,13 +176,15 @@ class Books:
             self.batch.enter(sequence)
 
     def extended(self) -> list[int]:
-        return [row.sequence for row in growth.extend(self.batch, self.memory, self.limits)]
+        return [
+            row.sequence for row in preemption.extend_blocks(self.batch, self.memory, self.limits)
+        ]
 
     def victims(self, *dropped: int) -> list[int]:
         members = [self.batch.members[id] for id in dropped]
         for sequence in members:
             self.batch.leave(sequence)
-        return [s.id for s in growth.victims(self.batch, self.memory, self.limits, members)]
+        return [s.id for s in preemption.victims(self.batch, self.memory, self.limits, members)]
 
 
 def test_the_oldest_is_served_first() -> None:

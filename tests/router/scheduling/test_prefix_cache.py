@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.router.scheduling.harness import Pair, expected, limits, request
+from tests.router.scheduling.model_shard import ModelShard
 from tgi_trio.ipc.messages import Fault, SamplingParameters
 from tgi_trio.router.scheduling.prefix_cache import Node, PrefixCache
 
@@ -248,6 +249,35 @@ def test_prompt_logprobs_neither_read_nor_write() -> None:
     assert pair.scheduler.cached_blocks == 0
     serve(pair, 2, 9)
     assert serve(pair, 3, 9, sampling=wanting) == 0
+
+
+@pytest.mark.parametrize("first", [0, 8])
+def test_coming_back_does_not_count_as_cached(first: int) -> None:
+    """Who was preempted finds its own tokens in the cache; its prompt was computed all the same."""
+    pair = cached(reserve=False, ask_ahead=2, grant_ahead=4, blocks=16)
+    if first:
+        serve(pair, 1, 9)
+    pair.scheduler.add(2, request(range(50, 59), 32), 0.0)
+    pair.scheduler.add(3, request(9, 32), 0.0)
+    told = set()
+    while not {2, 3} <= set(pair.finished):
+        pair.step()
+        told.add(pair.scheduler.cached_tokens(3))
+    assert pair.scheduler.counters["preempted"] > 0
+    assert pair.scheduler.counters["prefix_hit_tokens"] > first, "it did find something"
+    assert told - {0} == ({first} - {0}), "0 only when it has ended and is forgotten"
+
+
+def test_what_a_lost_shard_had_cached_is_counted_once() -> None:
+    pair = cached()
+    serve(pair, 1, 9)
+    pair.scheduler.add(2, request(9, 6), 0.0)
+    pair.step()
+    assert pair.scheduler.cached_tokens(2) == 8
+    assert pair.scheduler.shard_lost(pair.now) == []
+    pair.shard = ModelShard(pair.scheduler.limits.block_size)
+    pair.step()
+    assert pair.scheduler.cached_tokens(2) == 8
 
 
 def test_what_a_failed_sequence_computed_is_not_trusted() -> None:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.router.scheduling.harness import limits, request
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling import Prefill, Scheduler
-from tgi_trio.router.scheduling.lateness import Lateness
 from tgi_trio.router.scheduling.queue import WaitingQueue
 from tgi_trio.router.scheduling.sequence import Sequence
+from tgi_trio.router.scheduling.ttft import TtftTarget
 
 
 def admitted(scheduler: Scheduler, now: float = 0.0) -> list[int]:
@@ -21,7 +21,7 @@ def admitted(scheduler: Scheduler, now: float = 0.0) -> list[int]:
 
 @given(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 3)), max_size=30), st.randoms())
 def test_order_is_priority_then_started_then_arrival(wishes: list[tuple[int, int]], rng) -> None:
-    queue = WaitingQueue(limits(), Lateness(None))
+    queue = WaitingQueue(limits(), TtftTarget(None))
     sequences = []
     for arrival, (priority, order) in enumerate(wishes):
         sequence = Sequence(arrival, request(3, priority=priority), arrival, 0.0, 0)
@@ -115,10 +115,10 @@ def test_without_a_target_who_is_late_is_learned_from_how_long_prompts_take() ->
 
 
 def test_however_fast_prompts_are_nobody_is_late_at_once() -> None:
-    lateness = Lateness(None)
-    lateness.note(0.001)
-    assert lateness.longest_wait == 0.5
-    assert Lateness(3.0).longest_wait == 1.5
+    ttft_target = TtftTarget(None)
+    ttft_target.note(0.001)
+    assert ttft_target.longest_wait == 0.5
+    assert TtftTarget(3.0).longest_wait == 1.5
 
 
 @pytest.mark.parametrize("kind", ["late", "of low priority"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import tgi_trio.router
-from tgi_trio.router.metrics import METRICS, Histogram, Metrics, as_markdown, bucket_sets
+from tgi_trio.router.telemetry.metrics import METRICS, Histogram, Metrics, as_markdown, bucket_sets
 
 TGI_NAMES = (
     "tgi_request_count",
@@ -199,7 +199,7 @@ def test_every_metric_is_fed_by_something() -> None:
 
 
 def test_tgis_metrics_that_are_missing_are_listed_with_a_reason() -> None:
-    compat = (Path(__file__).parents[2] / "docs" / "tgi-compat.md").read_text()
+    compat = (Path(__file__).parents[3] / "docs" / "tgi-compat.md").read_text()
     ours = {metric.name for metric in METRICS}
     for name in ("concat_duration", "filter_duration", "total_tokens"):
         assert f"tgi_batch_{name}" not in ours

@@ -9,8 +9,8 @@ import trio
 
 from tests.router.scheduling.harness import limits, request
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.router.schedule_recorder import ScheduleRecorder
 from tgi_trio.router.scheduling.trace import replay
+from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
 
 
 async def record(path: Path, requests: int, **bounds: int) -> None:

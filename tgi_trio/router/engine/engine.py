@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
 
 from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
-from tgi_trio.ipc.frames import Finish, Kind
+from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import StepReport, decode_faults, decode_step
-from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.engine.shard_link import ShardLink
+from tgi_trio.router.engine.stream import StreamEnd, TokenStream
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
 from tgi_trio.router.scheduling.scheduler import (
     Prefill,
@@ -26,8 +27,7 @@ from tgi_trio.router.scheduling.scheduler import (
     Scheduler,
     SchedulingLimits,
 )
-from tgi_trio.router.shard_link import ShardLink
-from tgi_trio.router.stream import End, TokenStream
+from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.tokenizer import Tokenizer
 
@@ -47,11 +47,10 @@ COUNTERS = {
 }
 
 _FAILURE = "tgi_batch_inference_failure"
-_REASONS = {Finish.LENGTH: FinishReason.LENGTH, Finish.EOS: FinishReason.EOS_TOKEN}
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmissionLimits:
     """How much the engine lets in."""
 
     max_concurrent_requests: int
@@ -63,7 +62,7 @@ class Engine:
 
     def __init__(
         self,
-        admission: Admission,
+        admission: AdmissionLimits,
         limits: SchedulingLimits,
         tokenizer: Tokenizer,
         metrics: Metrics,
@@ -101,7 +100,6 @@ class Engine:
         if self._draining:
             raise Draining("the server is shutting down and takes no new requests")
         if self._permits + count > self._admission.max_concurrent_requests:
-            self._metrics.inc("tgi_request_failure", err="overloaded")
             raise Overloaded(retry_after=self._admission.retry_after)
         self._permits += count
         try:
@@ -162,7 +160,7 @@ class Engine:
     def draining(self) -> bool:
         return self._draining
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Wait until every permit has been returned after `drain`."""
         await self._idle.wait()
 
@@ -261,13 +259,15 @@ class Engine:
             if taken == FRAMES_PER_TURN:
                 break
         self._dispatch()
-        delivered = 0
+        # One moment for all of a group: a time of its own for each stream would have to be fetched
+        # from memory, stream by stream, when the next step replaces it.
+        delivered, now = 0, self._clock()
         for id, progress_list in news.items():
-            self._deliver(id, progress_list)
+            self._deliver(id, progress_list, now)
             delivered += len(progress_list)
             if delivered >= FAN_OUT:
-                delivered = 0
                 await trio.lowlevel.checkpoint()
+                delivered, now = 0, self._clock()
         self._dispatch()  # stop strings may have made room
 
     def _note_start(self, id: int) -> None:
@@ -277,55 +277,52 @@ class Engine:
             stream.timings.started = sequence.started
             stream.cached_tokens = sequence.cached
 
-    def _deliver(self, id: int, progress_list: list[Progress]) -> None:
+    def _deliver(self, id: int, progress_list: list[Progress], now: float) -> None:
         stream = self._streams.get(id)
         if stream is None:  # left during this fan-out
             return
-        now = self._clock()
-        timings, output = stream.timings, stream.output
         tokens: list[Token] = []
         reason: FinishReason | None = None
         for progress in progress_list:
-            stream.prompt_logprobs += progress.prompt_logprobs
-            stream.prompt_tops += progress.prompt_tops
-            for i, token_id in enumerate(progress.token_ids):
-                top = progress.tops[i] if progress.tops else ()
-                tokens.append(output.push(token_id, progress.logprobs[i], top))
-                if output.stopped:
-                    reason = FinishReason.STOP_SEQUENCE
-                    break
-            if progress.finish and (reason is None or progress.finish == Finish.LENGTH):
-                reason = _REASONS[Finish(progress.finish)]
+            reason = stream.take(progress, tokens)
             if reason is not None:
                 break
         if tokens:
-            self._observe_tokens(timings, len(tokens), now)
+            self._observe_tokens(stream.timings, len(tokens), now)
         if reason is None:
             if tokens:
                 stream.deliver(tokens, None)
             return
         if reason is FinishReason.STOP_SEQUENCE:
             self.scheduler.finish(id, now)
-        self._end(id, tokens, self._outcome(stream, reason, stream.generated + len(tokens)))
+        self._end(id, tokens, self._outcome(stream, reason, tokens))
 
-    def _outcome(self, stream: TokenStream, reason: FinishReason, generated: int) -> Outcome:
+    def _outcome(
+        self, stream: TokenStream, reason: FinishReason, tokens: Sequence[Token]
+    ) -> Outcome:
+        """Return how a generation ended, with the last of its tokens."""
         request = stream.request
+        matched: str | int | None = None
+        if reason is FinishReason.STOP_SEQUENCE:
+            matched = stream.output.matched
+        elif reason is FinishReason.EOS_TOKEN and tokens:
+            matched = tokens[-1].id
         tail = stream.output.finish()
         return Outcome(
             reason=reason,
             text=stream.output.generated_text,
-            generated_tokens=generated,
+            generated_tokens=stream.generated + len(tokens),
             prompt_tokens=len(request.prompt_ids),
             cached_tokens=stream.cached_tokens,
             seed=request.sampling.seed if request.sampling.sample else None,
             tail=tail,
+            matched=matched,
             prompt_logprobs=tuple(stream.prompt_logprobs),
             prompt_tops=tuple(stream.prompt_tops),
         )
 
     def _fail(self, id: int, message: str) -> None:
         """The shard gave this sequence up; the others go on."""
-        self._metrics.inc("tgi_request_failure", err="generation")
         self._end(id, [], GenerationError(message))
 
     def _end(self, id: int, tokens: list[Token], end: Outcome | BaseException) -> None:
@@ -335,10 +332,11 @@ class Engine:
             return
         stream.timings.finished = self._clock()
         stream.deliver(tokens, end)
-        if stream.end is End.FINISHED:
+        if stream.end is StreamEnd.FINISHED:
             self._metrics.inc("tgi_request_finished")
         else:
             self._metrics.inc("tgi_request_failed")
+            self._metrics.inc("tgi_request_failure", err="generation")
 
     # ---- metrics ----------------------------------------------------------------------------
 

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
 
 from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.interface import CommandChannel
 from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
-from tgi_trio.router.scheduling.commands import Command, Extend, Filter, Limits, Prefill
-
-
-class Endpoint(Protocol):
-    """The part of ipc's router end that a link uses."""
-
-    def try_send(self, payload: bytes) -> bool: ...
-    def try_receive(self) -> memoryview | None: ...
-    def release(self) -> None: ...
-    async def wait(self) -> None: ...
+from tgi_trio.router.scheduling.shard_commands import Command, Extend, Filter, Limits, Prefill
 
 
 def encode_command(command: Command) -> bytes:
@@ -41,7 +32,7 @@ class ShardLink:
     (`max_batch_prefill_tokens`), so it needs no bound of its own.
     """
 
-    def __init__(self, end: Endpoint) -> None:
+    def __init__(self, end: CommandChannel) -> None:
         self._end = end
         self._backlog: deque[bytes] = deque()
 

@@ -15,13 +15,17 @@ from typing import Self
 import trio
 
 from tgi_trio.errors import GenerationError
-from tgi_trio.router.request import Outcome, Request, Timings, Token
+from tgi_trio.ipc.frames import Finish
+from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
+from tgi_trio.router.scheduling.shard_commands import Progress
 from tgi_trio.router.text.output import OutputText
+
+_REASONS = {Finish.LENGTH: FinishReason.LENGTH, Finish.EOS: FinishReason.EOS_TOKEN}
 
 Sink = Callable[[list[Token], Outcome | BaseException | None], None]
 
 
-class End(enum.Enum):
+class StreamEnd(enum.Enum):
     """The terminal states of an accepted request: accepted = finished + cancelled + failed."""
 
     FINISHED = "finished"
@@ -31,6 +35,24 @@ class End(enum.Enum):
 
 class TokenStream:
     """Tokens of one request. Iterate it, or `attach` a sink that the engine calls at each step."""
+
+    __slots__ = (
+        "_failure",
+        "_leave",
+        "_news",
+        "_outcome",
+        "_pending",
+        "_sink",
+        "cached_tokens",
+        "end",
+        "generated",
+        "id",
+        "output",
+        "prompt_logprobs",
+        "prompt_tops",
+        "request",
+        "timings",
+    )
 
     def __init__(
         self,
@@ -45,7 +67,7 @@ class TokenStream:
         self.request = request
         self.output = output  # text state; only the engine pushes into it
         self.timings = timings
-        self.end: End | None = None
+        self.end: StreamEnd | None = None
         self.prompt_logprobs: list[float] = []  # set by the engine as the prefill reports them
         self.prompt_tops: list[
             Sequence[tuple[int, float]]
@@ -107,13 +129,32 @@ class TokenStream:
                 raise self._failure
             return
 
+    def take(self, progress: Progress, tokens: list[Token]) -> FinishReason | None:
+        """Append a step's tokens, up to the one that ends the generation; return why it does.
+
+        As if each had come in a step of its own: what the shard says of a row's end is true of its
+        last token. So a stop string that is complete before that one counts, and one that is
+        complete with it does not (TGI's order: length, EOS, stop strings). Called by the engine
+        only.
+        """
+        self.prompt_logprobs += progress.prompt_logprobs
+        self.prompt_tops += progress.prompt_tops
+        output, finish, last = self.output, progress.finish, len(progress.token_ids) - 1
+        for i, token_id in enumerate(progress.token_ids):
+            top = progress.tops[i] if progress.tops else ()
+            end = finish if i == last else Finish.NONE
+            tokens.append(output.push(token_id, progress.logprobs[i], top, end is Finish.EOS))
+            if output.stopped and not end:
+                return FinishReason.STOP_SEQUENCE
+        return _REASONS[finish] if finish else None
+
     def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
         """Hand over tokens and perhaps the end. Called by the engine only."""
         self.generated += len(tokens)
         if isinstance(end, BaseException):
-            self.end, self._failure = End.FAILED, end
+            self.end, self._failure = StreamEnd.FAILED, end
         elif end is not None:
-            self.end, self._outcome = End.FINISHED, end
+            self.end, self._outcome = StreamEnd.FINISHED, end
         if self._sink is not None:
             self._sink(tokens, end)
             return
@@ -122,6 +163,6 @@ class TokenStream:
 
     def cancel(self) -> None:
         """Mark the stream as left by its client. Called by the engine only."""
-        self.end = End.CANCELLED
+        self.end = StreamEnd.CANCELLED
         self._failure = GenerationError("the client has left")
         self._news.set()

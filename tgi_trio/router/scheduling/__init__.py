@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from tgi_trio.router.scheduling.commands import Command, Extend, Filter, Limits, Prefill, Progress
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
+from tgi_trio.router.scheduling.shard_commands import (
+    Command,
+    Extend,
+    Filter,
+    Limits,
+    Prefill,
+    Progress,
+)
 
 __all__ = [
     "Command",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import enum
 
-from tgi_trio.router.scheduling.batch import Batch
 from tgi_trio.router.scheduling.isolation import Isolation
+from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.limits import SchedulingLimits
-from tgi_trio.router.scheduling.memory import KvMemory
 from tgi_trio.router.scheduling.queue import WaitingQueue
+from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
 
 
-class Verdict(enum.Enum):
+class AdmissionVerdict(enum.Enum):
     """Whether a waiting sequence can go to the shard now."""
 
     ADMITTED = "admitted"
@@ -28,7 +28,7 @@ class Admission:
         self,
         limits: SchedulingLimits,
         queue: WaitingQueue,
-        batch: Batch,
+        batch: RunningBatch,
         memory: KvMemory,
         isolation: Isolation,
     ) -> None:
@@ -70,10 +70,10 @@ class Admission:
                 held_back += 1
                 continue
             if room <= sequence.short_at:
-                verdict = Verdict.NO_ROOM  # as before: not worth a try
+                verdict = AdmissionVerdict.NO_ROOM  # as before: not worth a try
             else:
                 verdict = self._try(sequence, room, without_turn)
-            if verdict is Verdict.ADMITTED:
+            if verdict is AdmissionVerdict.ADMITTED:
                 queue.admit(sequence)
                 batch.enter(sequence)
                 admitted.append(sequence)
@@ -83,15 +83,15 @@ class Admission:
                 room = self._available
             else:
                 passed += 1
-                if verdict is Verdict.NO_ROOM:
+                if verdict is AdmissionVerdict.NO_ROOM:
                     without_room.append(sequence)
                     if sequence.skipped > skips:
                         skips = sequence.skipped
-                elif verdict is Verdict.NOT_ITS_TURN:
+                elif verdict is AdmissionVerdict.NOT_ITS_TURN:
                     without_turn.append(sequence)
             if passed > skip_limit or skips >= skip_limit:
                 break
-            if verdict is not Verdict.NO_ROOM:
+            if verdict is not AdmissionVerdict.NO_ROOM:
                 anyone_has_turn = batch.has_turn(1, without_turn)
                 if not anyone_has_turn or places == 0 or batch.is_full:
                     break
@@ -109,16 +109,18 @@ class Admission:
         headroom = 0 if self._limits.reserve else len(self._batch)
         return self._memory.available - headroom
 
-    def _try(self, sequence: Sequence, available: int, without_turn: list[Sequence]) -> Verdict:
+    def _try(
+        self, sequence: Sequence, available: int, without_turn: list[Sequence]
+    ) -> AdmissionVerdict:
         """Grant `sequence` its blocks if it can go now; `available` are to be had."""
         limits, memory = self._limits, self._memory
         match = memory.match(sequence)
         if match is not None and match.claimed:
-            return Verdict.SHARES_SOON
+            return AdmissionVerdict.SHARES_SOON
         tokens = sequence.length
         cached = len(match.blocks) * limits.block_size if match else 0
         if not self._batch.has_turn(tokens - cached, without_turn):
-            return Verdict.NOT_ITS_TURN
+            return AdmissionVerdict.NOT_ITS_TURN
         # Growth went first: when a member still lacks a block, none is available here.
         wanted = sequence.need
         if not limits.reserve:
@@ -128,10 +130,10 @@ class Admission:
             # A look at every block that comes back would cost more than it finds, and to wait for
             # all of them is too long: others may compute meanwhile what it starts with.
             sequence.short_at = available + lacking // 2
-            return Verdict.NO_ROOM
+            return AdmissionVerdict.NO_ROOM
         memory.admit(sequence, match, wanted)
         sequence.short_at = -1
-        return Verdict.ADMITTED
+        return AdmissionVerdict.ADMITTED
 
 
 def _passes(sequence: Sequence, without_room: list[Sequence], without_turn: list[Sequence]) -> None:

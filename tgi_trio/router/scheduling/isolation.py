@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from tgi_trio.router.scheduling.lifecycle import HELD, State
+from tgi_trio.router.scheduling.lifecycle import HELD, SequenceState
 from tgi_trio.router.scheduling.sequence import Sequence
 
 DEATHS: Final = 3  # of the shard, without getting further in between, that convict a sequence
@@ -35,7 +35,7 @@ class Isolation:
     def lost(self, held: Iterable[Sequence]) -> Sequence | None:
         """The shard has died with `held` on it; returns the culprit once it is known."""
         for sequence in self._suspects.values():
-            if sequence.state is State.WAITING:
+            if sequence.state is SequenceState.WAITING:
                 sequence.deaths = 0  # it was somebody else
         self._suspects.clear()
         self.explained = False
@@ -63,7 +63,7 @@ class Isolation:
             return None
         for sequence in list(self._suspects.values()):
             further = len(sequence.emitted) >= sequence.emitted_at_death + TOKENS
-            if further or sequence.state is State.FINISHED:
+            if further or sequence.state is SequenceState.FINISHED:
                 del self._suspects[sequence.id]
         if not self._suspects:
             return None

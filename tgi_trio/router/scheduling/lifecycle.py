@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping
 
 
-class State(enum.Enum):
+class SequenceState(enum.Enum):
     """Where a sequence stands."""
 
     WAITING = "waiting"  # in the queue; owns no block
@@ -38,44 +38,51 @@ class Event(enum.Enum):
     __hash__ = object.__hash__
 
 
-TRANSITIONS: Mapping[tuple[State, Event], State] = {
-    (State.WAITING, Event.ADMIT): State.PREFILLING,
-    (State.WAITING, Event.LEAVE): State.FINISHED,
-    (State.PREFILLING, Event.COMPUTE): State.RUNNING,
-    (State.PREFILLING, Event.LEAVE): State.LEAVING,
-    (State.PREFILLING, Event.PREEMPT): State.PREEMPTED,
-    (State.PREFILLING, Event.FAIL): State.FINISHED,
-    (State.PREFILLING, Event.LOSE): State.WAITING,
-    (State.RUNNING, Event.END): State.FINISHED,
-    (State.RUNNING, Event.LEAVE): State.LEAVING,
-    (State.RUNNING, Event.PREEMPT): State.PREEMPTED,
-    (State.RUNNING, Event.FAIL): State.FINISHED,
-    (State.RUNNING, Event.LOSE): State.WAITING,
-    (State.PREEMPTED, Event.ACKNOWLEDGE): State.WAITING,
-    (State.PREEMPTED, Event.END): State.FINISHED,
-    (State.PREEMPTED, Event.LEAVE): State.LEAVING,
-    (State.PREEMPTED, Event.FAIL): State.FINISHED,
-    (State.PREEMPTED, Event.LOSE): State.WAITING,
-    (State.LEAVING, Event.ACKNOWLEDGE): State.FINISHED,
-    (State.LEAVING, Event.END): State.FINISHED,
-    (State.LEAVING, Event.FAIL): State.FINISHED,
-    (State.LEAVING, Event.LOSE): State.FINISHED,
+TRANSITIONS: Mapping[tuple[SequenceState, Event], SequenceState] = {
+    (SequenceState.WAITING, Event.ADMIT): SequenceState.PREFILLING,
+    (SequenceState.WAITING, Event.LEAVE): SequenceState.FINISHED,
+    (SequenceState.PREFILLING, Event.COMPUTE): SequenceState.RUNNING,
+    (SequenceState.PREFILLING, Event.LEAVE): SequenceState.LEAVING,
+    (SequenceState.PREFILLING, Event.PREEMPT): SequenceState.PREEMPTED,
+    (SequenceState.PREFILLING, Event.FAIL): SequenceState.FINISHED,
+    (SequenceState.PREFILLING, Event.LOSE): SequenceState.WAITING,
+    (SequenceState.RUNNING, Event.END): SequenceState.FINISHED,
+    (SequenceState.RUNNING, Event.LEAVE): SequenceState.LEAVING,
+    (SequenceState.RUNNING, Event.PREEMPT): SequenceState.PREEMPTED,
+    (SequenceState.RUNNING, Event.FAIL): SequenceState.FINISHED,
+    (SequenceState.RUNNING, Event.LOSE): SequenceState.WAITING,
+    (SequenceState.PREEMPTED, Event.ACKNOWLEDGE): SequenceState.WAITING,
+    (SequenceState.PREEMPTED, Event.END): SequenceState.FINISHED,
+    (SequenceState.PREEMPTED, Event.LEAVE): SequenceState.LEAVING,
+    (SequenceState.PREEMPTED, Event.FAIL): SequenceState.FINISHED,
+    (SequenceState.PREEMPTED, Event.LOSE): SequenceState.WAITING,
+    (SequenceState.LEAVING, Event.ACKNOWLEDGE): SequenceState.FINISHED,
+    (SequenceState.LEAVING, Event.END): SequenceState.FINISHED,
+    (SequenceState.LEAVING, Event.FAIL): SequenceState.FINISHED,
+    (SequenceState.LEAVING, Event.LOSE): SequenceState.FINISHED,
 }
 
 #: States in which the shard may know the sequence and its blocks may be touched by a step.
-HELD = frozenset({State.PREFILLING, State.RUNNING, State.PREEMPTED, State.LEAVING})
+HELD = frozenset(
+    {
+        SequenceState.PREFILLING,
+        SequenceState.RUNNING,
+        SequenceState.PREEMPTED,
+        SequenceState.LEAVING,
+    }
+)
 
 
 class IllegalTransition(Exception):
     """A bug of ours: an event came in a state that has no row for it."""
 
-    def __init__(self, state: State, event: Event) -> None:
+    def __init__(self, state: SequenceState, event: Event) -> None:
         super().__init__(f"a sequence that is {state.name} cannot {event.name}")
         self.state = state
         self.event = event
 
 
-def following(state: State, event: Event) -> State:
+def following(state: SequenceState, event: Event) -> SequenceState:
     """Return the state after `event`; raises IllegalTransition."""
     try:
         return TRANSITIONS[state, event]
@@ -90,7 +97,7 @@ def markdown() -> str:
         "| | " + " | ".join(event.name for event in events) + " |",
         "|---" * (len(events) + 1) + "|",
     ]
-    for state in State:
+    for state in SequenceState:
         cells = [TRANSITIONS.get((state, event)) for event in events]
         names = " | ".join(cell.name if cell else "–" for cell in cells)  # noqa: RUF001
         lines.append(f"| **{state.name}** | {names} |")
@@ -99,8 +106,8 @@ def markdown() -> str:
 
 def mermaid() -> str:
     """Return the table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.WAITING.name}"]
+    lines = ["stateDiagram-v2", f"    [*] --> {SequenceState.WAITING.name}"]
     for (state, event), target in TRANSITIONS.items():
         lines.append(f"    {state.name} --> {target.name}: {event.value}")
-    lines.append(f"    {State.FINISHED.name} --> [*]")
+    lines.append(f"    {SequenceState.FINISHED.name} --> [*]")
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from tgi_trio.router.scheduling.sequence import Sequence
 
 
-class Departures:
+class PendingFrees:
     """LEAVING and PREEMPTED sequences and the FILTERs that name them."""
 
     def __init__(self) -> None:

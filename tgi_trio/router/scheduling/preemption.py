@@ -14,15 +14,17 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from tgi_trio.ipc.messages import ExtendRow
-from tgi_trio.router.scheduling.batch import Batch
+from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.limits import SchedulingLimits
-from tgi_trio.router.scheduling.memory import KvMemory
+from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
 
 seniority = attrgetter("priority", "order")  # the youngest has most of it
 
 
-def extend(batch: Batch, memory: KvMemory, limits: SchedulingLimits) -> list[ExtendRow]:
+def extend_blocks(
+    batch: RunningBatch, memory: KvMemory, limits: SchedulingLimits
+) -> list[ExtendRow]:
     """Grant blocks to members that near the end of theirs, oldest first."""
     rows = []
     ahead = limits.grant_tokens
@@ -41,7 +43,7 @@ def extend(batch: Batch, memory: KvMemory, limits: SchedulingLimits) -> list[Ext
 
 
 def victims(
-    batch: Batch, memory: KvMemory, limits: SchedulingLimits, dropped: Iterable[Sequence]
+    batch: RunningBatch, memory: KvMemory, limits: SchedulingLimits, dropped: Iterable[Sequence]
 ) -> list[Sequence]:
     """Return the members to push out so that all older ones that starve can go on.
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
-from tgi_trio.router.scheduling.lateness import Lateness
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.sequence import Rank, Sequence
+from tgi_trio.router.scheduling.ttft import TtftTarget
 
 Key: TypeAlias = tuple[int, int, int]
 
@@ -23,14 +23,14 @@ class WaitingQueue:
     That order is: those that are owed a turn; then by priority (lower is sooner), within it by
     `Rank`, within that by arrival, or by first admission for those that were on the shard before.
 
-    Who is late (`Lateness`) lets those go first that can still be in time.
+    Who is late (`TtftTarget`) lets those go first that can still be in time.
     Neither that nor priorities starve anyone: nobody is admitted more than `patience` admissions
     later than the order of arrival alone would have it (then a turn is owed).
     """
 
-    def __init__(self, limits: SchedulingLimits, lateness: Lateness) -> None:
+    def __init__(self, limits: SchedulingLimits, ttft_target: TtftTarget) -> None:
         self._limits = limits
-        self._lateness = lateness
+        self._ttft_target = ttft_target
         self._keys: list[Key] = []  # parallel to _sequences; sorted, no two alike
         self._sequences: list[Sequence] = []
         # By arrival: who was never on the shard and is owed no turn, and of those who is in time.
@@ -85,7 +85,7 @@ class WaitingQueue:
 
     def rank(self, now: float) -> None:
         """Move whoever is late by now, or owed a turn."""
-        late = now - self._lateness.longest_wait
+        late = now - self._ttft_target.longest_wait
         while self._in_time and (first := next(iter(self._in_time.values()))).queued < late:
             del self._in_time[first.id]
             self._move(first, Rank.LATE)

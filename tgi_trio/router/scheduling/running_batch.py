@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tgi_trio.router.scheduling.lifecycle import Event, State
+from tgi_trio.router.scheduling.kv_memory import KvMemory
+from tgi_trio.router.scheduling.lifecycle import Event, SequenceState
 from tgi_trio.router.scheduling.limits import SchedulingLimits
-from tgi_trio.router.scheduling.memory import KvMemory
 from tgi_trio.router.scheduling.sequence import NEVER, Sequence
 
 
-class Batch:
+class RunningBatch:
     """Sequences that are PREFILLING or RUNNING."""
 
     def __init__(self, limits: SchedulingLimits, memory: KvMemory) -> None:
@@ -120,7 +120,7 @@ class Batch:
 
     def check(self) -> None:
         """Raise AssertionError when the accounting is wrong."""
-        prefilling = {s.id for s in self.members.values() if s.state is State.PREFILLING}
+        prefilling = {s.id for s in self.members.values() if s.state is SequenceState.PREFILLING}
         if prefilling != self.prefilling.keys():
             raise AssertionError(f"{prefilling} prefill, {list(self.prefilling)} are noted")
         if self.running.keys() != self.members.keys() - prefilling:
@@ -131,7 +131,7 @@ class Batch:
         if pending != self.pending_tokens:
             raise AssertionError(f"{pending} tokens are pending, {self.pending_tokens} counted")
         for sequence in self.members.values():
-            if sequence.state not in (State.PREFILLING, State.RUNNING):
+            if sequence.state not in (SequenceState.PREFILLING, SequenceState.RUNNING):
                 raise AssertionError(f"{sequence} is a member of the batch")
             if sequence.computed >= sequence.extend_at and sequence.id not in self.starving:
                 raise AssertionError(f"{sequence} runs out of blocks and nobody knows")

@@ -15,10 +15,17 @@ from heapq import heappop, heappush
 from tgi_trio.errors import Overloaded, ValidationError
 from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
 from tgi_trio.router.request import Request
-from tgi_trio.router.scheduling import growth
+from tgi_trio.router.scheduling import preemption
 from tgi_trio.router.scheduling.admission import Admission
-from tgi_trio.router.scheduling.batch import Batch
-from tgi_trio.router.scheduling.commands import (
+from tgi_trio.router.scheduling.isolation import Isolation
+from tgi_trio.router.scheduling.kv_memory import KvMemory
+from tgi_trio.router.scheduling.lifecycle import HELD, Event, SequenceState
+from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.queue import WaitingQueue
+from tgi_trio.router.scheduling.running_batch import RunningBatch
+from tgi_trio.router.scheduling.sequence import Sequence
+from tgi_trio.router.scheduling.sequence_table import SequenceTable
+from tgi_trio.router.scheduling.shard_commands import (
     Command,
     Extend,
     Filter,
@@ -27,16 +34,9 @@ from tgi_trio.router.scheduling.commands import (
     Progress,
     prefills,
 )
-from tgi_trio.router.scheduling.isolation import Isolation
-from tgi_trio.router.scheduling.lateness import Lateness
-from tgi_trio.router.scheduling.lifecycle import HELD, Event, State
-from tgi_trio.router.scheduling.limits import SchedulingLimits
-from tgi_trio.router.scheduling.memory import KvMemory
-from tgi_trio.router.scheduling.pace import DrainRate, Pace
-from tgi_trio.router.scheduling.queue import WaitingQueue
-from tgi_trio.router.scheduling.reports import Reports
-from tgi_trio.router.scheduling.roster import Roster
-from tgi_trio.router.scheduling.sequence import Sequence
+from tgi_trio.router.scheduling.step_budget import DrainRate, StepBudget
+from tgi_trio.router.scheduling.step_reports import StepReports
+from tgi_trio.router.scheduling.ttft import TtftTarget
 
 __all__ = [
     "Command",
@@ -56,13 +56,13 @@ class Scheduler:
     def __init__(self, limits: SchedulingLimits) -> None:
         self.limits = limits
         self._memory = KvMemory(limits.usable_blocks, limits.block_size, limits.prefix_caching)
-        self._lateness = Lateness(limits.target_ttft)
-        self._queue = WaitingQueue(limits, self._lateness)
-        self._batch = Batch(limits, self._memory)
-        self._roster = Roster(self._queue, self._batch, self._memory)
+        self._ttft_target = TtftTarget(limits.target_ttft)
+        self._queue = WaitingQueue(limits, self._ttft_target)
+        self._batch = RunningBatch(limits, self._memory)
+        self._sequence_table = SequenceTable(self._queue, self._batch, self._memory)
         self._isolation = Isolation()
         self._admission = Admission(limits, self._queue, self._batch, self._memory, self._isolation)
-        self._pace = Pace(limits)
+        self._step_budget = StepBudget(limits)
         self._drain = DrainRate()
         self._deadlines: list[tuple[float, int]] = []  # heap; entries of ended ones go lazily
         self._arrivals = 0
@@ -72,7 +72,9 @@ class Scheduler:
         # added, admitted, finished, failed, expired, overloaded, refused_deadline, preempted,
         # replayed, aborted_<state>; in tokens: prefill_tokens, prefix_hit_tokens.
         self.counters: Counter[str] = Counter()
-        self._reports = Reports(self._roster, self._batch, self._lateness, self.counters)
+        self._reports = StepReports(
+            self._sequence_table, self._batch, self._ttft_target, self.counters
+        )
 
     # -- what happened -------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class Scheduler:
         through), ValueError when the id is in use.
         """
         limits, queued = self.limits, self._queue.tokens
-        if sequence_id in self._roster.living:
+        if sequence_id in self._sequence_table.living:
             raise ValueError(f"sequence {sequence_id} is known already")
         sequence = Sequence(sequence_id, request, self._arrivals, now, limits.speculate)
         if self._memory.blocks_for(sequence.need) > self._memory.total:
@@ -108,7 +110,7 @@ class Scheduler:
                 )
             heappush(self._deadlines, (sequence.deadline, sequence_id))
         self._arrivals += 1
-        self._roster.enter(sequence)
+        self._sequence_table.enter(sequence)
         self.counters["added"] += 1
 
     def abort(self, sequence_id: int, now: float) -> bool:
@@ -117,7 +119,7 @@ class Scheduler:
         Idempotent. Queued: gone at once. On the shard: it is named in the next FILTER, and its
         blocks are free once that is acknowledged.
         """
-        sequence = self._roster.listening(sequence_id)
+        sequence = self._sequence_table.listening(sequence_id)
         if sequence is None:
             return False
         self._abort(sequence)
@@ -125,15 +127,15 @@ class Scheduler:
 
     def _abort(self, sequence: Sequence) -> None:
         self.counters[f"aborted_{sequence.state.value}"] += 1
-        self._roster.leave(sequence)
+        self._sequence_table.leave(sequence)
 
     def finish(self, sequence_id: int, now: float) -> None:
         """End a sequence that is complete (a stop string was hit); as abort, counted as success."""
-        sequence = self._roster.listening(sequence_id)
+        sequence = self._sequence_table.listening(sequence_id)
         if sequence is None:
             return
         self.counters["finished"] += 1
-        self._roster.leave(sequence)
+        self._sequence_table.leave(sequence)
 
     def expire(self, now: float) -> list[int]:
         """Abort and return the sequences whose deadline has passed."""
@@ -141,29 +143,29 @@ class Scheduler:
         while (deadline := self.next_deadline) is not None and deadline <= now:
             _, sequence_id = heappop(self._deadlines)
             self.counters["expired"] += 1
-            self._abort(self._roster.living[sequence_id])
+            self._abort(self._sequence_table.living[sequence_id])
             expired.append(sequence_id)
         return expired
 
     def commit(self, step: StepReport, now: float) -> list[Progress]:
         """Take in what a step did: progress of every row whose client still listens."""
-        self._roster.ended.clear()
-        self._roster.acknowledge(step.acknowledged)
-        self._pace.observe(step)
-        return self._reports.take_in(step, now)
+        self._sequence_table.ended.clear()
+        self._sequence_table.acknowledge(step.acknowledged)
+        self._step_budget.observe(step)
+        return self._reports.apply_step(step, now)
 
     def fault(self, faults: list[Fault], acknowledged: int, now: float) -> list[int]:
         """Drop sequences that failed alone; returns those whose client is to be told."""
-        self._roster.acknowledge(acknowledged)
+        self._sequence_table.acknowledge(acknowledged)
         failed = []
         for fault in faults:
-            sequence = self._roster.living.get(fault.sequence)
+            sequence = self._sequence_table.living.get(fault.sequence)
             if sequence is None or sequence.state not in HELD:
                 continue
-            if sequence.state is not State.LEAVING:
+            if sequence.state is not SequenceState.LEAVING:
                 failed.append(sequence.id)
                 self.counters["failed"] += 1
-            self._roster.end(sequence, Event.FAIL, sound=False)
+            self._sequence_table.end(sequence, Event.FAIL, sound=False)
         return failed
 
     def shard_lost(self, now: float) -> list[int]:
@@ -172,14 +174,14 @@ class Scheduler:
         Returns the sequence that is found to have brought the shard down, if there is one: it has
         failed. `Isolation` says how it is found.
         """
-        self._pace = Pace(self.limits)
+        self._step_budget = StepBudget(self.limits)
         self._number = 0
         self._budget_sent = None
-        on_board = (State.PREFILLING, State.RUNNING)
-        living = self._roster.living.values()
+        on_board = (SequenceState.PREFILLING, SequenceState.RUNNING)
+        living = self._sequence_table.living.values()
         culprit = self._isolation.lost(s for s in living if s.state in on_board)
         self.counters["failed"] += culprit is not None
-        self.counters["replayed"] += self._roster.lose(culprit)
+        self.counters["replayed"] += self._sequence_table.lose(culprit)
         return [culprit.id] if culprit is not None else []
 
     # -- what to send --------------------------------------------------------------------------
@@ -188,13 +190,13 @@ class Scheduler:
         """Return the commands to send now, in order; empty when nothing changes."""
         extended = self._grow() if self._batch.starving else []
         commands: list[Command] = []
-        if self._roster.departures.owe_filter:
+        if self._sequence_table.pending_frees.owe_filter:
             number = self._next_number()
-            commands.append(Filter(number, self._roster.departures.name(number)))
+            commands.append(Filter(number, self._sequence_table.pending_frees.name(number)))
         if extended:
             commands.append(Extend(self._next_number(), extended))
         admitted = self._admit(now) if self._queue else []
-        budget = self._pace.budget(self._batch, self._admission.behind if self._queue else 0)
+        budget = self._step_budget.budget(self._batch, self._admission.behind if self._queue else 0)
         if budget != self._budget_sent:
             self._budget_sent = budget
             commands.append(Limits(self._next_number(), budget))
@@ -203,12 +205,12 @@ class Scheduler:
         return commands
 
     def _grow(self) -> list[ExtendRow]:
-        rows = growth.extend(self._batch, self._memory, self.limits)
+        rows = preemption.extend_blocks(self._batch, self._memory, self.limits)
         if self._batch.starving:
-            dropped = self._roster.departures.members
-            for victim in growth.victims(self._batch, self._memory, self.limits, dropped):
+            dropped = self._sequence_table.pending_frees.members
+            for victim in preemption.victims(self._batch, self._memory, self.limits, dropped):
                 self.counters["preempted"] += 1
-                self._roster.drop(victim, Event.PREEMPT)
+                self._sequence_table.drop(victim, Event.PREEMPT)
         return rows
 
     def _admit(self, now: float) -> list[Sequence]:
@@ -235,7 +237,9 @@ class Scheduler:
 
     def find(self, sequence_id: int) -> Sequence | None:
         """Return a sequence that lives or has ended since the last commit."""
-        return self._roster.living.get(sequence_id) or self._roster.ended.get(sequence_id)
+        return self._sequence_table.living.get(sequence_id) or self._sequence_table.ended.get(
+            sequence_id
+        )
 
     def cached_tokens(self, sequence_id: int) -> int:
         """Return how many prompt tokens came from the prefix cache."""
@@ -252,7 +256,7 @@ class Scheduler:
         """When `expire` has something to do next."""
         heap = self._deadlines
         while heap:
-            if self._roster.listening(heap[0][1]) is not None:
+            if self._sequence_table.listening(heap[0][1]) is not None:
                 return heap[0][0]
             heappop(heap)
         return None
@@ -300,5 +304,5 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError when any invariant is broken. For tests and idle moments."""
-        self._roster.check()
-        self._isolation.check(self._roster.living.values())
+        self._sequence_table.check()
+        self._isolation.check(self._sequence_table.living.values())

@@ -10,7 +10,7 @@ import numpy as np
 
 from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters
 from tgi_trio.router.request import Request
-from tgi_trio.router.scheduling.lifecycle import Event, State, following
+from tgi_trio.router.scheduling.lifecycle import Event, SequenceState, following
 from tgi_trio.router.scheduling.prefix_cache import Namespace, Node
 
 NEVER = 1 << 62  # a token count no sequence reaches
@@ -65,7 +65,7 @@ class Sequence:
     def __init__(self, id: int, request: Request, arrival: int, now: float, speculate: int) -> None:
         self.id = id
         self.request = request
-        self.state = State.WAITING
+        self.state = SequenceState.WAITING
         self.priority = request.priority
         self.arrival = arrival  # number in order of arrival
         self.order = 0  # number in order of first admission, from 1; kept over preemptions

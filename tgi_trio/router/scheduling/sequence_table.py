@@ -1,28 +1,28 @@
 """Every sequence, from its arrival to its end: whoever changes state changes its place here.
 
 A sequence that is dropped keeps its blocks until a step acknowledges the FILTER that names it
-(`Departures`). Before that, a step may still write into them.
+(`PendingFrees`). Before that, a step may still write into them.
 """
 
 from __future__ import annotations
 
-from tgi_trio.router.scheduling.batch import Batch
-from tgi_trio.router.scheduling.departures import Departures
 from tgi_trio.router.scheduling.invariants import check_states
-from tgi_trio.router.scheduling.lifecycle import Event, State
-from tgi_trio.router.scheduling.memory import KvMemory
+from tgi_trio.router.scheduling.kv_memory import KvMemory
+from tgi_trio.router.scheduling.lifecycle import Event, SequenceState
+from tgi_trio.router.scheduling.pending_frees import PendingFrees
 from tgi_trio.router.scheduling.queue import WaitingQueue
+from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
 
 
-class Roster:
+class SequenceTable:
     """All sequences, and moves of one sequence between queue, batch and departures."""
 
-    def __init__(self, queue: WaitingQueue, batch: Batch, memory: KvMemory) -> None:
+    def __init__(self, queue: WaitingQueue, batch: RunningBatch, memory: KvMemory) -> None:
         self._queue = queue
         self._batch = batch
         self._memory = memory
-        self.departures = Departures()
+        self.pending_frees = PendingFrees()
         self.living: dict[int, Sequence] = {}  # by id, all that have not finished
         self.ended: dict[int, Sequence] = {}  # finished since the last commit, for questions
 
@@ -34,15 +34,15 @@ class Roster:
     def listening(self, sequence_id: int) -> Sequence | None:
         """Return a sequence whose client still wants tokens."""
         sequence = self.living.get(sequence_id)
-        return None if sequence is None or sequence.state is State.LEAVING else sequence
+        return None if sequence is None or sequence.state is SequenceState.LEAVING else sequence
 
     def leave(self, sequence: Sequence) -> None:
         """Its client wants no more of it."""
-        if sequence.state is State.WAITING:
+        if sequence.state is SequenceState.WAITING:
             self._queue.remove(sequence)
             sequence.advance(Event.LEAVE)
             self._forget(sequence)
-        elif sequence.state is State.PREEMPTED:
+        elif sequence.state is SequenceState.PREEMPTED:
             sequence.advance(Event.LEAVE)  # its FILTER is on the way already
         else:
             self.drop(sequence, Event.LEAVE)
@@ -51,11 +51,11 @@ class Roster:
         """Have the shard drop a member of the batch; its blocks come back when it has."""
         self._batch.leave(sequence)
         sequence.advance(event)
-        self.departures.add(sequence)
+        self.pending_frees.add(sequence)
 
     def end(self, sequence: Sequence, event: Event, sound: bool = True) -> None:
         """The shard has dropped `sequence` by itself: its blocks are free at once."""
-        if not self.departures.discard(sequence):
+        if not self.pending_frees.discard(sequence):
             self._batch.leave(sequence)
         sequence.advance(event)
         self._memory.release(sequence, sound)
@@ -63,7 +63,7 @@ class Roster:
 
     def acknowledge(self, number: int) -> None:
         """Commands up to `number` are applied: what they dropped is touched no more."""
-        for sequence in self.departures.acknowledged(number):
+        for sequence in self.pending_frees.acknowledged(number):
             self._memory.release(sequence)
             sequence.advance(Event.ACKNOWLEDGE)
             self._settle(sequence)
@@ -72,10 +72,10 @@ class Roster:
         """The shard is gone: `culprit` fails, who was there else waits again; returns how many."""
         self._memory.clear()
         self._batch.clear()
-        self.departures.clear()
+        self.pending_frees.clear()
         again = 0
         for sequence in list(self.living.values()):
-            if sequence.state is State.WAITING:
+            if sequence.state is SequenceState.WAITING:
                 continue
             self._memory.forget(sequence)
             sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
@@ -84,7 +84,7 @@ class Roster:
 
     def _settle(self, sequence: Sequence) -> bool:
         """It has lost its place on the shard; returns whether it waits for another."""
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             self._forget(sequence)
             return False
         sequence.computed = 0
@@ -101,5 +101,5 @@ class Roster:
         self._queue.check()
         self._batch.check()
         self._memory.check(sequences)
-        self.departures.check()
-        check_states(sequences, self._queue, self._batch, self.departures)
+        self.pending_frees.check()
+        check_states(sequences, self._queue, self._batch, self.pending_frees)

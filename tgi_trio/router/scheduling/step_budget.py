@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.router.scheduling.batch import Batch
 from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tgi_trio.router.scheduling.running_batch import RunningBatch
 
 _ROUND = 16  # tokens; a budget that moves less is not worth a command
 _LEAST_SHARE = 16  # prompts always get at least this part of the token budget
@@ -13,7 +13,7 @@ _GROWTH = 1.25  # a share grows by this factor at most, from one step to the nex
 _MARGIN = 0.8  # of the allowed time is aimed at: steps of one size do not take the same time
 
 
-class Share:
+class PrefillShare:
     """How many prompt tokens fit into a step, learned from how long steps take."""
 
     def __init__(self, first: int, least: float, most: int) -> None:
@@ -33,7 +33,7 @@ class Share:
             self.tokens = max(self.tokens, grown)
 
 
-class Pace:
+class StepBudget:
     """The standing token budget of a step.
 
     Decode rows come first in every step; this decides how many prompt tokens may ride along.
@@ -53,8 +53,10 @@ class Pace:
         least = max(1.0, budget / _LEAST_SHARE)
         self._limits = limits
         self._decode_ns = 0.0  # of a step without prompts, moving average; 0: not known yet
-        self._calm = Share(budget, least, budget)
-        self._rush = Share(budget, least, max(budget, limits.max_batch_prefill_tokens))
+        self._unhurried = PrefillShare(budget, least, budget)
+        self._pressed_share = PrefillShare(
+            budget, least, max(budget, limits.max_batch_prefill_tokens)
+        )
         self._behind = 0  # requests that wait behind prompts
         self._waited = 0  # steps for which there have been any, since they were last let in
         self._budget = budget
@@ -71,10 +73,12 @@ class Pace:
         elif base:
             tokens, took = step.prefill_tokens, step.forward_ns
             calm = base * limits.stretch
-            self._calm.adapt(tokens, took, base, calm)
-            self._rush.adapt(tokens, took, base, max(calm, _MARGIN * 1e9 * limits.target_itl))
+            self._unhurried.adapt(tokens, took, base, calm)
+            self._pressed_share.adapt(
+                tokens, took, base, max(calm, _MARGIN * 1e9 * limits.target_itl)
+            )
 
-    def budget(self, batch: Batch, behind: int) -> int:
+    def budget(self, batch: RunningBatch, behind: int) -> int:
         """Return the tokens a step may compute now, while `behind` requests wait for prompts."""
         limits = self._limits
         self._behind = behind
@@ -83,7 +87,7 @@ class Pace:
         budget = limits.token_budget
         if batch.running and self._decode_ns:
             pressed = self._pressed(len(batch.running))
-            share = len(batch) + int((self._rush if pressed else self._calm).tokens)
+            share = len(batch) + int((self._pressed_share if pressed else self._unhurried).tokens)
             most = limits.max_batch_prefill_tokens if pressed else budget
             budget = min(most, -(-share // _ROUND) * _ROUND)
         self._budget = budget

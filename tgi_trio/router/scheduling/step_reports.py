@@ -6,34 +6,38 @@ from collections import Counter
 
 from tgi_trio.ipc.frames import Finish
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.router.scheduling.batch import Batch
-from tgi_trio.router.scheduling.commands import Progress, Top
-from tgi_trio.router.scheduling.lateness import Lateness
-from tgi_trio.router.scheduling.lifecycle import Event, State
-from tgi_trio.router.scheduling.roster import Roster
-from tgi_trio.router.scheduling.rows import (
+from tgi_trio.router.scheduling.lifecycle import Event, SequenceState
+from tgi_trio.router.scheduling.report_columns import (
     prompt_logprobs_per_row,
     prompt_tops_per_row,
     tops_per_token,
 )
+from tgi_trio.router.scheduling.running_batch import RunningBatch
 from tgi_trio.router.scheduling.sequence import Sequence
+from tgi_trio.router.scheduling.sequence_table import SequenceTable
+from tgi_trio.router.scheduling.shard_commands import Progress, Top
+from tgi_trio.router.scheduling.ttft import TtftTarget
 
 _GOES_ON = Finish.NONE
 _FINISHES = tuple(Finish(value) for value in range(len(Finish)))
 
 
-class Reports:
+class StepReports:
     """Takes in the reports of steps."""
 
     def __init__(
-        self, roster: Roster, batch: Batch, lateness: Lateness, counters: Counter[str]
+        self,
+        sequence_table: SequenceTable,
+        batch: RunningBatch,
+        ttft_target: TtftTarget,
+        counters: Counter[str],
     ) -> None:
-        self._roster = roster
+        self._sequence_table = sequence_table
         self._batch = batch
-        self._lateness = lateness
+        self._ttft_target = ttft_target
         self._counters = counters
 
-    def take_in(self, step: StepReport, now: float) -> list[Progress]:
+    def apply_step(self, step: StepReport, now: float) -> list[Progress]:
         """Return the progress of every row whose client still listens."""
         if step.top_ids or step.prompt_logprobs:
             return self._rich(step, now)
@@ -58,7 +62,7 @@ class Reports:
                 end += 1
                 continue
             start, end = end, end + count
-            sequence = self._roster.living.get(id)
+            sequence = self._sequence_table.living.get(id)
             if sequence is not None:
                 progress = self._row(
                     sequence, computed, finish, ids[start:end], logprobs[start:end], (), (), (), now
@@ -68,14 +72,14 @@ class Reports:
         return out
 
     def _rich(self, step: StepReport, now: float) -> list[Progress]:
-        """As `take_in`, with the alternatives and prompt log-probabilities someone asked for."""
+        """As `apply_step`, with the alternatives and prompt log-probabilities someone asked for."""
         tops, prompts = tops_per_token(step), prompt_logprobs_per_row(step)
         prompt_tops = prompt_tops_per_row(step)
         out: list[Progress] = []
         end = 0
         for row, sequence_id in enumerate(step.sequence):
             start, end = end, end + step.token_count[row]
-            sequence = self._roster.living.get(sequence_id)
+            sequence = self._sequence_table.living.get(sequence_id)
             if sequence is None:
                 continue
             progress = self._row(
@@ -106,10 +110,10 @@ class Reports:
         now: float,
     ) -> Progress | None:
         """Take in one row of a step; None when it brings its client nothing."""
-        if sequence.state is not State.RUNNING:
+        if sequence.state is not SequenceState.RUNNING:
             if not self._takes_part(sequence, finish):
                 return None
-            if sequence.state is State.PREFILLING:
+            if sequence.state is SequenceState.PREFILLING:
                 self._batch.prefill(sequence, computed, bool(tokens or finish))
         sequence.computed = computed
         if computed >= sequence.extend_at:
@@ -119,20 +123,20 @@ class Reports:
             return None
         first = bool(tokens) and not sequence.emitted
         if first and sequence.started is not None:
-            self._lateness.note(now - sequence.started)
+            self._ttft_target.note(now - sequence.started)
         sequence.emitted += tokens
         done = _FINISHES[finish]
         if finish:
             self._counters["finished"] += 1
-            self._roster.end(sequence, Event.END)
+            self._sequence_table.end(sequence, Event.END)
         new_tops = prompt_tops[len(prompts) - len(new_prompts) :]
         return Progress(sequence.id, tokens, logprobs, tops, done, new_prompts, new_tops, first)
 
     def _takes_part(self, sequence: Sequence, finish: int) -> bool:
         """Whether a row of a sequence that is not RUNNING is to be taken in."""
-        if sequence.state is State.LEAVING:
+        if sequence.state is SequenceState.LEAVING:
             if finish:  # it ended by itself before its FILTER came
-                self._roster.end(sequence, Event.END)
+                self._sequence_table.end(sequence, Event.END)
             return False
         # No step can know a WAITING one: a row of a confused shard.
-        return sequence.state is not State.WAITING
+        return sequence.state is not SequenceState.WAITING

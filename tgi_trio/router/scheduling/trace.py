@@ -20,9 +20,16 @@ import numpy as np
 from tgi_trio.errors import Overloaded
 from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
 from tgi_trio.router.request import Request, StoppingCriteria
-from tgi_trio.router.scheduling.commands import Command, Extend, Filter, Limits, Prefill, Progress
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
+from tgi_trio.router.scheduling.shard_commands import (
+    Command,
+    Extend,
+    Filter,
+    Limits,
+    Prefill,
+    Progress,
+)
 
 _STEP_FIELDS = tuple(field.name for field in fields(StepReport))
 # No decision depends on these columns.
@@ -51,7 +58,7 @@ class RecordingScheduler(Scheduler):
     def _line(self, record: dict[str, Any]) -> None:
         self._write(json.dumps(record, separators=(",", ":")) + "\n")
 
-    def _veiled(self, ids: Iterable[int]) -> list[int]:
+    def _anonymise(self, ids: Iterable[int]) -> list[int]:
         return [id * self._veil % _ID_SPACE for id in ids]
 
     def add(self, sequence_id: int, request: Request, now: float) -> None:
@@ -65,7 +72,7 @@ class RecordingScheduler(Scheduler):
 
     def _request(self, request: Request) -> dict[str, Any]:
         return {
-            "prompt": self._veiled(request.prompt_ids.tolist()),
+            "prompt": self._anonymise(request.prompt_ids.tolist()),
             "max_new": request.stopping.max_new_tokens,
             "min_new": request.stopping.min_new_tokens,
             "priority": request.priority,
@@ -98,7 +105,7 @@ class RecordingScheduler(Scheduler):
         if "prompt_logprobs" in report:
             report["prompt_logprobs"] = [0.0] * len(step.prompt_logprobs)
         if "token_ids" in report:
-            report["token_ids"] = self._veiled(step.token_ids)
+            report["token_ids"] = self._anonymise(step.token_ids)
         brief = [[p.sequence_id, len(p.token_ids), int(p.finish)] for p in out]
         self._line({"do": "commit", "now": now, "step": report, "out": brief})
         return out

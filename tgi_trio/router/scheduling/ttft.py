@@ -7,7 +7,7 @@ _TIMES = 3.0  # as long as its prompt takes may a request wait
 _LEAST_S = 1.0  # nobody is late before
 
 
-class Lateness:
+class TtftTarget:
     """How long a request may wait until those go first that can still be in time.
 
     Half of the target for first tokens: the other half is for the prompt. Without a target it is

@@ -50,7 +50,7 @@ METRICS: Final[tuple[Metric, ...]] = (
         label="err",
         values=(
             *("overloaded", "validation", "template", "tools"),
-            *("incomplete", "dropped", "generation"),
+            *("incomplete", "dropped", "generation", "unavailable"),
         ),
     ),
     Metric("tgi_request_duration", "histogram", "Handler start to end, seconds", "D"),
@@ -342,4 +342,4 @@ def _unknown(kind: str, name: str, labels: dict[str, str]) -> ValueError:
         if metric.name == name:
             allowed = f"{metric.label} in {metric.values}" if metric.label else "no labels"
             return ValueError(f"{name} is a {metric.kind} with {allowed}, used as {kind} {labels}")
-    return ValueError(f"no metric is named {name!r}; add it to METRICS in router/metrics.py")
+    return ValueError(f"no metric is named {name!r}; add it to METRICS in telemetry/metrics.py")

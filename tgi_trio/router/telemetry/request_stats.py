@@ -10,7 +10,7 @@ from tgi_trio.router.request import Outcome, Timings
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class RequestStats:
     """One generation, or several added up. Times in seconds, by TGI's definitions (spec 1.11).
 
     validation + queue + inference = total, and inference = prefill + decode.
@@ -37,7 +37,7 @@ class Receipt:
         return self.inference / max(self.output_tokens, 1)
 
     @classmethod
-    def of(cls, timings: Timings, outcome: Outcome, now: float) -> Receipt:
+    def of(cls, timings: Timings, outcome: Outcome, now: float) -> RequestStats:
         """Return the receipt of a generation that ended well at `now`, on the trio clock."""
         queued = timings.queued if timings.queued is not None else timings.received
         started = timings.started if timings.started is not None else queued
@@ -55,9 +55,9 @@ class Receipt:
         )
 
     @classmethod
-    def sum(cls, receipts: Iterable[Receipt]) -> Receipt:
+    def sum(cls, all_stats: Iterable[RequestStats]) -> RequestStats:
         """Add up the generations of one call; one alone stays as it is."""
-        first, *others = receipts
+        first, *others = all_stats
         for other in others:
             first = cls(
                 *(getattr(first, name) + getattr(other, name) for name in _ADDED),
@@ -96,7 +96,7 @@ class Receipt:
         )
 
 
-_ADDED = tuple(name for name in Receipt.__dataclass_fields__ if name != "seed")
+_ADDED = tuple(name for name in RequestStats.__dataclass_fields__ if name != "seed")
 
 
 def _ms(seconds: float) -> float:

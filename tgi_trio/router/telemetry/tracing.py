@@ -28,7 +28,7 @@ _PARENT = ("traceparent", "tracestate")  # W3C trace context
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RequestSpan:
     """A request that has ended. Moments are on the trio clock, in seconds."""
 
     method: str
@@ -73,7 +73,7 @@ class Tracer:
         exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https:"))
         return cls(exporter, service_name)
 
-    def record(self, exchange: Exchange) -> str:
+    def record(self, exchange: RequestSpan) -> str:
         """Write the spans of `exchange`; return its trace id, "" when nobody samples it."""
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 

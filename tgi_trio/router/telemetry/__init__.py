@@ -1,0 +1,3 @@
+"""Metrics, traces, request statistics and recorded schedules: what is said about requests, never
+what happens to them.
+"""
