@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from tgi_trio import loading
+from tgi_trio.router.shards import loading_progress
 
 MIB = 2**20
 
@@ -40,19 +40,19 @@ input()
 
 def test_what_is_touched_counts_and_what_is_mapped_does_not(tmp_path: Path) -> None:
     path = checkpoint(tmp_path)
-    assert loading.checkpoint_bytes(tmp_path) == 4 * MIB
+    assert loading_progress.checkpoint_bytes(tmp_path) == 4 * MIB
     command = [sys.executable, "-c", READER, str(path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
         assert process.stdin is not None and process.stdout is not None
         touched = {}
         for line in process.stdout:
-            touched[line.strip()] = loading.touched_bytes(process.pid)
+            touched[line.strip()] = loading_progress.touched_bytes(process.pid)
             process.stdin.write("\n")
         assert touched["mapped"] < 2 * MIB
         assert touched["read"] == 4 * MIB
         assert touched["unmapped"] == 0
-    assert loading.touched_bytes(process.pid) == 0  # no such process
+    assert loading_progress.touched_bytes(process.pid) == 0  # no such process
 
 
 class Terminal(io.StringIO):
@@ -63,14 +63,14 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PATIENCE", "_PERIOD", "_LINE_PERIOD"):
-        monkeypatch.setattr(loading, name, 0.01)
-    monkeypatch.setattr(loading, "touched_bytes", lambda pid: pid * MIB)
+        monkeypatch.setattr(loading_progress, name, 0.01)
+    monkeypatch.setattr(loading_progress, "touched_bytes", lambda pid: pid * MIB)
 
 
 async def show_until(folder: Path, output: io.StringIO, seen: Callable[[], bool]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(loading.show_loading, lambda: [1, 2], folder, output)
+            nursery.start_soon(loading_progress.show_loading, lambda: [1, 2], folder, output)
             while not seen():
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()

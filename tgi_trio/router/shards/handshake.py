@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tgi_trio.errors import ProtocolMismatch
 from tgi_trio.ipc.frames import LAYOUT_HASH, VERSION, Frame, Kind, encode
-from tgi_trio.ipc.router_end import RouterEnd
+from tgi_trio.ipc.interface import CommandChannel
 
 SEND_TIMEOUT = 10.0  # seconds; the ring is empty at this point, so this is never waited for
 
@@ -20,12 +20,14 @@ class ShardFacts:
     block_size: int
     kv_bytes_per_token: int
     max_positions: int  # 0 = unbounded
-    prefix_reuse: bool
+    prefix_reuse: bool  # blocks computed for one sequence may serve another
+    speculates: bool  # a step may hold guesses of further tokens
     eos_ids: tuple[int, ...]
     dtype: str
     device: str
     backend: str
     load_ns: int
+    device_name: str = ""  # what a device's maker calls it; empty for a CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ class WarmupLimits:
     max_batch_total_tokens: int  # 0 = as many as memory allows
 
 
-async def hello(end: RouterEnd, incarnation: int, world_size: int = 1) -> None:
+async def hello(end: CommandChannel, incarnation: int, world_size: int = 1) -> None:
     """Exchange HELLO; raises ProtocolMismatch when the shard reads the wire differently."""
     words = {
         "version": VERSION,
         "layout_hash": LAYOUT_HASH,
-        "rank": end.page.rank,
+        "rank": 0,
         "world_size": world_size,
         "pid": os.getpid(),
         "incarnation": incarnation,
@@ -65,35 +67,37 @@ async def hello(end: RouterEnd, incarnation: int, world_size: int = 1) -> None:
     theirs = await _reply(end, Kind.HELLO)
     if (theirs["version"], theirs["layout_hash"]) != (VERSION, LAYOUT_HASH):
         raise ProtocolMismatch(
-            end.page.describe_shard(),
+            end.describe_peer(),
             f"speaks protocol {theirs['version']} layout {theirs['layout_hash']:x}, this router "
             f"speaks {VERSION} layout {LAYOUT_HASH:x}: both must come from the same installation",
         )
 
 
-async def info(end: RouterEnd) -> ShardFacts:
+async def info(end: CommandChannel) -> ShardFacts:
     """Ask for the model's facts; the answer comes when the weights are loaded."""
     await end.send(encode(Kind.INFO, {"command": 0}, {}), SEND_TIMEOUT)
     frame = await _next(end, Kind.INFO_REPLY)
     try:
-        dtype, device, backend = (*frame.text("names").split("\n"), "", "", "")[:3]
+        dtype, device, backend, name = (*frame.text("names").split("\n"), "", "", "", "")[:4]
         return ShardFacts(
             vocab_size=frame.word("vocab_size"),
             block_size=frame.word("block_size"),
             kv_bytes_per_token=frame.word("kv_bytes_per_token"),
             max_positions=frame.word("max_positions"),
             prefix_reuse=bool(frame.word("prefix_reuse")),
+            speculates=bool(frame.word("speculates")),
             eos_ids=tuple(frame.column("eos_ids").tolist()),
             dtype=dtype,
             device=device,
             backend=backend,
+            device_name=name,
             load_ns=frame.word("load_ns"),
         )
     finally:
         end.release()
 
 
-async def warm_up(end: RouterEnd, limits: WarmupLimits) -> KVMemory:
+async def warm_up(end: CommandChannel, limits: WarmupLimits) -> KVMemory:
     """Have the shard run its largest step and size its KV cache."""
     words = {name: getattr(limits, name) for name in limits.__dataclass_fields__}
     await end.send(encode(Kind.WARMUP, {"command": 0, **words}, {}), SEND_TIMEOUT)
@@ -101,7 +105,7 @@ async def warm_up(end: RouterEnd, limits: WarmupLimits) -> KVMemory:
     return KVMemory(**{name: reply[name] for name in KVMemory.__dataclass_fields__})
 
 
-async def _next(end: RouterEnd, kind: Kind) -> Frame:
+async def _next(end: CommandChannel, kind: Kind) -> Frame:
     """Wait for a frame of `kind`, to be released by the caller; acknowledgements are skipped.
 
     Without a limit of its own: the supervisor watches over death and signals meanwhile.
@@ -115,11 +119,11 @@ async def _next(end: RouterEnd, kind: Kind) -> Frame:
         end.release()
         if frame.kind is not Kind.STEP:
             raise ProtocolMismatch(
-                end.page.describe_shard(), f"sent {frame.kind.name} where {kind.name} was due"
+                end.describe_peer(), f"sent {frame.kind.name} where {kind.name} was due"
             )
 
 
-async def _reply(end: RouterEnd, kind: Kind) -> dict[str, int]:
+async def _reply(end: CommandChannel, kind: Kind) -> dict[str, int]:
     """Wait for a frame of `kind` and return its words."""
     frame = await _next(end, kind)
     words = {name: frame.word(name) for name, _ in frame.spec.words}

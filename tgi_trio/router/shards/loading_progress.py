@@ -16,7 +16,7 @@ from typing import Final, TextIO
 
 import trio
 
-log = logging.getLogger("tgi_trio")
+log = logging.getLogger(__name__)
 
 _PATIENCE: Final = 1.0  # seconds; a load that is over by then needs no bar
 _PERIOD: Final = 0.2  # seconds between two looks
@@ -50,9 +50,16 @@ def touched_bytes(pid: int) -> int:
 
 
 async def show_loading(
-    pids: Callable[[], Sequence[int]], folder: Path, output: TextIO = sys.stderr
+    pids: Callable[[], Sequence[int]],
+    folder: Path,
+    output: TextIO = sys.stderr,
+    *,
+    bar_allowed: bool = True,
 ) -> None:
-    """Show the progress of `pids()` (one per rank) until cancelled; silent for quick loads."""
+    """Show the progress of `pids()` (one per rank) until cancelled; silent for quick loads.
+
+    A terminal gets a bar, unless `bar_allowed` is false; everything else gets log records.
+    """
     total = checkpoint_bytes(folder)
     await trio.sleep(_PATIENCE)
     if total == 0:
@@ -63,7 +70,7 @@ async def show_loading(
         # Ranks read different parts of the same files. A large smaps takes milliseconds to make.
         return min(total, sum([await trio.to_thread.run_sync(touched_bytes, p) for p in pids()]))
 
-    if not output.isatty():
+    if not (bar_allowed and output.isatty()):
         while True:
             await trio.sleep(_LINE_PERIOD)
             log.info("loading weights: %.0f of %.0f MB", await touched() / 1e6, total / 1e6)

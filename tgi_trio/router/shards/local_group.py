@@ -1,5 +1,6 @@
-"""The shards of one incarnation: rank 0, which the router talks to, and those that follow it.
+"""The shard group on this machine: a child process per rank, shared memory between them.
 
+The router talks to rank 0; the others follow it.
 A group lives and dies together: its ranks compute every step in common, so whichever of them ends
 takes the others along.
 """
@@ -8,31 +9,47 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 import trio
 
 from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.control import Vitals
+from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frames import Kind, Phase, frame_bytes
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.watch import wait_for_death
-from tgi_trio.router.handshake import WarmupLimits
-from tgi_trio.router.shard_process import ShardArgv, ShardInstance, ShardSettings
+from tgi_trio.router.shards.group import Group, StartGroup
+from tgi_trio.router.shards.handshake import WarmupLimits
+from tgi_trio.router.shards.process import ShardArgv, ShardInstance, ShardSettings
 
 _LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
 _SMALLEST_BLOCK = 16  # tokens per KV block at least: what the longest block table follows from
 _PLANS_IN_A_RING = 4  # a follower is a step behind at most; the rest is room to wrap around
 
 
-class ShardGroup:
-    """The running shards of one incarnation, in rank order."""
+class LocalGroup:
+    """Implements `Group`: the running shards of one incarnation, in rank order."""
 
     def __init__(self, shards: Sequence[ShardInstance], end: RouterEnd) -> None:
         """`end`: the router's end of rank 0's channel."""
-        self.shards = tuple(shards)
-        self.end = end
+        self._shards = tuple(shards)
+        self._end = end
+
+    @staticmethod
+    def starter(argv: ShardArgv, settings: ShardSettings, spin_us: int = 0) -> StartGroup:
+        """Return what starts groups of `settings.world_size` processes.
+
+        `spin_us`: how long a reader of a ring stays awake, if there are cores to spare.
+        """
+        affordable = affordable_spin_us(spin_us, shards=settings.world_size)
+
+        def start(limits: WarmupLimits, incarnation: int) -> AbstractContextManager[Group]:
+            return LocalGroup.spawn(argv, settings, limits, incarnation, affordable)
+
+        return start
 
     @classmethod
     @contextmanager
@@ -43,7 +60,7 @@ class ShardGroup:
         limits: WarmupLimits,
         incarnation: int,
         spin_us: int,
-    ) -> Iterator[ShardGroup]:
+    ) -> Iterator[LocalGroup]:
         """Start a process per rank; leaving the block kills what is left. Main thread only."""
         with ExitStack() as stack:
             bell = stack.enter_context(ReplyBell())
@@ -74,14 +91,27 @@ class ShardGroup:
             yield cls(shards, stack.enter_context(RouterEnd(leading, bell)))
 
     @property
+    def end(self) -> RouterEnd:
+        return self._end
+
+    @property
+    def world_size(self) -> int:
+        return len(self._shards)
+
+    @property
     def pids(self) -> list[int]:
-        """Process ids, in rank order."""
-        return [shard.process.pid for shard in self.shards]
+        return [shard.process.pid for shard in self._shards]
+
+    def vitals(self, rank: int) -> Vitals:
+        return self._shards[rank].page.vitals
+
+    def describe(self, rank: int) -> str:
+        return self._shards[rank].page.describe_shard()
 
     async def pump_output(self) -> None:
         """Log all shards' output until they have closed it."""
         async with trio.open_nursery() as nursery:
-            for shard in self.shards:
+            for shard in self._shards:
                 nursery.start_soon(shard.pump_output)
 
     async def wait_for_death(self) -> None:
@@ -92,7 +122,7 @@ class ShardGroup:
                 await wait_for_death(shard.process.pidfd, shard.page)
                 nursery.cancel_scope.cancel()
 
-            for shard in self.shards:
+            for shard in self._shards:
                 nursery.start_soon(watch, shard)
 
     async def end_all(self, patient: bool) -> str:
@@ -100,15 +130,17 @@ class ShardGroup:
 
         Of all of them when none did. `patient`: let one that is crashing finish first.
         """
-        phases = [Phase(min(shard.page.vitals.phase, Phase.STOPPING)).name for shard in self.shards]
+        phases = [
+            Phase(min(shard.page.vitals.phase, Phase.STOPPING)).name for shard in self._shards
+        ]
         if patient:
             with trio.move_on_after(_LAST_GASP):
                 await self._any_ended()
-        ended = [shard.process.process.poll() is not None for shard in self.shards]
+        ended = [shard.process.process.poll() is not None for shard in self._shards]
         reports = []
-        for shard in self.shards:
+        for shard in self._shards:
             shard.process.kill()
-        for shard, phase, by_itself in zip(self.shards, phases, ended, strict=True):
+        for shard, phase, by_itself in zip(self._shards, phases, ended, strict=True):
             code = await shard.process.reap()
             shard.drain_output()
             if by_itself or not any(ended):
@@ -122,7 +154,7 @@ class ShardGroup:
                 await trio.lowlevel.wait_readable(shard.process.pidfd)
                 nursery.cancel_scope.cancel()
 
-            for shard in self.shards:
+            for shard in self._shards:
                 nursery.start_soon(watch, shard)
 
 

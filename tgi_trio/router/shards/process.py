@@ -52,11 +52,15 @@ class ShardSettings:
     world_size: int = 1
     threads: int = 0  # 0 = as many as the model's size is worth
     quantize: str | None = None
+    rope: tuple[str, float] | None = None  # rotary scaling: its kind and factor
     cpu_backend: str = "auto"
     cuda_graphs: tuple[int, ...] | None = None  # batch sizes recorded; None: TGI's
     cuda_memory_fraction: float = 1.0
     tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
     speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    trust_remote_code: bool = False  # a model's own Python code may be run
     followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others
     rendezvous: int = -1  # with several ranks: descriptor of the file they meet at
 

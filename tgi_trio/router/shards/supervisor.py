@@ -9,25 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
 from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, ShardCannotStart
-from tgi_trio.ipc.control import ControlPage
-from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.frames import Kind, encode
-from tgi_trio.ipc.router_end import RouterEnd
+from tgi_trio.ipc.interface import CommandChannel
 from tgi_trio.ipc.watch import StallDetector
-from tgi_trio.router import handshake
-from tgi_trio.router.handshake import KVMemory, ShardFacts, WarmupLimits
-from tgi_trio.router.metrics import Metrics
-from tgi_trio.router.shard_group import ShardGroup
-from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
-from tgi_trio.router.shard_states import ShardEvent, ShardState, after
+from tgi_trio.router.shards import handshake
+from tgi_trio.router.shards.group import Group, StartGroup
+from tgi_trio.router.shards.group_states import ShardEvent, ShardState, after
+from tgi_trio.router.shards.handshake import KVMemory, ShardFacts, WarmupLimits
+from tgi_trio.router.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
-    from tgi_trio.router.engine import Engine
+    from tgi_trio.router.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +72,10 @@ class Supervisor:
     def __init__(
         self,
         metrics: Metrics,
-        settings: ShardSettings,
+        start: StartGroup,
         warmup: WarmupLimits,
         *,
         watch: Watch,
-        spin_us: int = 0,
-        argv: ShardArgv = real_shard,
         on_loaded: Callable[[ShardFacts], None] | None = None,
     ) -> None:
         self.state = ShardState.GONE
@@ -92,11 +88,9 @@ class Supervisor:
         self._engine: Engine | None = None
         self._attached = trio.Event()
         self._metrics = metrics
-        self._settings = settings
+        self._start = start
         self._warmup = warmup
         self._watch = watch
-        self._spin_us = affordable_spin_us(spin_us, shards=settings.world_size)
-        self._argv = argv
         self._on_loaded = on_loaded
         self._stop = trio.Event()
         self._trouble = ""  # what the supervisor itself found wrong with this incarnation
@@ -167,10 +161,8 @@ class Supervisor:
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:
         """Run one incarnation to its end and return the report of it."""
         self._trouble, self._ready_at = "", None
-        with ShardGroup.spawn(
-            self._argv, self._settings, self._warmup, number, self._spin_us
-        ) as group:
-            self.pids = group.pids
+        with self._start(self._warmup, number) as group:
+            self.pids = list(group.pids)
             self.spawned.set()
             async with trio.open_nursery() as nursery:
                 scope = nursery.cancel_scope
@@ -181,11 +173,11 @@ class Supervisor:
 
                 async def life() -> None:
                     try:
-                        await self._live(group.end, number, task_status)
+                        await self._live(group, number, task_status)
                     except PeerError as error:
                         self._trouble = str(error)
                     except CorruptFrame as error:
-                        self._trouble = f"{group.end.page.describe_shard()}: {error}"
+                        self._trouble = f"{group.describe(0)}: {error}"
                     scope.cancel()
 
                 async def until_stopped() -> None:
@@ -202,11 +194,10 @@ class Supervisor:
                 report = await group.end_all(bool(self._trouble) or not self._stop.is_set())
             return f"{self._trouble}\n{report}" if self._trouble else report
 
-    async def _live(
-        self, end: RouterEnd, number: int, task_status: trio.TaskStatus[Started]
-    ) -> None:
+    async def _live(self, group: Group, number: int, task_status: trio.TaskStatus[Started]) -> None:
         """From HELLO to the stop signal; cancelled when a shard dies."""
-        await handshake.hello(end, number, self._settings.world_size)
+        end = group.end
+        await handshake.hello(end, number, group.world_size)
         self._move(ShardEvent.HELLO, "loading weights")
         facts = await handshake.info(end)
         if self._on_loaded is not None:
@@ -232,24 +223,24 @@ class Supervisor:
         await trio.sleep(STOP_TIMEOUT)  # its death ends this wait
         self._trouble = f"did not exit within {STOP_TIMEOUT:g} s of being told to; killed"
 
-    async def _serve(self, end: RouterEnd) -> None:
-        from tgi_trio.router.shard_link import ShardLink  # loaded with the engine
+    async def _serve(self, end: CommandChannel) -> None:
+        from tgi_trio.router.engine.shard_link import ShardLink  # loaded with the engine
 
         await self._attached.wait()
         if self._engine is not None:
             await self._engine.serve(ShardLink(end))
 
-    async def _watch_stalls(self, group: ShardGroup, scope: trio.CancelScope) -> None:
+    async def _watch_stalls(self, group: Group, scope: trio.CancelScope) -> None:
         """Turn READY into STALLED and back; end a group that stays stalled as long again."""
         limit = self._watch.stall_timeout
-        detectors = [(StallDetector(limit), shard.page) for shard in group.shards]
+        detectors = [StallDetector(limit) for _ in range(group.world_size)]
         stalled_since = 0.0
         while True:
             await trio.sleep(limit / 10)
             if self.state not in (ShardState.READY, ShardState.STALLED):
                 continue  # no heartbeat while it imports, reads weights or warms up
             now = trio.current_time()
-            why = self._why_stalled(now, detectors)
+            why = self._why_stalled(now, group, detectors)
             if self.state is ShardState.READY and why:
                 self._move(ShardEvent.NO_STEP, why)
                 self._metrics.gauge("tgi_shard_ready", 0)
@@ -262,12 +253,12 @@ class Supervisor:
                 scope.cancel()
                 return
 
-    def _why_stalled(self, now: float, detectors: list[tuple[StallDetector, ControlPage]]) -> str:
+    def _why_stalled(self, now: float, group: Group, detectors: list[StallDetector]) -> str:
         """Return why the group counts as stalled, "" when it does not; names the ranks."""
         silent_ranks = []
-        for detector, page in detectors:
+        for rank, detector in enumerate(detectors):
             try:
-                detector.observe(now, page)
+                detector.observe(now, group.vitals(rank), partial(group.describe, rank))
             except PeerStalled as error:
                 silent_ranks.append(str(error))
         if silent_ranks:
@@ -279,6 +270,6 @@ class Supervisor:
         if silent <= limit:
             return ""
         return (
-            f"{detectors[0][1].describe_shard()}: no step for {silent:.0f} s with {batch_size} "
+            f"{group.describe(0)}: no step for {silent:.0f} s with {batch_size} "
             f"sequences in the batch (--stall-timeout {limit:g})"
         )

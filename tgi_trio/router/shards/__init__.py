@@ -1,0 +1,1 @@
+"""Shard processes from the router's side: spawn, handshake, supervision, restarts."""
