@@ -15,13 +15,14 @@ import trio
 from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
-from tgi_trio.router import handshake
-from tgi_trio.router.engine import Admission, Engine
-from tgi_trio.router.handshake import WarmupLimits
-from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.engine.engine import AdmissionLimits, Engine
+from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
-from tgi_trio.router.shard_link import ShardLink
+from tgi_trio.router.shards import handshake
+from tgi_trio.router.shards.handshake import ShardFacts, WarmupLimits
+from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.testing.fake_model import FakeSettings
 from tgi_trio.testing.fake_shard import FakeShard
@@ -48,13 +49,21 @@ def make_request(
     max_new_tokens: int = 8,
     stop: tuple[str, ...] = (),
     keep_stop: bool = True,
+    stop_regex: tuple[str, ...] = (),
+    stop_ids: frozenset[int] = frozenset(),
     deadline: float | None = None,
 ) -> Request:
     """Return a greedy request."""
     return Request(
         prompt_ids=np.asarray(tokenizer.encode_ids(prompt, False), dtype=np.int32),
         sampling=SamplingParameters(),
-        stopping=StoppingCriteria(max_new_tokens, stop=stop, keep_stop=keep_stop),
+        stopping=StoppingCriteria(
+            max_new_tokens,
+            stop=stop,
+            stop_regex=tuple(map(compile_regex, stop_regex)),
+            stop_ids=stop_ids,
+            keep_stop=keep_stop,
+        ),
         deadline=deadline,
     )
 
@@ -87,6 +96,7 @@ class Bench:
     metrics: Metrics
     shard: FakeShard
     end: RouterEnd
+    facts: ShardFacts
 
     def settled(self) -> bool:
         """Return whether nothing is left anywhere."""
@@ -99,7 +109,7 @@ class Bench:
 
     async def settle(self) -> None:
         """Wait until every block is free again."""
-        with trio.fail_after(10):
+        with trio.fail_after(120):
             while not self.settled():
                 await trio.sleep(0.001)
         self.engine.scheduler.check()
@@ -131,9 +141,9 @@ async def engine_on_fake_shard(
             memory = await handshake.warm_up(end, WarmupLimits(512, 4096, 64, 0))
             limits = scheduling_limits(memory.blocks, facts.block_size)
             limits = replace(limits, reserve=not growing)
-            engine = Engine(Admission(permits), limits, tokenizer, metrics)
+            engine = Engine(AdmissionLimits(permits), limits, tokenizer, metrics)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.serve, ShardLink(end))
                 nursery.start_soon(engine.watch_deadlines)
-                yield Bench(engine, tokenizer, metrics, shard, end)
+                yield Bench(engine, tokenizer, metrics, shard, end, facts)
                 nursery.cancel_scope.cancel()

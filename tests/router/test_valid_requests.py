@@ -16,7 +16,7 @@ from tests.router.validation_support import HELLO, TEN, P, validator
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, encode_prefill
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.text.tokenizer import TokenizerPool
-from tgi_trio.router.validation import ValidationLimits, Validator, spread
+from tgi_trio.router.validation import ValidationLimits, Validator, fan_out
 
 
 @pytest.mark.trio
@@ -142,7 +142,7 @@ async def test_seeds_come_from_the_source_given() -> None:
 @pytest.mark.trio
 async def test_copies_differ_in_their_seeds_alone() -> None:
     request = await validator().validate(HELLO, P(seed=(1 << 64) - 1))
-    copies = spread(request, 3)
+    copies = fan_out(request, 3)
     assert [copy.sampling.seed for copy in copies] == [(1 << 64) - 1, 0, 1]
     for copy in copies:
         assert replace(copy, sampling=request.sampling) == request

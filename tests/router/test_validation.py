@@ -22,10 +22,17 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
     (P(best_of=2), "you must use sampling when `best_of` is > 1"),
     (P(temperature=0.0), "`temperature` must be strictly positive"),
     (P(temperature=-1.0), "`temperature` must be strictly positive"),
-    (P(temperature=1e39), "`temperature` must be strictly positive"),
+    (
+        P(temperature=1e39),
+        "`temperature` must be >= 1.2e-38 and <= 3.4e+38, as float32 can hold it. Given: 1e+39",
+    ),
     (P(temperature=float("nan")), "`temperature` must be strictly positive"),
     (P(repetition_penalty=0.0), "`repetition_penalty` must be strictly positive"),
-    (P(repetition_penalty=1e-50), "`repetition_penalty` must be strictly positive"),
+    (
+        P(repetition_penalty=1e-50),
+        "`repetition_penalty` must be >= 1.2e-38 and <= 3.4e+38, as float32 can hold it. "
+        "Given: 1e-50",
+    ),
     (P(frequency_penalty=2.1), "`frequency_penalty` must be >= -2.0 and <= 2.0"),
     (P(frequency_penalty=-2.1), "`frequency_penalty` must be >= -2.0 and <= 2.0"),
     (P(presence_penalty=2.1), "`presence_penalty` must be >= -2.0 and <= 2.0"),
@@ -47,7 +54,8 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
     (P(seed=-1), "`seed` must be >= 0 and < 2^64"),
     (
         P(min_new_tokens=3, max_new_tokens=2),
-        "`min_new_tokens` must be >= 0 and <= `max_new_tokens`",
+        "`min_new_tokens` (OpenAI's API: `min_tokens`) must be >= 0 and <= `max_new_tokens` "
+        "(`max_tokens`)",
     ),
     (
         P(logit_bias={TOKENIZER.vocab_size: 1.0}),

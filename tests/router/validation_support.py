@@ -9,9 +9,9 @@ from typing import Any
 from tests.router.text.kinds import served
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text.tokenizer import TokenizerPool
-from tgi_trio.router.validation import GenerateParameters, ValidationLimits, Validator
+from tgi_trio.router.validation import GenerationParameters, ValidationLimits, Validator
 
-P = GenerateParameters
+P = GenerationParameters
 TOKENIZER = served("byte_level")
 HELLO = "ee"  # tokenised below: two letters are at most two tokens
 TEN = [TOKENIZER.token_id(letter) or 0 for letter in "abcdefghij"]

@@ -10,30 +10,31 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.router.engine import Admission, Engine
+from tgi_trio.router.engine.engine import AdmissionLimits, Engine
+from tgi_trio.router.facade import EngineFacade
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.http.app import Application
-from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.routes import operations
-from tgi_trio.router.http.server import ServerSettings, serve
-from tgi_trio.router.metrics import Metrics
-from tgi_trio.router.schedule_recorder import ScheduleRecorder
+from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.scheduling.scheduler import Scheduler, SchedulingLimits
-from tgi_trio.router.service import Service
-from tgi_trio.router.supervisor import Supervisor
+from tgi_trio.router.shards.handshake import ShardFacts
+from tgi_trio.router.shards.supervisor import Supervisor
+from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
+from tgi_trio.router.telemetry.tracing import Tracer
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
-from tgi_trio.router.tracing import Tracer
 from tgi_trio.router.validation import ValidationLimits, Validator
-from tgi_trio.settings import Settings
-from tgi_trio.settings_shown import public_json
+from tgi_trio.settings.records import Settings
+from tgi_trio.settings.shown import public_json
 
 BACKLOG = 4096  # connections that may wait to be accepted
 GRACE = 1.0  # seconds; the launcher has drained already when the server is told to stop
 
 
-class Front:
+class Assembly:
     """What serves HTTP, once the shard has said how much it can hold."""
 
     def __init__(
@@ -56,12 +57,12 @@ class Front:
         settings: Settings,
         limits: SchedulingLimits,
         supervisor: Supervisor,
-        vocab_size: int,
+        facts: ShardFacts,
         recorder: ScheduleRecorder | None = None,
     ) -> Engine:
         """Make the engine and the application in front of it."""
         engine = Engine(
-            Admission(settings.max_concurrent_requests),
+            AdmissionLimits(settings.max_concurrent_requests),
             limits,
             self._tokenizer,
             self._metrics,
@@ -71,12 +72,12 @@ class Front:
         validation = ValidationLimits(
             max_input_tokens=settings.max_input_tokens,
             max_total_tokens=settings.max_total_tokens,
-            vocab_size=vocab_size,
+            vocab_size=facts.vocab_size,
             max_best_of=settings.max_best_of,
             max_stop_sequences=settings.max_stop_sequences,
             max_top_n_tokens=settings.max_top_n_tokens,
         )
-        self._service = Service(
+        self._service = EngineFacade(
             settings=settings,
             engine=engine,
             supervisor=supervisor,
@@ -89,7 +90,8 @@ class Front:
             ),
             metrics=self._metrics,
         )
-        self._application = Application(self._service, http_settings(settings), self._tracer)
+        http = http_settings(settings, compute_type(facts, settings.num_shard))
+        self._application = Application(self._service, http, self._tracer)
         self._server = server_settings(settings)
         return engine
 
@@ -124,8 +126,8 @@ class Front:
             self.closed.set()
 
 
-def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLimits:
-    """Return the scheduler's numbers from settings that the warm-up has finished."""
+def scheduling_limits(settings: Settings) -> SchedulingLimits:
+    """Return the scheduler's numbers from settings that the loaded model has finished."""
     return SchedulingLimits(
         blocks=settings.kv_blocks + 1,  # block 0, never handed out
         block_size=settings.kv_block_size,
@@ -139,20 +141,27 @@ def scheduling_limits(settings: Settings, prefix_caching: bool) -> SchedulingLim
         max_queued_tokens=settings.max_queued_tokens,
         token_budget=settings.step_token_budget,
         reserve=False,
-        prefix_caching=prefix_caching,
+        prefix_caching=settings.prefix_caching,
         speculate=settings.speculate,
         target_itl=settings.target_itl,
         target_ttft=settings.target_ttft,
     )
 
 
-def http_settings(settings: Settings) -> HttpSettings:
+def compute_type(facts: ShardFacts, ranks: int) -> str:
+    """Return the value of `x-compute-type`: ranks and device as TGI names them, or COMPUTE_TYPE."""
+    kind = facts.device.partition(":")[0]  # as torch names it: "cuda:0"
+    name = "-".join(facts.device_name.lower().split())
+    return os.environ.get("COMPUTE_TYPE") or (f"{ranks}-{name}" if name else f"{kind}+optimized")
+
+
+def http_settings(settings: Settings, compute_type: str) -> HttpSettings:
     """Return what flags and environment decide about the HTTP surface."""
     return HttpSettings(
         payload_limit=settings.payload_limit,
         cors_allow_origin=settings.cors_allow_origin,
         api_keys=settings.api_key,
-        compute_type=os.environ.get("COMPUTE_TYPE", "cpu+optimized"),
+        compute_type=compute_type,
         docker_label=os.environ.get("DOCKER_LABEL"),
         predict_route=settings.aip_predict_route,
         health_route=settings.aip_health_route,
@@ -183,12 +192,12 @@ def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate
     return ChatTemplate.from_file(Path(given), tokenizer.special_tokens)
 
 
-async def load_front(settings: Settings, metrics: Metrics) -> Front:
+async def load_front(settings: Settings, metrics: Metrics) -> Assembly:
     """Load tokenizer and chat template in a thread. Raises ModelLoadError, ConfigurationError."""
 
     def load() -> tuple[Tokenizer, ChatTemplate | None, Tracer | None]:
         tokenizer = Tokenizer.from_folder(
-            settings.model_path,
+            settings.tokenizer_path,
             config_path=settings.tokenizer_config_path,
             trust_remote_code=settings.trust_remote_code,
         )
@@ -197,13 +206,13 @@ async def load_front(settings: Settings, metrics: Metrics) -> Front:
         return tokenizer, load_chat_template(settings, tokenizer), tracer
 
     tokenizer, template, tracer = await trio.to_thread.run_sync(load)
-    return Front(tokenizer, template, metrics, grammar_checker(settings), tracer)
+    return Assembly(tokenizer, template, metrics, grammar_checker(settings), tracer)
 
 
 def grammar_checker(settings: Settings) -> GrammarChecker | None:
     """Return what checks grammars; None with `--disable-grammar-support`."""
     if settings.disable_grammar_support:
         return None
-    file = tokenizer_json(settings.model_path, None, settings.trust_remote_code)
+    file = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
     limits = GrammarLimits(settings.max_grammar_bytes, settings.max_grammar_seconds)
     return GrammarChecker(file, limits, settings.validation_workers)

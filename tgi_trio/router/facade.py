@@ -5,20 +5,20 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import fields
 
-from tgi_trio.router.engine import Engine
-from tgi_trio.router.http.engine_api import Limits, ModelCard
-from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.engine.engine import Engine
+from tgi_trio.router.engine.stream import TokenStream
+from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.request import Request, Timings
-from tgi_trio.router.stream import TokenStream
-from tgi_trio.router.supervisor import Supervisor
+from tgi_trio.router.shards.supervisor import Supervisor
+from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.router.validation import Validator
-from tgi_trio.settings import Settings
+from tgi_trio.settings.records import Settings
 
 
-class Service:
-    """Implements `router.http.engine_api.Engine`."""
+class EngineFacade:
+    """Implements `router.http.engine_api.EngineApi`."""
 
     def __init__(
         self,
@@ -31,8 +31,12 @@ class Service:
         metrics: Metrics,
     ) -> None:
         aliases = tuple(n for n in settings.served_model_names if n != settings.model_id)
-        self.model = ModelCard(settings.model_id, settings.model_sha, aliases)
-        self.limits = Limits(**{f.name: getattr(settings, f.name) for f in fields(Limits)})
+        self.model = ModelCard(
+            settings.model_id, settings.model_sha, aliases, settings.model_pipeline_tag
+        )
+        self.limits = ServedLimits(
+            **{f.name: getattr(settings, f.name) for f in fields(ServedLimits)}
+        )
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.validator = validator

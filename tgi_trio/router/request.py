@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,20 @@ class FinishReason(enum.Enum):
     STOP_SEQUENCE = "stop_sequence"
 
 
+class Expression(Protocol):
+    """A regular expression as an automaton (`text/regexes.py`); sets of positions are bits."""
+
+    text: str  # as the client wrote it
+    first: int  # positions that a match may begin with
+    last: int  # those it may end with
+
+    def taking(self, character: str) -> int:
+        """Return the positions that take a character."""
+
+    def after(self, positions: int) -> int:
+        """Return all positions that may come behind these."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoppingCriteria:
     """When a generation ends. EOS and length are the shard's to see, strings the router's."""
@@ -27,6 +42,8 @@ class StoppingCriteria:
     max_new_tokens: int
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[Expression, ...] = ()
+    stop_ids: frozenset[int] = frozenset()  # tokens that end it, beside the model's own
     keep_stop: bool = True  # TGI keeps the stop text in the output, OpenAI drops it
 
 
@@ -77,5 +94,6 @@ class Outcome:
     cached_tokens: int
     seed: int | None  # None when greedy
     tail: str = ""  # end of `text` that no token carried: it was held back until the end
+    matched: str | int | None = None  # the stop string, expression or token id that ended it
     prompt_logprobs: tuple[float, ...] = ()  # NaN for the first; empty unless asked for
     prompt_tops: tuple[Sequence[tuple[int, float]], ...] = ()  # alternatives of each; likewise

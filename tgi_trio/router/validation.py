@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ValidationError
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.request import Request, StoppingCriteria
+from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import TokenizerPool
 
 _SEED_BITS = 64
@@ -31,7 +33,7 @@ _GREEDY_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateParameters:
+class GenerationParameters:
     """What a client asks of a generation; None stands for "not given"."""
 
     best_of: int | None = None
@@ -47,6 +49,8 @@ class GenerateParameters:
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
     truncate: int | None = None
     watermark: bool = False
     seed: int | None = None
@@ -103,7 +107,12 @@ class Validator:
         self._random = source or random.SystemRandom()
         self._check_grammar = check_grammar
 
-    def check_endpoint(self, parameters: GenerateParameters, *, streaming: bool) -> None:
+    @property
+    def vocab_size(self) -> int:
+        """Return the size of the model's vocabulary."""
+        return self._limits.vocab_size
+
+    def check_endpoint(self, parameters: GenerationParameters, *, streaming: bool) -> None:
         """Check what TGI checks before it takes a permit: `best_of` and streaming."""
         best_of, most = parameters.best_of, self._limits.max_best_of
         if streaming:
@@ -119,7 +128,7 @@ class Validator:
             if best_of > most:
                 raise ValidationError(f"`best_of` must be > 0 and <= {most}. Given: {best_of}")
 
-    def check(self, parameters: GenerateParameters) -> None:
+    def check(self, parameters: GenerationParameters) -> None:
         """Check everything that needs no prompt; the first problem is raised."""
         _check_sampling(parameters)
         self._check_stopping(parameters)
@@ -128,7 +137,7 @@ class Validator:
     async def validate(
         self,
         prompt: str | Sequence[int] | NDArray[np.int32],
-        parameters: GenerateParameters,
+        parameters: GenerationParameters,
         *,
         add_special_tokens: bool = True,
         priority: int = 0,
@@ -147,7 +156,9 @@ class Validator:
         self._check_truncate(parameters.truncate)
         ids, length = await self._tokenised(prompt, add_special_tokens, parameters.truncate)
         max_new_tokens = self._max_new_tokens(length, parameters.max_new_tokens)
-        self._check_ids(ids)
+        if len(ids) == 0:  # text that the tokenizer's normalizer removes, without special tokens
+            raise ValidationError("`inputs` cannot be empty")
+        self.check_ids(ids)
         if parameters.grammar is not None:
             await self.check_grammar(parameters.grammar)
         return Request(
@@ -157,6 +168,8 @@ class Validator:
                 max_new_tokens=max_new_tokens,
                 min_new_tokens=min(parameters.min_new_tokens, max_new_tokens),
                 stop=tuple(filter(None, parameters.stop)),
+                stop_regex=tuple(map(compile_regex, parameters.stop_regex)),
+                stop_ids=frozenset(parameters.stop_ids),
                 keep_stop=parameters.keep_stop,
             ),
             priority=priority,
@@ -174,7 +187,7 @@ class Validator:
             raise ValidationError("grammar is not supported")
         await self._check_grammar(grammar)
 
-    def _check_stopping(self, p: GenerateParameters) -> None:
+    def _check_stopping(self, p: GenerationParameters) -> None:
         limits = self._limits
         if p.max_new_tokens is not None and p.max_new_tokens <= 0:
             raise ValidationError("`max_new_tokens` must be strictly positive")
@@ -183,6 +196,11 @@ class Validator:
                 f"`stop` supports up to {limits.max_stop_sequences} stop sequences. "
                 f"Given: {len(p.stop)}"
             )
+        if len(p.stop) + len(p.stop_regex) > limits.max_stop_sequences:
+            raise ValidationError(
+                f"`stop` and `stop_regex` support up to {limits.max_stop_sequences} stop sequences "
+                f"together. Given: {len(p.stop) + len(p.stop_regex)}"
+            )
         if p.seed is not None and (p.best_of or 1) > 1:
             raise ValidationError("`seed` must not be set when `best_of` > 1")
         top_n = p.top_n_tokens or 0
@@ -190,13 +208,22 @@ class Validator:
         if not 0 <= top_n <= most:
             raise ValidationError(f"`top_n_tokens` must be >= 0 and <= {most}. Given: {top_n}")
 
-    def _check_extensions(self, p: GenerateParameters) -> None:
+    def _check_extensions(self, p: GenerationParameters) -> None:
         """Check what TGI does not know or leaves to its JSON parser."""
         limits = self._limits
         if p.seed is not None and not 0 <= p.seed < 1 << _SEED_BITS:
             raise ValidationError("`seed` must be >= 0 and < 2^64")
         if p.min_new_tokens < 0 or p.min_new_tokens > (p.max_new_tokens or limits.max_total_tokens):
-            raise ValidationError("`min_new_tokens` must be >= 0 and <= `max_new_tokens`")
+            raise ValidationError(
+                "`min_new_tokens` (OpenAI's API: `min_tokens`) must be >= 0 and <= "
+                "`max_new_tokens` (`max_tokens`)"
+            )
+        for token_id in p.stop_ids:
+            if not 0 <= token_id < limits.vocab_size:
+                raise ValidationError(
+                    f"`stop_token_ids` must hold token ids >= 0 and < {limits.vocab_size}. "
+                    f"Given: {token_id}"
+                )
         for token_id, bias in p.logit_bias.items():
             if not 0 <= token_id < limits.vocab_size:
                 raise ValidationError(
@@ -239,13 +266,13 @@ class Validator:
             ) from error
         return ids, len(ids)
 
-    def _check_ids(self, ids: NDArray[np.int32]) -> None:
-        if len(ids) == 0:  # text that the tokenizer's normalizer removes, without special tokens
-            raise ValidationError("`inputs` cannot be empty")
-        lowest, highest, size = int(ids.min()), int(ids.max()), self._limits.vocab_size
+    def check_ids(self, ids: NDArray[np.integer[Any]], name: str = "inputs") -> None:
+        """Raise ValidationError for ids that the model has no token for; `name` is their field."""
+        lowest, highest = int(ids.min(initial=0)), int(ids.max(initial=0))
+        size = self._limits.vocab_size
         if lowest < 0 or highest >= size:
             given = lowest if lowest < 0 else highest
-            raise ValidationError(f"`inputs` must hold token ids >= 0 and < {size}. Given: {given}")
+            raise ValidationError(f"`{name}` must hold token ids >= 0 and < {size}. Given: {given}")
 
     def _max_new_tokens(self, prompt_length: int, asked: int | None) -> int:
         """Check the lengths; return what was asked for, or all that fits."""
@@ -262,7 +289,7 @@ class Validator:
             )
         return new
 
-    def _sampling(self, p: GenerateParameters) -> SamplingParameters:
+    def _sampling(self, p: GenerationParameters) -> SamplingParameters:
         temperature = 1.0 if p.temperature is None else p.temperature
         sample = p.do_sample or _warps(p)
         adapters = self._limits.adapters
@@ -271,12 +298,12 @@ class Validator:
             sample=sample and temperature >= _GREEDY_TEMPERATURE,
             temperature=max(temperature, _GREEDY_TEMPERATURE),
             top_k=min(p.top_k or 0, self._limits.vocab_size),
-            top_p=_given(p.top_p, 1.0),
-            typical_p=_given(p.typical_p, 1.0),
-            min_p=_given(p.min_p, 0.0),
-            repetition_penalty=_given(p.repetition_penalty, 1.0),
-            frequency_penalty=_given(p.frequency_penalty, 0.0),
-            presence_penalty=_given(p.presence_penalty, 0.0),
+            top_p=_value_or(p.top_p, 1.0),
+            typical_p=_value_or(p.typical_p, 1.0),
+            min_p=_value_or(p.min_p, 0.0),
+            repetition_penalty=_value_or(p.repetition_penalty, 1.0),
+            frequency_penalty=_value_or(p.frequency_penalty, 0.0),
+            presence_penalty=_value_or(p.presence_penalty, 0.0),
             absolute_penalties=p.absolute_penalties,
             watermark=p.watermark,
             ignore_eos=p.ignore_eos and p.grammar is None,  # a grammar says where a text ends
@@ -289,51 +316,56 @@ class Validator:
         )
 
 
-def spread(request: Request, count: int) -> list[Request]:
+def fan_out(request: Request, count: int) -> list[Request]:
     """Return `count` requests that differ in their seeds alone, for `best_of` and `n`."""
     seeds = ((request.sampling.seed + i) % (1 << _SEED_BITS) for i in range(count))
     return [replace(request, sampling=replace(request.sampling, seed=seed)) for seed in seeds]
 
 
-def _check_sampling(p: GenerateParameters) -> None:
+def _check_sampling(p: GenerationParameters) -> None:
     if (p.best_of or 1) > 1 and not p.sampling:
         raise ValidationError("you must use sampling when `best_of` is > 1")
-    if not _positive(p.temperature):
-        raise ValidationError("`temperature` must be strictly positive")
-    if not _positive(p.repetition_penalty):
-        raise ValidationError("`repetition_penalty` must be strictly positive")
-    if not -2.0 <= _given(p.frequency_penalty, 0.0) <= 2.0:
+    _check_positive("temperature", p.temperature)
+    _check_positive("repetition_penalty", p.repetition_penalty)
+    if not -2.0 <= _value_or(p.frequency_penalty, 0.0) <= 2.0:
         raise ValidationError("`frequency_penalty` must be >= -2.0 and <= 2.0")
-    if not -2.0 <= _given(p.presence_penalty, 0.0) <= 2.0:
+    if not -2.0 <= _value_or(p.presence_penalty, 0.0) <= 2.0:
         raise ValidationError("`presence_penalty` must be >= -2.0 and <= 2.0")
     if not (_inside(p.top_p) or (p.accept_top_p_one and p.top_p == 1.0)):
         raise ValidationError(f"`top_p` must be > 0.0 and <{'=' * p.accept_top_p_one} 1.0")
     if not _inside(p.typical_p):
         raise ValidationError("`typical_p` must be > 0.0 and < 1.0")
-    if not 0.0 <= _given(p.min_p, 0.0) <= 1.0:
+    if not 0.0 <= _value_or(p.min_p, 0.0) <= 1.0:
         raise ValidationError("`min_p` must be >= 0.0 and <= 1.0")
     if p.top_k is not None and p.top_k <= 0:
         raise ValidationError("`top_k` must be strictly positive")
 
 
-def _warps(p: GenerateParameters) -> bool:
+def _warps(p: GenerationParameters) -> bool:
     """Return whether any parameter changes the distribution that tokens are drawn from."""
     return (
-        _given(p.temperature, 1.0) != 1.0
+        _value_or(p.temperature, 1.0) != 1.0
         or p.top_k is not None
-        or _given(p.top_p, 1.0) < 1.0
-        or _given(p.typical_p, 1.0) < 1.0
-        or _given(p.min_p, 0.0) > 0.0
+        or _value_or(p.top_p, 1.0) < 1.0
+        or _value_or(p.typical_p, 1.0) < 1.0
+        or _value_or(p.min_p, 0.0) > 0.0
     )
 
 
-def _given(value: float | None, default: float) -> float:
+def _value_or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _positive(value: float | None) -> bool:
-    """Return whether a value is absent or a positive number that float32 can hold."""
-    return value is None or _SMALLEST <= value <= _LARGEST
+def _check_positive(name: str, value: float | None) -> None:
+    """Raise ValidationError unless a value is absent or a positive number that float32 can hold."""
+    if value is None or _SMALLEST <= value <= _LARGEST:
+        return
+    if value > 0.0:
+        raise ValidationError(
+            f"`{name}` must be >= {_SMALLEST:g} and <= {_LARGEST:g}, as float32 can hold it. "
+            f"Given: {value:g}"
+        )
+    raise ValidationError(f"`{name}` must be strictly positive")
 
 
 def _inside(value: float | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.call import HttpSettings
 
 PATHS = {
     "direct": HttpSettings(),

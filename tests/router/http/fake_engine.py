@@ -14,10 +14,10 @@ import tokenizers
 import trio
 
 from tgi_trio.errors import GenerationError, Overloaded
-from tgi_trio.router.http.engine_api import Limits, ModelCard
-from tgi_trio.router.metrics import Metrics
+from tgi_trio.router.engine.stream import TokenStream
+from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
-from tgi_trio.router.stream import TokenStream
+from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
@@ -58,17 +58,17 @@ async def any_grammar(grammar: str) -> None:
 
 
 class FakeEngine:
-    """See the module's docstring; satisfies `engine_api.Engine`."""
+    """See the module's docstring; satisfies `engine_api.EngineApi`."""
 
     def __init__(
         self,
         answer: Callable[[str], str] = lambda prompt: "Hello world",
-        limits: Limits | None = None,
+        limits: ServedLimits | None = None,
         model: ModelCard | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self.answer = answer
-        self.limits = limits or Limits()
+        self.limits = limits or ServedLimits()
         self.model = model or ModelCard("test/model", sha="abc", aliases=("nick",))
         self.tokenizer = tokenizer or byte_tokenizer()
         self.chat_template: ChatTemplate | None = ChatTemplate({"default": TEMPLATE}, {})
@@ -78,6 +78,7 @@ class FakeEngine:
                 max_input_tokens=self.limits.max_input_tokens,
                 max_total_tokens=self.limits.max_total_tokens,
                 vocab_size=self.tokenizer.vocab_size,
+                max_top_n_tokens=self.limits.max_top_n_tokens,
             ),
             check_grammar=any_grammar,
         )
@@ -85,11 +86,13 @@ class FakeEngine:
         self.healthy = (True, "")
         self.living = (True, "")
         self.submitted: list[Request] = []
+        self.cached: dict[int, int] = {}  # cached tokens of a prompt, by its place in `submitted`
         self.permits = 0
         self.live: dict[int, TokenStream] = {}
         self.left: list[TokenStream] = []  # aborted before their end
         self.fail_after: int | None = None  # tokens, after which every generation fails
         self.tokens_per_step = 1
+        self.tops: Callable[[int], list[tuple[int, float]]] = lambda id: [(id, -0.5), (2, -1.25)]
         self._ids: dict[int, Iterator[int]] = {}
         self._work = trio.Event()
 
@@ -164,8 +167,8 @@ class FakeEngine:
         """Return what a generation says next."""
         id = next(self._ids[stream.id])
         sampling = stream.request.sampling
-        tops = [(id, -0.5), (2, -1.25)][: sampling.top_n]
-        return stream.output.push(id, -0.5, tops)
+        tops = self.tops(id)[: sampling.top_n]
+        return stream.output.push(id, -0.5, tops, id == 1)
 
     def _end(
         self, stream: TokenStream, generated: int, id: int
@@ -174,14 +177,15 @@ class FakeEngine:
         if self.fail_after is not None and generated >= self.fail_after:
             return GenerationError("the shard gave up")
         reason = None
-        if stream.output.stopped:
-            reason = FinishReason.STOP_SEQUENCE
+        if generated >= stopping.max_new_tokens:
+            reason = FinishReason.LENGTH
         elif id == 1:
             reason = FinishReason.EOS_TOKEN
-        elif generated >= stopping.max_new_tokens:
-            reason = FinishReason.LENGTH
+        elif stream.output.stopped:
+            reason = FinishReason.STOP_SEQUENCE
         if reason is None:
             return None
+        matched = None if reason is FinishReason.LENGTH else stream.output.matched
         tail = stream.output.finish()
         request = stream.request
         logprobs = (math.nan, *(-1.0 for _ in request.prompt_ids[1:]))
@@ -192,9 +196,10 @@ class FakeEngine:
             text=stream.output.generated_text,
             generated_tokens=generated,
             prompt_tokens=len(request.prompt_ids),
-            cached_tokens=0,
+            cached_tokens=self.cached.get(stream.id - 1, 0),
             seed=request.sampling.seed if request.sampling.sample else None,
             tail=tail,
+            matched=id if reason is FinishReason.EOS_TOKEN else matched,
             prompt_logprobs=logprobs if request.sampling.prompt_logprobs else (),
             prompt_tops=tops if request.sampling.prompt_logprobs and best else (),
         )

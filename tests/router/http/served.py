@@ -13,9 +13,9 @@ import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tgi_trio.router.http.app import Application
-from tgi_trio.router.http.exchange import HttpSettings
-from tgi_trio.router.http.server import ServerSettings, listen, serve
-from tgi_trio.router.tracing import Tracer
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.wire.server import ServerSettings, listen, serve
+from tgi_trio.router.telemetry.tracing import Tracer
 
 
 @dataclass
@@ -173,7 +173,7 @@ async def served(
         port = int(addresses[0].rpartition(":")[2])
         server = Server(engine, port, shutdown, done, nursery)
         try:
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 yield server
         finally:
             for stream in server.opened:

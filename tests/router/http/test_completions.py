@@ -6,10 +6,19 @@ import msgspec
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.openai_answers import NAMES, engine, frames, undated
+from tests.router.http.openai_answers import (
+    EOS,
+    GOING_ON,
+    NAMES,
+    engine,
+    frames,
+    undated,
+    usage,
+    usage_text,
+)
 from tests.router.http.served import served
-from tgi_trio.router.http import replies
-from tgi_trio.router.http.engine_api import Limits
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.messages import replies
 
 pytestmark = pytest.mark.trio
 
@@ -19,18 +28,18 @@ async def test_completion_body_and_stream(http):
         client = await server.connect()
         whole = await client.post("/v1/completions", {"prompt": "Yo"})
         stream = await client.post("/v1/completions", {"prompt": "Yo", "stream": True})
-    usage = '"usage":{"prompt_tokens":3,"completion_tokens":3,"total_tokens":6}'
+    usage = f'"usage":{usage_text(3, 3)}'
 
     def last(text: str) -> str:
         return (
-            f'{{"object":"text_completion","id":"","created":0,{NAMES},"choices":[{{"index":0,'
-            f'"text":"{text}","logprobs":null,"finish_reason":"stop"}}],{usage}}}'
+            f'{{"object":"text_completion","id":"cmpl","created":0,{NAMES},"choices":[{{"index":0,'
+            f'"text":"{text}","logprobs":null,"finish_reason":{EOS}}}],{usage}}}'
         )
 
     def event(text: str) -> str:
         return (
-            '{"object":"text_completion","id":"","created":0,"choices":[{"index":0,'
-            f'"text":"{text}","logprobs":null,"finish_reason":null}}],{NAMES}}}'
+            '{"object":"text_completion","id":"cmpl","created":0,"choices":[{"index":0,'
+            f'"text":"{text}","logprobs":null,"finish_reason":{GOING_ON}}}],{NAMES}}}'
         )
 
     assert undated(whole) == last("Hi")
@@ -52,10 +61,10 @@ async def test_prompt_lists_echo_and_n(http):
     assert [choice["text"] for choice in whole["choices"]] == expected
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
     # Each prompt of 3 tokens counts once, each of the 4 answers has 2 and its end.
-    assert whole["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
-    *events, usage, done = stream.events()
+    assert whole["usage"] == usage(6, 12)
+    *events, last, done = stream.events()
     assert done == b"[DONE]"
-    assert msgspec.json.decode(usage)["usage"] == whole["usage"]
+    assert msgspec.json.decode(last)["usage"] == whole["usage"]
     texts = [""] * 4
     for event in map(msgspec.json.decode, events):
         texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
@@ -79,8 +88,9 @@ async def test_completion_logprobs_in_stream_and_body():
     assert logprobs.tokens == ["<s>", "", "é", "!", "H", "i", "</s>"]
     assert logprobs.text_offset == [0, 0, 0, 1, 2, 3, 4]
     assert logprobs.token_logprobs == [None, -1.0, -1.0, -1.0, -0.5, -0.5, -0.5]
-    prompt = {"A": -1.0, "B": -2.0}
-    assert logprobs.top_logprobs[:5] == [None, *[prompt] * 3, {"H": -0.5, "!": -1.25}]
+    # The likeliest, and the token itself.
+    prompt = [{"A": -1.0, "B": -2.0, text: -1.0} for text in ("", "é", "!")]
+    assert logprobs.top_logprobs[:5] == [None, *prompt, {"H": -0.5, "!": -1.25}]
     pieces = [msgspec.json.decode(e)["choices"][0]["logprobs"] for e in stream.events()[:-1]]
     for name in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
         assert [each for piece in pieces for each in piece[name]] == getattr(logprobs, name)[4:]
@@ -99,7 +109,8 @@ async def test_the_log_probabilities_of_a_prompt_alone(http, prompt):
     assert (choice.text, choice.finish_reason) == ("Yo", "length")
     assert choice.logprobs.tokens == [*start, "Y", "o"]
     assert choice.logprobs.token_logprobs == [None, -1.0, -1.0][: len(start) + 2]
-    assert choice.logprobs.top_logprobs == [None, *[{"A": -1.0}] * (len(start) + 1)]
+    tokens = choice.logprobs.tokens
+    assert choice.logprobs.top_logprobs == [None, *({"A": -1.0, t: -1.0} for t in tokens[1:])]
     usage = whole.json()["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(start) + 2, 0)
     assert whole.headers["x-generated-tokens"] == "0"
@@ -111,23 +122,44 @@ async def test_the_log_probabilities_of_a_prompt_alone(http, prompt):
 async def test_best_of_completions_returns_n():
     async with served(engine()) as server:
         client = await server.connect()
-        whole = (await client.post("/v1/completions", {"prompt": "x", "best_of": 3})).json()
+        whole = (await client.post("/v1/completions", {"prompt": "x", "best_of": 2})).json()
+        same = await client.post("/v1/completions", {"prompt": "x", "best_of": 3, "n": 3})
+        more = await client.post("/v1/completions", {"prompt": "x", "best_of": 3})
         less = await client.post("/v1/completions", {"prompt": "x", "best_of": 1, "n": 2})
         stream = await client.post("/v1/completions", {"prompt": "x", "best_of": 2, "stream": True})
     assert len(whole["choices"]) == 1
-    assert whole["usage"]["completion_tokens"] == 9
+    assert whole["usage"]["completion_tokens"] == 6
+    assert same.status == 200 and len(same.json()["choices"]) == 3  # nothing is chosen
+    assert more.status == 422
+    assert "`best_of` must be > 0 and <= 2. Given: 3" in more.json()["error"]["message"]
     assert less.status == stream.status == 422
 
 
-@pytest.mark.parametrize("more", [{"best_of": 4}, {"n": 2, "prompt": ["a", "b"]}])
-async def test_more_than_can_ever_run_is_no_overload(more):
+BEST = {"best_of": 2, "do_sample": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": ["a", "b"], "best_of": 2}),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2}),
+        ("/generate", {"inputs": ["a", "b"], "parameters": BEST}),
+        ("/", {"inputs": ["a", "b"], "parameters": BEST}),
+        ("/generate_stream", {"inputs": ["a", "b", "c", "d"]}),
+        ("/vertex", {"instances": [{"inputs": "a"}] * 4}),
+    ],
+)
+async def test_more_than_can_ever_run_is_no_overload(path, body):
     """A client that is told of an overload tries again; this would fail every time."""
-    async with served(FakeEngine(limits=Limits(max_concurrent_requests=3))) as server:
+    async with served(FakeEngine(limits=ServedLimits(max_concurrent_requests=3))) as server:
         client = await server.connect()
-        answer = await client.post("/v1/completions", {"prompt": "x", **more})
-    assert answer.status == 422 and "retry-after" not in answer.headers
+        answer = await client.post(path, body)
+        failures = server.engine.metrics.value("tgi_request_failure", err="validation")
+    assert answer.status == (200 if path == "/generate_stream" else 422)
+    assert "retry-after" not in answer.headers
     text = "are 4; at most 3 can run at once (--max-concurrent-requests)"
-    assert answer.json()["error"]["message"].endswith(text)
+    assert text in answer.body.decode() and '"validation"' in answer.body.decode()
+    assert failures == 1 and server.engine.submitted == []
 
 
 async def test_suffix_is_refused():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
-from tgi_trio.router.http.engine_api import Limits
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.messages import replies
 
 pytestmark = pytest.mark.trio
 
@@ -52,7 +54,7 @@ def engine(**options: Any) -> FakeEngine:
     ],
 )
 async def test_a_permit_is_taken_where_tgi_takes_it(path, body, status, text):
-    async with served(engine(limits=Limits(max_concurrent_requests=1))) as server:
+    async with served(engine(limits=ServedLimits(max_concurrent_requests=1))) as server:
         server.engine.permits = 1  # the only one is taken
         client = await server.connect()
         answer = await client.post(path, body)
@@ -103,9 +105,9 @@ async def test_tokenize_ignores_every_parameter():
     [
         ({"top_logprobs": 2}, None),
         ({"logprobs": False, "top_logprobs": 2}, None),
-        ({"logprobs": True}, [{"token": "H", "logprob": -0.5, "top_logprobs": []}]),
+        ({"logprobs": True}, [{"token": "H", "logprob": -0.5, "bytes": [72], "top_logprobs": []}]),
         ({"logprobs": True, "top_logprobs": 0},
-         [{"token": "H", "logprob": -0.5, "top_logprobs": []}]),
+         [{"token": "H", "logprob": -0.5, "bytes": [72], "top_logprobs": []}]),
     ],
 )  # fmt: skip
 async def test_alternatives_are_shown_with_log_probabilities_only(asked, logprobs):
@@ -193,8 +195,10 @@ async def test_another_method_is_told_the_right_one(method, path, allow):
     async with served(engine()) as server:
         client = await server.connect()
         answer = await client.ask(method, path)
-    assert (answer.status, answer.body) == (405, b"")
+    assert answer.status == 405
     assert set(answer.headers["allow"].split(",")) == allow
+    error = msgspec.json.decode(answer.body, type=replies.OpenAIErrorResponse)
+    assert f"`{path}` does not answer {method}; it answers " in error.error.message
 
 
 async def test_requests_are_counted_where_tgi_counts_them():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.router.http.fake_engine import byte_tokenizer
 from tests.router.text.test_chat_template import SPECIAL, TOOL, theirs
-from tgi_trio.router.http import schema
 from tgi_trio.router.http.conversation import chat_tools, render_prompt
+from tgi_trio.router.http.messages import schema
 from tgi_trio.router.text.chat_template import ChatTemplate
 
 TEMPLATE = """

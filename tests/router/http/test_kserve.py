@@ -6,8 +6,8 @@ import pytest
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
+from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.engine_api import ModelCard
-from tgi_trio.router.http.exchange import HttpSettings
 
 pytestmark = pytest.mark.trio
 

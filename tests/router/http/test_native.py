@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
-from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.served import served
-from tgi_trio.router.http import replies
-from tgi_trio.router.http.engine_api import Limits, ModelCard
+from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
+from tgi_trio.router.http.messages import replies
 
 pytestmark = pytest.mark.trio
 
@@ -144,6 +146,40 @@ async def test_stop_text_is_kept():
     assert answer.json()["details"]["finish_reason"] == "stop_sequence"
 
 
+NAMED = byte_tokenizer(special=("<|user|>",))
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "reason"),
+    [
+        (["|"], "one two", "eos_token"),  # inside a special token, and inside that of the end
+        (["s"], "one two", "eos_token"),
+        (["</s>"], "one two", "eos_token"),  # the end comes before stop strings
+        (["<|user|>"], "one ", "stop_sequence"),
+        ([" <|user|>"], "one ", "stop_sequence"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 20])
+async def test_special_tokens_are_no_text_to_stop_strings(stop, text, reason, step):
+    fake = FakeEngine(lambda prompt: "one <|user|>two", tokenizer=NAMED)
+    fake.tokens_per_step = step
+    async with served(fake) as server:
+        client = await server.connect()
+        body = {"inputs": "x", "parameters": {"stop": stop, "details": True}}
+        whole = (await client.post("/generate", body)).json()
+        last = json.loads((await client.post("/generate_stream", body)).events()[-1])
+        chat = {"messages": [{"role": "user", "content": "x"}], "stop": stop}
+        (choice,) = (await client.post("/v1/chat/completions", chat)).json()["choices"]
+        stream = await client.post("/v1/chat/completions", {**chat, "stream": True})
+    assert (whole["generated_text"], whole["details"]["finish_reason"]) == (text, reason)
+    assert (last["generated_text"], last["details"]["finish_reason"]) == (text, reason)
+    dropped = text.removesuffix(stop[0].removesuffix("<|user|>"))
+    assert (choice["message"]["content"], choice["finish_reason"]) == (dropped, "stop")
+    deltas = [json.loads(event)["choices"][0] for event in stream.events()[:-1]]
+    assert "".join(delta["delta"]["content"] for delta in deltas) == dropped
+    assert deltas[-1]["finish_reason"] == "stop"
+
+
 async def test_best_of_returns_the_others_in_details():
     async with served(engine()) as server:
         client = await server.connect()
@@ -158,15 +194,16 @@ async def test_best_of_returns_the_others_in_details():
 
 
 async def test_best_of_takes_as_many_permits_or_none():
-    fake = FakeEngine(limits=Limits(max_concurrent_requests=1))
+    fake = FakeEngine(limits=ServedLimits(max_concurrent_requests=2))
     async with served(fake) as server:
         client = await server.connect()
         parameters = {"best_of": 2, "do_sample": True}
-        answer = await client.post("/generate", {"inputs": "Yo", "parameters": parameters})
-        assert answer.status == 429
-        assert fake.permits == 0
-        answer = await client.post("/generate", {"inputs": "Yo"})
-        assert answer.status == 200
+        with fake.permit():
+            answer = await client.post("/generate", {"inputs": "Yo", "parameters": parameters})
+            assert answer.status == 429
+            assert fake.permits == 1
+            answer = await client.post("/generate", {"inputs": "Yo"})
+            assert answer.status == 200
 
 
 ERRORS = [
@@ -225,11 +262,12 @@ async def test_a_stream_that_cannot_begin_tells_so_in_an_event(http):
 
 
 async def test_overload_is_a_429_and_in_a_stream_an_event(http):
-    fake = FakeEngine(limits=Limits(max_concurrent_requests=0))
+    fake = FakeEngine(limits=ServedLimits(max_concurrent_requests=1))
     async with served(fake, http) as server:
         client = await server.connect()
-        answer = await client.post("/generate", {"inputs": "x"})
-        stream = await client.post("/generate_stream", {"inputs": "x"})
+        with fake.permit():
+            answer = await client.post("/generate", {"inputs": "x"})
+            stream = await client.post("/generate_stream", {"inputs": "x"})
     assert answer.status == 429
     assert answer.headers["retry-after"] == "2"
     assert answer.body == b'{"error":"Model is overloaded","error_type":"overloaded"}'

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import msgspec
+import orjson
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.openai_answers import NAMES, engine, frames, undated
+from tests.router.http.openai_answers import (
+    EOS,
+    GOING_ON,
+    LENGTH,
+    NAMES,
+    engine,
+    frames,
+    undated,
+    usage,
+    usage_text,
+)
 from tests.router.http.served import served
-from tgi_trio.router.http import replies
-from tgi_trio.router.http.engine_api import Limits
-from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.messages import replies, service_replies
 
 pytestmark = pytest.mark.trio
 
 USER = [{"role": "user", "content": "Yo"}]
 
 
-def chat_chunk(content: str, finish: str = "null", logprobs: str = "null") -> str:
+def chat_chunk(content: str, finish: str = GOING_ON, logprobs: str = "null") -> str:
     return (
-        f'{{"object":"chat.completion.chunk","id":"","created":0,{NAMES},"choices":[{{"index":0,'
+        f'{{"object":"chat.completion.chunk","id":"chatcmpl","created":0,{NAMES},"choices":[{{"index":0,'
         f'"delta":{{"role":"assistant","content":"{content}"}},"logprobs":{logprobs},'
         f'"finish_reason":{finish}}}],"usage":null}}'
     )
@@ -30,9 +41,9 @@ async def test_chat_body(http):
         client = await server.connect()
         answer = await client.post("/v1/chat/completions", {"messages": USER})
     assert undated(answer) == (
-        f'{{"object":"chat.completion","id":"","created":0,{NAMES},"choices":[{{"index":0,'
-        '"message":{"role":"assistant","content":"Hi"},"logprobs":null,"finish_reason":"stop"}],'
-        '"usage":{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23}}'
+        f'{{"object":"chat.completion","id":"chatcmpl","created":0,{NAMES},"choices":[{{"index":0,'
+        '"message":{"role":"assistant","content":"Hi"},"logprobs":null,'
+        f'"finish_reason":{EOS}}}],"usage":{usage_text(20, 3)}}}'
     )
     assert answer.headers["x-compute-characters"] == "20"
     assert answer.headers["x-generated-tokens"] == "3"
@@ -45,12 +56,12 @@ async def test_chat_stream_with_usage(http):
         client = await server.connect()
         body = {"messages": USER, "stream": True, "stream_options": {"include_usage": True}}
         answer = await client.post("/v1/chat/completions", body)
-    usage = (
-        f'{{"object":"chat.completion.chunk","id":"","created":0,{NAMES},"choices":[],'
-        '"usage":{"prompt_tokens":20,"completion_tokens":3,"total_tokens":23}}'
+    last = (
+        f'{{"object":"chat.completion.chunk","id":"chatcmpl","created":0,{NAMES},"choices":[],'
+        f'"usage":{usage_text(20, 3)}}}'
     )
     assert undated(answer) == frames(
-        chat_chunk("H"), chat_chunk("i"), chat_chunk("", '"stop"'), usage, "[DONE]"
+        chat_chunk("H"), chat_chunk("i"), chat_chunk("", EOS), last, "[DONE]"
     )
     assert answer.headers["x-accel-buffering"] == "no"
 
@@ -62,11 +73,11 @@ async def test_chat_logprobs_are_the_same_in_stream_and_body(http):
         whole = await client.post("/v1/chat/completions", body)
         stream = await client.post("/v1/chat/completions", {**body, "stream": True})
     logprobs = (
-        '{"content":[{"token":"H","logprob":-0.5,"top_logprobs":[{"token":"H","logprob":-0.5},'
-        '{"token":"!","logprob":-1.25}]}]}'
+        '{"content":[{"token":"H","logprob":-0.5,"bytes":[72],"top_logprobs":['
+        '{"token":"H","logprob":-0.5,"bytes":[72]},{"token":"!","logprob":-1.25,"bytes":[33]}]}]}'
     )
     assert f'"logprobs":{logprobs},"finish_reason":"length"' in whole.body.decode()
-    assert undated(stream) == frames(chat_chunk("H", '"length"', logprobs), "[DONE]")
+    assert undated(stream) == frames(chat_chunk("H", LENGTH, logprobs), "[DONE]")
 
 
 async def test_stop_text_is_dropped_and_finish_reason_is_openais(http):
@@ -93,12 +104,11 @@ async def test_several_choices_share_one_stream(http):
         whole = (await client.post("/v1/chat/completions", body)).json()
         stream = await client.post("/v1/chat/completions", {**body, "stream": True})
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
-    assert whole["usage"] == {"prompt_tokens": 20, "completion_tokens": 9, "total_tokens": 29}
+    assert whole["usage"] == usage(20, 9)
     *events, done = stream.events()
     assert done == b"[DONE]"
     chunks = [msgspec.json.decode(event, type=replies.ChatCompletionChunk) for event in events]
-    usage = chunks.pop().usage
-    assert usage == replies.Usage(20, 9, 29)
+    assert msgspec.to_builtins(chunks.pop().usage) == usage(20, 9)
     texts = dict.fromkeys(range(3), "")
     for chunk in chunks:
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content
@@ -148,7 +158,7 @@ async def test_served_names(name):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_failures_before_the_first_byte_have_real_statuses(http, stream):
-    limits = Limits(max_concurrent_requests=2)
+    limits = ServedLimits(max_concurrent_requests=2)
     async with served(FakeEngine(limits=limits), http) as server:
         client = await server.connect()
 
@@ -192,10 +202,12 @@ async def test_an_error_mid_stream_is_one_event_and_then_done(http):
         ):
             answer = await client.post(path, {**body, "stream": True})
             *_, error, done = answer.events()
-            assert error == (
-                b'{"error":{"message":"Request failed during generation: the shard gave up",'
-                b'"http_status_code":424,"type":"generation"}}'
-            )
+            error = orjson.loads(error)
+            assert error.pop("id") == orjson.loads(answer.events()[0])["id"]
+            message = "Request failed during generation: the shard gave up"
+            assert error == {
+                "error": {"message": message, "http_status_code": 424, "type": "generation"}
+            }
             assert done == b"[DONE]"
             assert (await client.post(path, body)).status == 424
 
@@ -250,6 +262,52 @@ async def test_a_final_message_of_the_assistant_is_continued():
     assert prompts[1] == "<user>Yo\n<assistant>I say\n<assistant>"
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat_tokenize"])
+async def test_a_message_is_either_continued_or_followed_by_a_new_one(path):
+    messages = [*USER, {"role": "assistant", "content": "I say"}]
+    async with served(engine()) as server:
+        client = await server.connect()
+        both = {"add_generation_prompt": True, "continue_final_message": True}
+        refused = await client.post(path, {"messages": messages, **both})
+        for more in ({"add_generation_prompt": True}, {"continue_final_message": True}):
+            answer = await client.post("/chat_tokenize", {"messages": messages, **more})
+            new = "\n<assistant>" if "add_generation_prompt" in more else ""
+            assert answer.json()["templated_text"] == f"<user>Yo\n<assistant>I say{new}"
+    assert refused.status == 422
+    text = "`continue_final_message` and `add_generation_prompt` cannot both be true"
+    assert text in refused.body.decode()
+
+
+@pytest.mark.parametrize("key", ["abc", "", "1.5", "1_0", " 7", "007", "1e2", "\uff19"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", {"messages": USER}), ("/v1/completions", {"prompt": "x"})],
+)
+async def test_a_bias_of_what_is_no_token_id_names_the_key(path, body, key):
+    async with served(engine()) as server:
+        client = await server.connect()
+        answer = await client.post(path, {**body, "logit_bias": {"5": 1, key: 1}})
+    assert answer.status == 422
+    text = f"logit_bias: the key `{key}` is no token id: keys are the ids of tokens as decimal"
+    assert text in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("bias", "text"),
+    [
+        ({"-1": 1}, "must name token ids >= 0 and < 258. Given: -1"),
+        ({"258": 1}, "must name token ids >= 0 and < 258. Given: 258"),
+        ({"9": 100.5}, "must be >= -100.0 and <= 100.0. Given: 100.5 for 9"),
+    ],
+)
+async def test_a_bias_out_of_range_names_key_and_range(bias, text):
+    async with served(engine()) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": "x", "logit_bias": bias})
+    assert answer.status == 422
+    assert answer.json()["error"]["message"] == f"Input validation error: `logit_bias` {text}"
+
+
 async def test_content_parts_are_joined():
     async with served(engine()) as server:
         client = await server.connect()
@@ -261,7 +319,7 @@ async def test_content_parts_are_joined():
         refused = await client.post(
             "/v1/chat/completions", {"messages": [{"role": "u", "content": image}]}
         )
-    reply = msgspec.json.decode(answer.body, type=replies.ChatTokenizeResponse)
+    reply = msgspec.json.decode(answer.body, type=service_replies.ChatTokenizeResponse)
     assert reply.templated_text == "<u>ab\n<assistant>"
     assert reply.tokenize_response[0].text == "<"
     assert refused.status == 422

@@ -10,8 +10,8 @@ import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
-from tgi_trio.router.http import replies
-from tgi_trio.router.http.engine_api import Limits
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.messages import replies
 
 pytestmark = pytest.mark.trio
 
@@ -117,10 +117,11 @@ async def test_best_of_is_taken_for_each_query():
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_every_query_takes_a_permit(path):
-    fake = FakeEngine(limits=Limits(max_concurrent_requests=2))
+    fake = FakeEngine(limits=ServedLimits(max_concurrent_requests=2))
     async with served(fake) as server:
         client = await server.connect()
-        refused = await client.post(path, {"inputs": ["a", "b", "c"]})
+        with fake.permit():
+            refused = await client.post(path, {"inputs": ["a", "b"]})
         assert b'"error_type":"overloaded"' in refused.body
         assert fake.permits == 0 and fake.submitted == []
         taken = await client.post(path, {"inputs": ["a", "b"]})

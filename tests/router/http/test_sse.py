@@ -18,17 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.router.http.fake_engine import byte_tokenizer
-from tgi_trio.router.http.events import (
+from tgi_trio.router.http.messages.events import (
     ChatEvents,
     CompletionEvents,
     Envelope,
     NativeEvents,
     QueryEvents,
-    UsageCount,
 )
-from tgi_trio.router.http.render import number_json
+from tgi_trio.router.http.messages.extras import Shown
+from tgi_trio.router.http.messages.logprobs import LogprobWriter
+from tgi_trio.router.http.messages.render import number_json
+from tgi_trio.router.http.messages.usage import UsageCount
 from tgi_trio.router.http.sse import KEEP_ALIVE, EventBody, StreamLimits
-from tgi_trio.router.http.transport import Transport
+from tgi_trio.router.http.wire.transport import Transport, inner_socket
 from tgi_trio.router.request import FinishReason, Outcome, StoppingCriteria, Token
 from tgi_trio.router.text.output import OutputText
 
@@ -218,6 +220,31 @@ async def test_a_closed_socket_is_never_written_to_under_its_old_number(pair):
 
 
 @pytest.mark.trio
+async def test_what_the_installed_trio_forwards_to_is_found(pair):
+    ours = pair().ours
+    inner = inner_socket(ours)
+    assert inner is not None
+    assert inner.fileno() == ours.fileno()
+    assert inner.gettimeout() == 0.0, "a write may never block"
+    ours.close()
+    assert inner.fileno() == -1
+
+
+@pytest.mark.trio
+async def test_without_it_events_go_through_the_server(pair, monkeypatch):
+    transport, body, sent = pair(), EventBody(LIMITS), Sent()
+    monkeypatch.setattr(transport, "direct_socket", object)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(body.run, sent, transport)
+        await trio.testing.wait_all_tasks_blocked()
+        body.write(b"data: 1\n\n")
+        await trio.testing.wait_all_tasks_blocked()
+        body.finish(b"")
+    assert sent.data == b"data: 1\n\n"
+    assert transport.read() == b""
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize("direct", [False, True])
 async def test_silence_is_broken_by_comments(pair, direct, autojump_clock):
     transport = pair()
@@ -265,7 +292,8 @@ async def test_a_body_ends_with_its_last_producer():
 
 Make = Callable[[], NativeEvents | ChatEvents | CompletionEvents]
 TOKENIZER = byte_tokenizer()
-ENVELOPE = Envelope(0, "m", "f")
+ENVELOPE = Envelope("chatcmpl-1", 0, "m", "f")
+SHOWN = Shown(LogprobWriter(TOKENIZER))
 FAMILIES: dict[str, tuple[bool, Make, Callable]] = {
     "native": (True, lambda: NativeEvents("", True), lambda event: event["token"]["text"]),
     "queries": (
@@ -275,12 +303,12 @@ FAMILIES: dict[str, tuple[bool, Make, Callable]] = {
     ),
     "chat": (
         False,
-        lambda: ChatEvents(ENVELOPE, 0, True, UsageCount(1)),
+        lambda: ChatEvents(ENVELOPE, 0, UsageCount(1), SHOWN),
         lambda event: event["choices"][0]["delta"]["content"],
     ),
     "completions": (
         False,
-        lambda: CompletionEvents(ENVELOPE, 0, 0, "", UsageCount(1)),
+        lambda: CompletionEvents(ENVELOPE, 0, UsageCount(1), "", SHOWN),
         lambda event: event["choices"][0]["text"],
     ),
 }

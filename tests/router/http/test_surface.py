@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,9 +11,9 @@ import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
-from tgi_trio.router.http import replies
 from tgi_trio.router.http.app import ROUTES
-from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.messages import replies, service_replies
 
 pytestmark = pytest.mark.trio
 
@@ -25,7 +26,7 @@ async def test_keys_guard_what_tgi_guards():
         for method, path in [(route.method, route.path) for route in ROUTES]:
             path = re.sub("<path:[a-z]+>", "nick", path)
             body = {"inputs": "x", "prompt": "x", "messages": [{"role": "a", "content": "b"}]}
-            body["instances"] = [{"inputs": "x"}]
+            body["instances"], body["tokens"] = [{"inputs": "x"}], [5]
             if path.endswith("/infer"):
                 text = {"name": "x", "shape": [1, 1], "datatype": "BYTES", "data": [65]}
                 body = {"inputs": [text], "outputs": [{"name": "y"}]}
@@ -37,6 +38,26 @@ async def test_keys_guard_what_tgi_guards():
                 assert "API key" in answer.json()["error"]["message"]
             elif guarded:
                 assert answer.body == b""
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x_api_key": "Secret"}, 200),
+        ({"x_api_key": "secret"}, 200),
+        ({"x_api_key": "Schlüssel-Ü".encode()}, 200),
+        ({"x_api_key": "Secret", "authorization": "Bearer wrong"}, 200),
+        ({"x_api_key": "wrong", "authorization": "Bearer Secret"}, 200),
+        ({"x_api_key": "Bearer Secret"}, 401),
+        ({"x_api_key": "Secre"}, 401),
+        ({"x_api_key": ""}, 401),
+    ],
+)
+async def test_a_key_may_come_in_a_header_of_its_own(headers, status):
+    async with served(http=KEYS) as server:
+        client = await server.connect()
+        answer = await client.post("/v1/completions", {"prompt": "x"}, **headers)
+    assert answer.status == status
 
 
 @pytest.mark.parametrize(
@@ -70,7 +91,8 @@ async def test_cors_for_everybody(http):
         )
     assert (preflight.status, preflight.body) == (200, b"")
     assert preflight.headers["access-control-allow-methods"] == "GET,POST"
-    assert "content-type" in preflight.headers["access-control-allow-headers"]
+    allowed = preflight.headers["access-control-allow-headers"].split(",")
+    assert {"content-type", "authorization", "x-api-key"} <= set(allowed)
 
 
 async def test_cors_for_some():
@@ -97,29 +119,37 @@ async def test_request_ids_are_taken_over_or_made():
     assert server.engine.submitted[0].name == "named"
 
 
-async def test_unknown_paths_and_methods_have_no_body(http):
+async def test_unknown_paths_and_methods_are_told_as_json(http):
     async with served(http=http) as server:
         client = await server.connect()
-        for path in ("/nowhere", "/generate/", "/v1"):
-            answer = await client.get(path)
-            assert (answer.status, answer.body) == (404, b""), path
+        for method, path in (("GET", "/nowhere"), ("GET", "/generate/"), ("POST", "/v1/x")):
+            answer = await client.ask(method, path)
+            error = msgspec.json.decode(answer.body, type=replies.OpenAIErrorResponse).error
+            assert answer.headers["content-type"] == "application/json"
+            assert (answer.status, error.http_status_code, error.type) == (404, 404, "not_found")
+            assert f"`{path}`" in error.message
+        long = await client.get("/" + "x" * 5000)
+        assert len(long.json()["error"]["message"]) < 300
         answer = await client.get("/generate")
-        assert (answer.status, answer.body) == (405, b"")
+        error = msgspec.json.decode(answer.body, type=replies.OpenAIErrorResponse).error
+        assert (answer.status, error.type) == (405, "method_not_allowed")
+        assert error.message == "`/generate` does not answer GET; it answers POST"
         assert answer.headers["allow"] == "POST"
         answer = await client.ask("PUT", "/")
         assert answer.status == 405
         assert set(answer.headers["allow"].split(",")) == {"GET", "HEAD", "POST"}
 
 
-async def test_head_works_where_get_does(http):
+@pytest.mark.parametrize(("path", "status"), [(b"/info", b"200"), (b"/nowhere", b"404")])
+async def test_head_works_where_get_does(http, path, status):
     async with served(http=http) as server:
         stream = await server.raw()
-        await stream.send_all(b"HEAD /info HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+        await stream.send_all(b"HEAD %b HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n" % path)
         data = b""
         while more := await stream.receive_some(65536):
             data += more
     head, _, body = data.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 ")
+    assert head.startswith(b"HTTP/1.1 %b " % status)
     assert body == b""
 
 
@@ -154,17 +184,22 @@ async def test_ready_tells_why_and_live_is_red_only_for_good():
         assert (answer.status, answer.json()["live"]) == (503, False)
 
 
+def model_info(name: str) -> dict[str, Any]:
+    return {
+        "id": name, "object": "model", "created": 0, "owned_by": "test/model",
+        "root": "test/model", "parent": None, "max_model_len": 2048,
+    }  # fmt: skip
+
+
 async def test_info_and_models():
     async with served() as server:
         client = await server.connect()
         info = await client.get("/info")
         models = await client.get("/v1/models")
-    decoded = msgspec.json.decode(info.body, type=replies.Info)
+    decoded = msgspec.json.decode(info.body, type=service_replies.Info)
     assert list(info.json()) == list(decoded.__struct_fields__)
     assert (decoded.model_id, decoded.router) == ("test/model", "text-generation-router")
-    assert models.json()["data"][0] == {
-        "id": "test/model", "object": "model", "created": 0, "owned_by": "test/model",
-    }  # fmt: skip
+    assert models.json()["data"] == [model_info("test/model"), model_info("nick")]
 
 
 @pytest.mark.parametrize("path", ["test/model", "test%2Fmodel", "nick"])
@@ -173,12 +208,7 @@ async def test_a_model_is_looked_up_by_any_of_its_names(path):
         client = await server.connect()
         answer = await client.get(f"/v1/models/{path}")
     assert answer.status == 200
-    assert answer.json() == {
-        "id": path.replace("%2F", "/"),
-        "object": "model",
-        "created": 0,
-        "owned_by": "test/model",
-    }
+    assert answer.json() == model_info(path.replace("%2F", "/"))
 
 
 async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
@@ -191,14 +221,15 @@ async def test_an_unknown_model_is_a_404_that_lists_what_is_served():
             assert "`test/model`" in error["message"] and "`nick`" in error["message"]
             assert (error["type"], error["http_status_code"]) == ("not_found", 404)
         empty = await client.get("/v1/models/")
-    assert (empty.status, empty.body) == (404, b"")
+    assert empty.status == 404
+    assert "Nothing is served at `/v1/models/`" in empty.json()["error"]["message"]
 
 
 async def test_tokenize_gives_byte_offsets():
     async with served() as server:
         client = await server.connect()
         answer = await client.post("/tokenize", {"inputs": "né" + "x" * 300})
-    tokens = msgspec.json.decode(answer.body, type=list[replies.SimpleToken])
+    tokens = msgspec.json.decode(answer.body, type=list[service_replies.SimpleToken])
     assert (tokens[0].text, tokens[0].start, tokens[0].stop) == ("", 0, 0)
     assert (tokens[1].text, tokens[1].start, tokens[1].stop) == ("n", 0, 1)
     assert (tokens[2].text, tokens[2].start, tokens[2].stop) == ("é", 1, 3)
@@ -221,15 +252,16 @@ async def test_a_defect_is_a_500_that_names_the_request(http, caplog):
 async def test_quarts_test_client_reaches_the_routes():
     from tgi_trio.router.http.app import Application
 
-    engine = FakeEngine()
+    # Its client reads an answer when all of it was sent, into a channel for ten messages.
+    engine = FakeEngine(lambda prompt: "Hello")
     app = Application(engine)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.run)
+        nursery.start_soon(engine.run, 0.01)  # seconds: each event is a message of its own
         client = app.test_client()
         whole = await client.post("/generate", json={"inputs": "x"})
         stream = await client.post("/generate_stream", json={"inputs": "x"})
-        assert await whole.get_json() == {"generated_text": "Hello world"}
-        assert (await stream.get_data()).count(b"data: ") == 12
+        assert await whole.get_json() == {"generated_text": "Hello"}
+        assert (await stream.get_data()).count(b"data: ") == 6
         nursery.cancel_scope.cancel()
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
 from tests.router.http.served import Answer, served
 from tgi_trio.errors import GrammarError
-from tgi_trio.router.http import replies
-from tgi_trio.router.http.engine_api import Limits
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.http.messages import replies
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.formats import FORMATS, HERMES
 
@@ -115,6 +115,8 @@ async def test_the_bytes_of_a_call(http):
         },
         "logprobs": None,
         "finish_reason": "tool_calls",
+        "stop_reason": None,
+        "matched_stop": 1,
     }
     stream = await asked(engine(text), http, stream=True)
     events = [json.loads(event)["choices"][0] for event in stream.events()[:-1]]
@@ -242,7 +244,7 @@ async def test_a_tool_whose_schema_has_no_grammar_is_named(http):
         ([WEATHER, broken], "Tool error: the `parameters` of `broken`: grammar is not valid: Inv"),
         (many, "Input validation error: grammar is not valid: it has too many bytes"),
     ):
-        found = engine("", limits=Limits(max_input_tokens=8000, max_total_tokens=9000))
+        found = engine("", limits=ServedLimits(max_input_tokens=8000, max_total_tokens=9000))
         found.validator._check_grammar = check
         answer = await asked(found, http, tools=tools)
         assert answer.status == 422

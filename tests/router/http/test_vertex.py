@@ -6,8 +6,8 @@ import pytest
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
-from tgi_trio.router.http.engine_api import Limits
-from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.engine_api import ServedLimits
 
 pytestmark = pytest.mark.trio
 
@@ -58,11 +58,12 @@ async def test_what_is_wrong_is_told(body, status, text):
 
 
 async def test_every_instance_takes_a_permit():
-    fake = echo(limits=Limits(max_concurrent_requests=1))
+    fake = echo(limits=ServedLimits(max_concurrent_requests=3))
     async with served(fake) as server:
         client = await server.connect()
-        two = await client.post("/vertex", {"instances": [{"inputs": "a"}] * 2})
-        one = await client.post("/vertex", {"instances": [{"inputs": "a"}]})
+        with fake.permit(2):
+            two = await client.post("/vertex", {"instances": [{"inputs": "a"}] * 2})
+            one = await client.post("/vertex", {"instances": [{"inputs": "a"}]})
     assert (two.status, one.status) == (429, 200)
 
 

@@ -1,37 +1,37 @@
 """The quart-trio application: routes, and how requests reach them.
 
-Generation routes skip Quart's dispatch, which would cost as much as the rest of a request; the
-same handlers are registered with Quart as well, which serves everything else and answers what no
-route does. `HttpSettings.shortcut` switches the short way off.
+There is one way through it: `HttpRequest` reads the body, has a route answer and sends the reply,
+and the transport tells when the client leaves. Only how the route is found differs. Routes that
+generate have whole paths and are looked up in a dictionary; everything else, and what no route
+answers, is dispatched by Quart, with which all routes are registered. Quart's dispatch adds half to
+what a short request costs (`ours-quart` in `bench.http`, docs/benchmarks.md), which is why there
+are two; `HttpSettings.shortcut` switches the dictionary off.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any, cast
 
 import trio
 from quart import Response, request
-from quart.asgi import ASGIHTTPConnection
 from quart.wrappers.response import ResponseBody
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
-from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
+from werkzeug.exceptions import HTTPException
 
-from tgi_trio.router.http.dispatch import Cors, RequestIds, answer, rejected
-from tgi_trio.router.http.engine_api import Engine
-from tgi_trio.router.http.errors import (
+from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
+from tgi_trio.router.http.dispatch import Cors, RequestIds, answer, to_rejection, unrouted
+from tgi_trio.router.http.engine_api import EngineApi
+from tgi_trio.router.http.messages.problems import (
     BodyRejected,
-    Header,
     internal,
     too_large,
     too_slow,
 )
-from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.routes import (
     chat,
     completions,
@@ -39,14 +39,22 @@ from tgi_trio.router.http.routes import (
     native,
     operations,
     sagemaker,
+    tokens,
     ui,
     vertex,
 )
 from tgi_trio.router.http.sse import EventBody
-from tgi_trio.router.http.transport import Transport
-from tgi_trio.router.receipt import Receipt
+from tgi_trio.router.http.wire.headers import Header
+from tgi_trio.router.http.wire.transport import (
+    EXTENSION,
+    AsgiTransport,
+    Receive,
+    Send,
+    Transport,
+)
 from tgi_trio.router.request import Timings
-from tgi_trio.router.tracing import Exchange, Tracer
+from tgi_trio.router.telemetry.request_stats import RequestStats
+from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer
 
 ROUTES: tuple[Route, ...] = (
     *native.ROUTES,
@@ -55,6 +63,7 @@ ROUTES: tuple[Route, ...] = (
     *sagemaker.ROUTES,
     *vertex.ROUTES,
     *kserve.ROUTES,
+    *tokens.ROUTES,
     *operations.ROUTES,
     *ui.ROUTES,
 )
@@ -63,11 +72,8 @@ access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
 
 _SCOPE_KEY = "tgi_trio.connection"
 
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
-
-class HttpConnection(TrioASGIHTTPConnection):
+class HttpRequest(TrioASGIHTTPConnection):
     """One request on its way through the application.
 
     Holds what the request holds: `resources` is closed synchronously when the client leaves or the
@@ -75,6 +81,8 @@ class HttpConnection(TrioASGIHTTPConnection):
     """
 
     app: Application
+    transport: Transport  # this and the next are set by the call
+    _receive: Receive
 
     def __init__(self, app: Application, scope: Any) -> None:
         super().__init__(app, scope)
@@ -82,28 +90,58 @@ class HttpConnection(TrioASGIHTTPConnection):
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.request_id = app.request_ids.name(self.headers)
         self.began = trio.current_time()
-        self.transport = Transport()
         self.generations: list[Timings] = []
-        self.receipts: list[Receipt] = []
-        self.watched = True  # a task of ours waits for hypercorn's `http.disconnect`
+        self.all_stats: list[RequestStats] = []
+        self._route: Route | None = None  # that answers
+        self._left = False
+        # One scope for both that can end a request early: the body's time, and the client leaving.
+        self._serving = trio.CancelScope(deadline=self.began + app.http.body_timeout)
 
     async def __call__(self, receive: Receive, send: Send) -> None:
         """Serve the request."""
-        self.transport = Transport.behind(send)
-        scope = self.scope
-        with self.resources:
-            if scope["method"] == "OPTIONS":
-                await self._transmit(send, self.app.cors.preflight())
-                return
-            route = self.app.shortcuts.get((scope["method"], scope["path"]))
-            if route is not None:
-                await self._shortcut(route, receive, send)
-                return
-            cast("dict[str, Any]", scope)[_SCOPE_KEY] = self
-            await super().__call__(receive, send)
+        extensions = cast("dict[str, Any]", self.scope.get("extensions", {}))
+        if EXTENSION in extensions:
+            await self._serve(extensions[EXTENSION], receive, send)
+            return
+        async with trio.open_nursery() as nursery:  # another ASGI server, or a test client
+            transport = AsgiTransport(nursery, receive, send)
+            await self._serve(transport, transport.receive, transport.send)
+            nursery.cancel_scope.cancel()
 
-    def call(self, body: bytes, path: Mapping[str, str] | None = None) -> Call:
-        """Return the request as routes see it."""
+    async def _serve(self, transport: Transport, receive: Receive, send: Send) -> None:
+        self.transport, self._receive = transport, receive
+        with self.resources:
+            with self._serving:
+                await self._transmit(send, await self._find_reply(send))
+            if self._serving.cancelled_caught and self._route is not None and not self._left:
+                await self._transmit(send, to_rejection(too_slow(), self._route.openai))
+
+    async def _find_reply(self, send: Send) -> Reply:
+        """Return the answer; of the routes in `shortcuts` without Quart's dispatch."""
+        scope = self.scope
+        if scope["method"] == "OPTIONS":
+            self._end_reading()
+            return self.app.cors.preflight()
+        route = self.app.shortcuts.get((scope["method"], scope["path"]))
+        if route is not None:
+            return await self.answer(route)
+        cast("dict[str, Any]", scope)[_SCOPE_KEY] = self
+        response = await self.app.handle_request(self._create_request_from_scope(send))
+        self._end_reading()
+        return await _reply_of(response)
+
+    async def answer(self, route: Route, path: Mapping[str, str] | None = None) -> Reply:
+        """Read the body and have `route` answer; `path` is what the route's path leaves open."""
+        self._route = route
+        try:
+            body = await self._read_body()
+        except BodyRejected as error:
+            return to_rejection(error, route.openai)
+        finally:
+            self._end_reading()
+        return await answer(route, self._call(body, path))
+
+    def _call(self, body: bytes, path: Mapping[str, str] | None) -> Call:
         return Call(
             engine=self.app.engine,
             settings=self.app.http,
@@ -114,53 +152,33 @@ class HttpConnection(TrioASGIHTTPConnection):
             resources=self.resources,
             path=path or {},
             generations=self.generations,
-            receipts=self.receipts,
+            all_stats=self.all_stats,
         )
 
-    # ---- the short way --------------------------------------------------------------------------
-
-    async def _shortcut(self, route: Route, receive: Receive, send: Send) -> None:
-        found: bytes | Reply | None = None
-        with trio.CancelScope(deadline=self.began + self.app.http.body_timeout) as scope:
-            try:
-                found = await self._read_body(receive)
-            except BodyRejected as error:
-                found = rejected(error, route.openai)
-            scope.deadline = math.inf
-            leave = partial(self._leave, scope)
-            if isinstance(found, bytes) and self.transport.on_leave(leave):
-                self.watched = False
-                await self._transmit(send, await answer(route, self.call(found)))
-        if scope.cancelled_caught and self.watched:
-            found = rejected(too_slow(), route.openai)
-        if found is None or not self.watched:
-            return
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, receive, nursery.cancel_scope)
-            if isinstance(found, bytes):
-                found = await answer(route, self.call(found))
-            await self._transmit(send, found)
-            nursery.cancel_scope.cancel()
-
-    def _leave(self, request: trio.CancelScope) -> None:
+    def _leave(self) -> None:
         """The client has left: free what the request holds, then end it."""
+        self._left = True
         # In this order, because the cancellation may have to wait for a send that is shielded.
         self.resources.close()
-        request.cancel()
+        self._serving.cancel()
 
-    async def _read_body(self, receive: Receive) -> bytes | None:
-        """Return the body; None when the client left. Raises BodyRejected (413)."""
+    # ---- the body -------------------------------------------------------------------------------
+
+    async def _read_body(self) -> bytes:
+        """Return the body. Raises BodyRejected (413)."""
         limit = self.app.http.payload_limit
-        expected = self._announced()
-        if expected > limit:
+        length = self.headers.get(b"content-length", b"")
+        announced = int(length) if length.isdigit() else 0
+        if announced > limit:
             raise too_large()
         await self.transport.invite_body()
         pieces: list[bytes] = []
         size = 0
         while True:
-            message = await receive()
+            message = await self._receive()
             if message["type"] != "http.request":
-                return None
+                self._leave()
+                await trio.sleep_forever()  # cancelled: there is nobody to answer
             piece = message.get("body", b"")
             size += len(piece)
             if size > limit:
@@ -168,33 +186,13 @@ class HttpConnection(TrioASGIHTTPConnection):
             if piece:
                 pieces.append(piece)
             # The message that says that all was said is not worth another turn of the scheduler.
-            if not message.get("more_body", False) or (expected and size == expected):
+            if not message.get("more_body", False) or (announced and size == announced):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _announced(self) -> int:
-        """Return how many bytes of body the head of the request announces."""
-        length = self.headers.get(b"content-length", b"")
-        return int(length) if length.isdigit() else 0
-
-    async def _watch(self, receive: Receive, request: trio.CancelScope) -> None:
-        """End the request when its client has left."""
-        while (await receive())["type"] != "http.disconnect":
-            pass  # the rest of a body that was too large
-        self._leave(request)
-
-    # ---- Quart's way ----------------------------------------------------------------------------
-
-    async def handle_messages(  # type: ignore[override]
-        self, nursery: trio.Nursery, request: Any, receive: Receive
-    ) -> None:
-        """Feed the body to Quart's request; end the request when its client has left."""
-        if self._announced() <= self.app.http.payload_limit:
-            await self.transport.invite_body()
-        await ASGIHTTPConnection.handle_messages(self, request, receive)
-        self._leave(nursery.cancel_scope)
-
-    async def _send_response(self, send: Send, response: Any) -> None:
-        await self._transmit(send, await _reply_of(response))
+    def _end_reading(self) -> None:
+        """No more of the body is wanted: from now on the transport tells when the client leaves."""
+        self._serving.deadline = math.inf
+        self.transport.on_leave(self._leave)
 
     # ---- sending --------------------------------------------------------------------------------
 
@@ -208,7 +206,7 @@ class HttpConnection(TrioASGIHTTPConnection):
     def _tell(self, status: int) -> None:
         """Write the log line of the request, and its trace: probes and pages have none."""
         scope, client, ended = self.scope, self.scope.get("client"), trio.current_time()
-        cost = Receipt.sum(self.receipts).fields() if self.receipts else {}
+        cost = RequestStats.sum(self.all_stats).fields() if self.all_stats else {}
         extra = {
             "request_id": self.request_id,
             "client": client[0] if client else "local",
@@ -216,7 +214,7 @@ class HttpConnection(TrioASGIHTTPConnection):
             **cost,
         }
         if self.app.tracer is not None and scope["method"] == "POST":
-            exchange = Exchange(
+            exchange = RequestSpan(
                 method=scope["method"],
                 path=scope["path"],
                 status=status,
@@ -226,7 +224,7 @@ class HttpConnection(TrioASGIHTTPConnection):
                 generations=self.generations,
                 attributes={"request_id": self.request_id, **cost},
                 failed=sum(each.finished is not None for each in self.generations)
-                > len(self.receipts),
+                > len(self.all_stats),
             )
             extra["trace_id"] = self.app.tracer.record(exchange)
         access.info("%s %s %d", scope["method"], scope["path"], status, extra=extra)
@@ -248,16 +246,10 @@ class HttpConnection(TrioASGIHTTPConnection):
         # Given back before the client can know that it has its answer: its next request would
         # otherwise find the permit of this one still taken.
         self.resources.close()
-        transport.on_leave(None)  # the next request may begin within the next line
-        end = {"type": "http.response.body", "body": body_end, "more_body": False}
-        if not self.watched:
-            await send(end)
-            return
-        # After its last message hypercorn reports a disconnect, by which this very task would be
-        # cancelled in the middle of recycling or closing the connection: keep-alive would never
-        # time out, and clients that wait for the end of the connection would wait for ever.
-        with trio.move_on_after(transport.send_timeout, shield=True):
-            await send(end)
+        # A client that has its answer may go. Some servers report the end of an answer as a
+        # disconnect, by which this very task would be cancelled in the middle of closing.
+        transport.on_leave(None)
+        await send({"type": "http.response.body", "body": body_end, "more_body": False})
 
     def _headers(self, reply: Reply) -> list[Header]:
         headers = list(reply.headers)
@@ -271,11 +263,11 @@ class HttpConnection(TrioASGIHTTPConnection):
 class Application(QuartTrio):
     """Routes of the server, all of them unless told otherwise, in front of one engine."""
 
-    asgi_http_class = HttpConnection  # type: ignore[assignment]
+    asgi_http_class = HttpRequest  # type: ignore[assignment]
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineApi,
         http: HttpSettings | None = None,
         tracer: Tracer | None = None,
         routes: Sequence[Route] = ROUTES,
@@ -286,13 +278,10 @@ class Application(QuartTrio):
         self.tracer = tracer
         self.cors = Cors(self.http.cors_allow_origin)
         self.request_ids = RequestIds()
-        self.config["MAX_CONTENT_LENGTH"] = self.http.payload_limit
-        self.config["BODY_TIMEOUT"] = self.http.body_timeout
-        self.config["RESPONSE_TIMEOUT"] = None  # a generation takes as long as it takes
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
         self.url_map.merge_slashes = False
         self.shortcuts: dict[tuple[str, str], Route] = {}
-        wanted = (*routes, *vertex.asked_for(self.http))  # the latter may replace one of ours
+        wanted = (*routes, *vertex.vertex_routes(self.http))  # the latter may replace one of ours
         for route in {(each.method, each.path): each for each in wanted}.values():
             self._register(route)
         self.register_error_handler(HTTPException, _http_error)
@@ -300,14 +289,7 @@ class Application(QuartTrio):
 
     def _register(self, route: Route) -> None:
         async def view(**path: str) -> Response:
-            connection = _connection()
-            try:
-                body = cast(bytes, await request.get_data(cache=False, as_text=False))
-            except RequestEntityTooLarge:
-                return _response(rejected(too_large(), route.openai))
-            except RequestTimeout:
-                return _response(rejected(too_slow(), route.openai))
-            return _response(await answer(route, connection.call(body, path)))
+            return _response(await _connection().answer(route, path))
 
         self.add_url_rule(
             route.path,
@@ -320,9 +302,9 @@ class Application(QuartTrio):
             self.shortcuts[route.method, route.path] = route
 
 
-def _connection() -> HttpConnection:
+def _connection() -> HttpRequest:
     """Return the connection of the request that Quart is serving."""
-    found: HttpConnection = cast("dict[str, Any]", request.scope)[_SCOPE_KEY]
+    found: HttpRequest = cast("dict[str, Any]", request.scope)[_SCOPE_KEY]
     return found
 
 
@@ -355,12 +337,10 @@ async def _reply_of(response: Any) -> Reply:
 
 
 async def _http_error(error: HTTPException) -> Response:
-    """Answer what no route answers: like TGI without a body, or in its words."""
-    headers: list[Header] = []
-    for name, value in error.get_headers():
-        if name.lower() == "allow":
-            headers.append((b"allow", value.replace(" ", "").encode("latin-1")))
-    return _response(Reply(b"", error.code or 500, b"", headers))
+    """Answer what no route answers."""
+    allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
+    reply = unrouted(error.code or 500, request.method, request.path, ",".join(allowed))
+    return _response(reply)
 
 
 async def _defect(error: Exception) -> Response:

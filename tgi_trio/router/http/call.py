@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from tgi_trio.router.http.engine_api import Engine
-from tgi_trio.router.http.errors import Header
+from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.sse import EventBody
-from tgi_trio.router.receipt import Receipt
+from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Timings
+from tgi_trio.router.telemetry.request_stats import RequestStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class HttpSettings:
     body_timeout: float = 60.0  # seconds a client may take to send its body
     silence: float = 15.0  # seconds without an event before a keep-alive comment
     stream_backlog: int = 1 << 20  # bytes one stream may fall behind its generation
-    direct_writes: bool = True  # events straight to the socket; off: always through hypercorn
+    direct_writes: bool = True  # events straight to the socket; off: always through ASGI's `send`
     shortcut: bool = True  # generation routes skip Quart's dispatch
 
 
@@ -37,7 +37,7 @@ class HttpSettings:
 class Call:
     """One request. Whatever it holds lives in `resources`, which closes when it ends or leaves."""
 
-    engine: Engine
+    engine: EngineApi
     settings: HttpSettings
     headers: dict[bytes, bytes]  # names in lower case
     body: bytes
@@ -46,7 +46,7 @@ class Call:
     resources: ExitStack
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
     generations: list[Timings] = field(default_factory=list)  # of all that were queued
-    receipts: list[Receipt] = field(default_factory=list)  # of those that ended well
+    all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
 
 
 @dataclass(slots=True)

@@ -12,15 +12,16 @@ import orjson
 from msgspec import to_builtins
 
 from tgi_trio.errors import GrammarError, TemplateError, ToolError
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.errors import Refused
-from tgi_trio.router.http.exchange import Call
-from tgi_trio.router.http.tool_calls import AnswerReader, new_call_id
+from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.http.messages.response_format import forms
+from tgi_trio.router.http.messages.tool_calls import AnswerReader, new_call_id
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.tools.call_parser import CallParser
 from tgi_trio.router.text.tools.formats import Format, format_of
 from tgi_trio.router.text.tools.functions import Function, ToolUse, tool_use
 from tgi_trio.router.text.tools.grammar import tool_grammar
-from tgi_trio.router.text.tools.parser import CallParser
 
 # For templates that know nothing of tools; the format is the one `format_of` gives for them.
 _TOOL_PROMPT = """
@@ -61,8 +62,12 @@ def chat_tools(call: Call, request: schema.ChatRequest) -> ChatTools | None:
     choice = request.tool_choice
     if choice == "none":
         return None
-    if request.tools is not None and _constrained(request):
-        raise ToolError("Grammar and tools are mutually exclusive")
+    if request.tools is not None and (given := forms(request)):
+        form = ", ".join(f"`{each}`" for each in given)
+        raise ToolError(
+            f"Grammar and tools are mutually exclusive: {form} beside `tools` (leave one of them "
+            'out, or set `tool_choice` to "none")'
+        )
     functions = [_function(tool, i) for i, tool in enumerate(request.tools or [])]
     named = isinstance(choice, schema.NamedToolChoice)
     use = tool_use(
@@ -78,12 +83,12 @@ def chat_tools(call: Call, request: schema.ChatRequest) -> ChatTools | None:
     return ChatTools(
         use=use,
         format=format_of(template.source(tools=True) if template is not None else ""),
-        listed=[_listed(t) for t in request.tools or [] if t["function"]["name"] in names],
+        listed=[_to_listed_tool(t) for t in request.tools or [] if t["function"]["name"] in names],
         added=call.engine.tokenizer.added_tokens,
     )
 
 
-async def blame(call: Call, tools: ChatTools) -> None:
+async def explain_tool_error(call: Call, tools: ChatTools) -> None:
     """Raise ToolError for the first tool whose arguments have no grammar, if there is one."""
     for function in tools.use.functions:
         try:
@@ -92,18 +97,14 @@ async def blame(call: Call, tools: ChatTools) -> None:
             raise ToolError(f"the `parameters` of `{function.name}`: {error}") from error
 
 
-def _constrained(request: schema.ChatRequest) -> bool:
-    return request.response_format is not None and request.response_format.type != "text"
-
-
 def _function(tool: Mapping[str, Any], i: int) -> Function:
-    found = schema.converted(tool, schema.Tool, f"tools[{i}]").function
+    found = schema.convert_body(tool, schema.Tool, f"tools[{i}]").function
     return Function.of(
         found.name, found.arguments if found.parameters is None else found.parameters
     )
 
 
-def _listed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _to_listed_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a tool as it was sent, but for TGI's other name of `parameters`."""
     function = tool["function"]
     if "parameters" in function or "arguments" not in function:
@@ -126,7 +127,7 @@ def render_prompt(call: Call, request: schema.ChatRequest, tools: ChatTools | No
     shown = tools is not None and template.uses("tools", tools=True)
     messages = [_template_message(message, i) for i, message in enumerate(request.messages)]
     if "tool_calls" not in template.source(tools=shown):
-        messages = [_flattened(message) for message in messages]
+        messages = [_flatten_content(message) for message in messages]
     if tools is not None:
         _append_tool_prompt(messages, request.tool_prompt, None if shown else tools.listed)
     return template.render(
@@ -134,16 +135,25 @@ def render_prompt(call: Call, request: schema.ChatRequest, tools: ChatTools | No
         tools=tools.listed if tools is not None and shown else None,
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=_continues(request, messages),
+        documents=request.documents,
         **_variables(request.chat_template_kwargs),
     )
 
 
 def _continues(request: schema.ChatRequest, messages: Sequence[Mapping[str, Any]]) -> bool:
-    if request.continue_final_message is not None:
-        return request.continue_final_message
-    # TGI continues a final message of the assistant by itself.
-    last = messages[-1] if messages else {}
-    return last.get("role") == "assistant" and bool(last.get("content"))
+    """Return whether the answer goes on with the last message; raises Refused."""
+    begins = request.add_generation_prompt is True
+    if request.continue_final_message is None:
+        # TGI continues a final message of the assistant by itself.
+        last = messages[-1] if messages else {}
+        return not begins and last.get("role") == "assistant" and bool(last.get("content"))
+    if begins and request.continue_final_message:
+        text = (
+            "`continue_final_message` and `add_generation_prompt` cannot both be true: the one "
+            "goes on with the last message, the other begins a new one"
+        )
+        raise Refused(422, f"Input validation error: {text}", "validation")
+    return request.continue_final_message
 
 
 _OURS = frozenset(
@@ -155,7 +165,7 @@ def _variables(given: dict[str, Any] | None) -> dict[str, Any]:
     variables = given or {}
     for name in variables:
         if name in _OURS:
-            raise schema.invalid("chat_template_kwargs", f"`{name}` has a field of its own")
+            raise schema.invalid_value("chat_template_kwargs", f"`{name}` has a field of its own")
     return variables
 
 
@@ -186,7 +196,7 @@ def _template_message(message: schema.Message, i: int) -> dict[str, Any]:
     if isinstance(message.content, list):
         fields["content"] = "".join(_text_of(chunk, i) for chunk in message.content)
     elif message.content is None and message.tool_calls is None:
-        raise schema.invalid(f"messages[{i}]", "needs `content` or `tool_calls`")
+        raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     if message.tool_calls is not None:
         fields["tool_calls"] = [_template_call(each) for each in message.tool_calls]
     return {name: value for name, value in fields.items() if value is not None}
@@ -197,7 +207,7 @@ def _text_of(chunk: schema.MessageChunk, i: int) -> str:
         text = f"messages[{i}] holds an image, and images are not supported yet"
         raise Refused(422, f"Input validation error: {text}", "validation")
     if chunk.text is None:
-        raise schema.invalid(f"messages[{i}].content", "a text part needs `text`")
+        raise schema.invalid_value(f"messages[{i}].content", "a text part needs `text`")
     return chunk.text
 
 
@@ -213,7 +223,7 @@ def _template_call(each: schema.ToolCall) -> dict[str, Any]:
     return made if each.id is None else {"id": each.id, **made}
 
 
-def _flattened(message: dict[str, Any]) -> dict[str, Any]:
+def _flatten_content(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose calls are text, for a template that would drop them."""
     calls = message.get("tool_calls")
     if not calls:

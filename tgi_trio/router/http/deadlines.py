@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.http.exchange import Call
+from tgi_trio.router.http.call import Call
 from tgi_trio.router.request import Request
-from tgi_trio.router.validation import GenerateParameters
+from tgi_trio.router.validation import GenerationParameters
 
 HEADER = b"x-request-timeout"
 
@@ -21,10 +21,10 @@ class Urgent(Protocol):
     priority: int | None  # lower is sooner
 
 
-async def validated(
+async def validate_request(
     call: Call,
     prompt: str | Sequence[int],
-    asked: GenerateParameters,
+    asked: GenerationParameters,
     urgent: Urgent,
     *,
     add_special_tokens: bool = True,

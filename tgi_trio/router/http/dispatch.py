@@ -7,32 +7,37 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import trio
 
 from tgi_trio.errors import TgiTrioError
-from tgi_trio.router.http.errors import BodyRejected, Header, Problem
-from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import explain
+from tgi_trio.router.http.messages.problems import BodyRejected, Problem
+from tgi_trio.router.http.wire.headers import Header
 
 log = logging.getLogger(__name__)
 
+_LONGEST_PATH = 200  # characters of an unknown path that its answer repeats
 _LONGEST_ID = 128  # characters of a client's request id that are taken over
 
 UNAUTHORIZED = Reply(b"", status=401, content_type=b"")
 _NO_KEY = Problem(
-    401, "The API key is missing or wrong: send `Authorization: Bearer <key>`", "unauthorized"
+    401,
+    "The API key is missing or wrong: send `Authorization: Bearer <key>` or `x-api-key: <key>`",
+    "unauthorized",
 )
 
 
 async def answer(route: Route, call: Call) -> Reply:
     """Return the route's reply, or the one that tells of its error. Raises only Cancelled."""
-    if route.protected and not authorized(call.headers, call.settings.api_keys):
+    if route.protected and not is_authorized(call.headers, call.settings.api_keys):
         return reply_for(_NO_KEY, openai=True) if route.openai else UNAUTHORIZED
     try:
         return await route.handler(call)
     except BodyRejected as error:
-        return rejected(error, route.openai)
+        return to_rejection(error, route.openai)
     except TgiTrioError as error:
         return reply_for(explain(call, error), route.openai)
     except Exception as error:
@@ -50,7 +55,7 @@ def reply_for(problem: Problem, openai: bool) -> Reply:
     return Reply(body, problem.status, headers=problem.headers())
 
 
-def rejected(error: BodyRejected, openai: bool) -> Reply:
+def to_rejection(error: BodyRejected, openai: bool) -> Reply:
     """Return the reply to a body that could not be read: plain text, or OpenAI's shape."""
     if openai:
         return reply_for(Problem(error.status, str(error), "invalid_body"), openai=True)
@@ -58,13 +63,34 @@ def rejected(error: BodyRejected, openai: bool) -> Reply:
     return Reply(text, error.status, b"text/plain; charset=utf-8")
 
 
-def authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
-    """Return whether a request carries one of the keys, compared as TGI does: without case."""
+def unrouted(status: int, method: str, path: str, allowed: str = "") -> Reply:
+    """Return the reply to what no route answers, in OpenAI's shape; `allowed`: other methods."""
+    shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
+    match status:
+        case 404:
+            text = f"Nothing is served at `{shown}`; GET /docs lists what is"
+            problem = Problem(status, text, "not_found")
+        case 405:
+            methods = allowed.replace(" ", "")
+            text = f"`{shown}` does not answer {method}; it answers {methods.replace(',', ', ')}"
+            allow = (b"allow", methods.encode("latin-1"))
+            reply = reply_for(Problem(status, text, "method_not_allowed"), openai=True)
+            return replace(reply, headers=[*reply.headers, allow])
+        case _:
+            problem = Problem(status, f"The request to `{shown}` cannot be answered", "http")
+    return reply_for(problem, openai=True)
+
+
+def is_authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:
+    """Return whether a request carries one of the keys, compared as TGI does: without case.
+
+    It comes as `Authorization: Bearer <key>` or as `x-api-key: <key>`.
+    """
     if not keys:
         return True
-    given = headers.get(b"authorization", b"").lower()
+    given = [headers.get(b"authorization", b""), b"Bearer " + headers.get(b"x-api-key", b"")]
     expected = [f"Bearer {key}".encode().lower() for key in keys]  # bytes: ASCII letters alone
-    return any([hmac.compare_digest(given, each) for each in expected])
+    return any([hmac.compare_digest(one.lower(), each) for one in given for each in expected])
 
 
 class RequestIds:
@@ -113,7 +139,7 @@ class Cors:
                 (b"access-control-allow-methods", b"GET,POST"),
                 (
                     b"access-control-allow-headers",
-                    b"content-type,authorization,x-request-id,x-request-timeout",
+                    b"content-type,authorization,x-api-key,x-request-id,x-request-timeout",
                 ),
             ],
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from tgi_trio.router.request import Outcome, Request, Timings, Token
 
 if TYPE_CHECKING:
-    from tgi_trio.router.metrics import Metrics
+    from tgi_trio.router.telemetry.metrics import Metrics
     from tgi_trio.router.text.chat_template import ChatTemplate
     from tgi_trio.router.text.tokenizer import Tokenizer
     from tgi_trio.router.validation import Validator
@@ -34,7 +34,7 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServedLimits:
     """Bounds of a request, named as `/info` names them."""
 
     max_concurrent_requests: int = 128
@@ -48,7 +48,7 @@ class Limits:
     payload_limit: int = 2_000_000  # bytes
 
 
-class TokenStream(Protocol):
+class TokenStreamApi(Protocol):
     """One generation under way; leaving it aborts what has not ended, without awaiting."""
 
     @property
@@ -59,13 +59,13 @@ class TokenStream(Protocol):
         """Have `sink` called at each step, at once with what has arrived already."""
 
 
-class Engine(Protocol):
+class EngineApi(Protocol):
     """The router behind the routes."""
 
     @property
     def model(self) -> ModelCard: ...
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> ServedLimits: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
@@ -78,7 +78,7 @@ class Engine(Protocol):
     def permit(self, count: int = 1) -> AbstractContextManager[None]:
         """Take permits without waiting, to be held for the whole generation; raises Overloaded."""
 
-    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
+    def submit(self, request: Request, timings: Timings | None = None) -> TokenStreamApi:
         """Queue a request; raises Overloaded."""
 
     def health(self) -> tuple[bool, str]:

@@ -7,6 +7,7 @@ it is closed at once and synchronously, so that nothing can interrupt the clean-
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,15 @@ from typing import Final
 import trio
 
 from tgi_trio import __version__
-from tgi_trio.errors import TemplateError, ToolError, ValidationError
-from tgi_trio.router.http.engine_api import TokenStream
-from tgi_trio.router.http.errors import Header, Problem, Refused, internal, problem_of
-from tgi_trio.router.http.events import Events
-from tgi_trio.router.http.exchange import Call, HttpSettings, Reply
+from tgi_trio.errors import Overloaded, TemplateError, ToolError, Unavailable, ValidationError
+from tgi_trio.router.http.call import Call, HttpSettings, Reply
+from tgi_trio.router.http.engine_api import TokenStreamApi
+from tgi_trio.router.http.messages.events import Events
+from tgi_trio.router.http.messages.problems import Problem, Refused, internal, problem_of
 from tgi_trio.router.http.sse import EventBody, StreamLimits
-from tgi_trio.router.receipt import Receipt
+from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Outcome, Request, Timings, Token
+from tgi_trio.router.telemetry.request_stats import RequestStats
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class Result:
     """A generation that has ended well."""
 
     request: Request
-    receipt: Receipt
+    request_stats: RequestStats
     outcome: Outcome
     tokens: list[Token]  # empty unless they were asked for
 
@@ -45,22 +47,24 @@ class Result:
         return sum(token.logprob for token in self.tokens) / max(len(self.tokens), 1)
 
 
-def submit(call: Call, request: Request) -> TokenStream:
+def submit(call: Call, request: Request) -> TokenStreamApi:
     """Queue a request for as long as the call lasts; raises Overloaded."""
     timings = Timings(received=call.received)
     call.generations.append(timings)
     return call.resources.enter_context(call.engine.submit(request, timings))
 
 
-async def gather(call: Call, requests: Sequence[Request], keep_tokens: bool) -> list[Result]:
+async def collect_results(
+    call: Call, requests: Sequence[Request], keep_tokens: bool
+) -> list[Result]:
     """Run the requests side by side and return their results in order.
 
     Raises what the first one that fails raised.
     """
     done = trio.Event()
-    streams: list[TokenStream] = []
+    streams: list[TokenStreamApi] = []
     tokens: list[list[Token]] = [[] for _ in requests]
-    ends: list[tuple[Outcome, Receipt] | None] = [None] * len(requests)
+    ends: list[tuple[Outcome, RequestStats] | None] = [None] * len(requests)
     failures: list[BaseException] = []
 
     def sink_for(i: int) -> Callable[[list[Token], Outcome | BaseException | None], None]:
@@ -71,7 +75,7 @@ async def gather(call: Call, requests: Sequence[Request], keep_tokens: bool) -> 
                 failures.append(end)
                 done.set()
             elif end is not None:
-                ends[i] = end, settle(call, streams[i].timings, end)
+                ends[i] = end, record_request(call, streams[i].timings, end)
                 if None not in ends:
                     done.set()
 
@@ -90,7 +94,7 @@ async def gather(call: Call, requests: Sequence[Request], keep_tokens: bool) -> 
     ]
 
 
-def pour(
+def stream_events(
     call: Call,
     requests: Sequence[Request],
     events: Sequence[Events],
@@ -109,37 +113,53 @@ def pour(
     body = EventBody(limits, producers=len(requests))
     streams = [submit(call, request) for request in requests]
     for stream, render in zip(streams, events, strict=True):
-        stream.attach(_sink(call, stream, render, body, last))
+        stream.attach(EventFeed(call, stream, render, body, last).deliver)
     return body
 
 
-def _sink(
-    call: Call,
-    stream: TokenStream,
-    render: Events,
-    body: EventBody,
-    last: Callable[[], bytes],
-) -> Callable[[list[Token], Outcome | BaseException | None], None]:
-    write, step = body.write, render.step
-    failed = False
+class EventFeed:
+    """From one generation's tokens to its events in a body: the sink of a stream.
 
-    def sink(tokens: list[Token], end: Outcome | BaseException | None) -> None:
-        nonlocal failed
-        if failed:
+    An object with slots, not a closure: each variable of a closure is an object of its own, and
+    all of them have to come from memory for every event.
+    """
+
+    __slots__ = ("_body", "_call", "_failed", "_last", "_render", "_stream")
+
+    def __init__(
+        self,
+        call: Call,
+        stream: TokenStreamApi,
+        render: Events,
+        body: EventBody,
+        last: Callable[[], bytes],
+    ) -> None:
+        """`last` gives what follows the end of the body's last generation."""
+        self._call = call
+        self._stream = stream
+        self._render = render
+        self._body = body
+        self._last = last
+        self._failed = False
+
+    def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
+        """Take what one step brought; never raises."""
+        if self._failed:
             return
         try:
             if end is None:
-                write(step(tokens))
-            elif isinstance(end, BaseException):
-                body.finish(render.error(tokens, explain(call, end)), last)
+                self._body.write(self._render.step(tokens))
             else:
-                receipt = settle(call, stream.timings, end)
-                body.finish(with_receipt(render.end(tokens, end), receipt), last)
+                self._body.finish(self._end(tokens, end), self._last)
         except Exception as defect:  # ours: it may end this stream, but not the engine's step
-            failed = True
-            body.finish(render.error([], explain(call, defect)), last)
+            self._failed = True
+            self._body.finish(self._render.error([], explain(self._call, defect)), self._last)
 
-    return sink
+    def _end(self, tokens: list[Token], end: Outcome | BaseException) -> bytes:
+        if isinstance(end, BaseException):
+            return self._render.error(tokens, explain(self._call, end))
+        request_stats = record_request(self._call, self._stream.timings, end)
+        return with_receipt(self._render.end(tokens, end), request_stats)
 
 
 def explain(call: Call, error: BaseException) -> Problem:
@@ -148,38 +168,66 @@ def explain(call: Call, error: BaseException) -> Problem:
     if problem is None:
         log.error("request %s met a defect", call.request_id, exc_info=error)
         return internal(call.request_id)
-    if isinstance(error, ValidationError):
-        call.engine.metrics.inc("tgi_request_failure", err="validation")
-    elif isinstance(error, TemplateError):
-        call.engine.metrics.inc("tgi_request_failure", err="template")
-    elif isinstance(error, ToolError):
-        call.engine.metrics.inc("tgi_request_failure", err="tools")
+    cause = _cause(error)
+    if cause is not None:
+        call.engine.metrics.inc("tgi_request_failure", err=cause)
     return problem
 
 
-def with_receipt(events: bytes, receipt: Receipt) -> bytes:
+def _cause(error: BaseException) -> str | None:
+    """Return what a refusal counts as in `tgi_request_failure`, whoever refused.
+
+    None for what failed once it was accepted: the engine counts that.
+    """
+    match error:
+        case ValidationError():
+            return "validation"
+        case TemplateError():
+            return "template"
+        case ToolError():
+            return "tools"
+        case Overloaded():
+            return "overloaded"
+        case Unavailable():
+            return "unavailable"
+        case Refused():
+            return "validation" if error.status == 422 else None
+    return None
+
+
+def with_receipt(events: bytes, request_stats: RequestStats) -> bytes:
     """Put the receipt into the last of these events, which is an object in every API."""
-    return b'%b,"receipt":%b}\n\n' % (events.removesuffix(b"}\n\n"), receipt.json())
+    return b'%b,"receipt":%b}\n\n' % (events.removesuffix(b"}\n\n"), request_stats.json())
 
 
-def settle(call: Call, timings: Timings, outcome: Outcome) -> Receipt:
+def record_request(call: Call, timings: Timings, outcome: Outcome) -> RequestStats:
     """Count a generation that ended well, and keep its receipt for the log line of the call."""
-    receipt = Receipt.of(timings, outcome, trio.current_time())
+    request_stats = RequestStats.of(timings, outcome, trio.current_time())
     metrics = call.engine.metrics
     metrics.inc("tgi_request_success")
-    metrics.observe("tgi_request_duration", receipt.total)
-    metrics.observe("tgi_request_validation_duration", receipt.validation)
-    metrics.observe("tgi_request_queue_duration", receipt.queue)
-    metrics.observe("tgi_request_inference_duration", receipt.inference)
-    metrics.observe("tgi_request_mean_time_per_token_duration", receipt.per_token)
-    metrics.observe("tgi_request_generated_tokens", receipt.output_tokens)
-    metrics.observe("tgi_request_input_length", receipt.prompt_tokens)
-    call.receipts.append(receipt)
-    return receipt
+    metrics.observe("tgi_request_duration", request_stats.total)
+    metrics.observe("tgi_request_validation_duration", request_stats.validation)
+    metrics.observe("tgi_request_queue_duration", request_stats.queue)
+    metrics.observe("tgi_request_inference_duration", request_stats.inference)
+    metrics.observe("tgi_request_mean_time_per_token_duration", request_stats.per_token)
+    metrics.observe("tgi_request_generated_tokens", request_stats.output_tokens)
+    metrics.observe("tgi_request_input_length", request_stats.prompt_tokens)
+    call.all_stats.append(request_stats)
+    return request_stats
 
 
-def admit(call: Call, count: int = 1) -> None:
-    """Take `count` permits for as long as the call lasts; raises Overloaded."""
+def take_permits(call: Call, prompts: int = 1, generations: int = 1) -> None:
+    """Take a permit for each generation of each prompt, for as long as the call lasts.
+
+    Raises Overloaded, and ValidationError for more than can ever run at once: told of an overload,
+    a client would come back for ever.
+    """
+    most, count = call.engine.limits.max_concurrent_requests, prompts * generations
+    if count > most:
+        raise ValidationError(
+            f"{prompts} prompts with {generations} generations each are {count}; at most {most} "
+            "can run at once (--max-concurrent-requests)"
+        )
     call.resources.enter_context(call.engine.permit(count))
 
 
@@ -213,6 +261,11 @@ def fingerprint(settings: HttpSettings) -> str:
     return f"{__version__}-{settings.docker_label or 'native'}"
 
 
+def new_id(kind: str) -> str:
+    """Return the `id` of an answer: unique, and nobody can guess another's."""
+    return f"{kind}-{secrets.token_hex(16)}"
+
+
 def unix_now() -> int:
     """Return the time for `created`."""
     return int(time.time())
@@ -242,7 +295,7 @@ def timing_headers(
     call: Call, characters: int, results: Sequence[Result], compute_time: bool = True
 ) -> list[Header]:
     """Return the headers of a whole reply; times of several generations are added up."""
-    receipts = [result.receipt for result in results]
+    all_stats = [result.request_stats for result in results]
     outcomes = [result.outcome for result in results]
     headers = compute_headers(call, characters)
     if compute_time:
@@ -250,7 +303,7 @@ def timing_headers(
         headers.insert(1, (b"x-compute-time", b"%.9g" % seconds))
     # Whole milliseconds, each generation's cut off before they are added: TGI's way.
     headers += [
-        (b"x-%b" % name, b"%d" % sum(int(1e3 * part(receipt)) for receipt in receipts))
+        (b"x-%b" % name, b"%d" % sum(int(1e3 * part(request_stats)) for request_stats in all_stats))
         for name, part in _TIMES.items()
     ]
     headers += [
@@ -261,7 +314,7 @@ def timing_headers(
     return headers
 
 
-_TIMES: Final[Mapping[bytes, Callable[[Receipt], float]]] = {
+_TIMES: Final[Mapping[bytes, Callable[[RequestStats], float]]] = {
     b"total-time": attrgetter("total"),
     b"validation-time": attrgetter("validation"),
     b"queue-time": attrgetter("queue"),

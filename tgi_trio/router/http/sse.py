@@ -4,7 +4,9 @@ A task wake, a lock and a trip through the HTTP machinery per event cost ten tim
 asks for the write itself. So the body of a stream is written from two sides, never both at once:
 
 * `write` is called synchronously, inside the engine's fan-out. While the socket takes everything,
-  that is all there is to it (`_socket` is set).
+  that is all there is to it (`_socket` is set). Hundreds of streams pass here in every step and
+  none is left in the processor's caches from the step before, so what counts is how much memory
+  one of them touches: slots instead of a dictionary, a flag instead of a time of its own.
 * As soon as the socket takes less, events gather in a byte-bounded backlog and the response's own
   task, `run`, sends them in one piece when the client reads again; then direct writing resumes.
 
@@ -14,20 +16,23 @@ through `send`, gathering what comes meanwhile.
 
 from __future__ import annotations
 
-import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import trio
 
-from tgi_trio.router.http.transport import Transport
+from tgi_trio.router.http.wire.transport import Transport, inner_socket
 
 KEEP_ALIVE = b":\n\n"
 DONE = b"data: [DONE]\n\n"
 
 # The last events of a stream ride with the end of the response when they are no more than this.
 _TAIL = 1 << 16
+
+# Looks at a stream per `StreamLimits.silence`: its comment comes by that part of it late at most.
+_LOOKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +47,28 @@ class StreamLimits:
 class EventBody:
     """The body of one event stream, fed by `producers` generations and then closed."""
 
+    __slots__ = (
+        "_backlog",
+        "_limits",
+        "_news",
+        "_producers",
+        "_rest",
+        "_sending",
+        "_socket",
+        "_transport",
+        "_wrote",
+        "failed",
+    )
+
     def __init__(self, limits: StreamLimits, producers: int = 1) -> None:
         self.failed = False  # the client reads too slowly or is gone: nothing more is sent
         self._limits = limits
         self._producers = producers
-        self._socket: trio.socket.SocketType | None = None  # set while direct writing is on
+        self._socket: socket.socket | None = None  # set while direct writing is on
         self._rest = memoryview(b"")  # end of a chunk of which the socket took a part
         self._backlog = bytearray()  # not a list: objects would add a third to small events
         self._news = trio.Event()
-        self._now = trio.current_time  # of the clock itself once `run` runs: it saves a detour
-        self._last_sent = 0.0
+        self._wrote = False  # directly, since the last look
         self._transport = Transport()  # set by `run`
         self._sending = trio.CancelScope()  # around a send through the server
 
@@ -59,16 +76,16 @@ class EventBody:
         """Send `events`, now if the socket takes them. Never blocks, never raises."""
         if not events:
             return  # an empty chunk would end the response
-        socket = self._socket
-        if socket is None:
+        plain = self._socket
+        if plain is None:
             self._gather(events)
             return
-        self._last_sent = self._now()
+        self._wrote = True
         chunk = b"%x\r\n%b\r\n" % (len(events), events)
         try:
-            # fileno() at every write: once the socket is closed it says -1, while a remembered
-            # number may by then belong to another client's connection.
-            sent = os.write(socket.fileno(), chunk)
+            # The object, not its number: once closed it refuses, while the number may by then
+            # belong to another client's connection.
+            sent = plain.send(chunk)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -99,12 +116,11 @@ class EventBody:
         The headers have left already. `failed` says whether the connection is worth keeping.
         """
         self._transport = transport
-        self._now = trio.lowlevel.current_clock().current_time
-        socket = transport.direct_socket() if self._limits.direct else None
-        self._last_sent = trio.current_time()
+        connected = transport.direct_socket() if self._limits.direct else None
+        plain = None if connected is None else inner_socket(connected)
         while not self.failed:
-            if socket is not None:
-                await self._drain(socket, transport.send_timeout)
+            if plain is not None:
+                await self._drain(plain, transport.send_timeout)
             else:
                 with trio.CancelScope() as self._sending:
                     await self._relay(send)
@@ -112,7 +128,7 @@ class EventBody:
                 break
             if not self.open:
                 return self._take()
-            self._socket = socket
+            self._socket = plain
             await self._quiet()
         self._socket = None
         return b""
@@ -120,16 +136,19 @@ class EventBody:
     async def _quiet(self) -> None:
         """Wait until there is something for the task to do; comment on every long silence."""
         self._news = trio.Event()
+        silent = 0  # looks in a row that found nothing written
+        self._wrote = False
         while not self._news.is_set():
-            deadline = self._last_sent + self._limits.silence
-            with trio.move_on_at(deadline):
+            with trio.move_on_after(self._limits.silence / _LOOKS):
                 await self._news.wait()
                 return
-            if self._last_sent + self._limits.silence <= deadline:  # nothing was sent meanwhile
-                self._last_sent = trio.current_time()
+            silent = 0 if self._wrote else silent + 1
+            if silent == _LOOKS:
+                silent = 0
                 self.write(KEEP_ALIVE)
+            self._wrote = False
 
-    async def _drain(self, socket: trio.socket.SocketType, timeout: float) -> None:
+    async def _drain(self, plain: socket.socket, timeout: float) -> None:
         """Write what has gathered, waiting for the client as long as it makes progress."""
         while not self.failed:
             if not self._rest:
@@ -138,17 +157,16 @@ class EventBody:
                 data = self._take()
                 self._rest = memoryview(b"%x\r\n%b\r\n" % (len(data), data))
             try:
-                self._rest = self._rest[os.write(socket.fileno(), self._rest) :]
-                self._last_sent = trio.current_time()
+                self._rest = self._rest[plain.send(self._rest) :]
             except BlockingIOError:
-                await self._writable(socket, timeout)
+                await self._writable(plain, timeout)
             except OSError:
                 self._fail()
 
-    async def _writable(self, socket: trio.socket.SocketType, timeout: float) -> None:
+    async def _writable(self, plain: socket.socket, timeout: float) -> None:
         with trio.move_on_after(timeout) as scope:
             try:
-                await trio.lowlevel.wait_writable(socket)
+                await trio.lowlevel.wait_writable(plain)
             except (OSError, trio.ClosedResourceError):
                 self._fail()
         if scope.cancelled_caught:
@@ -159,8 +177,7 @@ class EventBody:
         while self._backlog and not self.failed and (self.open or len(self._backlog) > _TAIL):
             data = self._take()
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._last_sent = trio.current_time()
-            if not await self._transport.flushed():
+            if not await self._transport.wait_flushed():
                 self._fail()
 
     def _take(self) -> bytes:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.router.http.served import served
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.gbnf_lark import gbnf
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 JSON = grammars.json_schema(SCHEMA)
 CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+GBNF = 'root ::= "a" | "b" root'
+LARK = 'start: "a"'
 
 
 def body(path: str, form: object) -> dict[str, object]:
@@ -23,10 +29,14 @@ def body(path: str, form: object) -> dict[str, object]:
 
 async def ask(path: str, form: object) -> tuple[int, str, str | None]:
     """Return (status, body, the grammar that was submitted)."""
+    return await send(path, body(path, form))
+
+
+async def send(path: str, content: dict[str, object]) -> tuple[int, str, str | None]:
     async with served() as server:
         server.engine.validator._check_grammar = check
         client = await server.connect()
-        answer = await client.post(path, body(path, form))
+        answer = await client.post(path, content)
         submitted = server.engine.submitted
         grammar = submitted[-1].sampling.grammar if submitted else None
         return answer.status, answer.body.decode(), grammar
@@ -56,7 +66,88 @@ OPENAI_SHAPES = [
         {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
         JSON,
     ),
+    # llama.cpp's, and others' who serve with it.
+    ({"type": "json_object", "schema": SCHEMA}, JSON),
+    ({"type": "json_schema", "schema": SCHEMA}, JSON),
 ]
+# By the names of vLLM, SGLang and llama.cpp.
+FIELDS = [
+    ({"guided_json": SCHEMA}, JSON),
+    ({"guided_json": json.dumps(SCHEMA)}, JSON),
+    ({"guided_regex": "[a-z]+"}, grammars.regex("[a-z]+")),
+    ({"guided_choice": ["yes", "no"]}, grammars.choice(["yes", "no"])),
+    ({"guided_grammar": GBNF}, gbnf(GBNF)),
+    ({"guided_grammar": LARK}, grammars.lark(LARK)),
+    ({"structured_outputs": {"json": SCHEMA}}, JSON),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, JSON),
+    ({"structured_outputs": {"regex": "[a-z]+"}}, grammars.regex("[a-z]+")),
+    ({"structured_outputs": {"choice": ["yes"]}}, grammars.choice(["yes"])),
+    ({"structured_outputs": {"grammar": GBNF, "regex": None}}, gbnf(GBNF)),
+    ({"structured_outputs": {"grammar": LARK, "json_object": False}}, grammars.lark(LARK)),
+    (
+        {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+        grammars.json_object(),
+    ),
+    ({"json_schema": json.dumps(SCHEMA)}, JSON),
+    ({"json_schema": SCHEMA}, JSON),
+    ({"regex": "[a-z]+", "guided_decoding_backend": "xgrammar"}, grammars.regex("[a-z]+")),
+    ({"ebnf": GBNF}, gbnf(GBNF)),
+    ({"grammar": GBNF}, gbnf(GBNF)),
+    ({"grammar": ""}, ""),
+    ({"regex": None, "guided_json": None, "structured_outputs": None, "grammar": None}, ""),
+    ({"regex": "a", "response_format": {"type": "text"}}, grammars.regex("a")),
+]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(("fields", "grammar"), FIELDS)
+async def test_the_names_of_other_servers_work_at_openais_endpoints(path, fields, grammar):
+    form = {"type": "text"}
+    assert (await send(path, {**body(path, form), **fields}))[::2] == (200, grammar)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(
+    ("fields", "texts"),
+    [
+        ({"regex": "a", "guided_json": {}}, ["`guided_json`", "`regex`", "give one of them"]),
+        ({"grammar": GBNF, "response_format": {"type": "json_object"}}, ["`response_format`"]),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["a"]}},
+            ["`structured_outputs.regex` and `structured_outputs.choice`"],
+        ),
+        ({"structured_outputs": {}}, ["`structured_outputs` needs"]),
+        ({"structured_outputs": {"yaml": 1}}, ["structured_outputs", "unknown field `yaml`"]),
+        ({"structured_outputs": {"structural_tag": "{}"}}, ["use `tools`"]),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " "}}, ["has no whitespace"]),
+        ({"guided_choice": []}, ["at least one option"]),
+        ({"guided_json": "{"}, ["grammar is not valid: "]),
+        ({"json_schema": {"type": "objekt"}}, ["Invalid type: objekt"]),
+        ({"regex": 1}, ["regex: Expected `str"]),
+        ({"grammar": LARK}, ["line 1, column 6: unexpected `:`"]),
+        ({"ebnf": 'root ::= "a" other'}, ["line 1, column 14: there is no rule `other`"]),
+        ({"response_format": {"type": "json_schema", "schema": {}, "value": {}}}, ["exclude"]),
+        ({"response_format": {"type": "regex", "schema": {}}}, ["`regex` takes no `schema`"]),
+    ],
+)
+async def test_what_contradicts_itself_or_is_not_served_is_422(path, fields, texts):
+    status, answer, grammar = await send(path, {**body(path, None), **fields})
+    assert (status, grammar) == (422, None)
+    assert [text for text in texts if text not in answer] == [], answer
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("fields", [fields for fields, grammar in FIELDS if grammar])
+async def test_tools_exclude_every_form(fields):
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    content = {**body(CHAT, {"type": "text"}), **fields, "tools": tools}
+    status, answer, grammar = await send(CHAT, content)
+    assert (status, grammar) == (422, None)
+    assert f"`{next(iter(fields))}" in answer and "`tools`" in answer
+    # Without the tools it is served again.
+    assert (await send(CHAT, {**content, "tool_choice": "none"}))[0] == 200
 
 
 @pytest.mark.trio

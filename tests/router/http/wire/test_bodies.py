@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from tests.router.http.served import Client, served
-from tgi_trio.router.http import replies
-from tgi_trio.router.http.exchange import HttpSettings
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.messages import replies
 
 pytestmark = pytest.mark.trio
 
@@ -62,7 +62,7 @@ async def test_nulls_are_fine_where_a_field_is_optional():
     assert answer.status == 200
 
 
-@pytest.mark.parametrize("name", ["stream", "stream_options", "messages"])
+@pytest.mark.parametrize("name", ["stream", "messages"])
 async def test_nulls_are_refused_where_a_field_has_a_default(name):
     async with served() as server:
         client = await server.connect()
@@ -70,6 +70,22 @@ async def test_nulls_are_refused_where_a_field_has_a_default(name):
         answer = await client.post("/v1/chat/completions", body)
     assert answer.status == 422
     assert answer.json()["error"]["message"].startswith(f"{SHAPE}{name}: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+    ],
+)
+async def test_options_of_a_stream_may_be_null(path, body, stream):
+    async with served() as server:
+        client = await server.connect()
+        plain = await client.post(path, {**body, "stream": stream})
+        null = await client.post(path, {**body, "stream": stream, "stream_options": None})
+    assert (null.status, len(null.text)) == (200, len(plain.text))
 
 
 async def test_both_names_of_one_field_are_a_duplicate():
@@ -170,7 +186,7 @@ async def test_the_answer_to_a_large_body_reaches_a_client_that_is_still_sending
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(http):
-    settings = HttpSettings(body_timeout=0.05, shortcut=http.shortcut)
+    settings = HttpSettings(body_timeout=0.5, shortcut=http.shortcut)
     async with served(http=settings) as server:
         stream = await server.raw()
         await stream.send_all(Client.request("POST", "/generate", b"", {"content-length": "9"}))
@@ -182,7 +198,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(http):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_bodies_too_large_or_too_slow_are_told_of_in_openais_shape(http, path):
-    settings = HttpSettings(payload_limit=1000, body_timeout=0.05, shortcut=http.shortcut)
+    settings = HttpSettings(payload_limit=1000, body_timeout=0.5, shortcut=http.shortcut)
     async with served(http=settings) as server:
         client = await server.connect()
         large = await client.post(path, b"x" * 1001)

@@ -13,9 +13,9 @@ import trio.testing
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import Client, served, unchunked, without_receipts
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.router.http.connection import ConnectionLimits
-from tgi_trio.router.http.exchange import HttpSettings
-from tgi_trio.router.http.server import ServerSettings, listen
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.wire.connection import ConnectionLimits
+from tgi_trio.router.http.wire.server import ServerSettings, listen
 
 pytestmark = pytest.mark.trio
 
@@ -84,7 +84,7 @@ async def test_http_1_0_clients_get_their_end(http):
 
 
 async def test_idle_connections_are_closed():
-    settings = ServerSettings(keep_alive_timeout=0.05)
+    settings = ServerSettings(keep_alive_timeout=0.5)
     async with served(settings=settings) as server:
         silent = await server.raw()
         half = await server.raw()
@@ -96,12 +96,12 @@ async def test_idle_connections_are_closed():
 
 
 async def test_a_request_under_way_is_not_idle():
-    settings = ServerSettings(keep_alive_timeout=0.02)
+    settings = ServerSettings(keep_alive_timeout=0.3)
     async with served(settings=settings, running=False) as server:
         client = await server.connect()
         await client.send("POST", "/generate_stream", {"inputs": "x"})
         await until(lambda: bool(server.engine.live))
-        await trio.sleep(0.1)
+        await trio.sleep(1.0)
         while server.engine.live:
             server.engine.step()
         assert len((await client.answer()).events()) == 12
@@ -220,6 +220,30 @@ async def test_leaving_with_a_pipelined_request_behind_aborts_both(http, leave):
     assert len(engine.submitted) == 1
 
 
+@pytest.mark.parametrize("end", [reset, b"\0\1\2 no HTTP\r\n\r\n"])
+async def test_an_end_behind_a_full_read_ahead_leaves_nothing_behind(end):
+    def tasks() -> int:
+        return trio.lowlevel.current_statistics().tasks_living
+
+    engine = FakeEngine(lambda prompt: ENDLESS)
+    async with served(engine, running=False) as server:
+        await trio.testing.wait_all_tasks_blocked()
+        before = tasks()
+        stream = await server.raw()
+        await stream.send_all(Client.request("POST", "/generate_stream", STREAM, {}))
+        await until(lambda: bool(engine.live))
+        more = Client.request("POST", "/generate", b"x" * 10_000, {}) * 26  # just above the bound
+        await stream.send_all(more + (end if isinstance(end, bytes) else b""))
+        if not isinstance(end, bytes):
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            end(stream)
+        while engine.live:
+            engine.step()
+            await trio.sleep(0.001)
+        await until(lambda: tasks() == before and not engine.permits)
+    assert len(engine.submitted) == 1
+
+
 async def test_a_pipelined_body_larger_than_the_read_ahead_arrives():
     async with served(http=HttpSettings(payload_limit=10**6), running=False) as server:
         stream = await server.raw()
@@ -306,7 +330,7 @@ async def test_a_reader_that_stops_reading_is_dropped_in_the_end(http):
     async with served(engine, http, limits) as server:
         slow = await stuck(server)
         await until(lambda: len(engine.submitted) == 1 and engine.permits == 0)
-        await trio.sleep(0.3)
+        await trio.sleep(1.0)
         with pytest.raises(trio.BrokenResourceError):
             await read_all(slow)
 
@@ -365,7 +389,7 @@ async def test_the_end_of_grace_ends_streams_with_an_event():
 
 async def test_unix_sockets_are_served_and_removed(tmp_path):
     from tgi_trio.router.http.app import Application
-    from tgi_trio.router.http.server import serve
+    from tgi_trio.router.http.wire.server import serve
 
     path = str(tmp_path / "server.sock")
     for _ in range(2):  # the second time a stale file is in the way

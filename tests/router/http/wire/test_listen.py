@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.router.http.server import listen
-from tgi_trio.router.http.sockets import bind, bound, tls_context
+from tgi_trio.router.http.wire.server import listen
+from tgi_trio.router.http.wire.sockets import bind, bind_sockets, tls_context
 
 CERTIFICATE = Path(__file__).parent / "data" / "localhost.pem"
 
@@ -31,7 +31,7 @@ def test_addresses_that_cannot_be_had(bind):
 
 def test_bound_sockets_refuse_until_they_listen(tmp_path):
     path = str(tmp_path / "s.sock")
-    with bound(["127.0.0.1:0", f"unix:{path}"]) as (tcp, unix):
+    with bind_sockets(["127.0.0.1:0", f"unix:{path}"]) as (tcp, unix):
         for listener, family in ((tcp, socket.AF_INET), (unix, socket.AF_UNIX)):
             with socket.socket(family) as client, pytest.raises(ConnectionRefusedError):
                 client.connect(listener.getsockname())
@@ -43,7 +43,7 @@ def test_bound_sockets_refuse_until_they_listen(tmp_path):
 
 def test_a_socket_file_of_another_server_is_left_alone(tmp_path):
     path = tmp_path / "s.sock"
-    with bound([f"unix:{path}"]):
+    with bind_sockets([f"unix:{path}"]):
         path.rename(tmp_path / "old.sock")  # keeps the inode from being used again
         (other,) = bind([f"unix:{path}"])
     other.close()
@@ -57,10 +57,10 @@ def test_one_address_that_cannot_be_had_frees_the_others(tmp_path):
         name = f"127.0.0.1:{taken.getsockname()[1]}"
         with (
             pytest.raises(ConfigurationError, match="--bind"),
-            bound(["127.0.0.1:0", f"unix:{tmp_path}/missing/s.sock"]),
+            bind_sockets(["127.0.0.1:0", f"unix:{tmp_path}/missing/s.sock"]),
         ):
             pass
-        with pytest.raises(ConfigurationError, match=name), bound(["127.0.0.1:0", name]):
+        with pytest.raises(ConfigurationError, match=name), bind_sockets(["127.0.0.1:0", name]):
             pass
 
 

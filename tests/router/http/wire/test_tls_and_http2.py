@@ -13,9 +13,9 @@ import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import Client, served
-from tests.router.http.test_conduct import ENDLESS, STREAM, close, until
-from tgi_trio.router.http.exchange import HttpSettings
-from tgi_trio.router.http.server import ServerSettings
+from tests.router.http.wire.test_conduct import ENDLESS, STREAM, close, until
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.wire.server import ServerSettings
 
 pytestmark = pytest.mark.trio
 

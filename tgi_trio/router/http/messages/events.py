@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from tgi_trio.router.http.errors import Problem
-from tgi_trio.router.http.render import (
+from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, Shown
+from tgi_trio.router.http.messages.problems import Problem
+from tgi_trio.router.http.messages.render import (
     BOOLEAN,
+    GOING_ON,
     NUMPY,
-    OPENAI_REASONS,
-    chat_logprobs_json,
-    completion_logprobs_json,
+    ending_json,
     float32,
     stream_details_json,
     text_json,
     token_json,
     tokens_json,
-    usage_json,
     visible,
 )
+from tgi_trio.router.http.messages.usage import UsageCount, usage_json
 from tgi_trio.router.request import Outcome, Token
 
 
@@ -51,17 +51,19 @@ _NATIVE_EVENT = (
 class NativeEvents:
     """Events of /generate_stream: one per token; the last carries the text."""
 
+    __slots__ = ("_details", "_index", "_last_id", "_prefix")
+
     def __init__(self, prefix: str, details: bool) -> None:
         self._prefix = prefix  # the prompt, where the full text is asked for
         self._details = details
         self._index = 0
-        self._last = Token(0, "", 0.0, False)
+        self._last_id = 0
 
     def step(self, tokens: list[Token]) -> bytes:
         """Written out in full: the hottest lines of the router run here."""
         events = []
         for token in tokens:
-            self._last = token
+            self._last_id = token.id
             if token.top:
                 events.append(self._event(token, "", b"null", b"null"))
                 continue
@@ -79,7 +81,7 @@ class NativeEvents:
         return events[0] if len(events) == 1 else b"".join(events)
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
-        *others, last = tokens or [Token(self._last.id, "", 0.0, False)]
+        *others, last = tokens or [Token(self._last_id, "", 0.0, False)]
         details = stream_details_json(outcome) if self._details else b"null"
         text = text_json(self._prefix + outcome.text)
         return self.step(others) + self._event(last, outcome.tail, text, details)
@@ -118,7 +120,7 @@ class QueryEvents(NativeEvents):
 
     def step(self, tokens: list[Token]) -> bytes:
         if tokens:
-            self._last = tokens[-1]
+            self._last_id = tokens[-1].id
         return b"".join([self._event(token, "", b"null", b"null") for token in tokens])
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
@@ -133,30 +135,26 @@ class QueryEvents(NativeEvents):
         )
 
 
-@dataclass(slots=True)
-class UsageCount:
-    """Tokens of all generations of one call, added up as they end."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-
-    def json(self) -> bytes:
-        """Return OpenAI's Usage."""
-        return usage_json(self.prompt_tokens, self.completion_tokens)
-
-
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What is the same in every event of one OpenAI call."""
 
+    id: str  # clients put a stream together by it
     created: int  # Unix seconds
     model: str
     fingerprint: str
 
     def fields(self) -> bytes:
-        """Return `created`, `model` and `system_fingerprint` in that order."""
-        return b'"created":%d,"model":%b,"system_fingerprint":%b' % (
-            self.created,
+        """Return `id`, `created`, `model` and `system_fingerprint` in that order."""
+        return b"%b,%b" % (self.opening(), self.names())
+
+    def opening(self) -> bytes:
+        """Return `id` and `created`."""
+        return b'"id":%b,"created":%d' % (text_json(self.id), self.created)
+
+    def names(self) -> bytes:
+        """Return `model` and `system_fingerprint`."""
+        return b'"model":%b,"system_fingerprint":%b' % (
             text_json(self.model),
             text_json(self.fingerprint),
         )
@@ -165,43 +163,75 @@ class Envelope:
 class ChatEvents:
     """Events of /v1/chat/completions: one chunk per token."""
 
-    def __init__(self, envelope: Envelope, index: int, logprobs: bool, usage: UsageCount) -> None:
+    def __init__(
+        self,
+        envelope: Envelope,
+        index: int,
+        usage: UsageCount,
+        shown: Shown = PLAIN,
+        extras: ChunkExtras | None = None,
+    ) -> None:
+        self._envelope = envelope
         self._head = (
-            b'data: {"object":"chat.completion.chunk","id":"",%b,"choices":[{"index":%d,'
+            b'data: {"object":"chat.completion.chunk",%b,"choices":[{"index":%d,'
             b'"delta":{"role":"assistant","content":' % (envelope.fields(), index)
         )
-        self._logprobs = logprobs
         self._usage = usage
+        self._logprobs = shown.logprobs
+        self._extras = extras
+        self._plain = shown.logprobs is None and extras is None
 
     def step(self, tokens: list[Token]) -> bytes:
-        return b"".join([self._event(token, "", b"null") for token in tokens])
+        if not self._plain:
+            return b"".join([self._event(token, "", GOING_ON) for token in tokens])
+        head = self._head
+        return b"".join(
+            [
+                b"%b%b%b" % (head, text_json("" if token.special else token.text), _CHAT_TAIL)
+                for token in tokens
+            ]
+        )
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
-        self._usage.completion_tokens += outcome.generated_tokens
-        reason = OPENAI_REASONS[outcome.reason]
+        self._usage.add(outcome)
+        ending = ending_json(outcome)
         if not tokens:
-            return self._chunk(outcome.tail, b"null", reason)
-        return self.step(tokens[:-1]) + self._event(tokens[-1], outcome.tail, reason)
+            return self._chunk([], outcome.tail, b"null", ending)
+        return self.step(tokens[:-1]) + self._event(tokens[-1], outcome.tail, ending)
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        return self.step(tokens) + problem.openai_event()
+        return self.step(tokens) + problem.openai_event(self._envelope.id)
 
-    def _event(self, token: Token, tail: str, reason: bytes) -> bytes:
-        logprobs = chat_logprobs_json([token]) if self._logprobs else b"null"
-        return self._chunk(visible(token) + tail, logprobs, reason)
+    def _event(self, token: Token, tail: str, ending: bytes) -> bytes:
+        logprobs = b"null" if self._logprobs is None else self._logprobs.chat([token])
+        return self._chunk([token], visible(token) + tail, logprobs, ending)
 
-    def _chunk(self, content: str, logprobs: bytes, reason: bytes) -> bytes:
-        return b'%b%b},"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n' % (
+    def _chunk(self, tokens: list[Token], content: str, logprobs: bytes, ending: bytes) -> bytes:
+        return b'%b%b},"logprobs":%b,"finish_reason":%b%b' % (
             self._head,
             text_json(content),
             logprobs,
-            reason,
+            ending,
+            chat_chunk_end(self._extras, tokens),
         )
+
+
+_CHAT_END = b'}],"usage":null}\n\n'
+# Of a token without extras.
+_CHAT_TAIL = b'},"logprobs":null,"finish_reason":' + GOING_ON + _CHAT_END
+
+
+def chat_chunk_end(extras: ChunkExtras | None, tokens: list[Token]) -> bytes:
+    """Return the end of a chat's chunk, behind its ending, which brings these tokens."""
+    if extras is None:
+        return _CHAT_END
+    ids = extras.tokens(tokens)
+    return b'%b}],"usage":%b%b}\n\n' % (ids, extras.usage() or b"null", extras.prompt())
 
 
 def chat_usage_event(envelope: Envelope, usage: UsageCount) -> bytes:
     """Return the chunk that follows the last one when usage is asked for."""
-    return b'data: {"object":"chat.completion.chunk","id":"",%b,"choices":[],"usage":%b}\n\n' % (
+    return b'data: {"object":"chat.completion.chunk",%b,"choices":[],"usage":%b}\n\n' % (
         envelope.fields(),
         usage.json(),
     )
@@ -211,58 +241,84 @@ class CompletionEvents:
     """Events of /v1/completions: one per token; the last of each prompt carries its usage."""
 
     def __init__(
-        self, envelope: Envelope, index: int, logprobs: int | None, echo: str, usage: UsageCount
+        self,
+        envelope: Envelope,
+        index: int,
+        usage: UsageCount,
+        echo: str = "",
+        shown: Shown = PLAIN,
+        extras: ChunkExtras | None = None,
     ) -> None:
-        fields = envelope.fields()
-        created, names = fields.split(b",", 1)
         choice = b'"choices":[{"index":%d,"text":' % index
-        self._head = b'data: {"object":"text_completion","id":"",%b,%b' % (created, choice)
-        self._names = names
-        self._last_head = b'data: {"object":"text_completion","id":"",%b,%b' % (fields, choice)
-        self._top = logprobs  # None: not asked for
+        self._envelope = envelope
+        self._head = b'data: {"object":"text_completion",%b,%b' % (envelope.opening(), choice)
+        self._last_head = b'data: {"object":"text_completion",%b,%b' % (envelope.fields(), choice)
+        self._names = envelope.names()
+        self._tail = b',"logprobs":null,"finish_reason":%b}],%b}\n\n' % (GOING_ON, self._names)
+        self._logprobs = shown.logprobs
+        self._top = shown.top
+        self._extras = extras
         self._offset = 0  # characters sent
         self._echo = echo  # the prompt, sent with the first token
         self._usage = usage
 
     def step(self, tokens: list[Token]) -> bytes:
-        return b"".join([self._event(token) for token in tokens])
+        if self._echo or self._logprobs is not None or self._extras is not None:
+            return b"".join([self._event(token) for token in tokens])
+        head, tail = self._head, self._tail
+        return b"".join(
+            [
+                b"%b%b%b" % (head, text_json("" if token.special else token.text), tail)
+                for token in tokens
+            ]
+        )
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
-        self._usage.completion_tokens += outcome.generated_tokens
-        text, logprobs = "", b"null"
-        if tokens:
-            text, logprobs = self._content(tokens[-1])
-        return self.step(tokens[:-1]) + (
-            b'%b%b,"logprobs":%b,"finish_reason":%b}],"usage":%b}\n\n'
+        self._usage.add(outcome)
+        events = self.step(tokens[:-1])
+        text, logprobs = self._content(tokens[-1]) if tokens else (self._take_echo(), b"null")
+        return events + (
+            b'%b%b,"logprobs":%b,"finish_reason":%b%b}],"usage":%b}\n\n'
             % (
                 self._last_head,
-                text_json(self._take_echo() + text + outcome.tail),
+                text_json(text + outcome.tail),
                 logprobs,
-                OPENAI_REASONS[outcome.reason],
-                usage_json(outcome.prompt_tokens, outcome.generated_tokens),
+                ending_json(outcome),
+                self._ids(tokens[-1:]),
+                usage_json(outcome.prompt_tokens, outcome.generated_tokens, outcome.cached_tokens),
             )
         )
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        return self.step(tokens) + problem.openai_event()
+        return self.step(tokens) + problem.openai_event(self._envelope.id)
 
     def _event(self, token: Token) -> bytes:
         text, logprobs = self._content(token)
-        return b'%b%b,"logprobs":%b,"finish_reason":null}],%b}\n\n' % (
+        ids = self._ids([token])
+        usage = self._extras.usage() if self._extras is not None else None
+        return b'%b%b,"logprobs":%b,"finish_reason":%b%b}],%b%b}\n\n' % (
             self._head,
-            text_json(self._take_echo() + text),
+            text_json(text),
             logprobs,
+            GOING_ON,
+            ids,
             self._names,
+            b"" if usage is None else b',"usage":' + usage,
         )
 
+    def _ids(self, tokens: list[Token]) -> bytes:
+        if self._extras is None:
+            return b""
+        return self._extras.prompt() + self._extras.tokens(tokens)
+
     def _content(self, token: Token) -> tuple[str, bytes]:
-        text = visible(token)
+        """Return the text of the next event, an echo in front of it, and its logprobs."""
+        echo, text = self._take_echo(), visible(token)
         logprobs = b"null"
-        if self._top is not None:
-            offset = self._offset + len(self._echo)
-            logprobs = completion_logprobs_json([token], self._top, offset)
+        if self._logprobs is not None:
+            logprobs = self._logprobs.completion([token], self._top, self._offset)
         self._offset += len(text)
-        return text, logprobs
+        return echo + text, logprobs
 
     def _take_echo(self) -> str:
         echo, self._echo = self._echo, ""
@@ -272,7 +328,7 @@ class CompletionEvents:
 
 def completion_usage_event(envelope: Envelope, usage: UsageCount) -> bytes:
     """Return the event that ends a stream when usage is asked for."""
-    return b'data: {"object":"text_completion","id":"",%b,"choices":[],"usage":%b}\n\n' % (
+    return b'data: {"object":"text_completion",%b,"choices":[],"usage":%b}\n\n' % (
         envelope.fields(),
         usage.json(),
     )

@@ -11,8 +11,8 @@ import msgspec
 import orjson
 
 from tgi_trio import __version__
-from tgi_trio.router.http import replies, schema
-from tgi_trio.router.http.schema import any_of
+from tgi_trio.router.http.messages import replies, schema, service_replies, token_schema
+from tgi_trio.router.http.messages.schema import any_of
 
 _TAG = "Text Generation Inference"
 _NO_KEY = "The API key is missing or wrong"
@@ -115,21 +115,25 @@ OPERATIONS = (
         replies.VertexResponse,
         failures=_GENERATION,
     ),
-    Operation("get", "/v2", "Server metadata: KServe", reply=replies.Metadata),
-    Operation("get", "/v2/health/live", "Whether the server answers: KServe", reply=replies.Live),
+    Operation("get", "/v2", "Server metadata: KServe", reply=service_replies.Metadata),
+    Operation(
+        "get", "/v2/health/live", "Whether the server answers: KServe", reply=service_replies.Live
+    ),
     Operation(
         "get",
         "/v2/health/ready",
         "Health check: KServe",
-        reply=replies.Live,
+        reply=service_replies.Live,
         failures=(503,),
     ),
-    Operation("get", _KSERVE, "Model metadata: KServe", reply=replies.Metadata, failures=(404,)),
+    Operation(
+        "get", _KSERVE, "Model metadata: KServe", reply=service_replies.Metadata, failures=(404,)
+    ),
     Operation(
         "get",
         _KSERVE + "/ready",
         "Health check: KServe",
-        reply=replies.Live,
+        reply=service_replies.Live,
         failures=(404, 503),
     ),
     Operation(
@@ -140,31 +144,40 @@ OPERATIONS = (
         replies.InferResponse,
         failures=_GENERATION,
     ),
-    Operation("get", "/v1/models", "List the served model", reply=replies.ModelsInfo),
+    Operation("get", "/v1/models", "List the served model", reply=service_replies.ModelsInfo),
     Operation(
         "get",
         "/v1/models/{name}",
         "Describe a served model",
-        reply=replies.ModelInfo,
+        reply=service_replies.ModelInfo,
         failures=(404,),
     ),
     Operation(
         "post",
         "/tokenize",
-        "Tokenize inputs",
-        schema.TokenizeRequest,
-        list[replies.SimpleToken],
-        failures=(422, 500),
+        "Tokenize inputs (TGI's form), or a prompt or a chat (vLLM's)",
+        Annotated[Any, any_of("TokenizeRequest", "TokenizePromptRequest", "TokenizeChatRequest")],
+        Annotated[Any, any_of("SimpleToken[]", "TokenizeResponse")],
+        failures=(404, 422, 500),
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "Turn tokens into text",
+        token_schema.DetokenizeRequest,
+        service_replies.DetokenizeResponse,
+        failures=(404, 422, 500),
     ),
     Operation(
         "post",
         "/chat_tokenize",
         "Render a conversation and tokenize it",
         schema.ChatRequest,
-        replies.ChatTokenizeResponse,
+        service_replies.ChatTokenizeResponse,
         failures=(422, 500),
     ),
-    Operation("get", "/info", "Model and limits", reply=replies.Info),
+    Operation("get", "/info", "Model and limits", reply=service_replies.Info),
+    Operation("get", "/version", "Version of the server", reply=service_replies.Version),
     Operation("get", "/live", "That the router answers", reply=dict[str, bool]),
     Operation("get", "/ready", "Health check", reply=dict[str, bool], failures=(503,)),
     Operation("get", "/health", "Health check", failures=(503,)),
@@ -183,7 +196,15 @@ def document() -> bytes:
         if each is not None
     ]
     types += [replies.ErrorResponse, replies.OpenAIErrorResponse]
-    types += [schema.Tool, schema.VertexInstance]  # bodies name them, but are not decoded to them
+    # What bodies and replies name, but are not decoded to.
+    types += [schema.Tool, schema.VertexInstance]
+    types += [
+        token_schema.TokenizeRequest,
+        token_schema.TokenizePromptRequest,
+        token_schema.TokenizeChatRequest,
+        service_replies.SimpleToken,
+        service_replies.TokenizeResponse,
+    ]
     schemas, components = msgspec.json.schema_components(types, ref_template=schema.COMPONENT)
     by_type = {str(each): found for each, found in zip(types, schemas, strict=True)}
     paths: dict[str, Any] = {}

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from tgi_trio import errors
-
-Header = tuple[bytes, bytes]
-
-
-def header_block(headers: Sequence[Header]) -> bytes:
-    """Return headers as lines of a response's head; raises ValueError for one that breaks out."""
-    block = b"".join([b"%b: %b\r\n" % header for header in headers])
-    if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers) or b"\0" in block:
-        raise ValueError(f"a header may not contain CR, LF or NUL: {headers}")
-    return block
+from tgi_trio.router.http.wire.headers import Header
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +39,14 @@ class Problem:
         """Return the error event of `/generate_stream`."""
         return b"data: %b\n\n" % self.body()
 
-    def openai_event(self) -> bytes:
-        """Return the error event of the OpenAI endpoints, with the true status code."""
+    def openai_event(self, id: str) -> bytes:
+        """Return the error event of an OpenAI stream, whose `id` its chunks have as well."""
         error = {
             "message": self.error,
             "http_status_code": self.status,
             "type": self.error_type,
         }
-        return b"data: %b\n\n" % orjson.dumps({"error": error})
+        return b"data: %b\n\n" % orjson.dumps({"error": error, "id": id})
 
     def headers(self) -> list[Header]:
         """Return `retry-after` where waiting helps."""
@@ -107,7 +97,7 @@ def problem_of(error: BaseException) -> Problem | None:
         case errors.Overloaded():
             return Problem(429, text, "overloaded", error.retry_after)
         case errors.Unavailable():
-            return Problem(503, text, "unavailable", 1.0)
+            return Problem(503, text, "unavailable", error.retry_after)
         case errors.GenerationError() | errors.PeerError():
             return Problem(424, f"Request failed during generation: {text}", "generation")
     return None

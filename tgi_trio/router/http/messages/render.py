@@ -24,6 +24,9 @@ OPENAI_REASONS = {
     FinishReason.STOP_SEQUENCE: b'"stop"',
 }
 
+# What follows `"finish_reason":` until the end, and `ending_json` at it.
+GOING_ON = b'null,"stop_reason":null,"matched_stop":null'
+
 text_json = orjson.dumps
 float32 = np.float32
 
@@ -36,6 +39,22 @@ def number_json(value: float) -> bytes:
 def optional_json(value: int | None) -> bytes:
     """Return an integer or null."""
     return b"null" if value is None else b"%d" % value
+
+
+def ending_json(outcome: Outcome, reason: bytes | None = None) -> bytes:
+    """Return OpenAI's finish reason, vLLM's `stop_reason` and SGLang's `matched_stop`, with commas.
+
+    Both name the stop string, expression or token id that ended the generation; the model's own
+    end token is named by the second alone. `reason` is the first, as JSON, where it is not the
+    outcome's own.
+    """
+    matched = None if outcome.reason is FinishReason.LENGTH else outcome.matched
+    stop = None if outcome.reason is FinishReason.EOS_TOKEN else matched
+    return b'%b,"stop_reason":%b,"matched_stop":%b' % (
+        reason or OPENAI_REASONS[outcome.reason],
+        orjson.dumps(stop),
+        orjson.dumps(matched),
+    )
 
 
 def token_json(token: Token, tail: str = "") -> bytes:
@@ -58,56 +77,6 @@ def prefill_json(ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[fl
     return b"[%b]" % b",".join(
         b'{"id":%d,"text":%b,"logprob":%b}' % (id, orjson.dumps(text), number_json(logprob))
         for id, text, logprob in zip(ids, texts, logprobs, strict=True)
-    )
-
-
-def usage_json(prompt_tokens: int, completion_tokens: int) -> bytes:
-    """Return OpenAI's Usage."""
-    return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
-        prompt_tokens,
-        completion_tokens,
-        prompt_tokens + completion_tokens,
-    )
-
-
-def chat_logprob_json(token: Token) -> bytes:
-    """Return the ChatCompletionLogprob of one token."""
-    top = b",".join(
-        b'{"token":%b,"logprob":%b}' % (orjson.dumps(other.text), number_json(other.logprob))
-        for other in token.top
-    )
-    return b'{"token":%b,"logprob":%b,"top_logprobs":[%b]}' % (
-        orjson.dumps(token.text),
-        number_json(token.logprob),
-        top,
-    )
-
-
-def chat_logprobs_json(tokens: Iterable[Token]) -> bytes:
-    """Return ChatCompletionLogprobs."""
-    return b'{"content":[%b]}' % b",".join(map(chat_logprob_json, tokens))
-
-
-def completion_logprobs_json(tokens: Sequence[Token], top: int, offset: int = 0) -> bytes:
-    """Return the logprobs object of /v1/completions; `offset` characters came before `tokens`."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += 0 if token.special else len(token.text)
-    tops = b"null"
-    if top:
-        tops = orjson.dumps(
-            [
-                {other.text: np.float32(other.logprob) for other in token.top} or None
-                for token in tokens
-            ],
-            option=NUMPY,
-        )
-    return b'{"tokens":%b,"token_logprobs":[%b],"top_logprobs":%b,"text_offset":%b}' % (
-        orjson.dumps([token.text for token in tokens]),
-        b",".join(number_json(token.logprob) for token in tokens),
-        tops,
-        orjson.dumps(offsets),
     )
 
 

@@ -1,17 +1,19 @@
 """The bodies of replies, as types: what the OpenAPI document shows and tests check replies against.
 
-Replies themselves are put together in `render.py` and `events.py`: `T | UnsetType = UNSET` marks a
+Those of generations are here, others in `service_replies.py`. Replies themselves are put together
+in `render.py` and `events.py`: `T | UnsetType = UNSET` marks a
 field that is left out, `T | None` one that may be null.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 OpenAIFinishReason = Literal["stop", "length", "tool_calls"]
+StopReason = str | int | None  # the stop string, expression or token id
 
 
 class ErrorResponse(Struct, forbid_unknown_fields=True):
@@ -120,12 +122,28 @@ class StreamResponse(Struct, forbid_unknown_fields=True):
     receipt: StreamReceipt | UnsetType = UNSET
 
 
+class PromptTokensDetails(Struct, forbid_unknown_fields=True):
+    """Kinds of tokens of a prompt."""
+
+    cached_tokens: int  # not computed again
+
+
+class CompletionTokensDetails(Struct, forbid_unknown_fields=True):
+    """Kinds of tokens of an answer."""
+
+    reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Struct, forbid_unknown_fields=True):
-    """Tokens of a call."""
+    """Tokens of a call; the details are left out while an answer goes on."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class ChatCompletionTopLogprob(Struct, forbid_unknown_fields=True):
@@ -133,6 +151,7 @@ class ChatCompletionTopLogprob(Struct, forbid_unknown_fields=True):
 
     token: str
     logprob: float | None
+    bytes: list[int] | None  # of its UTF-8; a token may be a part of a character
 
 
 class ChatCompletionLogprob(Struct, forbid_unknown_fields=True):
@@ -140,6 +159,7 @@ class ChatCompletionLogprob(Struct, forbid_unknown_fields=True):
 
     token: str
     logprob: float | None
+    bytes: list[int] | None
     top_logprobs: list[ChatCompletionTopLogprob]
 
 
@@ -147,6 +167,18 @@ class ChatCompletionLogprobs(Struct, forbid_unknown_fields=True):
     """The tokens of an answer."""
 
     content: list[ChatCompletionLogprob]
+
+
+class PromptLogprob(Struct, forbid_unknown_fields=True):
+    """A token of the prompt, or one that was likelier, in vLLM's shape."""
+
+    logprob: float | None
+    rank: int | None  # 1: the likeliest; null beyond the alternatives that were asked for
+    decoded_token: str
+
+
+# By token id; null for the first token, which nothing predicts.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True):
@@ -179,6 +211,9 @@ class ChatCompletionComplete(Struct, forbid_unknown_fields=True):
     message: OutputMessage
     logprobs: ChatCompletionLogprobs | None
     finish_reason: OpenAIFinishReason
+    stop_reason: StopReason
+    matched_stop: StopReason
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, forbid_unknown_fields=True):
@@ -191,6 +226,8 @@ class ChatCompletion(Struct, forbid_unknown_fields=True):
     system_fingerprint: str
     choices: list[ChatCompletionComplete]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class FunctionDelta(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -224,6 +261,9 @@ class ChatCompletionChoice(Struct, forbid_unknown_fields=True):
     delta: DeltaMessage
     logprobs: ChatCompletionLogprobs | None
     finish_reason: OpenAIFinishReason | None
+    stop_reason: StopReason
+    matched_stop: StopReason
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
@@ -236,6 +276,7 @@ class ChatCompletionChunk(Struct, forbid_unknown_fields=True):
     system_fingerprint: str
     choices: list[ChatCompletionChoice]
     usage: Usage | None
+    prompt_token_ids: list[int] | UnsetType = UNSET  # with the first of each choice
     receipt: StreamReceipt | UnsetType = UNSET
 
 
@@ -244,7 +285,7 @@ class CompletionLogprobs(Struct, forbid_unknown_fields=True):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float | None] | None] | None  # null: a token of the prompt
+    top_logprobs: list[dict[str, float | None] | None]  # null: the first token of the prompt
     text_offset: list[int]
 
 
@@ -255,6 +296,11 @@ class CompletionComplete(Struct, forbid_unknown_fields=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: OpenAIFinishReason | None
+    stop_reason: StopReason
+    matched_stop: StopReason
+    prompt_token_ids: list[int] | UnsetType = UNSET  # of a stream: with the first of each
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CompletionFinal(Struct, forbid_unknown_fields=True):
@@ -279,79 +325,13 @@ class Chunk(Struct, forbid_unknown_fields=True):
     choices: list[CompletionComplete]
     model: str
     system_fingerprint: str
-
-
-class SimpleToken(Struct, forbid_unknown_fields=True):
-    """A token of a text; `start` and `stop` are byte offsets."""
-
-    id: int
-    text: str
-    start: int
-    stop: int
-
-
-class ChatTokenizeResponse(Struct, forbid_unknown_fields=True):
-    """Answer of /chat_tokenize."""
-
-    tokenize_response: list[SimpleToken]
-    templated_text: str
-
-
-class ModelInfo(Struct, forbid_unknown_fields=True):
-    """A served model."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class ModelsInfo(Struct, forbid_unknown_fields=True):
-    """Answer of /v1/models."""
-
-    object: Literal["list"]
-    data: list[ModelInfo]
-
-
-class Info(Struct, forbid_unknown_fields=True):
-    """Answer of /info."""
-
-    model_id: str
-    model_sha: str | None
-    model_pipeline_tag: str | None
-    max_concurrent_requests: int
-    max_best_of: int
-    max_stop_sequences: int
-    max_input_tokens: int
-    max_total_tokens: int
-    validation_workers: int
-    max_client_batch_size: int
-    router: str
-    version: str
-    sha: str | None
-    docker_label: str | None
-    settings: dict[str, Any]  # every resolved setting that is no secret; ours, not TGI's
+    usage: Usage | UnsetType = UNSET  # so far, where asked for
 
 
 class VertexResponse(Struct, forbid_unknown_fields=True):
     """Answer of /vertex: a text per instance."""
 
     predictions: list[str]
-
-
-class Live(Struct, forbid_unknown_fields=True):
-    """That the server answers, in KServe's protocol."""
-
-    live: bool
-    ready: bool | UnsetType = UNSET
-
-
-class Metadata(Struct, forbid_unknown_fields=True):
-    """A server or a model, in KServe's protocol."""
-
-    name: str
-    version: str
-    extensions: list[str]
 
 
 class InferTensor(Struct, forbid_unknown_fields=True):

@@ -8,13 +8,15 @@ the OpenAPI document, which is generated from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from tgi_trio.router.http.errors import BodyRejected
+from tgi_trio.router.http.messages.problems import BodyRejected
+from tgi_trio.router.http.messages.shared_fields import Count, SharedFields
+from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, UnservedFields
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # its upper end is checked with the other parameters
@@ -66,6 +68,7 @@ class GenerateParameters(Struct):
     grammar: GrammarType | None = None
     adapter_id: str | None = None
     # Not TGI's.
+    min_new_tokens: U32 | None = None
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner
 
@@ -88,13 +91,6 @@ class CompatGenerateRequest(Struct):
     inputs: Inputs
     parameters: GenerateParameters | UnsetType = UNSET
     stream: bool = False
-
-
-class TokenizeRequest(Struct):
-    """Body of /tokenize: that of /generate, of which one text counts."""
-
-    inputs: str
-    parameters: GenerateParameters | UnsetType = UNSET
 
 
 class Url(Struct):
@@ -157,10 +153,11 @@ class Message(Struct):
     thinking: str | None = None
 
 
-class StreamOptions(Struct, frozen=True):
+class StreamOptions(Struct):
     """Extras of a stream."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage so far in every chunk
 
 
 class FunctionName(Struct):
@@ -177,15 +174,18 @@ class NamedToolChoice(Struct):
 
 
 class ResponseFormat(Struct):
-    """What the answer must look like, in TGI's shape or OpenAI's."""
+    """What the answer must look like, in TGI's shape, OpenAI's, or llama.cpp's (`schema`)."""
 
     type: Literal["text", "json", "json_object", "json_schema", "regex", "lark", "choice"]
     value: Json = None
     json_schema: Json = None
+    schema: Json = None
 
 
-class ChatRequest(Struct):
+class ChatRequest(SharedFields):
     """Body of /v1/chat/completions and /chat_tokenize."""
+
+    unserved: ClassVar = CHAT
 
     messages: list[Message]
     model: str | None = None
@@ -193,7 +193,7 @@ class ChatRequest(Struct):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
-    top_logprobs: U32 | None = None
+    top_logprobs: Count | None = None
     max_tokens: U32 | None = None
     max_completion_tokens: U32 | None = None
     n: U32 | None = None
@@ -207,7 +207,7 @@ class ChatRequest(Struct):
     tool_choice: str | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions | None = None
     # Not OpenAI's, but sent by benchmark tools and by clients of other servers.
     top_k: I32 | None = None
     min_p: float | None = None
@@ -217,12 +217,15 @@ class ChatRequest(Struct):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None  # for templates that show them
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner
 
 
-class CompletionRequest(Struct):
+class CompletionRequest(SharedFields):
     """Body of /v1/completions."""
+
+    unserved: ClassVar = COMPLETION
 
     prompt: str | list[str | I32 | list[I32]]  # texts, token ids of one, or token ids of several
     model: str | None = None
@@ -240,7 +243,7 @@ class CompletionRequest(Struct):
     n: U32 | None = None
     best_of: U32 | None = None
     echo: bool | None = None
-    logprobs: U32 | None = None
+    logprobs: Count | None = None
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     top_k: I32 | None = None
@@ -296,16 +299,20 @@ class BodyReader:
 
     def __init__(self, shape: type[Body]) -> None:
         self._decoder = msgspec.json.Decoder(shape)
+        self._unserved = UnservedFields(shape) if issubclass(shape, SharedFields) else None
 
     def read(self, headers: dict[bytes, bytes], body: bytes | msgspec.Raw, at: str = "") -> Any:
-        """Return the decoded body; raises BodyRejected (415, 400 or 422).
+        """Return the decoded body; raises BodyRejected (415, 400 or 422), and ValidationError.
 
         `at` is where in the whole body it was found, for the errors' texts.
         """
         if not _is_json(headers.get(b"content-type", b"")):
             raise BodyRejected(415, "Expected request with `Content-Type: application/json`")
         try:
-            return self._decoder.decode(body)
+            decoded = self._decoder.decode(body)
+            if self._unserved is not None:
+                self._unserved.check(body)
+            return decoded
         except msgspec.ValidationError as error:
             raise BodyRejected(422, _shape_error(str(error), at)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -333,20 +340,20 @@ class FirstFit:
                     raise
                 if f"missing required field `{name}`" not in str(error):
                     problem = problem or error
-        raise problem or invalid(at or "body", self._needs)
+        raise problem or invalid_value(at or "body", self._needs)
 
 
 _SYNTAX = "Failed to parse the request body as JSON: "
 _SHAPE = "Failed to deserialize the JSON body into the target type: "
 
 
-def converted(value: Json, shape: type[Body], path: str) -> Body:
+def convert_body(value: Json, shape: type[Body], path: str) -> Body:
     """Return a part of a body as `shape`; raises BodyRejected (422) that names its `path`."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         what, _, inner = str(error).partition(" - at `$")
-        raise invalid(path + inner.rstrip("`"), what) from error
+        raise invalid_value(path + inner.rstrip("`"), what) from error
 
 
 def _is_json(content_type: bytes) -> bool:
@@ -377,6 +384,6 @@ def duplicate_field(name: str) -> BodyRejected:
     return BodyRejected(422, f"{_SHAPE}duplicate field `{name}`")
 
 
-def invalid(path: str, what: str) -> BodyRejected:
+def invalid_value(path: str, what: str) -> BodyRejected:
     """Return the error for a field whose value has the wrong shape."""
     return BodyRejected(422, f"{_SHAPE}{path}: {what}")

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping
 from msgspec import UNSET, UnsetType
 from msgspec.json import encode
 
-from tgi_trio.router.http import replies
-from tgi_trio.router.http.errors import Problem
-from tgi_trio.router.http.events import Envelope, UsageCount
-from tgi_trio.router.http.render import OPENAI_REASONS, chat_logprobs_json, text_json, visible
+from tgi_trio.router.http.messages import replies
+from tgi_trio.router.http.messages.events import Envelope, chat_chunk_end
+from tgi_trio.router.http.messages.extras import PLAIN, ChunkExtras, Shown
+from tgi_trio.router.http.messages.problems import Problem
+from tgi_trio.router.http.messages.render import GOING_ON, ending_json, text_json, visible
+from tgi_trio.router.http.messages.usage import UsageCount
 from tgi_trio.router.request import FinishReason, Outcome, Token
-from tgi_trio.router.text.tools.parser import Answer, CallDelta, CallParser, Delta
+from tgi_trio.router.text.tools.call_parser import Answer, CallDelta, CallParser, Delta
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -46,11 +48,10 @@ class AnswerReader:
         """Return whether a call has begun."""
         return self._parser.calls > 0
 
-    def finish_reason(self, outcome: Outcome) -> bytes:
-        """Return OpenAI's word, as JSON, for the end of the answer."""
-        if self._parser.complete and outcome.reason is not FinishReason.LENGTH:
-            return b'"tool_calls"'
-        return OPENAI_REASONS[outcome.reason]
+    def ending(self, outcome: Outcome) -> bytes:
+        """Return what `ending_json` does; OpenAI has a reason of its own for calls."""
+        called = self._parser.complete and outcome.reason is not FinishReason.LENGTH
+        return ending_json(outcome, b'"tool_calls"' if called else None)
 
 
 # ---- bodies ------------------------------------------------------------------------------------
@@ -83,54 +84,59 @@ def message_json(answer: Answer) -> bytes:
 class ToolChatEvents:
     """Events of /v1/chat/completions where tools may be called: a chunk for each piece of news.
 
-    A token that is markup brings no chunk; its log-probability comes with the next one.
+    A token that is markup brings no chunk; its log-probability and id come with the next one.
     """
 
     def __init__(
         self,
         envelope: Envelope,
         index: int,
-        logprobs: bool,
         usage: UsageCount,
         reader: AnswerReader,
+        shown: Shown = PLAIN,
+        extras: ChunkExtras | None = None,
     ) -> None:
+        self._envelope = envelope
         self._head = (
-            b'data: {"object":"chat.completion.chunk","id":"",%b,"choices":[{"index":%d,"delta":'
+            b'data: {"object":"chat.completion.chunk",%b,"choices":[{"index":%d,"delta":'
             % (envelope.fields(), index)
         )
-        self._logprobs = logprobs
         self._usage = usage
         self._reader = reader
+        self._logprobs = shown.logprobs
+        self._extras = extras
+        self._keep = shown.logprobs is not None or extras is not None
         self._silent: list[Token] = []  # tokens without a chunk so far, where they are asked for
 
     def step(self, tokens: list[Token]) -> bytes:
         return b"".join([self._event(token) for token in tokens])
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
-        self._usage.completion_tokens += outcome.generated_tokens
+        self._usage.add(outcome)
         events = self.step(tokens)
         delta = self._reader.end(outcome.tail)
-        return events + self._chunk(delta, self._reader.finish_reason(outcome))
+        return events + self._chunk(delta, self._reader.ending(outcome))
 
     def error(self, tokens: list[Token], problem: Problem) -> bytes:
-        return self.step(tokens) + problem.openai_event()
+        return self.step(tokens) + problem.openai_event(self._envelope.id)
 
     def _event(self, token: Token) -> bytes:
         delta = self._reader.take(token)
-        if self._logprobs:
+        if self._keep:
             self._silent.append(token)
-        return self._chunk(delta, b"null") if delta else b""
+        return self._chunk(delta, GOING_ON) if delta else b""
 
-    def _chunk(self, delta: Delta, reason: bytes) -> bytes:
+    def _chunk(self, delta: Delta, ending: bytes) -> bytes:
+        tokens, self._silent = self._silent, []
         logprobs = b"null"
-        if self._silent:
-            logprobs = chat_logprobs_json(self._silent)
-            self._silent = []
-        return b'%b%b,"logprobs":%b,"finish_reason":%b}],"usage":null}\n\n' % (
+        if tokens and self._logprobs is not None:
+            logprobs = self._logprobs.chat(tokens)
+        return b'%b%b,"logprobs":%b,"finish_reason":%b%b' % (
             self._head,
             self._delta_json(delta),
             logprobs,
-            reason,
+            ending,
+            chat_chunk_end(self._extras, tokens),
         )
 
     def _delta_json(self, delta: Delta) -> bytes:

@@ -5,34 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tgi_trio.errors import GrammarError
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.conversation import ChatTools, blame, chat_tools, render_prompt
-from tgi_trio.router.http.events import (
-    ChatEvents,
-    Envelope,
-    Events,
-    UsageCount,
-    chat_usage_event,
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.conversation import (
+    ChatTools,
+    chat_tools,
+    explain_tool_error,
+    render_prompt,
 )
-from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.deadlines import validate_request
 from tgi_trio.router.http.generation import (
     Result,
-    admit,
+    collect_results,
     event_stream,
     fingerprint,
-    gather,
-    pour,
+    new_id,
     resolve_model,
+    stream_events,
+    take_permits,
     timing_headers,
     unix_now,
 )
-from tgi_trio.router.http.render import OPENAI_REASONS, chat_logprobs_json, text_json
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.events import ChatEvents, Envelope, Events, chat_usage_event
+from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
+from tgi_trio.router.http.messages.logprobs import prompt_logprobs_json, prompt_tokens
+from tgi_trio.router.http.messages.render import ending_json, text_json
+from tgi_trio.router.http.messages.response_format import answer_grammar
+from tgi_trio.router.http.messages.tool_calls import ToolChatEvents, message_json, read_answer
+from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.routes import openai
-from tgi_trio.router.http.routes.operations import simple_tokens_json, tokenized
+from tgi_trio.router.http.routes.tokens import simple_tokens_json, tokenized
 from tgi_trio.router.http.sse import DONE
-from tgi_trio.router.http.tool_calls import ToolChatEvents, message_json, read_answer
-from tgi_trio.router.http.urgency import validated
-from tgi_trio.router.validation import GenerateParameters, spread
+from tgi_trio.router.request import Request
+from tgi_trio.router.validation import GenerationParameters, fan_out
 
 _CHAT = schema.BodyReader(schema.ChatRequest)
 
@@ -44,31 +49,35 @@ async def chat_completions(call: Call) -> Reply:
     model = resolve_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
     tools = chat_tools(call, request)
-    prompt, parameters = asked(call, request, tools)
-    admit(call, count)
+    prompt, parameters = await to_prompt_and_parameters(call, request, tools)
+    take_permits(call, generations=count)
     try:
-        one = await validated(call, prompt, parameters, request, add_special_tokens=False)
+        one = await validate_request(call, prompt, parameters, request, add_special_tokens=False)
     except GrammarError:
         if tools is not None:
-            await blame(call, tools)
+            await explain_tool_error(call, tools)
         raise
-    requests = [one] if count == 1 else spread(one, count)
-    logprobs = bool(request.logprobs)
-    envelope = Envelope(unix_now(), model, fingerprint(call.settings))
+    requests = [one] if count == 1 else fan_out(one, count)
+    shown = openai.shown(call, request, logprobs=bool(request.logprobs))
+    envelope = Envelope(new_id("chatcmpl"), unix_now(), model, fingerprint(call.settings))
 
     if request.stream:
         usage = UsageCount(len(one.prompt_ids))
-        events = [_events(envelope, i, logprobs, usage, tools) for i in range(count)]
-        include_usage = request.stream_options.include_usage
+        events = [
+            _events(envelope, i, each, usage, shown, tools) for i, each in enumerate(requests)
+        ]
+        include_usage = StreamUsage.wanted(request.stream_options).last
 
         def last() -> bytes:
             return (chat_usage_event(envelope, usage) if include_usage else b"") + DONE
 
-        return event_stream(call, pour(call, requests, events, last), len(prompt))
+        return event_stream(call, stream_events(call, requests, events, last), len(prompt))
 
-    results = await gather(call, requests, keep_tokens=logprobs or tools is not None)
+    keep = shown.logprobs is not None or shown.token_ids or tools is not None
+    results = await collect_results(call, requests, keep_tokens=keep)
     # A body is dated by its end, as TGI does it.
-    body = _completion(replace(envelope, created=unix_now()), results, logprobs, tools)
+    body = _completion(replace(envelope, created=unix_now()), results, shown, tools)
+    body += _prompt_fields(call, request, results[0], shown) + b"}"
     return Reply(body, headers=timing_headers(call, len(prompt), results))
 
 
@@ -90,56 +99,86 @@ def _read(call: Call) -> schema.ChatRequest:
     return request
 
 
-def asked(
+async def to_prompt_and_parameters(
     call: Call, request: schema.ChatRequest, tools: ChatTools | None
-) -> tuple[str, GenerateParameters]:
+) -> tuple[str, GenerationParameters]:
     """Return a chat as a prompt and its parameters.
 
     Raises TemplateError, ValidationError and what `render_prompt` raises.
     """
     prompt = render_prompt(call, request, tools)
-    parameters = openai.wanted(request, top_n_tokens=request.top_logprobs)
-    if tools is not None:
-        parameters = replace(parameters, grammar=tools.grammar())
+    grammar = await answer_grammar(request) if tools is None else tools.grammar()
+    of_prompt = openai.prompt_alternatives(call, request)
+    parameters = openai.to_parameters(
+        call,
+        request,
+        top_n_tokens=openai.alternatives(call, "top_logprobs", request.top_logprobs),
+        decoder_input_details=of_prompt is not None,
+        prompt_top_n=of_prompt or 0,
+        grammar=grammar,
+    )
     return prompt, parameters
 
 
 def _events(
-    envelope: Envelope, index: int, logprobs: bool, usage: UsageCount, tools: ChatTools | None
+    envelope: Envelope,
+    index: int,
+    request: Request,
+    usage: UsageCount,
+    shown: Shown,
+    tools: ChatTools | None,
 ) -> Events:
+    extras = shown.extras(request)
     if tools is None:
-        return ChatEvents(envelope, index, logprobs, usage)
-    return ToolChatEvents(envelope, index, logprobs, usage, tools.reader())
+        return ChatEvents(envelope, index, usage, shown, extras)
+    return ToolChatEvents(envelope, index, usage, tools.reader(), shown, extras)
 
 
 def _completion(
-    envelope: Envelope, results: list[Result], logprobs: bool, tools: ChatTools | None
+    envelope: Envelope, results: list[Result], shown: Shown, tools: ChatTools | None
 ) -> bytes:
+    """Return the body, but for what follows its usage."""
     usage = UsageCount(results[0].outcome.prompt_tokens)
     choices = []
     for i, result in enumerate(results):
-        usage.completion_tokens += result.outcome.generated_tokens
-        message, reason = _answer(result, tools)
+        usage.add(result.outcome)
+        message, ending = _answer(result, tools)
         choices.append(
-            b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b}'
-            % (i, message, chat_logprobs_json(result.tokens) if logprobs else b"null", reason)
+            b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b%b}'
+            % (
+                i,
+                message,
+                b"null" if shown.logprobs is None else shown.logprobs.chat(result.tokens),
+                ending,
+                token_ids_json(result.tokens) if shown.token_ids else b"",
+            )
         )
-    return b'{"object":"chat.completion","id":"",%b,"choices":[%b],"usage":%b}' % (
+    return b'{"object":"chat.completion",%b,"choices":[%b],"usage":%b' % (
         envelope.fields(),
         b",".join(choices),
         usage.json(),
     )
 
 
+def _prompt_fields(call: Call, request: schema.ChatRequest, result: Result, shown: Shown) -> bytes:
+    """Return what is told of the prompt, which all choices share; a comma in front of each."""
+    fields = prompt_ids_json(result.request) if shown.token_ids else b""
+    top = openai.prompt_alternatives(call, request)
+    if top is None:
+        return fields
+    tokens = prompt_tokens(call.engine.tokenizer, result.request, result.outcome)
+    return fields + b',"prompt_logprobs":%b' % prompt_logprobs_json(tokens, top)
+
+
 def _answer(result: Result, tools: ChatTools | None) -> tuple[bytes, bytes]:
-    """Return the message and the finish reason of one choice, as JSON."""
+    """Return the message and the ending (`ending_json`) of one choice."""
     outcome = result.outcome
     if tools is None:
         content = text_json(outcome.text)
-        return b'{"role":"assistant","content":%b}' % content, OPENAI_REASONS[outcome.reason]
+        return b'{"role":"assistant","content":%b}' % content, ending_json(outcome)
     reader = tools.reader()
     answer = read_answer(reader, result.tokens, outcome.tail)
-    return message_json(answer), reader.finish_reason(outcome)
+    return message_json(answer), reader.ending(outcome)
 
 
 ROUTES = (

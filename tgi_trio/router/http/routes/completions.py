@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.errors import Refused
-from tgi_trio.router.http.events import (
-    CompletionEvents,
-    Envelope,
-    UsageCount,
-    completion_usage_event,
-)
-from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.deadlines import validate_request
 from tgi_trio.router.http.generation import (
     Result,
-    admit,
     check_batch_size,
+    collect_results,
     event_stream,
     fingerprint,
-    gather,
-    pour,
+    new_id,
     resolve_model,
+    stream_events,
+    take_permits,
     timing_headers,
     unix_now,
 )
-from tgi_trio.router.http.render import OPENAI_REASONS, completion_logprobs_json, text_json
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.events import CompletionEvents, Envelope, completion_usage_event
+from tgi_trio.router.http.messages.extras import Shown, prompt_ids_json, token_ids_json
+from tgi_trio.router.http.messages.logprobs import prompt_logprobs_json, prompt_tokens
+from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.http.messages.render import ending_json, text_json
+from tgi_trio.router.http.messages.response_format import answer_grammar
+from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.routes import openai
 from tgi_trio.router.http.sse import DONE
-from tgi_trio.router.http.urgency import validated
-from tgi_trio.router.request import FinishReason, Request, StoppingCriteria, Token
-from tgi_trio.router.text.output import OutputText
-from tgi_trio.router.validation import spread
+from tgi_trio.router.request import FinishReason, Request
+from tgi_trio.router.validation import GenerationParameters, fan_out
 
 _COMPLETION = schema.BodyReader(schema.CompletionRequest)
 
@@ -49,57 +49,93 @@ async def completions(call: Call) -> Reply:
     prompts = _prompts(call, request)
     resolve_model(call, request.model)
     count = openai.choices(request.n, call.engine.limits.max_concurrent_requests)
-    candidates = _candidates(request, count)
+    candidates = _candidates(call, request, count)
     unwritten = _writes_nothing(request)
-    read_prompts = bool(request.echo) and request.logprobs is not None and not request.stream
-    more = {"max_new_tokens": 1} if unwritten else {}
-    parameters = openai.wanted(
-        request,
-        top_n_tokens=request.logprobs,
-        decoder_input_details=read_prompts,
-        prompt_top_n=(request.logprobs or 0) if read_prompts else 0,
-        **more,
-    )
-    admit(call, _generations(call, len(prompts), candidates))
+    parameters = await _parameters(call, request, unwritten)
+    take_permits(call, len(prompts), candidates)
     requests: list[Request] = []
     for prompt in prompts:
-        one = await validated(call, prompt, parameters, request)
-        requests += [one] if candidates == 1 else spread(one, candidates)
+        one = await validate_request(call, prompt, parameters, request)
+        requests += [one] if candidates == 1 else fan_out(one, candidates)
 
-    echoes = _echoes(call, request, prompts)
-    characters = sum(map(len, _texts(call, prompts)))
+    texts = _texts(call, request, prompts, requests[::candidates])
+    echoes = texts if request.echo else [""] * len(prompts)
+    characters = sum(map(len, texts))
+    top = parameters.top_n_tokens
+    shown = openai.shown(call, request, logprobs=top is not None, top=top or 0)
+    usages = [UsageCount(len(each.prompt_ids)) for each in requests[::candidates]]
     # TGI does not echo the name in completions, and dates them by their beginning.
-    envelope = Envelope(unix_now(), call.engine.model.id, fingerprint(call.settings))
+    model = call.engine.model.id
+    envelope = Envelope(new_id("cmpl"), unix_now(), model, fingerprint(call.settings))
     if request.stream:
-        # One generation in `count` counts the prompt.
-        usage = UsageCount(sum(len(each.prompt_ids) for each in requests[::count]))
-        events = [
-            CompletionEvents(envelope, i, request.logprobs, echoes[i // count], usage)
-            for i in range(len(requests))
-        ]
-        options = request.stream_options
-        include_usage = options is not None and options.include_usage
+        events = _events(envelope, requests, usages, echoes, shown)
+        include_usage = StreamUsage.wanted(request.stream_options).last
 
         def last() -> bytes:
-            return (completion_usage_event(envelope, usage) if include_usage else b"") + DONE
+            whole = UsageCount.total(usages)
+            return (completion_usage_event(envelope, whole) if include_usage else b"") + DONE
 
-        return event_stream(call, pour(call, requests, events, last), characters)
+        return event_stream(call, stream_events(call, requests, events, last), characters)
 
-    keep = request.logprobs is not None or candidates > count
-    results = await gather(call, requests, keep_tokens=keep)
+    keep = shown.logprobs is not None or shown.token_ids or candidates > count
+    results = await collect_results(call, requests, keep_tokens=keep)
     if unwritten:
         results = [_forget(result) for result in results]
-    best = _best(results, candidates, count)
-    body = _body(call, request, envelope, best, results, echoes)
-    headers = timing_headers(call, characters, results, compute_time=False)
-    return Reply(body, headers=headers)
+    for i, result in enumerate(results):
+        usages[i // candidates].add(result.outcome)
+    choices = [
+        _choice(call, request, i, echoes[i // count], result, shown)
+        for i, result in enumerate(_best(results, candidates, count))
+    ]
+    body = b'{"object":"text_completion",%b,"choices":[%b],"usage":%b}' % (
+        envelope.fields(),
+        b",".join(choices),
+        UsageCount.total(usages).json(),
+    )
+    return Reply(body, headers=timing_headers(call, characters, results, compute_time=False))
+
+
+async def _parameters(
+    call: Call, request: schema.CompletionRequest, unwritten: bool
+) -> GenerationParameters:
+    """Return what is asked of each generation; raises ValidationError and BodyRejected."""
+    top = openai.alternatives(call, "logprobs", request.logprobs)
+    of_prompt = openai.prompt_alternatives(call, request)
+    echoed = top if request.echo and not request.stream else None
+    more = {"max_new_tokens": 1} if unwritten else {}
+    return openai.to_parameters(
+        call,
+        request,
+        top_n_tokens=top,
+        decoder_input_details=echoed is not None or of_prompt is not None,
+        prompt_top_n=max(echoed or 0, of_prompt or 0),
+        grammar=await answer_grammar(request),
+        **more,
+    )
+
+
+def _events(
+    envelope: Envelope,
+    requests: Sequence[Request],
+    usages: Sequence[UsageCount],
+    echoes: Sequence[str],
+    shown: Shown,
+) -> list[CompletionEvents]:
+    """Return what renders each generation; the same number of them share a prompt."""
+    count = len(requests) // len(usages)
+    return [
+        CompletionEvents(
+            envelope, i, usages[i // count], echoes[i // count], shown, shown.extras(each)
+        )
+        for i, each in enumerate(requests)
+    ]
 
 
 def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
     """Return the prompts, each as text or as token ids; raises BodyRejected and Refused."""
     given = request.prompt
     if given == []:
-        raise schema.invalid(
+        raise schema.invalid_value(
             "prompt", "Empty array detected. Do not use an empty array for the prompt."
         )
     prompts: list[Prompt]
@@ -110,48 +146,36 @@ def _prompts(call: Call, request: schema.CompletionRequest) -> list[Prompt]:
     else:
         prompts = [item for item in given if not isinstance(item, int)]
         if len({type(item) for item in given}) > 1:
-            raise schema.invalid("prompt", "texts and token ids cannot be mixed")
+            raise schema.invalid_value("prompt", "texts and token ids cannot be mixed")
     check_batch_size(call, len(prompts))
     return prompts
 
 
-def _candidates(request: schema.CompletionRequest, count: int) -> int:
-    """Return how many generations each prompt gets, of which the best `count` are returned."""
+def _candidates(call: Call, request: schema.CompletionRequest, count: int) -> int:
+    """Return how many generations each prompt gets, of which the best `count` are returned.
+
+    Raises ValidationError.
+    """
     best_of = count if request.best_of is None else request.best_of
     if best_of < count:
-        problem = f"`best_of` must be >= `n`. Given: {best_of} and {count}"
-    elif best_of > count and request.stream:
-        problem = "`best_of` != `n` is not supported when streaming tokens"
-    else:
-        return best_of
-    raise Refused(422, f"Input validation error: {problem}", "validation")
-
-
-def _generations(call: Call, prompts: int, candidates: int) -> int:
-    """Return how many generations a call makes; raises Refused for more than can ever run at once.
-
-    Without that it would be told to come back later, for ever.
-    """
-    most, total = call.engine.limits.max_concurrent_requests, prompts * candidates
-    if total > most:
-        text = (
-            f"Input validation error: {prompts} prompts with {candidates} generations each are "
-            f"{total}; at most {most} can run at once (--max-concurrent-requests)"
-        )
-        raise Refused(422, text, "validation")
-    return total
+        raise ValidationError(f"`best_of` must be >= `n`. Given: {best_of} and {count}")
+    if best_of > count:
+        if request.stream:
+            raise ValidationError("`best_of` != `n` is not supported when streaming tokens")
+        chosen = GenerationParameters(best_of=best_of)
+        call.engine.validator.check_endpoint(chosen, streaming=False)
+    return best_of
 
 
 def _writes_nothing(request: schema.CompletionRequest) -> bool:
     """Return whether the prompt alone is asked for: evaluation tools read its log-probabilities.
 
-    Raises Refused.
+    Raises ValidationError.
     """
     if request.max_tokens != 0 or not request.echo:
         return False
     if request.stream:
-        text = "Input validation error: `max_tokens` = 0 is not supported when streaming tokens"
-        raise Refused(422, text, "validation")
+        raise ValidationError("`max_tokens` = 0 is not supported when streaming tokens")
     return True
 
 
@@ -163,13 +187,19 @@ def _forget(result: Result) -> Result:
     return replace(result, outcome=nothing, tokens=[])
 
 
-def _texts(call: Call, prompts: Sequence[Prompt]) -> list[str]:
+def _texts(
+    call: Call,
+    request: schema.CompletionRequest,
+    prompts: Sequence[Prompt],
+    requests: Sequence[Request],
+) -> list[str]:
+    """Return the prompts as text, what `truncate_prompt_tokens` cut off left out."""
     decode = call.engine.tokenizer.decode
-    return [each if isinstance(each, str) else decode(each) for each in prompts]
-
-
-def _echoes(call: Call, request: schema.CompletionRequest, prompts: Sequence[Prompt]) -> list[str]:
-    return _texts(call, prompts) if request.echo else [""] * len(prompts)
+    whole = request.truncate_prompt_tokens is None
+    return [
+        prompt if whole and isinstance(prompt, str) else decode(one.prompt_ids)
+        for prompt, one in zip(prompts, requests, strict=True)
+    ]
 
 
 def _best(results: list[Result], candidates: int, count: int) -> list[Result]:
@@ -183,52 +213,33 @@ def _best(results: list[Result], candidates: int, count: int) -> list[Result]:
     return best
 
 
-def _body(
+def _choice(
     call: Call,
     request: schema.CompletionRequest,
-    envelope: Envelope,
-    best: list[Result],
-    results: list[Result],
-    echoes: list[str],
+    index: int,
+    echo: str,
+    result: Result,
+    shown: Shown,
 ) -> bytes:
-    count = len(best) // len(echoes)
-    choices = []
-    for i, result in enumerate(best):
-        echo = echoes[i // count]
-        choices.append(
-            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
-            % (
-                i,
-                text_json(echo + result.outcome.text),
-                _logprobs(call, request, result),
-                OPENAI_REASONS[result.outcome.reason],
-            )
-        )
-    usage = UsageCount(
-        prompt_tokens=sum(result.outcome.prompt_tokens for result in best[::count]),
-        completion_tokens=sum(result.outcome.generated_tokens for result in results),
-    )
-    return b'{"object":"text_completion","id":"",%b,"choices":[%b],"usage":%b}' % (
-        envelope.fields(),
-        b",".join(choices),
-        usage.json(),
-    )
-
-
-def _logprobs(call: Call, request: schema.CompletionRequest, result: Result) -> bytes:
-    """Return the logprobs object; an echoed prompt has its tokens in it, too."""
-    if request.logprobs is None:
-        return b"null"
-    return completion_logprobs_json(_prompt_tokens(call, result) + result.tokens, request.logprobs)
-
-
-def _prompt_tokens(call: Call, result: Result) -> list[Token]:
-    """Return the tokens of a prompt whose log-probabilities were asked for, else nothing."""
-    text = OutputText(call.engine.tokenizer, [], StoppingCriteria(max_new_tokens=1))
+    """Return one completion; the logprobs of an echoed prompt have its tokens in them, too."""
     outcome = result.outcome
-    tops = outcome.prompt_tops or ((),) * len(outcome.prompt_logprobs)
-    ids = result.request.prompt_ids.tolist()
-    return [text.push(*token) for token in zip(ids, outcome.prompt_logprobs, tops, strict=False)]
+    of_prompt = prompt_tokens(call.engine.tokenizer, result.request, outcome)
+    logprobs, extras = b"null", b""
+    if shown.logprobs is not None:
+        echoed = of_prompt if request.echo else []
+        logprobs = shown.logprobs.completion(echoed + result.tokens, shown.top)
+    if shown.token_ids:
+        extras += prompt_ids_json(result.request) + token_ids_json(result.tokens)
+    top = openai.prompt_alternatives(call, request)
+    if top is not None:
+        extras += b',"prompt_logprobs":%b' % prompt_logprobs_json(of_prompt, top)
+    return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % (
+        index,
+        text_json(echo + outcome.text),
+        logprobs,
+        ending_json(outcome),
+        extras,
+    )
 
 
 ROUTES = (Route("POST", "/v1/completions", completions, openai=True),)

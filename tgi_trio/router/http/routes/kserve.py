@@ -5,10 +5,10 @@ from __future__ import annotations
 import orjson
 
 from tgi_trio import __version__
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.errors import Refused
-from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import resolve_model
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.routes import native, operations
 
 _INFER = schema.BodyReader(schema.InferRequest)

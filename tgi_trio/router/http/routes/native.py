@@ -6,24 +6,24 @@ import itertools
 from collections.abc import Sequence
 
 from tgi_trio.errors import TgiTrioError
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.events import NativeEvents, QueryEvents
-from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.deadlines import validate_request
 from tgi_trio.router.http.generation import (
     Result,
-    admit,
     check_batch_size,
+    collect_results,
     event_stream,
     explain,
-    gather,
-    pour,
+    stream_events,
+    take_permits,
     timing_headers,
 )
-from tgi_trio.router.http.render import optional_json, prefill_json, text_json, tokens_json
-from tgi_trio.router.http.response_format import native_grammar
-from tgi_trio.router.http.urgency import validated
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.events import NativeEvents, QueryEvents
+from tgi_trio.router.http.messages.render import optional_json, prefill_json, text_json, tokens_json
+from tgi_trio.router.http.messages.response_format import native_grammar
 from tgi_trio.router.request import Request
-from tgi_trio.router.validation import GenerateParameters, spread
+from tgi_trio.router.validation import GenerationParameters, fan_out
 
 _GENERATE = schema.BodyReader(schema.GenerateRequest)
 _COMPAT = schema.BodyReader(schema.CompatGenerateRequest)
@@ -70,9 +70,9 @@ def parameters_of(request: WithParameters) -> schema.GenerateParameters:
     return request.parameters or schema.GenerateParameters(do_sample=True)
 
 
-def wanted(p: schema.GenerateParameters) -> GenerateParameters:
+def to_parameters(p: schema.GenerateParameters) -> GenerationParameters:
     """Return the parameters as the validator reads them; raises for a broken grammar."""
-    return GenerateParameters(
+    return GenerationParameters(
         best_of=p.best_of,
         temperature=p.temperature,
         repetition_penalty=p.repetition_penalty,
@@ -82,6 +82,7 @@ def wanted(p: schema.GenerateParameters) -> GenerateParameters:
         typical_p=p.typical_p,
         do_sample=p.do_sample,
         max_new_tokens=p.max_new_tokens,
+        min_new_tokens=p.min_new_tokens or 0,
         stop=tuple(p.stop),
         truncate=p.truncate,
         watermark=p.watermark,
@@ -100,15 +101,15 @@ async def generate_all(
 
     `keep`: their tokens are wanted. Raises ValidationError, Overloaded, and what generation raises.
     """
-    asked = wanted(parameters)
+    asked = to_parameters(parameters)
     call.engine.validator.check_endpoint(asked, streaming=False)
     count = max(asked.best_of or 1, 1)
-    admit(call, len(queries) * count)
+    take_permits(call, len(queries), count)
     requests: list[Request] = []
     for query in queries:
-        one = await validated(call, query, asked, parameters)
-        requests += [one] if count == 1 else spread(one, count)
-    results = await gather(call, requests, keep_tokens=keep or count > 1)
+        one = await validate_request(call, query, asked, parameters)
+        requests += [one] if count == 1 else fan_out(one, count)
+    results = await collect_results(call, requests, keep_tokens=keep or count > 1)
     groups: list[list[Result]] = []
     for start in range(0, len(results), count):
         group = results[start : start + count]
@@ -149,11 +150,11 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
             QueryEvents(prefix, parameters.details, i, index) for i, prefix in enumerate(prefixes)
         ]
     try:
-        asked = wanted(parameters)
+        asked = to_parameters(parameters)
         call.engine.validator.check_endpoint(asked, streaming=True)
-        admit(call, len(queries))
-        requests = [await validated(call, query, asked, parameters) for query in queries]
-        body = pour(call, requests, events)
+        take_permits(call, len(queries))
+        requests = [await validate_request(call, query, asked, parameters) for query in queries]
+        body = stream_events(call, requests, events)
     except TgiTrioError as error:
         return event_stream(call, explain(call, error).native_event(), characters)
     return event_stream(call, body, characters)

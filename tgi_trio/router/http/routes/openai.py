@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.errors import Refused
-from tgi_trio.router.http.response_format import response_grammar
-from tgi_trio.router.validation import GenerateParameters
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.call import Call
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.extras import Shown
+from tgi_trio.router.http.messages.logprobs import LogprobWriter
+from tgi_trio.router.http.messages.usage import StreamUsage
+from tgi_trio.router.validation import GenerationParameters
 
 MOST_LOGPROBS = 20  # alternatives per token that OpenAI allows
+_TOKEN_ID = re.compile("-?(0|[1-9][0-9]{0,18})")  # in one way only; the validator knows the range
 
 Request = schema.ChatRequest | schema.CompletionRequest
 
 
-def wanted(request: Request, **more: Any) -> GenerateParameters:
+def to_parameters(call: Call, request: Request, **more: Any) -> GenerationParameters:
     """Return an OpenAI request's parameters as the validator reads them; `more` overrides.
 
     A temperature of 0 is greedy; anything else, given or not, samples. Penalties follow OpenAI's
-    formula, and the text of a stop string is dropped.
+    formula, and the text of a stop string is dropped. The grammar is `answer_grammar`'s to find.
+    Raises ValidationError and BodyRejected.
     """
     greedy = request.temperature == 0
     parameters: dict[str, Any] = {
@@ -28,6 +34,7 @@ def wanted(request: Request, **more: Any) -> GenerateParameters:
         "top_p": None if greedy else request.top_p,
         "top_k": None if greedy or request.top_k in (0, -1) else request.top_k,
         "min_p": None if greedy else request.min_p,
+        "typical_p": None if greedy or request.typical_p == 1 else request.typical_p,
         "repetition_penalty": request.repetition_penalty,
         "frequency_penalty": request.frequency_penalty,
         "presence_penalty": request.presence_penalty,
@@ -35,19 +42,21 @@ def wanted(request: Request, **more: Any) -> GenerateParameters:
         "min_new_tokens": request.min_tokens or 0,
         "ignore_eos": bool(request.ignore_eos),
         "stop": stops(request.stop),
+        "truncate": truncation(call, request),
         "seed": request.seed,
         "logit_bias": biases(request.logit_bias),
-        "grammar": response_grammar(request.response_format),
-        "keep_stop": False,
+        "stop_regex": stops(request.stop_regex),
+        "stop_ids": tuple(request.stop_token_ids or ()),
+        "keep_stop": bool(request.include_stop_str_in_output or request.no_stop_trim),
         "absolute_penalties": True,
         "accept_top_p_one": True,
         "top_n_allowed": MOST_LOGPROBS,
     }
-    return GenerateParameters(**{**parameters, **more})
+    return GenerationParameters(**{**parameters, **more})
 
 
 def stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Return stop strings, given one, several or none."""
+    """Return stop strings or expressions, given one, several or none."""
     if stop is None:
         return ()
     return (stop,) if isinstance(stop, str) else tuple(stop)
@@ -55,16 +64,74 @@ def stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 def biases(bias: dict[str, float] | None) -> dict[int, float]:
     """Return `logit_bias` with its keys as token ids; raises BodyRejected."""
-    try:
-        return {int(token): value for token, value in (bias or {}).items()}
-    except ValueError as error:
-        raise schema.invalid("logit_bias", "keys must be token ids") from error
+    for key in bias or {}:
+        if not _TOKEN_ID.fullmatch(key):
+            what = f"the key `{key}` is no token id: keys are the ids of tokens as decimal numbers"
+            raise schema.invalid_value("logit_bias", what)
+    return {int(key): value for key, value in (bias or {}).items()}
+
+
+def alternatives(call: Call, name: str, asked: int | None) -> int | None:
+    """Return how many alternatives per token the field `name` asks for; -1 is the vocabulary.
+
+    Raises ValidationError.
+    """
+    most = max(MOST_LOGPROBS, call.engine.limits.max_top_n_tokens)
+    if asked == -1:
+        size = call.engine.validator.vocab_size
+        if size > most:
+            raise ValidationError(
+                f"`{name}` = -1 asks for all {size} tokens of the vocabulary, and at most {most} "
+                "are shown (--max-top-n-tokens)"
+            )
+        return size
+    if asked is not None and asked > most:
+        raise ValidationError(f"`{name}` must be >= 0 and <= {most}. Given: {asked}")
+    return asked
+
+
+def prompt_alternatives(call: Call, request: Request) -> int | None:
+    """Return how many alternatives per token of the prompt are shown; None: not even itself.
+
+    Raises ValidationError.
+    """
+    if request.prompt_logprobs is not None and request.stream:
+        raise ValidationError("`prompt_logprobs` is not supported when streaming tokens")
+    return alternatives(call, "prompt_logprobs", request.prompt_logprobs)
+
+
+def truncation(call: Call, request: Request) -> int | None:
+    """Return how many tokens of the prompt are kept, its last ones; None: all of them.
+
+    `truncate_prompt_tokens` = -1 keeps as many as leave room for the answer. Raises
+    ValidationError.
+    """
+    asked, limits = request.truncate_prompt_tokens, call.engine.limits
+    if asked == -1:
+        room = limits.max_total_tokens - (request.max_tokens or 1)
+        return max(1, min(limits.max_input_tokens, room))
+    if asked is not None and not 0 < asked <= limits.max_input_tokens:
+        raise ValidationError(
+            "`truncate_prompt_tokens` must be -1 (as many as there is room for), or > 0 and <= "
+            f"{limits.max_input_tokens}. Given: {asked}"
+        )
+    return asked
+
+
+def shown(call: Call, request: Request, logprobs: bool, top: int = 0) -> Shown:
+    """Return what the answers to a call show of their tokens."""
+    names = request.return_tokens_as_token_ids is True
+    return Shown(
+        logprobs=LogprobWriter(call.engine.tokenizer, as_ids=names) if logprobs else None,
+        top=top,
+        token_ids=request.return_token_ids is True,
+        running_usage=StreamUsage.wanted(request.stream_options).running,
+    )
 
 
 def choices(n: int | None, most: int) -> int:
-    """Return how many answers are wanted for one prompt; raises Refused (422)."""
+    """Return how many answers are wanted for one prompt; raises ValidationError."""
     count = 1 if n is None else n
     if not 1 <= count <= most:
-        text = f"Input validation error: `n` must be > 0 and <= {most}. Given: {count}"
-        raise Refused(422, text, "validation")
+        raise ValidationError(f"`n` must be > 0 and <= {most}. Given: {count}")
     return count

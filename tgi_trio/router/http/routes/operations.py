@@ -1,23 +1,17 @@
-"""Routes that generate nothing: health, information, tokens, metrics and documentation."""
+"""Routes that generate nothing: health, information, metrics and documentation."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import orjson
-import trio
 
 from tgi_trio import __version__
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.errors import Problem
-from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import resolve_model
-from tgi_trio.router.http.openapi import DOCS_PAGE, document
-from tgi_trio.router.http.render import text_json
-from tgi_trio.router.metrics import CONTENT_TYPE
-from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
-
-_TOKENIZE = schema.BodyReader(schema.TokenizeRequest)
+from tgi_trio.router.http.messages.openapi import DOCS_PAGE, document
+from tgi_trio.router.http.messages.problems import Problem
+from tgi_trio.router.telemetry.metrics import CONTENT_TYPE
 
 
 async def health(call: Call) -> Reply:
@@ -83,13 +77,22 @@ async def model(call: Call) -> Reply:
 
 
 def _model_info(call: Call, name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": call.engine.model.id}
+    """Return OpenAI's Model, and what vLLM tells beside it; `root` is the model by its own name."""
+    card = call.engine.model
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": card.id,
+        "root": card.id,
+        "parent": None,
+        "max_model_len": call.engine.limits.max_total_tokens,
+    }
 
 
-async def tokenize(call: Call) -> Reply:
-    """POST /tokenize: the tokens of a text, special ones added."""
-    request: schema.TokenizeRequest = _TOKENIZE.read(call.headers, call.body)
-    return Reply(simple_tokens_json(await tokenized(call, request.inputs, True)))
+async def version(call: Call) -> Reply:
+    """GET /version, as vLLM has it."""
+    return Reply(orjson.dumps({"version": __version__}))
 
 
 async def metrics(call: Call) -> Reply:
@@ -107,26 +110,6 @@ async def docs(call: Call) -> Reply:
     return Reply(DOCS_PAGE, content_type=b"text/html; charset=utf-8")
 
 
-async def tokenized(call: Call, text: str, add_special_tokens: bool) -> Encoding:
-    """Return the tokens of `text`, made in a thread when it is long; raises ValidationError."""
-    encode = call.engine.tokenizer.encode
-    if len(text) <= INLINE_CHARACTERS:
-        return encode(text, add_special_tokens)
-    return await trio.to_thread.run_sync(encode, text, add_special_tokens, abandon_on_cancel=True)
-
-
-def simple_tokens_json(encoding: Encoding) -> bytes:
-    """Return a list of SimpleTokens, with byte offsets as TGI gives them."""
-    data = encoding.text.encode()
-    pieces = []
-    for id, (start, stop) in zip(encoding.ids.tolist(), encoding.byte_offsets(), strict=True):
-        text = data[start:stop].decode(errors="replace")
-        pieces.append(
-            b'{"id":%d,"text":%b,"start":%d,"stop":%d}' % (id, text_json(text), start, stop)
-        )
-    return b"[%b]" % b",".join(pieces)
-
-
 # Also at a port of their own, with --prometheus-port.
 WATCHED = (
     Route("GET", "/health", health, protected=False),
@@ -140,9 +123,9 @@ ROUTES = (
     Route("GET", "/", health, protected=False),
     Route("GET", "/ping", health, protected=False),
     Route("GET", "/info", info, protected=False),
+    Route("GET", "/version", version, protected=False),
     Route("GET", "/v1/models", models, protected=False, openai=True),
     Route("GET", "/v1/models/<path:name>", model, protected=False, openai=True),
-    Route("POST", "/tokenize", tokenize),
     Route("GET", "/api-doc/openapi.json", openapi, protected=False),
     Route("GET", "/docs", docs, protected=False),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tgi_trio.router.http import schema
-from tgi_trio.router.http.exchange import Call, Handler, Reply, Route
+from tgi_trio.router.http.call import Call, Handler, Reply, Route
+from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.routes.chat import chat_completions
 from tgi_trio.router.http.routes.completions import completions
 from tgi_trio.router.http.routes.native import compat

@@ -6,8 +6,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from tgi_trio.router.http.errors import Header
-from tgi_trio.router.http.exchange import Call, Reply, Route
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.wire.headers import Header
 
 _TYPES: Final = {
     "html": b"text/html; charset=utf-8",

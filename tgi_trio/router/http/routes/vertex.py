@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tgi_trio.router.http import schema
+from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.conversation import chat_tools
-from tgi_trio.router.http.errors import Refused
-from tgi_trio.router.http.exchange import Call, HttpSettings, Reply, Route
-from tgi_trio.router.http.generation import admit, gather, resolve_model
-from tgi_trio.router.http.render import text_json
+from tgi_trio.router.http.deadlines import validate_request
+from tgi_trio.router.http.generation import collect_results, resolve_model, take_permits
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.problems import Refused
+from tgi_trio.router.http.messages.render import text_json
 from tgi_trio.router.http.routes import chat, native
 from tgi_trio.router.http.routes.operations import health
-from tgi_trio.router.http.urgency import validated
 from tgi_trio.router.request import Request
 
 _VERTEX = schema.BodyReader(schema.VertexRequest)
@@ -32,9 +32,9 @@ async def predict(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     if not instances:
         raise Refused(422, "Input validation error", "Input validation error")
-    admit(call, len(instances))
+    take_permits(call, len(instances))
     requests = [await _request(call, instance) for instance in instances]
-    results = await gather(call, requests, keep_tokens=False)
+    results = await collect_results(call, requests, keep_tokens=False)
     texts = b",".join([text_json(result.outcome.text) for result in results])
     return Reply(b'{"predictions":[%b]}' % texts)
 
@@ -43,15 +43,17 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
     """Return what one instance asks for; as in TGI a prompt always samples."""
     if isinstance(instance, schema.ChatRequest):
         resolve_model(call, instance.model)
-        prompt, asked = chat.asked(call, instance, chat_tools(call, instance))
-        asked = replace(asked, top_n_tokens=None)
-        return await validated(call, prompt, asked, instance, add_special_tokens=False)
+        prompt, asked = await chat.to_prompt_and_parameters(
+            call, instance, chat_tools(call, instance)
+        )
+        asked = replace(asked, top_n_tokens=None, decoder_input_details=False)
+        return await validate_request(call, prompt, asked, instance, add_special_tokens=False)
     parameters = native.parameters_of(instance)
-    asked = replace(native.wanted(parameters), do_sample=True, best_of=None)
-    return await validated(call, instance.inputs, asked, parameters)
+    asked = replace(native.to_parameters(parameters), do_sample=True, best_of=None)
+    return await validate_request(call, instance.inputs, asked, parameters)
 
 
-def asked_for(http: HttpSettings) -> tuple[Route, ...]:
+def vertex_routes(http: HttpSettings) -> tuple[Route, ...]:
     """Return the routes that Vertex AI asks for, where it wants them."""
     found: list[Route] = []
     if http.predict_route is not None:

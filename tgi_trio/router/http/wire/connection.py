@@ -1,12 +1,11 @@
-"""One client connection: hypercorn's TCPServer with bounded sends and a prompt ear for goodbyes.
+"""One client connection: bytes in, bytes out, with bounded sends and a prompt ear for goodbyes.
 
-What differs from hypercorn's own, and why:
+Nothing is known here of what the bytes say. What it cures, compared with a plain stream:
 
-* a send that makes no progress is given up after `send_timeout` (hypercorn waits for ever, and so
-  does its shutdown);
+* a send that makes no progress is given up after `send_timeout`, so that nobody waits for ever for
+  a client that does not read, least of all shutdown;
 * bytes go out without a lock or a scheduler pass while the socket takes them;
-* HTTP/1.1 is our own (`http1.py`), HTTP/2 is hypercorn's;
-* one task per connection watches for idleness, where hypercorn starts and cancels one per request;
+* one task per connection watches for idleness, whatever the number of requests;
 * closing lingers, so that a client still sending its body reads the answer instead of a reset.
 """
 
@@ -22,20 +21,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import trio
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ConnectionState
 
-from tgi_trio.router.http.http1 import Http1Protocol
-from tgi_trio.router.http.transport import SEND_TIMEOUT
+from tgi_trio.router.http.wire.transport import SEND_TIMEOUT
+
+_MOST_RECEIVED = 1 << 16  # bytes taken from the socket at once
 
 # A body larger than this goes out in pieces, each of which has `send_timeout` to leave.
 _PIECE = 1 << 16
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST and forgets unsent bytes
+
+_HANDSHAKE_TIMEOUT = 10.0  # seconds for TLS
+
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,50 +44,94 @@ class ConnectionLimits:
     linger: float = 2.0  # how long a closing connection still reads what the client sends
 
 
-class Connection(TCPServer):
-    """One accepted connection; see the module's docstring for what it changes."""
+class Connection:
+    """One accepted connection; see the module's docstring for what it cures."""
 
     def __init__(
         self,
-        app: AppWrapper,
-        config: Config,
-        context: WorkerContext,
         stream: Any,  # trio.SocketStream or trio.SSLStream
         limits: ConnectionLimits,
+        keep_alive_timeout: float,  # seconds it may be idle
+        draining: trio.Event,  # the server shuts down
     ) -> None:
-        super().__init__(app, config, context, ConnectionState({}), stream)
-        self.idle_watch = IdleWatch(self)
-        self.idle_task = self.idle_watch  # type: ignore[assignment]  # what TCPServer calls it
+        self.stream = stream
         self.limits = limits
+        self.draining = draining
+        self.idle_watch = IdleWatch(self, keep_alive_timeout)
         self.plain: trio.SocketStream | None = (
             stream if isinstance(stream, trio.SocketStream) else None
         )
+        self.protocol = "http/1.1"  # as TLS has it from the client
+        self.addresses: tuple[Address | None, Address | None] = (None, None)  # client, server
+        self._on_end: Callable[[], Awaitable[None]] | None = None
+        self._send_lock = trio.Lock()
+        self._nursery: trio.Nursery | None = None
         self._reader: trio.lowlevel.Task | None = None
         self._reading = trio.CancelScope()
         self._lingering = False  # we have said goodbye to a client that is still sending
 
+    async def run(self, speak: Callable[[Connection], Awaitable[None]]) -> None:
+        """Shake hands and have `speak` serve the connection; it is closed afterwards."""
+        try:
+            if not (self.plain or await self._shake_hands()):
+                return
+            sock = self._transport_stream().socket
+            try:
+                self.addresses = _address(sock.getpeername()), _address(sock.getsockname())
+            except OSError:
+                return  # gone already
+            async with trio.open_nursery() as self._nursery:
+                self.idle_watch.idle()
+                self._nursery.start_soon(self.idle_watch.run)
+                await speak(self)
+                self.idle_watch.end()
+                await self.end()
+        finally:
+            await self._close_now()
+
+    async def _shake_hands(self) -> bool:
+        try:
+            with trio.fail_after(_HANDSHAKE_TIMEOUT):
+                await self.stream.do_handshake()
+        except (trio.BrokenResourceError, trio.TooSlowError):
+            return False
+        self.protocol = self.stream.selected_alpn_protocol() or self.protocol
+        return True
+
+    def _transport_stream(self) -> trio.SocketStream:
+        found: trio.SocketStream = self.plain or self.stream.transport_stream
+        return found
+
+    def spawn(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Run `function` as a task of this connection. Raises RuntimeError before `run`."""
+        if self._nursery is None:
+            raise RuntimeError("the connection does not run")
+        self._nursery.start_soon(function)
+
+    def on_end(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Have `callback` told, perhaps more than once, that the connection has ended."""
+        self._on_end = callback
+
+    async def end(self) -> None:
+        """Tell that the connection has ended."""
+        if self._on_end is not None:
+            await self._on_end()
+
     # ---- sending ------------------------------------------------------------------------------
 
-    async def protocol_send(self, event: Event) -> None:
-        """Called by hypercorn's protocol with bytes to send, or with a change of its state."""
-        if isinstance(event, RawData):
-            await self.send(event.data)
-        else:
-            await super().protocol_send(event)
-
     async def send(self, data: bytes) -> None:
-        """Send all of `data`; that the client has left is told to the protocol."""
+        """Send all of `data`; that the client has left is told to `on_end`."""
         if not data:
             return
         try:
-            sent = 0 if self.send_lock.locked() else self._send_now(data)
+            sent = 0 if self._send_lock.locked() else self._send_now(data)
             if sent != len(data):
                 # Shielded: half a frame on the wire would spoil the connection. It is bounded.
                 with trio.CancelScope(shield=True):
-                    async with self.send_lock:
+                    async with self._send_lock:
                         await self._send_patiently(memoryview(data)[sent:])
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            await self._left()
+            await self.end()
 
     def _send_now(self, data: bytes) -> int:
         """Write what the socket takes without waiting; returns how many bytes that were."""
@@ -110,54 +152,44 @@ class Connection(TCPServer):
 
     def abort(self) -> None:
         """Reset the connection now; whoever waits on it is woken. Synchronous, idempotent."""
-        stream = self.plain or self.stream.transport_stream
+        stream = self._transport_stream()
         if stream.socket.fileno() != -1:
             stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             stream.socket.close()
 
     # ---- receiving ----------------------------------------------------------------------------
 
-    async def _receive(self) -> bytes:
-        try:
-            return bytes(await self.stream.receive_some(MAX_RECV))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return b""
-
-    async def _read_data(self) -> None:
+    async def read(self, take: Callable[[bytes], Awaitable[bool]]) -> None:
+        """Give `take` what the client sends until it leaves, we close, or `take` returns False."""
         self._reader = trio.lowlevel.current_task()
-        inner = self.protocol.protocol
-        if isinstance(inner, H11Protocol):
-            ours = Http1Protocol(self, inner.client, inner.server, inner.ssl)
-            self.protocol.protocol = ours  # type: ignore[assignment]
         try:
-            with self._reading:
+            with trio.CancelScope() as self._reading:
                 while not self._lingering and (data := await self._receive()):
-                    await self.protocol.handle(RawData(data))
+                    if not await take(data):
+                        break
             if self._lingering:
                 with trio.move_on_after(self.limits.linger):
                     while await self._receive():
                         pass  # the client's rest is read and dropped
         finally:
             self._reader = None
-        self.idle_watch.end()
-        await self._left()
 
-    async def _left(self) -> None:
-        await self.protocol.handle(Closed())
-
-    def spawn(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Run `function` as a task of this connection."""
-        self._task_group.spawn(function)
+    async def _receive(self) -> bytes:
+        try:
+            return bytes(await self.stream.receive_some(_MOST_RECEIVED))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
 
     # ---- closing ------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """Close the connection in a way that lets the client read what was sent. Idempotent."""
-        await self._close()
+    async def close(self, linger: bool = False) -> None:
+        """Close the connection. Idempotent.
 
-    async def _close(self) -> None:
-        if self._reader is None or self.plain is None or not self._still_sending():
-            await super()._close()
+        With `linger`, because the client may be in the middle of sending, in a way that lets it
+        read what was sent.
+        """
+        if self._reader is None or self.plain is None or not linger:
+            await self._close_now()
             return
         # The reader goes on for a moment: closing now, with unread bytes in the socket's buffer,
         # would send a reset that can overtake our answer.
@@ -167,65 +199,63 @@ class Connection(TCPServer):
         if trio.lowlevel.current_task() is not self._reader:
             self._reading.cancel()
 
-    def _still_sending(self) -> bool:
-        """Whether the client may be in the middle of a request that was answered already."""
-        protocol: object = self.protocol.protocol
-        return isinstance(protocol, Http1Protocol) and protocol.still_sending
+    async def _close_now(self) -> None:
+        if self.plain is not None:
+            with contextlib.suppress(
+                trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError
+            ):
+                await self.plain.send_eof()
+        await self.stream.aclose()
 
     async def hang_up(self) -> None:
         """Close an idle connection."""
         with trio.CancelScope(shield=True):
-            await self.protocol.handle(Closed())
-            await self._close()
+            await self.end()
+            await self._close_now()
 
 
 class IdleWatch:
-    """Closes a connection that stays idle for `keep_alive_timeout`, or when the server drains.
+    """Closes a connection that stays idle for `patience` seconds, or when the server drains.
 
     The watch looks up the deadline whenever it wakes. Idle time always ends later than a wait that
     began before it, so that beginning and ending it costs an assignment and not a timer.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, patience: float) -> None:
         self._connection = connection
+        self._patience = patience
         self._deadline = math.inf  # trio clock; infinite while a request is being served
         self._scope = trio.CancelScope()  # of the watch's present wait
-        self._started = False
         self._ended = False
 
     def idle(self) -> None:
         """The connection is idle from now on."""
-        self._deadline = trio.current_time() + self._connection.config.keep_alive_timeout
+        self._deadline = trio.current_time() + self._patience
 
     def busy(self) -> None:
         """A request is being served."""
         self._deadline = math.inf
-
-    async def restart(self, task_group: Any, action: object) -> None:
-        """`idle`, as TCPServer calls it."""
-        self.idle()
-        if not self._started:
-            self._started = True
-            task_group.spawn(self._watch)
-
-    async def stop(self) -> None:
-        """`busy`, as TCPServer calls it."""
-        self.busy()
 
     def end(self) -> None:
         """The connection has ended; without this its nursery would wait for the watch."""
         self._ended = True
         self._scope.cancel()
 
-    async def _watch(self) -> None:
-        context, patience = self._connection.context, self._connection.config.keep_alive_timeout
+    async def run(self) -> None:
+        """Watch until the end."""
+        draining = self._connection.draining
         while not self._ended:
-            until = min(self._deadline, trio.current_time() + patience)
+            until = min(self._deadline, trio.current_time() + self._patience)
             with trio.CancelScope(deadline=until) as self._scope:
-                await context.terminated.wait()
-            draining = context.terminated.is_set()
-            if self._ended or (draining and self._deadline == math.inf):
+                await draining.wait()
+            drains = draining.is_set()
+            if self._ended or (drains and self._deadline == math.inf):
                 return  # what is being served closes the connection after its answer
-            if draining or self._deadline <= trio.current_time():
+            if drains or self._deadline <= trio.current_time():
                 await self._connection.hang_up()
                 return
+
+
+def _address(name: Any) -> Address | None:
+    """Return host and port of what a socket is bound to, None of a Unix socket."""
+    return (name[0], name[1]) if isinstance(name, tuple) else None

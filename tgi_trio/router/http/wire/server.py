@@ -1,8 +1,8 @@
-"""Sockets, connections and shutdown: our own copy of hypercorn's trio worker, from public parts.
+"""Sockets, connections and shutdown, in place of hypercorn's trio worker.
 
-hypercorn's worker cannot be given another connection class, and waits for ever at shutdown for a
-client that does not read. This one accepts on sockets that we bind, so that a port in use is an
-error that names the flag, and every phase of its end has a deadline.
+That one cannot be given another connection class, and waits for ever at shutdown for a client that
+does not read. This one accepts on sockets that we bind, so that a port in use is an error that
+names the flag, and every phase of its end has a deadline.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from wsgiref.handlers import format_date_time
 
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.utils import repr_socket_addr
 
-from tgi_trio.router.http.connection import Connection, ConnectionLimits
-from tgi_trio.router.http.sockets import bind, tls_context
+from tgi_trio.router.http.wire.connection import Connection, ConnectionLimits
+from tgi_trio.router.http.wire.headers import DateHeader
+from tgi_trio.router.http.wire.http1_session import Http1Session
+from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
+from tgi_trio.router.http.wire.sockets import address_text, bind, tls_context
+from tgi_trio.router.http.wire.transport import App
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ def listen(addresses: Sequence[str], backlog: int = 4096) -> list[socket.socket]
 
 
 async def serve(
-    app: Callable[..., Any],
+    app: App,
     sockets: Sequence[socket.socket],
     settings: ServerSettings,
     shutdown: trio.Event,
@@ -71,16 +69,24 @@ async def serve(
     `on_grace_end` may end what still runs; connections that do not end then are reset.
     Raises ConfigurationError when the certificate cannot be used.
     """
-    config, context = _hypercorn_config(settings), WorkerContext(None)
+    draining, date = trio.Event(), DateHeader()
+    http2 = Http2Server(log, date)
     listeners, addresses = _listeners(sockets, settings)
     paths = [sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX]
     live: set[Connection] = set()
 
+    async def speak(connection: Connection) -> None:
+        first = b""
+        if connection.protocol != "h2":
+            first = await Http1Session(connection, app, date).serve()
+        if first or connection.protocol == "h2":
+            await Http2Session(connection, app, http2).serve(first)
+
     async def handle(stream: Any) -> None:
-        connection = Connection(ASGIWrapper(app), config, context, stream, settings.limits)
+        connection = Connection(stream, settings.limits, settings.keep_alive_timeout, draining)
         live.add(connection)
         try:
-            await connection.run()
+            await connection.run(speak)
         except* Exception as group:  # one connection's trouble never ends the server
             log.error("a connection failed", exc_info=group)
         finally:
@@ -97,7 +103,8 @@ async def serve(
                 accepting.cancel_scope.cancel()
             for path in paths:
                 os.unlink(path)
-            await context.terminated.set()
+            draining.set()
+            await http2.drain()
             grace.start_soon(
                 _end_of_grace, settings.graceful_timeout, on_grace_end, live, connections
             )
@@ -120,31 +127,6 @@ async def _end_of_grace(
     connections.cancel_scope.cancel()
 
 
-class _Config(Config):
-    """hypercorn's configuration, formatting the date once a second instead of once a response."""
-
-    _second = 0
-    _headers: tuple[tuple[bytes, bytes], ...] = ()
-
-    def response_headers(self, protocol: str) -> list[tuple[bytes, bytes]]:
-        """Return what every response carries."""
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            self._headers = ((b"date", format_date_time(second).encode()),)
-        return list(self._headers)
-
-
-def _hypercorn_config(settings: ServerSettings) -> Config:
-    config = _Config()
-    config.keep_alive_timeout = settings.keep_alive_timeout
-    config.keep_alive_max_requests = 10**9
-    config.accesslog = None  # hypercorn's copies the environment for every request
-    config.errorlog = log
-    config.ssl_handshake_timeout = 10
-    return config
-
-
 def _listeners(
     sockets: Sequence[socket.socket], settings: ServerSettings
 ) -> tuple[list[trio.abc.Listener[Any]], list[str]]:
@@ -154,7 +136,7 @@ def _listeners(
     addresses = []
     for sock in sockets:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-        address = repr_socket_addr(sock.family, sock.getsockname())
+        address = address_text(sock)
         if context is not None and sock.family != socket.AF_UNIX:
             listeners.append(trio.SSLListener(listener, context, https_compatible=True))
         else:

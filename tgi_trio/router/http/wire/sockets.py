@@ -37,7 +37,7 @@ def bind(addresses: Sequence[str]) -> list[socket.socket]:
 
 
 @contextmanager
-def bound(addresses: Sequence[str]) -> Iterator[list[socket.socket]]:
+def bind_sockets(addresses: Sequence[str]) -> Iterator[list[socket.socket]]:
     """Keep `addresses` bound for the length of the block; raises ConfigurationError as `bind`."""
     sockets = bind(addresses)
     files = {
@@ -53,6 +53,15 @@ def bound(addresses: Sequence[str]) -> Iterator[list[socket.socket]]:
             if _inode(path) == inode:  # not removed, and not another server's by now
                 with suppress(FileNotFoundError):
                     os.unlink(path)
+
+
+def address_text(sock: socket.socket) -> str:
+    """Return what a socket is bound to, as `bind` reads it."""
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return f"{UNIX}{name}"
+    host = f"[{name[0]}]" if sock.family == socket.AF_INET6 else name[0]
+    return f"{host}:{name[1]}"
 
 
 def tls_context(certfile: Path | str | None, keyfile: Path | str | None) -> ssl.SSLContext | None:

@@ -1,0 +1,39 @@
+"""What the router makes of the shard's facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.router.harness import engine_on_fake_shard
+from tgi_trio.router.assembly import compute_type
+from tgi_trio.testing.fake_model import FakeSettings
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("device", "name", "ranks", "expected"),
+    [
+        ("cpu", "", 2, "cpu+optimized"),
+        ("cuda:0", "NVIDIA A10G", 2, "2-nvidia-a10g"),  # TGI's own example
+        ("cuda:0", "", 1, "cuda+optimized"),
+    ],
+)
+async def test_the_compute_type_names_what_computes(
+    device: str,
+    name: str,
+    ranks: int,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeSettings(vocab_size=259, device=device, device_name=name)
+    async with engine_on_fake_shard(tmp_path, fake) as bench:
+        facts = bench.facts
+    monkeypatch.delenv("COMPUTE_TYPE", raising=False)
+    assert compute_type(facts, ranks) == expected
+    monkeypatch.setenv("COMPUTE_TYPE", "mine")
+    assert compute_type(facts, ranks) == "mine"
+    monkeypatch.setenv("COMPUTE_TYPE", "")  # counts as not set
+    assert compute_type(facts, ranks) == expected

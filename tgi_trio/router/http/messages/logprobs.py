@@ -1,0 +1,107 @@
+"""Log-probabilities in OpenAI's two shapes, and those of prompts in vLLM's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import orjson
+
+from tgi_trio.router.http.messages.render import NUMPY, number_json, text_json
+from tgi_trio.router.request import Outcome, Request, StoppingCriteria, Token
+from tgi_trio.router.text.output import OutputText
+from tgi_trio.router.text.tokenizer import Tokenizer
+
+
+class LogprobWriter:
+    """Writes the log-probabilities of one call, with its names for tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
+        """`as_ids`: a token is called `token_id:123`, which no other token is."""
+        self._bytes_of = tokenizer.token_bytes
+        self._as_ids = as_ids
+
+    def chat(self, tokens: Iterable[Token]) -> bytes:
+        """Return ChatCompletionLogprobs."""
+        return b'{"content":[%b]}' % b",".join(map(self._chat_token, tokens))
+
+    def completion(self, tokens: Sequence[Token], top: int, offset: int = 0) -> bytes:
+        """Return the logprobs object of /v1/completions.
+
+        Each token has its `top` likeliest alternatives and itself, as OpenAI has it; `offset`
+        characters came before `tokens`.
+        """
+        offsets: list[int] = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += 0 if token.special else len(token.text)
+        return b'{"tokens":%b,"token_logprobs":[%b],"top_logprobs":%b,"text_offset":%b}' % (
+            orjson.dumps([self._name(token) for token in tokens]),
+            b",".join([number_json(token.logprob) for token in tokens]),
+            orjson.dumps([self._alternatives(token, top) for token in tokens], option=NUMPY),
+            orjson.dumps(offsets),
+        )
+
+    def _chat_token(self, token: Token) -> bytes:
+        top = b",".join([b"{%b}" % self._named(other) for other in token.top])
+        return b'{%b,"top_logprobs":[%b]}' % (self._named(token), top)
+
+    def _named(self, token: Token) -> bytes:
+        data = self._bytes_of(token.id)
+        return b'"token":%b,"logprob":%b,"bytes":%b' % (
+            text_json(self._name(token)),
+            number_json(token.logprob),
+            b"null" if data is None else orjson.dumps(list(data)),
+        )
+
+    def _name(self, token: Token) -> str:
+        return f"token_id:{token.id}" if self._as_ids else token.text
+
+    def _alternatives(self, token: Token, top: int) -> dict[str, np.float32] | None:
+        """Return log-probabilities by name; None for the first token, which nothing predicts.
+
+        Of several tokens with one text, such as pieces of characters, the likeliest is shown.
+        """
+        if math.isnan(token.logprob):
+            return None
+        found: dict[str, np.float32] = {}
+        for other in token.top[:top]:
+            found.setdefault(self._name(other), np.float32(other.logprob))
+        found[self._name(token)] = np.float32(token.logprob)
+        return found
+
+
+def prompt_tokens(tokenizer: Tokenizer, request: Request, outcome: Outcome) -> list[Token]:
+    """Return the tokens of a prompt whose log-probabilities were asked for, else nothing."""
+    if not outcome.prompt_logprobs:
+        return []
+    text = OutputText(tokenizer, [], StoppingCriteria(max_new_tokens=1))
+    tops = outcome.prompt_tops or ((),) * len(outcome.prompt_logprobs)
+    ids = request.prompt_ids.tolist()
+    return [text.push(*token) for token in zip(ids, outcome.prompt_logprobs, tops, strict=False)]
+
+
+def prompt_logprobs_json(tokens: Iterable[Token], top: int) -> bytes:
+    """Return vLLM's `prompt_logprobs`: per token of the prompt an object by token id, or null.
+
+    The token itself comes first, then the `top` likeliest. A rank is known of these alone.
+    """
+    return b"[%b]" % b",".join([_prompt_token_json(token, top) for token in tokens])
+
+
+def _prompt_token_json(token: Token, top: int) -> bytes:
+    if math.isnan(token.logprob):  # nothing predicts the first token
+        return b"null"
+    ranks = {other.id: rank for rank, other in enumerate(token.top, start=1)}
+    shown = [token, *(other for other in token.top[:top] if other.id != token.id)]
+    return b"{%b}" % b",".join([_ranked_json(each, ranks.get(each.id)) for each in shown])
+
+
+def _ranked_json(token: Token, rank: int | None) -> bytes:
+    return b'"%d":{"logprob":%b,"rank":%b,"decoded_token":%b}' % (
+        token.id,
+        number_json(token.logprob),
+        b"null" if rank is None else b"%d" % rank,
+        text_json(token.text),
+    )

@@ -1,0 +1,190 @@
+"""What clients write about the form of an answer, in everybody's shapes, as one grammar.
+
+| type | native `grammar`, and `response_format` | OpenAI's `response_format` |
+|---|---|---|
+| `json`, `json_object` | `value`: a schema, or its text | nothing more: any object; or `schema` |
+| `json_schema` | `value`: `{"name", "schema"}` | `json_schema`: the same; or `schema` |
+| `regex`, `lark` | `value`: text | |
+| `choice` | `value`: texts | |
+| `text` | | anything |
+
+The names of vLLM, SGLang and llama.cpp are those of `shared_fields.py`. One form is taken, not two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import orjson
+import trio
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.messages import schema
+from tgi_trio.router.http.messages.shared_fields import StructuredOutputs
+from tgi_trio.router.text import grammars
+from tgi_trio.router.text.gbnf import looks_like_gbnf
+from tgi_trio.router.text.gbnf_lark import gbnf
+
+_UNSUPPORTED = "grammar is not supported"  # TGI's words for a value of another kind
+
+Builder = Callable[[str, Any], str]  # from the path of a value, and the value
+Request = schema.ChatRequest | schema.CompletionRequest
+
+
+def native_grammar(given: schema.GrammarType | None) -> str | None:
+    """Return the grammar of `parameters.grammar`; raises ValidationError and BodyRejected."""
+    if given is None:
+        return None
+    return _BUILDERS[given.type]("parameters.grammar.value", given.value)
+
+
+async def answer_grammar(request: Request) -> str | None:
+    """Return the grammar that an OpenAI request asks for, under whatever name.
+
+    Raises ValidationError and BodyRejected, for two of them as well. Texts that take long to read
+    are read in a thread.
+    """
+    given = forms(request)
+    if not given:
+        return None
+    if len(given) > 1:
+        names = " and ".join(f"`{name}`" for name in given)
+        raise ValidationError(f"{names} all say what the answer must look like: give one of them")
+    ((name, value),) = given.items()
+    if name == "response_format":
+        return _response_grammar(value)
+    build = _FIELDS[name]
+    if build in (_gbnf, _any_grammar):
+        return await trio.to_thread.run_sync(build, name, value)
+    return build(name, value)
+
+
+def forms(request: Request) -> dict[str, Any]:
+    """Return what a request says of its answer's form, by the names of the fields.
+
+    Raises ValidationError for what is not served.
+    """
+    given = dict(_structured(request.structured_outputs))
+    for name in _FIELDS:
+        if "." not in name and (value := getattr(request, name)) is not None:
+            given[name] = value
+    if given.get("grammar") == "":  # what llama.cpp's clients send for none
+        del given["grammar"]
+    if request.response_format is not None and request.response_format.type != "text":
+        given["response_format"] = request.response_format
+    return given
+
+
+def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, Any]]:
+    """Yield what `structured_outputs` says, by paths; raises ValidationError."""
+    if given is None:
+        return
+    for name, advice in _UNSERVED.items():
+        if getattr(given, name) is not None:
+            raise ValidationError(f"`structured_outputs.{name}` is not supported: {advice}")
+    found = {
+        name: getattr(given, name)
+        for name in ("json", "regex", "choice", "grammar", "json_object")
+        if getattr(given, name) not in (None, False)
+    }
+    if not found:
+        raise ValidationError(
+            "`structured_outputs` needs `json`, `regex`, `choice`, `grammar` or `json_object`"
+        )
+    for name, value in found.items():
+        yield f"structured_outputs.{name}", value
+
+
+_UNSERVED = {
+    "structural_tag": "use `tools`, or `grammar` for a form of your own",
+    "whitespace_pattern": "JSON has no whitespace; use `grammar` for a form of your own",
+}
+
+
+def _response_grammar(given: schema.ResponseFormat) -> str:
+    named, plain, value = given.json_schema, given.schema, given.value
+    if sum(each is not None for each in (named, plain, value)) > 1:
+        what = "`json_schema`, `schema` and `value` exclude one another"
+        raise schema.invalid_value("response_format", what)
+    if named is not None:
+        return _named_schema("response_format.json_schema", named)
+    if plain is not None:
+        if not given.type.startswith("json"):
+            raise schema.invalid_value("response_format", f"`{given.type}` takes no `schema`")
+        return _schema("response_format.schema", plain)
+    if given.type == "json_object" and value is None:
+        return grammars.json_object()
+    if value is None:
+        wanted = "json_schema" if given.type == "json_schema" else "value"
+        raise schema.invalid_value("response_format", f"missing field `{wanted}`")
+    return _BUILDERS[given.type]("response_format.value", value)
+
+
+def _schema(path: str, value: Any) -> str:
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise ValidationError(f"grammar is not valid: {error}") from error
+        if not isinstance(value, dict | bool):
+            raise ValidationError("grammar is not valid: a schema is an object or a boolean")
+    elif not isinstance(value, dict):
+        raise ValidationError(_UNSUPPORTED)
+    return grammars.json_schema(value)
+
+
+def _named_schema(path: str, value: Any) -> str:
+    if not isinstance(value, dict) or "schema" not in value:
+        raise schema.invalid_value(path, "missing field `schema`")
+    wanted = value["schema"]
+    if not isinstance(wanted, dict | bool):
+        raise ValidationError(_UNSUPPORTED)
+    return grammars.json_schema(wanted)
+
+
+def _any_object(path: str, value: Any) -> str:
+    return grammars.json_object()
+
+
+def _text(build: Callable[[str], str]) -> Builder:
+    return lambda path, value: build(schema.convert_body(value, str, path))
+
+
+def _choice(path: str, value: Any) -> str:
+    return grammars.choice(schema.convert_body(value, list[str], path))
+
+
+def _gbnf(path: str, value: str) -> str:
+    return gbnf(value)
+
+
+def _any_grammar(path: str, value: str) -> str:
+    """Read a grammar as vLLM does: rules with `::=` are GBNF, others Lark."""
+    return gbnf(value) if looks_like_gbnf(value) else grammars.lark(value)
+
+
+_BUILDERS: Mapping[str, Builder] = {
+    "json": _schema,
+    "json_object": _schema,
+    "json_schema": _named_schema,
+    "regex": _text(grammars.regex),
+    "lark": _text(grammars.lark),
+    "choice": _choice,
+}
+
+_FIELDS: Mapping[str, Builder] = {
+    "structured_outputs.json": _schema,
+    "structured_outputs.regex": _text(grammars.regex),
+    "structured_outputs.choice": _choice,
+    "structured_outputs.grammar": _any_grammar,
+    "structured_outputs.json_object": _any_object,
+    "guided_json": _schema,
+    "guided_regex": _text(grammars.regex),
+    "guided_choice": _choice,
+    "guided_grammar": _any_grammar,
+    "json_schema": _schema,
+    "regex": _text(grammars.regex),
+    "ebnf": _gbnf,
+    "grammar": _gbnf,
+}

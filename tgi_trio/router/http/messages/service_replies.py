@@ -1,0 +1,102 @@
+"""The bodies of replies about the server, its model and its tokens, as types.
+
+As in `replies.py`, which has those of generations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class SimpleToken(Struct, forbid_unknown_fields=True):
+    """A token of a text; `start` and `stop` are byte offsets."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class ChatTokenizeResponse(Struct, forbid_unknown_fields=True):
+    """Answer of /chat_tokenize."""
+
+    tokenize_response: list[SimpleToken]
+    templated_text: str
+
+
+class TokenizeResponse(Struct, forbid_unknown_fields=True):
+    """Answer of /tokenize to vLLM's form."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None  # as the vocabulary writes them, where asked for
+
+
+class DetokenizeResponse(Struct, forbid_unknown_fields=True):
+    """Answer of /detokenize; `content` is the same text, where no model was named."""
+
+    prompt: str
+    content: str | UnsetType = UNSET
+
+
+class ModelInfo(Struct, forbid_unknown_fields=True):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str  # the model by its own name
+    parent: None  # of an adapter: there are none
+    max_model_len: int  # tokens of prompt and answer together
+
+
+class ModelsInfo(Struct, forbid_unknown_fields=True):
+    """Answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[ModelInfo]
+
+
+class Info(Struct, forbid_unknown_fields=True):
+    """Answer of /info."""
+
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str | None
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_input_tokens: int
+    max_total_tokens: int
+    validation_workers: int
+    max_client_batch_size: int
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None
+    settings: dict[str, Any]  # every resolved setting that is no secret; ours, not TGI's
+
+
+class Version(Struct, forbid_unknown_fields=True):
+    """Answer of /version."""
+
+    version: str
+
+
+class Live(Struct, forbid_unknown_fields=True):
+    """That the server answers, in KServe's protocol."""
+
+    live: bool
+    ready: bool | UnsetType = UNSET
+
+
+class Metadata(Struct, forbid_unknown_fields=True):
+    """A server or a model, in KServe's protocol."""
+
+    name: str
+    version: str
+    extensions: list[str]

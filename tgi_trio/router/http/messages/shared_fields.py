@@ -1,0 +1,62 @@
+"""Fields of chats and completions that came with vLLM, SGLang and llama.cpp, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Struct
+
+from tgi_trio.router.http.messages.unserved import Unserved
+
+Json = Any
+Count = Annotated[int, Meta(ge=-1, le=2**32 - 1)]  # -1: as many as there are
+SchemaOrText = dict[str, Any] | str  # a JSON schema, or JSON text of one
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """What an answer must look like, in vLLM's shape: one of the first five."""
+
+    json: SchemaOrText | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # GBNF (`::=`) or Lark (`:`)
+    json_object: bool | None = None
+    structural_tag: Json = None  # refused
+    whitespace_pattern: str | None = None  # refused
+    # True of every answer, whatever is said here.
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+
+
+class SharedFields(Struct, kw_only=True):
+    """What is the same in both bodies."""
+
+    unserved: ClassVar[Mapping[str, Unserved]] = MappingProxyType({})
+
+    # What the answer must look like. vLLM:
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None  # GBNF (`::=`) or Lark (`:`)
+    # SGLang; llama.cpp has `json_schema`, too:
+    json_schema: SchemaOrText | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    # llama.cpp:
+    grammar: str | None = None  # GBNF
+    # Where it ends.
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name of the same
+    # How its tokens are drawn.
+    typical_p: float | None = None
+    # What is told of its tokens, and how much of its prompt is read. vLLM:
+    prompt_logprobs: Count | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Count | None = None

@@ -1,0 +1,44 @@
+"""The bodies of the routes that count tokens: TGI's and vLLM's forms."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from tgi_trio.router.http.messages.schema import ChatRequest, GenerateParameters
+from tgi_trio.router.http.messages.unserved import TOKENIZED_CHAT
+
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class TokenizeRequest(Struct):
+    """Body of /tokenize in TGI's form: that of /generate, of which one text counts."""
+
+    inputs: str
+    parameters: GenerateParameters | UnsetType = UNSET
+
+
+class TokenizePromptRequest(Struct):
+    """Body of /tokenize in vLLM's form, for a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(ChatRequest):
+    """Body of /tokenize in vLLM's form, for a chat: all of it that shapes the prompt counts."""
+
+    unserved: ClassVar = TOKENIZED_CHAT
+
+    add_special_tokens: bool = False  # the template writes them
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct):
+    """Body of /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | None = None

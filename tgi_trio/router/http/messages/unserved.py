@@ -1,0 +1,157 @@
+"""Fields that change a generation at vLLM, SGLang, llama.cpp or TGI, and are not served here.
+
+A client that sends one counts on its effect, so it is refused with a sentence, unless its value is
+what happens anyway. Names that nobody knows are ignored, as clients of OpenAI's API expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+
+import msgspec
+
+from tgi_trio.errors import ValidationError
+
+
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """What is said to a value that is not among the `neutral` ones; null always is."""
+
+    advice: str
+    neutral: tuple[Any, ...] = ()
+
+
+_OFF = (0, False)
+_EMPTY: tuple[Any, ...] = ([], {}, "")
+_PROMPT = "send the prompt as it is to be read; /v1/completions takes token ids as well"
+_DRAWN = "tokens are drawn by `temperature`, `top_k`, `top_p`, `typical_p` and `min_p`"
+_LENGTH = "use `max_tokens` or `max_completion_tokens`"
+_IMAGES = "images and other media are not served"
+_PENALTY = "use `repetition_penalty`, `frequency_penalty` or `presence_penalty`"
+_STATE = "the state of a generation stays in this server"
+_MODEL = "the server's command line says what is loaded; choose a model by `model`"
+_CODE = "clients' code does not run in this server"
+_TOOLS = "use `tools` and `tool_choice`"
+
+_ANYWHERE = {
+    # Search and selection.
+    "use_beam_search": Unserved("there is no beam search; use `n` or `best_of`", _OFF),
+    "length_penalty": Unserved("it is for beam search, which is not served", (1,)),
+    "early_stopping": Unserved("it is for beam search, which is not served", _OFF),
+    # How tokens are drawn.
+    "samplers": Unserved(_DRAWN, _EMPTY),
+    "mirostat": Unserved(_DRAWN, _OFF),
+    "dynatemp_range": Unserved(_DRAWN, _OFF),
+    "top_n_sigma": Unserved(_DRAWN, (0, -1)),
+    "tfs_z": Unserved(_DRAWN, (1,)),
+    "typ_p": Unserved("use `typical_p`", (1,)),
+    "top_a": Unserved(_DRAWN, _OFF),
+    "xtc_probability": Unserved(_DRAWN, _OFF),
+    "min_keep": Unserved(_DRAWN, _OFF),
+    "do_sample": Unserved("`temperature: 0` takes the likeliest token", (True,)),
+    "repeat_penalty": Unserved("use `repetition_penalty`", (1,)),
+    "dry_multiplier": Unserved(_PENALTY, _OFF),
+    "no_repeat_ngram_size": Unserved(_PENALTY, _OFF),
+    "logits_processors": Unserved(_CODE, _EMPTY),
+    "logits_processor": Unserved(_CODE, _EMPTY),
+    "custom_logit_processor": Unserved(_CODE, _EMPTY),
+    "allowed_token_ids": Unserved("use `logit_bias`, or a grammar", _EMPTY),
+    "bad_words": Unserved("use `logit_bias` with -100 for their tokens", _EMPTY),
+    "watermark": Unserved("/generate marks texts", _OFF),
+    # Where an answer ends, and what is seen of it.
+    "n_predict": Unserved(_LENGTH, (-1,)),
+    "max_new_tokens": Unserved(_LENGTH),
+    "max_length": Unserved(_LENGTH),
+    "min_new_tokens": Unserved("use `min_tokens`", _OFF),
+    "t_max_predict_ms": Unserved("use `timeout`, in seconds", (0, -1)),
+    "n_indent": Unserved("use `stop_regex`", _OFF),
+    "thinking_token_budget": Unserved("use `max_tokens`"),
+    "skip_special_tokens": Unserved("special tokens have no text in answers", (True,)),
+    "grammar_lazy": Unserved("a grammar holds from the first token on; use `tools`", _OFF),
+    "grammar_triggers": Unserved("a grammar holds from the first token on; use `tools`", _EMPTY),
+    "guided_whitespace_pattern": Unserved("JSON is written without whitespace"),
+    "structural_tag": Unserved(_TOOLS),
+    "preserved_tokens": Unserved("special tokens have no text in answers", _EMPTY),
+    "n_probs": Unserved("use `logprobs`", _OFF),
+    "return_hidden_states": Unserved("they stay in the shard", _OFF),
+    # What is computed, and from what.
+    "prompt_embeds": Unserved(_PROMPT),
+    "input_embeds": Unserved(_PROMPT),
+    "input_ids": Unserved(_PROMPT),
+    "truncate": Unserved("/generate takes it", ()),
+    "mm_processor_kwargs": Unserved(_IMAGES, _EMPTY),
+    "multi_modal_data": Unserved(_IMAGES, _EMPTY),
+    "media_io_kwargs": Unserved(_IMAGES, _EMPTY),
+    "lora": Unserved(_MODEL, _EMPTY),
+    "lora_path": Unserved(_MODEL, _EMPTY),
+    "lora_request": Unserved(_MODEL, _EMPTY),
+    "adapter_id": Unserved("/generate takes it", _EMPTY),
+    "kv_transfer_params": Unserved(_STATE, _EMPTY),
+    "session_params": Unserved(_STATE, _EMPTY),
+    "id_slot": Unserved(_STATE, (-1,)),
+    "vllm_xargs": Unserved(_CODE, _EMPTY),
+    "custom_params": Unserved(_CODE, _EMPTY),
+}
+
+_CHAT = {
+    "best_of": Unserved("use `n`, or /v1/completions", (1,)),
+    "echo": Unserved("/v1/completions repeats prompts", _OFF),
+    "suffix": Unserved("an answer has nothing behind it", _EMPTY),
+    "add_special_tokens": Unserved("the chat template writes them", (False,)),
+    "chat_template": Unserved("the server has one (--chat-template)", _EMPTY),
+    "functions": Unserved(_TOOLS, _EMPTY),
+    "function_call": Unserved(_TOOLS, ("none", "auto")),
+    "modalities": Unserved("answers are text", (["text"], [])),
+    "audio": Unserved("answers are text"),
+    "web_search_options": Unserved("this server searches nothing"),
+}
+
+_COMPLETION = {
+    "add_special_tokens": Unserved("send `prompt` as token ids for one without", (True,)),
+    "top_logprobs": Unserved("use `logprobs`, a number", _OFF),
+    "max_completion_tokens": Unserved("use `max_tokens`"),
+    "tools": Unserved("use /v1/chat/completions", _EMPTY),
+}
+
+CHAT: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _CHAT)
+# A chat that is turned into tokens alone has a say in its special tokens.
+TOKENIZED_CHAT: Mapping[str, Unserved] = MappingProxyType(
+    {name: each for name, each in CHAT.items() if name != "add_special_tokens"}
+)
+COMPLETION: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _COMPLETION)
+
+
+class Shape(Protocol):
+    """A msgspec struct that knows what it does not serve."""
+
+    unserved: ClassVar[Mapping[str, Unserved]]
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+
+class UnservedFields:
+    """Finds the fields that a shape of bodies does not serve."""
+
+    def __init__(self, shape: type[Shape]) -> None:
+        if both := shape.unserved.keys() & set(shape.__struct_fields__):
+            raise ValueError(f"served and unserved at the same time: {sorted(both)}")
+        self._table = shape.unserved
+        self._decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+    def check(self, body: bytes | msgspec.Raw) -> None:
+        """Raise ValidationError for a body, an object, that sets one of the fields."""
+        fields = self._decoder.decode(body)
+        for name in self._table.keys() & fields.keys():
+            value = msgspec.json.decode(fields[name])
+            if value is None or value in self._table[name].neutral:
+                continue
+            shown = bytes(fields[name]).decode()
+            given = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+            raise ValidationError(
+                f"`{name}` is not supported: {self._table[name].advice}. Given: {given}"
+            )
+
+
+_SHOWN = 60  # characters of a value that its refusal repeats

@@ -1,0 +1,94 @@
+"""Routes that turn texts and chats into tokens, and tokens into text."""
+
+from __future__ import annotations
+
+import numpy as np
+import orjson
+import trio
+
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.conversation import chat_tools, render_prompt
+from tgi_trio.router.http.generation import resolve_model
+from tgi_trio.router.http.messages import schema, token_schema
+from tgi_trio.router.http.messages.render import NUMPY, text_json
+from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
+
+# In this order: a body with `inputs` is TGI's, whatever else it has.
+_TOKENIZE = schema.FirstFit(
+    {
+        "inputs": token_schema.TokenizeRequest,
+        "messages": token_schema.TokenizeChatRequest,
+        "prompt": token_schema.TokenizePromptRequest,
+    },
+    needs="needs `inputs`, `prompt` or `messages`",
+)
+_DETOKENIZE = schema.BodyReader(token_schema.DetokenizeRequest)
+
+_VllmForm = token_schema.TokenizePromptRequest | token_schema.TokenizeChatRequest
+
+
+async def tokenize(call: Call) -> Reply:
+    """POST /tokenize: the tokens of a text or a chat, as TGI or as vLLM lists them."""
+    request: token_schema.TokenizeRequest | _VllmForm = _TOKENIZE.read(call.headers, call.body)
+    if isinstance(request, token_schema.TokenizeRequest):
+        return Reply(simple_tokens_json(await tokenized(call, request.inputs, True)))
+    resolve_model(call, request.model)
+    if isinstance(request, token_schema.TokenizeChatRequest):
+        text = render_prompt(call, request, chat_tools(call, request))
+    else:
+        text = request.prompt
+    ids = (await tokenized(call, text, request.add_special_tokens)).ids
+    answer = {
+        "count": len(ids),
+        "max_model_len": call.engine.limits.max_total_tokens,
+        "tokens": ids,
+        "token_strs": call.engine.tokenizer.written(ids) if request.return_token_strs else None,
+    }
+    return Reply(orjson.dumps(answer, option=NUMPY))
+
+
+async def detokenize(call: Call) -> Reply:
+    """POST /detokenize: the text of tokens, special ones shown; raises ValidationError."""
+    request: token_schema.DetokenizeRequest = _DETOKENIZE.read(call.headers, call.body)
+    resolve_model(call, request.model)
+    ids = np.array(request.tokens, dtype=np.int32)
+    call.engine.validator.check_ids(ids, "tokens")
+    text = await _text_of(call, ids.tolist())
+    answer = {"prompt": text}
+    if request.model is None:  # llama.cpp's clients, which read `content`, never name one
+        answer["content"] = text
+    return Reply(orjson.dumps(answer))
+
+
+async def tokenized(call: Call, text: str, add_special_tokens: bool) -> Encoding:
+    """Return the tokens of `text`, made in a thread when it is long; raises ValidationError."""
+    encode = call.engine.tokenizer.encode
+    if len(text) <= INLINE_CHARACTERS:
+        return encode(text, add_special_tokens)
+    return await trio.to_thread.run_sync(encode, text, add_special_tokens, abandon_on_cancel=True)
+
+
+async def _text_of(call: Call, ids: list[int]) -> str:
+    """Return the text of tokens, special ones included, made in a thread when they are many."""
+    decode = call.engine.tokenizer.decode
+    if len(ids) <= INLINE_CHARACTERS:
+        return decode(ids, False)
+    return await trio.to_thread.run_sync(decode, ids, False, abandon_on_cancel=True)
+
+
+def simple_tokens_json(encoding: Encoding) -> bytes:
+    """Return a list of SimpleTokens, with byte offsets as TGI gives them."""
+    data = encoding.text.encode()
+    pieces = []
+    for id, (start, stop) in zip(encoding.ids.tolist(), encoding.byte_offsets(), strict=True):
+        text = data[start:stop].decode(errors="replace")
+        pieces.append(
+            b'{"id":%d,"text":%b,"start":%d,"stop":%d}' % (id, text_json(text), start, stop)
+        )
+    return b"[%b]" % b",".join(pieces)
+
+
+ROUTES = (
+    Route("POST", "/tokenize", tokenize),
+    Route("POST", "/detokenize", detokenize),
+)

@@ -1,0 +1,321 @@
+"""HTTP/1.1 without a connection: bytes in, events out; answers in, bytes out.
+
+No socket and no task is known here. Everything that moves a connection through the table of
+`states.py` is in this file, and nothing else is. httptools is the tokeniser.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import httptools
+
+from tgi_trio.router.http.wire.headers import Header, header_block
+from tgi_trio.router.http.wire.states import (
+    CLIENT_BEGINS,
+    SERVER_BEGINS,
+    STILL_SENDING,
+    UNHEARD,
+    WireEvent,
+    WireState,
+    following,
+)
+
+_LONGEST_HEAD = 1 << 14  # bytes of a request's head that may come without its end
+
+_H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # of a client that knows that we speak HTTP/2
+
+_STATUS_LINES = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODILESS = frozenset({204, 304})
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+# ---- what is heard -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request begins: its head is whole."""
+
+    method: str
+    target: bytes
+    version: str  # "1.1", "1.0"
+    headers: list[Header]  # names in lower case
+    keep_alive: bool  # the client would have the connection serve another request
+    expects_continue: bool  # the client waits to be told to send the body
+
+    @property
+    def size(self) -> int:
+        """Bytes that the head may count for while it waits."""
+        return len(self.target) + 64 * len(self.headers)
+
+
+@dataclass(slots=True)
+class BodyPart:
+    """A part of the body of the request whose head came last."""
+
+    data: bytes
+
+
+@dataclass(slots=True)
+class RequestEnd:
+    """The request whose head came last is whole."""
+
+
+@dataclass(slots=True)
+class Refusal:
+    """What came is no request; nothing more is heard."""
+
+    status: int  # of an answer that says so
+
+    def answer(self) -> bytes:
+        """Return that answer."""
+        return _STATUS_LINES[self.status] + b"content-length: 0\r\nconnection: close\r\n\r\n"
+
+
+@dataclass(slots=True)
+class Http2Preface:
+    """The client speaks HTTP/2; nothing more is heard."""
+
+    data: bytes  # all that has come, the preface first
+
+
+Heard = RequestHead | BodyPart | RequestEnd | Refusal | Http2Preface
+
+
+# ---- both sides of a connection ------------------------------------------------------------------
+
+
+class Framing(enum.Enum):
+    """How a client knows where the body of an answer ends."""
+
+    SIZED = enum.auto()  # by content-length
+    CHUNKED = enum.auto()
+    ABSENT = enum.auto()  # there is none, whatever is given
+    UNTIL_CLOSE = enum.auto()  # by the end of the connection
+
+
+# Looked up once: until Python 3.12 a member of an enum costs a call; a request needs thirty.
+_FRESH, _HEAD, _BODY = WireState.FRESH, WireState.HEAD, WireState.BODY
+_SENDING, _DRAINING, _CLOSED = WireState.SENDING, WireState.DRAINING, WireState.CLOSED
+_BEGIN, _ASK, _END, _END_LAST = (
+    WireEvent.BEGIN,
+    WireEvent.ASK,
+    WireEvent.END,
+    WireEvent.END_LAST,
+)
+_TURN, _START, _START_LAST, _FINISH = (
+    WireEvent.TURN,
+    WireEvent.START,
+    WireEvent.START_LAST,
+    WireEvent.FINISH,
+)
+_SIZED, _CHUNKED, _ABSENT = Framing.SIZED, Framing.CHUNKED, Framing.ABSENT
+
+
+class Http1:
+    """What was heard and said on one connection, and what may follow.
+
+    The methods that move our side raise IllegalWireEvent when it is not their turn.
+    """
+
+    def __init__(self) -> None:
+        self.client = CLIENT_BEGINS  # what the client says
+        self.server = SERVER_BEGINS  # what we say
+        self.framing = _SIZED  # of the present answer, once it has a head
+        self._parser = httptools.HttpRequestParser(self)
+        self._heard: list[Heard] = []  # in the present call of `receive`
+        self._first = b""  # bytes that may yet become HTTP/2's preface
+        self._head_size = 0  # bytes that have come of a head that has no end yet
+        self._headers: list[Header] = []
+        self._target = b""
+        self._again = b""  # a head to be read in place of one that asked for an upgrade
+        self._refused_with = 400  # status of the answer to what is no HTTP
+        self._incoming: RequestHead | None = None  # whose body is being received
+        self._current: RequestHead | None = None  # which is being answered
+
+    # ---- what the client says --------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> list[Heard]:
+        """Return what `data` says, in order. Where it is cut makes no difference.
+
+        That a head is too long (431) is seen once so many bytes of it have come without its end.
+        """
+        self._heard = []
+        if self.client is _FRESH:
+            data = self._choose_protocol(data)
+        if self.client is _HEAD:
+            self._head_size += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refused_with)
+        if self.client is _HEAD and self._head_size > _LONGEST_HEAD:
+            self._refuse(431)
+        return self._heard
+
+    def _choose_protocol(self, data: bytes) -> bytes:
+        """Return what is to be read as HTTP/1.1; nothing while it may yet be something else."""
+        self._first += data
+        if self._first.startswith(_H2_PREFACE):
+            self._heard.append(Http2Preface(self._first))
+            self.client = following(self.client, WireEvent.SWITCH)
+            self.server = following(self.server, WireEvent.SWITCH)
+            return b""
+        if _H2_PREFACE.startswith(self._first):
+            return b""
+        self.client = following(self.client, WireEvent.RECOGNISE)
+        data, self._first = self._first, b""
+        return data
+
+    def _feed(self, data: bytes) -> None:
+        while data and self.client not in UNHEARD and self.server is not _DRAINING:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data, self._again = self._again + data[upgrade.args[0] :], b""
+                # The old one takes the request for answered, of HTTP/1.0 the connection for over.
+                self._parser = httptools.HttpRequestParser(self)
+
+    def _refuse(self, status: int) -> None:
+        if self.client not in UNHEARD:
+            self.client = following(self.client, WireEvent.BREAK)
+            self._heard.append(Refusal(status))
+
+    def on_message_begin(self) -> None:
+        """Called by the parser: a request begins."""
+        if self.client not in UNHEARD:
+            self.client = following(self.client, _BEGIN)
+            self._headers, self._target, self._head_size = [], b"", 0
+
+    def on_url(self, piece: bytes) -> None:
+        """Called by the parser with a part of the request's target."""
+        self._target += piece
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser with a header, or a trailer, which nobody reads."""
+        if self.client is _HEAD:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser: the head is whole."""
+        if self.client is not _HEAD:
+            return
+        version, method = self._parser.get_http_version(), self._parser.get_method()
+        headers = dict(self._headers)
+        if self._parser.should_upgrade() and b"upgrade" in headers:
+            self._read_again(version, method)
+            return
+        if version == "1.1" and b"host" not in headers:
+            raise ValueError("a request of HTTP/1.1 names its host")
+        if headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            self._refused_with = 501  # HTTP's own word for a coding that a server does not have
+            raise ValueError("the only transfer coding is chunked")
+        self._incoming = RequestHead(
+            method.decode("ascii"),
+            self._target,
+            version,
+            self._headers,
+            version == "1.1" and self._parser.should_keep_alive(),
+            headers.get(b"expect", b"").lower() == b"100-continue",
+        )
+        self.client = following(self.client, _ASK)
+        self._heard.append(self._incoming)
+
+    def _read_again(self, version: str, method: bytes) -> None:
+        # We stay with HTTP/1.1, as a server may. The parser would take the request's body for
+        # bytes of the other protocol: it gets the head once more, without the question.
+        lines = header_block([each for each in self._headers if each[0] != b"upgrade"])
+        parts = (method, self._target, version.encode(), lines)
+        self._again = b"%b %b HTTP/%b\r\n%b\r\n" % parts
+        self.client = following(self.client, WireEvent.REREAD)
+
+    def on_body(self, piece: bytes) -> None:
+        """Called by the parser with a part of the request's body."""
+        if self.client is _BODY:
+            self._heard.append(BodyPart(piece))
+
+    def on_message_complete(self) -> None:
+        """Called by the parser: the request is whole."""
+        if self.client is _BODY and self._incoming is not None:
+            event = _END if self._incoming.keep_alive else _END_LAST
+            self.client = following(self.client, event)
+            self._heard.append(RequestEnd())
+            self._incoming = None
+
+    # ---- what we say -----------------------------------------------------------------------------
+
+    def take_turn(self, request: RequestHead) -> None:
+        """Begin to answer `request`; there may be others behind it."""
+        self.server = following(self.server, _TURN)
+        self._current = request
+
+    def start_answer(self, status: int, headers: list[Header], last: bool) -> bytes:
+        """Return the head of the answer. `last`: the connection shall end with it in any case.
+
+        It also ends where only its end tells that of the body, and when the request is not whole,
+        since the client would go on with the rest of it. Raises ValueError for a header that
+        breaks out of the head.
+        """
+        request = self._current
+        if request is None:
+            raise ValueError("no request has its turn")
+        ends = last or not request.keep_alive or request is self._incoming
+        framing, line = _SIZED, b""
+        if request.method == "HEAD" or status in _BODILESS:
+            framing = _ABSENT
+        elif b"content-length" not in dict(headers):
+            if request.version == "1.1":
+                framing, line = _CHUNKED, b"transfer-encoding: chunked\r\n"
+            else:
+                framing, ends = Framing.UNTIL_CLOSE, True
+        if ends:
+            line += b"connection: close\r\n"
+        first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        head = b"%b%b%b\r\n" % (first, header_block(headers), line)
+        event = _START_LAST if ends else _START
+        self.server, self.framing = following(self.server, event), framing
+        return head
+
+    def frame_body(self, data: bytes, end: bool) -> bytes:
+        """Return a part of the answer's body as it goes out; `end`: nothing comes behind it."""
+        if self.framing is _CHUNKED:
+            chunk = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            return chunk + _LAST_CHUNK if end else chunk
+        return b"" if self.framing is _ABSENT else data
+
+    def finish_answer(self) -> bool:
+        """Take note that the answer has left; returns whether another may follow it."""
+        if self.server is not _SENDING:
+            return False
+        self.server = following(self.server, _FINISH)
+        self._current = None
+        return True
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether we have said goodbye, or the client has."""
+        return self.server is _DRAINING or self.server is _CLOSED
+
+    def say_goodbye(self) -> bool:
+        """Hang up; returns whether that has to linger, because the client may still be sending."""
+        if self.client not in STILL_SENDING:
+            self.close()
+            return False
+        self.server = following(self.server, WireEvent.LINGER)
+        return True
+
+    def close(self) -> None:
+        """Take note that the connection is over. Idempotent."""
+        if self.server is not _CLOSED:
+            self.client = following(self.client, WireEvent.CLOSE)
+            self.server = following(self.server, WireEvent.CLOSE)

@@ -1,0 +1,131 @@
+"""HTTP/1.1 on one connection: each request is answered by the application, one after the other.
+
+This stands in for hypercorn's HTTP/1.1, which spends three times as much on a short request as all
+of our routes: h11 is Python, and every message crosses a channel. Here `http1.py` says what was
+heard, and a request is an object (`http1_request.py`) that the application reads and writes by
+itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from tgi_trio.router.http.wire.connection import Connection
+from tgi_trio.router.http.wire.headers import Header
+from tgi_trio.router.http.wire.http1 import (
+    BodyPart,
+    Http1,
+    Http2Preface,
+    Refusal,
+    RequestHead,
+)
+from tgi_trio.router.http.wire.http1_request import Http1Request, ReadAhead
+from tgi_trio.router.http.wire.transport import App
+
+
+class Http1Session:
+    """What a connection reads and how it is answered."""
+
+    def __init__(self, connection: Connection, app: App, common: Callable[[], Header]) -> None:
+        """`common` returns a header that every answer carries."""
+        self._connection = connection
+        self._app = app
+        self._common = common
+        self._scheme = "http" if connection.plain is not None else "https"
+        self._http1 = Http1()
+        self._ahead = ReadAhead()
+        self._incoming: Http1Request | None = None  # whose body may be being received
+        self._current: Http1Request | None = None  # which is being answered
+        self._waiting: deque[Http1Request] = deque()
+        self._switched = b""  # what came of a client that speaks HTTP/2
+
+    async def serve(self) -> bytes:
+        """Serve the connection until it ends.
+
+        Returns what has come when that tells that the client speaks HTTP/2, otherwise nothing.
+        """
+        self._connection.on_end(self._hear_end)
+        await self._connection.read(self._take)
+        if not self._switched:
+            await self._hear_end()
+        return self._switched
+
+    async def _take(self, data: bytes) -> bool:
+        """Take what came; returns, when more may come, whether it is for us."""
+        for heard in self._http1.receive(data):
+            if isinstance(heard, RequestHead):
+                self._add(heard)
+            elif isinstance(heard, Refusal):
+                await self._refuse(heard)
+            elif isinstance(heard, Http2Preface):
+                self._switched = heard.data
+                return False
+            elif self._incoming is None:
+                raise ValueError(f"{heard} belongs to no request")
+            elif isinstance(heard, BodyPart):
+                self._incoming.add(heard.data)
+            else:
+                self._incoming.complete()
+        await self._ahead.wait_for_room()
+        return True
+
+    def _add(self, head: RequestHead) -> None:
+        request = Http1Request(head, self._http1, self._connection, self._ahead, self._common)
+        self._incoming = request
+        if self._current is None:
+            self._begin(request)
+            self._connection.spawn(self._answer)
+        else:
+            self._ahead.take(head.size)
+            self._waiting.append(request)
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        if self._current is None:
+            await self._connection.send(refusal.answer())
+        await self._say_goodbye()
+
+    # ---- one after the other --------------------------------------------------------------------
+
+    def _begin(self, request: Http1Request) -> None:
+        self._http1.take_turn(request.head)
+        self._current = request
+        self._connection.idle_watch.busy()
+
+    async def _answer(self) -> None:
+        """Answer the current request and those that have come behind it meanwhile."""
+        while self._current is not None:
+            if not await self._current.run(self._app, self._scheme):
+                await self._hear_end()  # the reader may be waiting for room
+                return
+            if self._connection.draining.is_set() or not self._http1.finish_answer():
+                await self._say_goodbye()
+                return
+            self._current = None
+            if self._waiting:
+                following = self._waiting.popleft()
+                self._ahead.release(following.head.size)
+                self._begin(following)
+            else:
+                self._connection.idle_watch.idle()
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    async def _say_goodbye(self) -> None:
+        """Hang up; what was asked is answered or lost."""
+        if not self._http1.over:
+            lingers = self._http1.say_goodbye()
+            await self._connection.close(lingers)
+            self._abandon()
+
+    async def _hear_end(self) -> None:
+        self._http1.close()
+        self._abandon()
+
+    def _abandon(self) -> None:
+        for request in self._waiting:
+            self._ahead.release(request.head.size)
+            request.leave()
+        self._waiting.clear()
+        if self._current is not None:
+            self._current.leave()

@@ -1,0 +1,164 @@
+"""HTTP/2 by hypercorn: the only file that knows it.
+
+Its H2Protocol is driven as its own TCPServer does it. Attributes of its streams that are no
+published interface are touched behind exact type checks; a stream that is not recognised is served
+as any ASGI server would.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.http_stream import HTTPStream
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+
+from tgi_trio.router.http.wire.connection import Connection
+from tgi_trio.router.http.wire.headers import Header
+from tgi_trio.router.http.wire.transport import EXTENSION, App, AsgiTransport, Receive, Send
+
+# Bytes of one stream that may wait for the client's flow-control window.
+_WINDOW = 1 << 16
+
+_CANCEL = 8  # error code of RST_STREAM
+
+
+class Http2Server:
+    """What all HTTP/2 connections of a server share."""
+
+    def __init__(self, log: logging.Logger, common: Callable[[], Header]) -> None:
+        """`common` returns a header that every answer carries."""
+        self.config = _Config(common)
+        self.config.keep_alive_max_requests = 10**9
+        self.config.accesslog = None  # hypercorn's copies the environment for every request
+        self.config.errorlog = log
+        self.context = WorkerContext(None)
+
+    async def drain(self) -> None:
+        """Take no new requests; connections end with the last of theirs."""
+        await self.context.terminated.set()
+
+
+class Http2Session:
+    """One connection whose client speaks HTTP/2."""
+
+    def __init__(self, connection: Connection, app: App, server: Http2Server) -> None:
+        self._connection = connection
+        self._app = app
+        self._server = server
+        self._protocol: H2Protocol | None = None
+
+    async def serve(self, first: bytes = b"") -> None:
+        """Serve the connection until it ends. `first`: what has come already."""
+        connection = self._connection
+        client, own = connection.addresses
+        async with TaskGroup() as tasks:
+            protocol = self._protocol = H2Protocol(
+                self._call,
+                self._server.config,
+                self._server.context,
+                tasks,
+                ConnectionState({}),
+                connection.plain is None,
+                client,
+                own,
+                self._send,
+            )
+            connection.on_end(self._hear_end)
+            await protocol.initiate()
+            if first:
+                await self._take(first)
+            await connection.read(self._take)
+            await self._hear_end()
+
+    async def _take(self, data: bytes) -> bool:
+        await self._told(RawData(data))
+        return True
+
+    async def _hear_end(self) -> None:
+        await self._told(Closed())
+
+    async def _told(self, event: Event) -> None:
+        if self._protocol is not None:
+            await self._protocol.handle(event)
+
+    async def _send(self, event: Event) -> None:
+        """Called by hypercorn's protocol with bytes to send, or with a change of its state."""
+        if isinstance(event, RawData):
+            await self._connection.send(event.data)
+        elif isinstance(event, Closed):
+            await self._connection.close()
+            await self._hear_end()
+        elif isinstance(event, Updated):
+            watch = self._connection.idle_watch
+            if event.idle:
+                watch.idle()
+            else:
+                watch.busy()
+
+    async def _call(
+        self, scope: Any, receive: Any, send: Any, sync_spawn: object, call_soon: object
+    ) -> None:
+        """Called by hypercorn with each request, in a task of its own."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        async with trio.open_nursery() as nursery:
+            stream = getattr(send, "__self__", None)
+            transport = AsgiTransport(nursery, receive, send)
+            if type(stream) is HTTPStream and self._protocol is not None:
+                transport = Http2Transport(nursery, receive, send, self._protocol, stream)
+                transport.send_timeout = self._connection.limits.send_timeout
+            scope["extensions"][EXTENSION] = transport
+            await self._app(scope, transport.receive, transport.send)
+            nursery.cancel_scope.cancel()
+
+
+class Http2Transport(AsgiTransport):
+    """A response that shares its connection; hypercorn buffers it without bound."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        receive: Receive,
+        send: Send,
+        protocol: H2Protocol,
+        stream: HTTPStream,
+    ) -> None:
+        super().__init__(nursery, receive, send)
+        self._protocol = protocol
+        self._id = stream.stream_id
+
+    async def wait_flushed(self) -> bool:
+        buffer = self._protocol.stream_buffers.get(self._id)
+        if buffer is None or len(buffer.buffer) <= _WINDOW:
+            return True
+        with trio.move_on_after(self.send_timeout):
+            await buffer.drain()
+            return True
+        return False
+
+    async def abort(self) -> None:
+        h2 = self._protocol.connection
+        if self._id in self._protocol.streams:
+            h2.reset_stream(self._id, _CANCEL)
+            await self._protocol.send(RawData(h2.data_to_send()))
+
+
+class _Config(Config):
+    """hypercorn's configuration, with our header instead of its own."""
+
+    def __init__(self, common: Callable[[], Header]) -> None:
+        super().__init__()
+        self._common = common
+
+    def response_headers(self, protocol: str) -> list[Header]:
+        """Return what every response carries."""
+        return [self._common()]
