@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from tgi_trio.cli.options import DoctorOptions
-from tgi_trio.cli.parser import Invocation, UsageError, parse
+from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
 from tgi_trio.errors import ConfigurationError, TgiTrioError
+from tgi_trio.settings.records import Options
 
 ShardArgv = Callable[[str, str], list[str]]  # see router.shard_process, too heavy to import here
 
@@ -25,48 +26,76 @@ def _stop_at_once(number: int, frame: object) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     signal.signal(signal.SIGTERM, _stop_at_once)
+    words = sys.argv[1:] if argv is None else argv
     try:
-        invocation = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        invocation = parse(words, os.environ)
     except UsageError as error:
-        print(f"tgi-trio: {error}", file=sys.stderr)
+        _complain(error, asks_for_json(words, os.environ))
         return EXIT_USAGE
     if invocation.command == "print":
         print(invocation.text, end="")
         return 0
+    as_json = getattr(invocation.options, "json_output", False)
     try:
         return _COMMANDS[invocation.command](invocation)
     except TgiTrioError as error:
-        print(f"tgi-trio: {error}", file=sys.stderr)
+        _complain(error, as_json)
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return 130
     except OSError as error:
         if invocation.command not in ("chat", "bench"):
             raise
-        print(f"tgi-trio: the server cannot be reached: {error}", file=sys.stderr)
+        _complain(f"the server cannot be reached: {error}", as_json)
         return EXIT_FAILURE
+
+
+def _complain(problem: object, as_json: bool) -> None:
+    """Say on standard error why the command ends."""
+    if as_json:
+        from tgi_trio.logs import say_record
+
+        say_record(str(problem), "ERROR")
+    else:
+        print(f"tgi-trio: {problem}", file=sys.stderr)
+
+
+def _start_logging(invocation: Invocation) -> None:
+    """Set logging up as the options ask, and log what the command line has left to say."""
+    import logging
+
+    from tgi_trio.log_levels import parse_log_levels
+    from tgi_trio.logs import set_up_logging
+
+    options = invocation.options
+    levels = parse_log_levels(options.logger_level)
+    set_up_logging(json_output=options.json_output, levels=levels)
+    log = logging.getLogger("tgi_trio.cli")
+    for warning in invocation.warnings:
+        log.warning("%s", warning)
+    for note in invocation.notes:
+        log.info("%s", note)
 
 
 def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     """Serve until told to stop; `shard` gives another command line for shard processes."""
     # Imported here: `--help` and mistakes in flags answer at once.
+    import logging
+
     import trio
 
-    from tgi_trio.cli.keys import with_key_file
-    from tgi_trio.hub import resolve_model
-    from tgi_trio.launcher import Launcher, Timeline, bind
-    from tgi_trio.logs import set_up_logging
-    from tgi_trio.settings import read_model_facts, resolve
+    from tgi_trio.cli.files import check_tokenizer_config, with_key_file
+    from tgi_trio.hub import resolve_model, resolve_tokenizer
+    from tgi_trio.launcher import Launcher, Timeline, bind, check_start
+    from tgi_trio.model_facts import read_model_facts
+    from tgi_trio.settings.resolve import resolve
 
     timeline = Timeline()
+    _start_logging(invocation)
     options = with_key_file(invocation.options)
-    set_up_logging(json_output=options.json_output, level=os.environ.get("LOG_LEVEL", "INFO"))
+    check_tokenizer_config(options.tokenizer_config_path)
     if options.env:
-        from tgi_trio.cli.doctor import doctor
-
-        doctor(DoctorOptions(port=options.port), sys.stderr)
-    for warning in invocation.warnings:
-        print(f"tgi-trio: warning: {warning}", file=sys.stderr)
+        _tell_machine(options)
     with bind(options) as listeners:
         path = resolve_model(
             options.model_id,
@@ -75,15 +104,40 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
             trust_remote_code=options.trust_remote_code,
             progress=not options.json_output,
         )
-        settings = resolve(options, read_model_facts(path))
+        tokenizer = None
+        if options.tokenizer_name is not None:
+            tokenizer = resolve_tokenizer(
+                options.tokenizer_name,
+                cache_dir=options.huggingface_hub_cache,
+                trust_remote_code=options.trust_remote_code,
+                progress=not options.json_output,
+            )
+        settings = resolve(options, read_model_facts(path, tokenizer, options.rope))
+        for warning in check_start(settings):
+            logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
         trio.run(Launcher(settings, listeners, timeline, *([shard] if shard else [])).run)
     return 0
 
 
+def _tell_machine(options: Options) -> None:
+    """Say what `doctor` finds."""
+    from tgi_trio.cli.doctor import doctor, findings
+    from tgi_trio.logs import say_record
+
+    asked = DoctorOptions(port=options.port)
+    if not options.json_output:
+        doctor(asked, sys.stderr)
+        return
+    for found in findings(asked):
+        message = f"{found.subject}: {found.found}"
+        say_record(message, verdict=found.verdict.value, cure=found.cure)
+
+
 def _download_weights(invocation: Invocation) -> int:
     from tgi_trio.cli.download import download_weights
 
+    _start_logging(invocation)
     print(download_weights(invocation.options))
     return 0
 
@@ -91,8 +145,15 @@ def _download_weights(invocation: Invocation) -> int:
 def _quantize(invocation: Invocation) -> int:
     raise ConfigurationError(
         "quantize writes no checkpoints in this build: serve the model as it is, on a CPU with "
-        "--quantize eetq for 8-bit weights"
+        "--quantize eetq for 8-bit weights that are made while it is loaded"
     )
+
+
+def _print_schema(invocation: Invocation) -> int:
+    from tgi_trio.cli.schema import schema
+
+    print(schema())
+    return 0
 
 
 def _chat(invocation: Invocation) -> int:
@@ -133,6 +194,7 @@ _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
     "quantize": _quantize,
     "chat": _chat,
     "bench": _bench,
+    "print-schema": _print_schema,
     "doctor": _doctor,
     "completion": _completion,
 }

@@ -44,7 +44,11 @@ class Overloaded(TgiTrioError):
 
 
 class Unavailable(TgiTrioError):
-    """No request can be served now; the text says why. HTTP makes it a 503."""
+    """This request cannot be served now; the text says why. HTTP makes it a 503."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds, for the Retry-After header
 
 
 class Draining(Unavailable):

@@ -12,24 +12,34 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 import trio
 
+from tgi_trio.devices import check_device_flags, has_driver
 from tgi_trio.errors import TgiTrioError
-from tgi_trio.loading import show_loading
-from tgi_trio.logs import say
-from tgi_trio.router.handshake import WarmupLimits
-from tgi_trio.router.http.sockets import bound, tls_context
-from tgi_trio.router.metrics import Metrics
-from tgi_trio.router.shard_process import ShardArgv, ShardSettings, real_shard
-from tgi_trio.router.supervisor import Started, Supervisor, Watch
+from tgi_trio.hub import read_pipeline_tag
+from tgi_trio.logs import say, say_record
+from tgi_trio.model.check import Serving, check_model
+from tgi_trio.model.config import read_config
+from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
+from tgi_trio.router.shards.handshake import WarmupLimits
+from tgi_trio.router.shards.loading_progress import show_loading
+from tgi_trio.router.shards.local_group import LocalGroup
+from tgi_trio.router.shards.process import ShardArgv, ShardSettings, real_shard
+from tgi_trio.router.shards.supervisor import Started, Supervisor, Watch
+from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
-from tgi_trio.settings import Options, Settings, with_kv
-from tgi_trio.settings_shown import as_json, as_rows
+from tgi_trio.settings.records import Options, Settings
+from tgi_trio.settings.resolve import with_kv
+from tgi_trio.settings.served import with_model
+from tgi_trio.settings.shown import as_json, as_rows
 
-log = logging.getLogger("tgi_trio")
+log = logging.getLogger(__name__)
 
+HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, beside the loading
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
 
@@ -63,8 +73,26 @@ def bind(options: Options) -> Iterator[Listeners]:
     ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
     """
     tls_context(options.ssl_certfile, options.ssl_keyfile)
-    with bound(options.addresses) as api, bound(options.metrics_addresses) as metrics:
+    with bind_sockets(options.addresses) as api, bind_sockets(options.metrics_addresses) as metrics:
         yield Listeners(api, metrics)
+
+
+def check_start(settings: Settings) -> list[str]:
+    """Refuse a model that cannot be served so, before a shard is spawned for it.
+
+    Returns warnings. Raises ModelLoadError, ConfigurationError.
+    """
+    if not has_driver():  # otherwise the shard asks torch, and refuses them if there is none
+        check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
+    serving = Serving(
+        dtype=settings.dtype,
+        ranks=settings.num_shard,
+        quantize=settings.quantize,
+        cpu_backend=settings.cpu_backend,
+        remote_code=settings.trust_remote_code,
+        rope=settings.rope,
+    )
+    return check_model(read_config(settings.model_path, settings.rope), serving)
 
 
 def settings_table(settings: Settings) -> str:
@@ -96,12 +124,21 @@ def memory_table(started: Started) -> str:
 
 
 def _tell(settings: Settings, started: Started) -> None:
-    """Print the tables, or log the same as JSON."""
+    """Print the tables, or the same as JSON records."""
     if settings.json_output:
-        log.info("settings", extra={"settings": as_json(settings)})
-        log.info("memory in bytes", extra={"memory": memory_sizes(started)})
+        say_record("settings", settings=as_json(settings))
+        say_record("memory in bytes", memory=memory_sizes(started))
     else:
         say(settings_table(settings), memory_table(started))
+
+
+def _tell_addresses(settings: Settings, addresses: Sequence[str]) -> None:
+    """Say where the server listens: the line that scripts wait for."""
+    line = f"Serving {settings.model_id} at {' and '.join(addresses)}"
+    if settings.json_output:
+        say_record(line, addresses=list(addresses))
+    else:
+        say(line)
 
 
 def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
@@ -109,11 +146,27 @@ def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def _grammar_tokenizer(settings: Settings) -> str | None:
-    """Return the file that the shard compiles grammars for, made first where it is missing."""
-    if settings.disable_grammar_support:
-        return None
-    return str(tokenizer_json(settings.model_path, None, settings.trust_remote_code))
+def shard_settings(settings: Settings, tokenizer: Path) -> ShardSettings:
+    """Return what every rank is told on its command line, but for its place in the group.
+
+    `tokenizer`: the tokenizer.json that grammars are compiled for.
+    """
+    return ShardSettings(
+        model_path=str(settings.model_path),
+        dtype=settings.dtype,
+        threads=settings.cpu_threads,
+        quantize=settings.quantize,
+        rope=None if settings.rope is None else astuple(settings.rope),
+        cpu_backend=settings.cpu_backend,
+        cuda_graphs=settings.cuda_graphs,
+        cuda_memory_fraction=settings.cuda_memory_fraction,
+        speculate=settings.speculate,
+        trust_remote_code=settings.trust_remote_code,
+        tokenizer_path=None if settings.disable_grammar_support else str(tokenizer),
+        watermark_gamma=settings.watermark_gamma,
+        watermark_delta=settings.watermark_delta,
+        world_size=settings.num_shard,
+    )
 
 
 class Launcher:
@@ -133,20 +186,11 @@ class Launcher:
         self._metrics = Metrics(
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
+        # Converted first where it has to be: a tokenizer that cannot serve ends the start here.
+        tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
         self._supervisor = Supervisor(
             self._metrics,
-            ShardSettings(
-                model_path=str(settings.model_path),
-                dtype=settings.dtype,
-                threads=settings.cpu_threads,
-                quantize=settings.quantize,
-                cpu_backend=settings.cpu_backend,
-                cuda_graphs=settings.cuda_graphs,
-                cuda_memory_fraction=settings.cuda_memory_fraction,
-                speculate=settings.speculate,
-                tokenizer_path=_grammar_tokenizer(settings),
-                world_size=settings.num_shard,
-            ),
+            LocalGroup.starter(argv, shard_settings(settings, tokenizer), settings.spin_us),
             WarmupLimits(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,
@@ -154,8 +198,6 @@ class Launcher:
                 max_batch_total_tokens=settings.max_batch_total_tokens,
             ),
             watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
-            spin_us=settings.spin_us,
-            argv=argv,
         )
 
     async def run(self) -> None:
@@ -191,16 +233,33 @@ class Launcher:
     async def _start_supervisor(self, nursery: trio.Nursery) -> None:
         supervisor = self._supervisor
         async with trio.open_nursery() as watching:
-            watching.start_soon(show_loading, lambda: supervisor.pids, self._settings.model_path)
+            show = partial(
+                show_loading,
+                lambda: supervisor.pids,
+                self._settings.model_path,
+                bar_allowed=not self._settings.json_output,
+            )
+            watching.start_soon(show)
             await nursery.start(supervisor.run)
             watching.cancel_scope.cancel()
+
+    async def _ask_hub(self) -> None:
+        """Find out what the model is for; POST / gives the prompt back or does not by that."""
+        name, revision = self._settings.model_id, self._settings.revision
+        ask = partial(read_pipeline_tag, name, revision, timeout=HUB_SECONDS)
+        with trio.move_on_after(HUB_SECONDS) as asking:
+            tag = await trio.to_thread.run_sync(ask, abandon_on_cancel=True)
+            self._settings = replace(self._settings, model_pipeline_tag=tag)
+        if asking.cancelled_caught:
+            log.warning("the hub did not say within %s s what %s is for", HUB_SECONDS, name)
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         supervisor, timeline = self._supervisor, self._timeline
         async with trio.open_nursery() as start:
             start.start_soon(self._start_supervisor, nursery)
             await supervisor.spawned.wait()  # from here on both sides load at once
-            from tgi_trio.router.front import load_front, scheduling_limits
+            start.start_soon(self._ask_hub)
+            from tgi_trio.router.assembly import load_front, scheduling_limits
 
             front = await load_front(self._settings, self._metrics)
             timeline.mark("router loaded")
@@ -209,16 +268,24 @@ class Launcher:
         memory = supervisor.started.memory
         timeline.mark("shard ready")
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
-        _tell(settings, supervisor.started)
         facts = supervisor.started.facts
+        settings, remarks = with_model(
+            settings,
+            backend=facts.backend,
+            prefix_reuse=facts.prefix_reuse,
+            speculates=facts.speculates,
+        )
+        for remark in remarks:
+            log.warning("%s", remark)
+        _tell(settings, supervisor.started)
         recorder = None
         if settings.record_schedule is not None:
-            from tgi_trio.router.schedule_recorder import ScheduleRecorder
+            from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
 
             recorder = ScheduleRecorder(settings.record_schedule)
             await nursery.start(recorder.run)
-        limits = scheduling_limits(settings, settings.prefix_caching and facts.prefix_reuse)
-        engine = front.open(settings, limits, supervisor, facts.vocab_size, recorder)
+        limits = scheduling_limits(settings)
+        engine = front.open(settings, limits, supervisor, facts, recorder)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()
@@ -227,18 +294,17 @@ class Launcher:
         )
         timeline.mark("listening")
         log.info("start-up: %s", timeline)
-        where = " and ".join(addresses)
-        say(f"Serving {settings.model_id} at {where}")
+        _tell_addresses(settings, addresses)
 
         await self._stopping.wait()
         engine.drain()
         with trio.move_on_after(settings.graceful_termination_timeout):
-            await engine.drained()
+            await engine.wait_drained()
         if engine.active:
             log.warning("%d streams are cut off by --graceful-termination-timeout", engine.active)
             engine.fail_all("the server is shutting down")
             with trio.move_on_after(FAREWELL):
-                await engine.drained()
+                await engine.wait_drained()
         shutdown.set()
         supervisor.stop()
         await front.closed.wait()

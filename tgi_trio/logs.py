@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import select
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
+from types import TracebackType
+from typing import TextIO
 
 import orjson
 
+from tgi_trio.log_levels import LogLevels
+
+log = logging.getLogger("tgi_trio")
+
+_LONGEST_LINE = 65536  # characters of a line that a library prints
 _PATIENCE_MS = 20  # for a reader that is behind, once until it has caught up
 _PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
@@ -94,19 +102,72 @@ class DescriptorHandler(logging.Handler):
         return True
 
 
+class RecordStream(io.TextIOBase):
+    """Stands in for `sys.stderr` where all output is JSON: each line becomes a record.
+
+    Libraries have log handlers of their own, and some print.
+    """
+
+    def __init__(self, under: TextIO) -> None:
+        self.under = under  # where records go as they are
+        self._begun = ""  # of a line without its end so far
+
+    def write(self, text: str) -> int:
+        """Take text; nothing is printed until its line ends."""
+        *lines, self._begun = (self._begun + text)[-_LONGEST_LINE:].split("\n")
+        for line in filter(None, map(str.strip, lines)):
+            say_record(line, "WARNING")
+        return len(text)
+
+    def fileno(self) -> int:
+        """Return the descriptor below, for processes that inherit it."""
+        return self.under.fileno()
+
+
 def say(*lines: str) -> None:
     """Print lines for the person who started the server.
 
     On a full disk they are lost, as log records are: no reason not to serve.
     """
+    out = sys.stderr.under if isinstance(sys.stderr, RecordStream) else sys.stderr
     with suppress(OSError):
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        print(*lines, sep="\n", file=out, flush=True)
 
 
-def set_up_logging(*, json_output: bool, level: str = "INFO") -> None:
-    """Send our records to standard error; other libraries speak from WARNING on."""
+def say_record(message: str, level: str = "INFO", **extra: object) -> None:
+    """Print what a person is to know as a JSON record; no level of a logger silences it."""
+    facts = {"name": "tgi_trio", "levelname": level, "msg": message, **extra}
+    say(JsonFormatter().format(logging.makeLogRecord(facts)))
+
+
+def set_up_logging(*, json_output: bool, levels: LogLevels) -> None:
+    """Send the records of this process to standard error, from the given levels on.
+
+    With `json_output`, what Python and libraries would print there becomes records as well, an
+    exception that nobody caught a single one.
+    """
     handler = DescriptorHandler(
         sys.stderr.fileno(), JsonFormatter() if json_output else TextFormatter()
     )
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-    logging.getLogger("tgi_trio").setLevel(level.upper())
+    levels.apply()
+    if levels.unheard:
+        names = ", ".join(levels.unheard)
+        log.warning("LOG_LEVEL: nothing here answers to %s", names)
+    if json_output:
+        logging.captureWarnings(True)
+        sys.stderr = RecordStream(sys.stderr)
+        sys.excepthook = _log_uncaught
+        sys.unraisablehook = _log_unraisable
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    log.critical("the server ends by a defect", exc_info=(kind, error, traceback))
+
+
+def _log_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    error = unraisable.exc_value
+    info = (unraisable.exc_type, error, unraisable.exc_traceback) if error is not None else None
+    log.error("%s", unraisable.err_msg or "an exception was ignored", exc_info=info)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import tgi_trio
-from tgi_trio.cli.docs import DOCUMENTS, SECTIONS, refreshed
-from tgi_trio.cli.flags import REFUSED, all_flags
-from tgi_trio.router.shard_states import ShardState
+from tgi_trio.cli.docs import DOCUMENTS, SECTIONS, refresh_tables
+from tgi_trio.cli.flags import all_flags
+from tgi_trio.cli.foreign import IDLE, REFUSED
+from tgi_trio.router.shards.group_states import ShardState
 
 PACKAGE = Path(tgi_trio.__file__).parent
 ROOT = PACKAGE.parent
@@ -26,7 +27,7 @@ HOLE = "\0"  # stands for a part of a message that is filled in when it is shown
 def test_generated_sections_are_up_to_date(name: str) -> None:
     text = (ROOT / name).read_text()
     assert "<!-- generated: " in text
-    assert refreshed(text) == text, "run python -m tgi_trio.cli.docs --write"
+    assert refresh_tables(text) == text, "run python -m tgi_trio.cli.docs --write"
 
 
 def test_every_section_is_used_and_closed() -> None:
@@ -38,22 +39,24 @@ def test_every_section_is_used_and_closed() -> None:
 def test_only_what_is_between_the_markers_changes() -> None:
     before, after = "# By hand\n\n", "\n\nalso by hand <!-- end -->\n"
     marked = "<!-- generated: shard-lifecycle -->\nold\n<!-- end -->"
-    text = refreshed(before + marked + after)
+    text = refresh_tables(before + marked + after)
     assert text.startswith(before) and text.endswith(after)
     assert "old" not in text
     assert all(state.name in text for state in ShardState)
-    assert refreshed(text) == text
+    assert refresh_tables(text) == text
 
 
 def test_an_unknown_section_is_an_error() -> None:
     with pytest.raises(ValueError, match="shard-lifecycle"):
-        refreshed("<!-- generated: nothing -->\n<!-- end -->")
+        refresh_tables("<!-- generated: nothing -->\n<!-- end -->")
 
 
 def test_every_flag_has_its_row() -> None:
     text = (ROOT / "docs/operations.md").read_text()
-    for name in [flag.name for flag in all_flags()] + [refused.name for refused in REFUSED]:
-        assert re.search(rf"^\| `--{name}[ `]", text, re.MULTILINE), name
+    for name in [flag.name for flag in all_flags()] + [row.name for row in (*REFUSED, *IDLE)]:
+        variable = name.upper().replace("-", "_")
+        rows = rf"^\| (`--{name}[ `]| \| `{variable}` \|)"
+        assert re.search(rows, text, re.MULTILINE), name
 
 
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
@@ -101,8 +104,8 @@ def squeezed(text: str) -> str:
 def test_every_documented_message_is_in_the_source() -> None:
     source = [squeezed(text) for _, tree in modules() for text in texts(tree)]
     assert len(documented()) > 50
-    missing = [row for row in documented() if not any(squeezed(row) in text for text in source)]
-    assert not missing
+    rows = [squeezed(row) for row in documented()]
+    assert not [row for row in rows if not any(row in text for text in source)]
 
 
 # Errors that people read, and which argument is the message.
@@ -119,8 +122,18 @@ SHOWN = {
     "UsageError": 0,
     "ValidationError": 0,
 }
-COVERED = ("cli/", "router/", "hub.py", "launcher.py", "model_facts.py", "settings.py")
-ELSEWHERE = "router/http/server.py"  # its own listeners: the launcher binds instead
+COVERED = (
+    "cli/",
+    "conversion/",
+    "devices.py",
+    "hub",
+    "launcher.py",
+    "model/",
+    "model_facts.py",
+    "router/",
+    "settings/",
+)
+ELSEWHERE = "router/http/wire/server.py"  # its own listeners: the launcher binds instead
 
 
 def raised() -> Iterator[tuple[str, str]]:

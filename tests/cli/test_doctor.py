@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 
+import huggingface_hub
 import pytest
 
 from tgi_trio.cli import doctor
@@ -25,7 +26,7 @@ def test_a_busy_port_is_told_with_its_cure() -> None:
         other.bind(("0.0.0.0", 0))
         other.listen()
         finding = doctor._port(other.getsockname()[1])
-    assert finding.verdict is doctor.Verdict.POOR
+    assert finding.verdict is doctor.FindingVerdict.POOR
     assert "--port" in finding.cure
 
 
@@ -37,9 +38,19 @@ def test_a_missing_package_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "keep the server from serving" in output.getvalue()
 
 
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"])
+def test_every_name_of_a_token_is_known(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    assert "without a token" in doctor._hub().found
+    monkeypatch.setenv(name, "secret")
+    assert "with a token" in doctor._hub().found
+
+
 def test_few_descriptors_and_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_DESCRIPTORS", 2**62)
     monkeypatch.setattr(doctor, "_SHM", 2**62)
-    assert doctor._descriptors().verdict is doctor.Verdict.POOR
+    assert doctor._descriptors().verdict is doctor.FindingVerdict.POOR
     assert "ulimit" in doctor._descriptors().cure
     assert "shm-size" in doctor._shared_memory().cure

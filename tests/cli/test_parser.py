@@ -11,15 +11,22 @@ import pytest
 from tgi_trio import __version__
 from tgi_trio.__main__ import _COMMANDS
 from tgi_trio.cli.commands import COMMANDS, Command
-from tgi_trio.cli.flags import FLAGS, KINDS, REFUSED, Flag, all_flags
+from tgi_trio.cli.flags import FLAGS, Flag, all_flags
+from tgi_trio.cli.foreign import IDLE, REFUSED
 from tgi_trio.cli.help import default_text, serve_help
-from tgi_trio.cli.options import BenchOptions, ChatOptions
-from tgi_trio.cli.parser import UsageError, parse
-from tgi_trio.settings import Options
+from tgi_trio.cli.options import BenchOptions, ChatOptions, DownloadOptions
+from tgi_trio.cli.parser import UsageError, asks_for_json, parse
+from tgi_trio.cli.values import KINDS
+from tgi_trio.model.config import RopeScaling
+from tgi_trio.settings.records import Options
 
 SAMPLES: dict[str, tuple[str, Any]] = {
     "switch": ("true", True),
+    "toggle": ("false", False),
+    "extension": (".bin", ".bin"),
     "bool": ("false", False),
+    "rope": ("dynamic", "dynamic"),
+    "factor": ("2.5", 2.5),
     "int": ("1", 1),
     "tokens": ("7", 7),
     "bytes": ("9", 9),
@@ -27,6 +34,10 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "seconds": ("1.5", 1.5),
     "ratio": ("0.25", 0.25),
     "text": ("x", "x"),
+    "model": ("a/b", "a/b"),
+    "levels": ("info,tgi_trio.shard=warn", "info,tgi_trio.shard=warn"),
+    "shell": ("bash", "bash"),
+    "usage-stats": ("ON", "on"),
     "path": ("/x", Path("/x")),
     "dtype": ("bfloat16", "bfloat16"),
     "quantization": ("eetq", "eetq"),
@@ -45,7 +56,9 @@ every_flag = pytest.mark.parametrize("flag", all_flags(), ids=lambda flag: flag.
 def test_flags_and_options_name_the_same_things() -> None:
     names = [flag.field for flag in all_flags()]
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(Options))
-    assert not {refused.name for refused in REFUSED} & {flag.name for flag in all_flags()}
+    foreign = {row.name for row in (*REFUSED, *IDLE)}
+    assert not foreign & {flag.name for flag in all_flags()}
+    assert len(foreign) == len(REFUSED) + len(IDLE)
     assert SAMPLES.keys() == KINDS.keys()
 
 
@@ -59,7 +72,9 @@ def test_every_flag_is_read_from_both_sources(flag: Flag) -> None:
         assert parse([], {flag.field.upper(): text}).options == Options()
         return
     assert getattr(parse([], {flag.env: text}).options, flag.field) == expected
-    assert getattr(parse([], {flag.env: " "}).options, flag.field) == flag.default
+    assert getattr(parse([], {flag.env: ""}).options, flag.field) == flag.default
+    if not flag.secret:
+        assert getattr(parse([], {flag.env: " "}).options, flag.field) == flag.default
 
 
 @every_flag
@@ -126,8 +141,18 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         (["--max-inptu-tokens", "3"], {}, "did you mean --max-input-tokens"),
         (["--zzz"], {}, "--zzz is not a flag of serve: see --help"),
         (["--max-input-tok", "3"], {}, "not a flag"),  # no abbreviations: they would change meaning
-        (["gpt2"], {}, "unknown command 'gpt2': there are serve, download-weights, "),
-        (["serve", "gpt2"], {}, "--model-id"),
+        (["gpt2"], {}, "unknown command 'gpt2': there are serve, .* with `serve gpt2`"),
+        (["serve", "a", "b"], {}, "'b' is not a flag of serve: it takes one MODEL"),
+        (["serve", "a", "--model-id", "a"], {}, "the MODEL is given twice: as 'a' and with --mod"),
+        (["serve", ""], {}, "MODEL: expected a hub repository or a local folder, got ''"),
+        (["--model-id", ""], {}, "--model-id: expected a hub repository or a local folder"),
+        (["--model-id= "], {}, "--model-id: expected a hub repository or a local folder"),
+        (["--tokenizer-config-path", ""], {}, "--tokenizer-config-path: expected a path"),
+        (["--otlp-service-name", " "], {}, "--otlp-service-name: expected a text that is not em"),
+        (["doctor", "x"], {}, "'x' is not a flag of doctor"),
+        (["completion", "tcsh"], {}, "SHELL: expected one of bash, zsh, fish, got 'tcsh'"),
+        (["--json-output=maybe"], {}, "--json-output: expected true or false, got 'maybe'"),
+        (["--logger-level", "loud"], {}, "--logger-level: expected off, error, .* got 'loud'"),
         (["download-weights"], {}, "needs the MODEL"),
         (
             ["download-weights", "a/b", "--port", "3"],
@@ -151,26 +176,30 @@ def test_mistakes_are_one_clear_sentence(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: refused.name)
-def test_flags_of_other_builds_are_refused(refused: Any) -> None:
-    for words in ([f"--{refused.name}", "7"], [f"--{refused.name}=7"]):
-        with pytest.raises(UsageError, match=f"--{refused.name} cannot be used: ") as caught:
-            parse(words, {})
-        assert refused.why in str(caught.value)
-    variable = refused.name.replace("-", "_").upper()
-    if refused.env:
-        with pytest.raises(UsageError, match=f"variable {variable} cannot be used"):
-            parse([], {variable: "7"})
-    else:
-        parse([], {variable: "7"})
-    for value in refused.same:
-        assert parse([f"--{refused.name}", value], {}).options == Options()
-
-
 def test_download_weights() -> None:
     invocation = parse(["download-weights", "a/b", "--revision", "r"], {"QUANTIZE": "awq"})
     assert invocation.command == "download-weights"
-    assert invocation.options == Options(model_id="a/b", revision="r")
+    assert invocation.options == DownloadOptions(model_id="a/b", revision="r")
+    # as TGI's launcher starts it
+    words = "download-weights a/b --extension .safetensors --logger-level INFO --json-output"
+    options = parse([*words.split(), "--merge-lora", "--trust-remote-code"], {}).options
+    assert options == DownloadOptions(
+        model_id="a/b",
+        merge_lora=True,
+        json_output=True,
+        trust_remote_code=True,
+        logger_level="INFO",
+    )
+    for flag, wanted in (("--auto-convert", True), ("--no-auto-convert", False)):
+        assert parse(["download-weights", flag, "a/b"], {}).options.auto_convert is wanted
+    for mistake, told in (
+        (["--extension", ".gguf"], r"--extension: expected one of \.safetensors, \.bin, \.pt"),
+        (["--logger-level", "loud"], "--logger-level: expected "),
+        (["--auto-convert", "--no-auto-convert"], "--auto-convert is given 2 times"),
+        (["--no-auto-convrt"], "did you mean --no-auto-convert"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            parse(["download-weights", "a/b", *mistake], {})
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -179,10 +208,65 @@ def test_every_command_has_its_help_and_its_program(command: Command) -> None:
     assert f"  {command.usage} " in serve_help()
     assert all(f"--{flag.name} " in text for flag in command.flags)
     fields = {field.name for field in dataclasses.fields(command.options)}
-    wanted = {flag.field for flag in command.flags} | {command.operand_field} - {""}
+    wanted = {flag.field for flag in command.flags} | ({command.operand_field} - {""})
     # those of serve's dataclass take the fields they need
     assert wanted <= fields if command.options is Options else wanted == fields
     assert command.name in _COMMANDS
+
+
+@pytest.mark.parametrize("words", [["serve", "a/b"], ["a/b"], ["--port", "1", "a/b", "-e"]])
+def test_the_model_may_be_a_word_of_its_own(words: list[str]) -> None:
+    wanted = {"serve": words, "a/b": words, "--port": ["serve", *words]}[words[0]]
+    assert parse(wanted, {"MODEL_ID": "c/d"}).options.model_id == "a/b"
+
+
+def test_a_path_needs_no_command() -> None:
+    for path in ("./m", "~/m", ".", "/models/m"):
+        assert parse([path, "--port", "7"], {}).options == Options(model_id=path, port=7)
+
+
+def test_switches_take_a_truth_value() -> None:
+    environ = {"JSON_OUTPUT": "on"}
+    for words, expected in (
+        (["--json-output"], True),
+        (["--json-output=no"], False),
+        (["--json-output", "FALSE"], False),
+        (["--json-output", "1"], True),
+        ([], True),
+    ):
+        assert parse(words, environ).options.json_output is expected, words
+    assert parse(["--json-output", "a/b"], {}).options == Options(json_output=True, model_id="a/b")
+
+
+def test_whether_mistakes_are_told_as_json() -> None:
+    assert asks_for_json(["--zzz", "--json-output"], {})
+    assert asks_for_json([], {"JSON_OUTPUT": "1"})
+    assert not asks_for_json(["--json-output=false"], {"JSON_OUTPUT": "1"})
+    assert not asks_for_json(["--json-output=x"], {"JSON_OUTPUT": "x"})
+
+
+@pytest.mark.parametrize(
+    "text", ["info,text_generation_router=debug", "text_generation_launcher=info", "TRACE", "off"]
+)
+def test_log_level_in_the_forms_of_tgi(text: str) -> None:
+    invocation = parse([], {"LOG_LEVEL": text})
+    assert (invocation.options.logger_level, invocation.warnings) == (text, ())
+    assert parse(["--logger-level", text], {"LOG_LEVEL": "warn"}).options.logger_level == text
+
+
+def test_a_log_level_that_is_none_is_warned_about() -> None:
+    invocation = parse([], {"LOG_LEVEL": "loud"})
+    assert invocation.options == Options()
+    assert len(invocation.warnings) == 1
+    assert "LOG_LEVEL: expected off, error, " in invocation.warnings[0]
+    assert "got 'loud': logging at info" in invocation.warnings[0]
+    assert parse([], {"LOG_LEVEL": ""}) == parse([], {})
+
+
+def test_quantize_explains_whatever_it_is_asked() -> None:
+    for words in ([], ["a"], ["a", "b"], ["a", "b", "--groupsize", "64", "--act-order"]):
+        assert parse(["quantize", *words], {}).command == "quantize"
+    assert "what to do instead" in parse(["quantize", "a", "--help"], {}).text.lower()
 
 
 def test_flags_of_the_clients() -> None:
@@ -198,7 +282,7 @@ def test_flags_of_the_clients() -> None:
         parse(["completion"], {})
 
 
-# Every flag of TGI's launcher and router, and the variables it names besides.
+# Every flag of TGI's launcher, router and model server, by their reference.
 TGI_FLAGS = """
 model-id revision validation-workers sharded num-shard quantize speculate dtype kv-cache-dtype
 trust-remote-code max-concurrent-requests max-best-of max-stop-sequences max-top-n-tokens
@@ -209,19 +293,38 @@ disable-custom-kernels cuda-memory-fraction rope-scaling rope-factor json-output
 otlp-service-name cors-allow-origin api-key watermark-gamma watermark-delta ngrok ngrok-authtoken
 ngrok-edge tokenizer-config-path disable-grammar-support env max-client-batch-size lora-adapters
 usage-stats payload-limit enable-prefill-logprobs graceful-termination-timeout tokenizer-name
-master-shard-uds-path max-image-fetch-size
+master-shard-uds-path max-image-fetch-size messages-api-enabled uds-path logger-level
 """.split()
 
 
 def test_no_flag_of_tgi_is_ignored() -> None:
-    known = {flag.name for flag in all_flags()} | {refused.name for refused in REFUSED}
+    known = {flag.name for flag in all_flags()} | {row.name for row in (*REFUSED, *IDLE)}
     assert set(TGI_FLAGS) <= known
+
+
+def test_rotary_scaling() -> None:
+    """As TGI has it: a factor alone is linear, a kind alone changes nothing."""
+    assert parse([], {}).options.rope is None
+    assert parse(["--rope-factor", "2.5"], {}).options.rope == RopeScaling("linear", 2.5)
+    assert parse(["--rope-scaling=dynamic"], {}).options.rope == RopeScaling("dynamic", 1.0)
+    both = {"ROPE_SCALING": "dynamic", "ROPE_FACTOR": "4"}
+    assert parse([], both).options.rope == RopeScaling("dynamic", 4.0)
+    with pytest.raises(UsageError, match="--rope-scaling: expected one of linear, dynamic"):
+        parse(["--rope-scaling", "yarn"], {})
+    with pytest.raises(UsageError, match="--rope-factor: expected a number of 1 or more"):
+        parse(["--rope-factor", "0.5"], {})
+
+
+def test_the_kernels_compute_on_one_rank() -> None:
+    with pytest.raises(UsageError, match="`cpu_backend` numba computes a model on one rank"):
+        parse(["--cpu-backend", "numba", "--num-shard", "2"], {})
 
 
 def test_sizes_of_cuda_graphs() -> None:
     assert parse(["--cuda-graphs", "0"], {}).options.cuda_graphs == ()
     assert parse([], {"CUDA_GRAPHS": "4"}).options.cuda_graphs == (4,)
-    for text in ("1,0", "x", "1,", "-1"):
+    assert parse(["--cuda-graphs", "0,1,-2,4"], {}).options.cuda_graphs == (1, 4)
+    for text in ("x", "1,", "1.5"):
         with pytest.raises(UsageError, match="expected sizes such as 1,2,4,8"):
             parse([f"--cuda-graphs={text}"], {})
     with pytest.raises(UsageError, match="`cuda_memory_fraction` must be > 0 and <= 1"):

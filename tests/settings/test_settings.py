@@ -13,8 +13,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.settings import ModelFacts, Options, read_model_facts, resolve, with_kv
-from tgi_trio.settings_shown import as_json, as_rows
+from tgi_trio.model_facts import ModelFacts, read_model_facts
+from tgi_trio.settings.records import Options
+from tgi_trio.settings.resolve import resolve, with_kv
+from tgi_trio.settings.shown import as_json, as_rows
 
 
 def facts(**changes: Any) -> ModelFacts:
@@ -252,3 +254,31 @@ def test_unreadable_configs(tmp_path: Path, content: str | None, message: str) -
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelLoadError, match=message):
         read_model_facts(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"watermark_gamma": 0.0}, "`watermark_gamma` must be > 0 and < 1. Given: 0.0"),
+        ({"watermark_gamma": 1.0}, "`watermark_gamma` must be > 0 and < 1. Given: 1.0"),
+        ({"watermark_gamma": float("nan")}, "`watermark_gamma` must be > 0 and < 1"),
+        ({"watermark_delta": float("inf")}, "`watermark_delta` must be >= -1e+06 and <= 1e+06"),
+        ({"watermark_delta": float("nan")}, "`watermark_delta` must be >= -1e+06 and <= 1e+06"),
+        ({"watermark_gamma": 0.0009}, "`watermark_gamma` 0.0009 of 1000 tokens is not one token"),
+    ],
+)
+def test_watermarks_that_could_not_act(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        resolve(Options(**options), facts(vocab_size=1000))
+
+
+def test_the_tokenizer_s_own_folder(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    write(model, "config.json", {"model_type": "llama", "max_position_embeddings": 90})
+    write(model, "tokenizer_config.json", {"model_max_length": 50})
+    write(other, "tokenizer_config.json", {"model_max_length": 70})
+    own = resolve(Options(), read_model_facts(model))
+    assert (own.tokenizer_path, own.max_total_tokens) == (model, 50)
+    given = resolve(Options(tokenizer_name="x"), read_model_facts(model, other))
+    assert (given.tokenizer_path, given.max_total_tokens) == (other, 70)
+    assert (given.model_path, given.tokenizer_name) == (model, "x")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tgi_trio.settings import ModelFacts, Options, Settings, resolve
-from tgi_trio.settings_shown import as_json, as_rows, public_json
+from tgi_trio.model_facts import ModelFacts
+from tgi_trio.settings.records import Options, Settings
+from tgi_trio.settings.resolve import resolve
+from tgi_trio.settings.shown import as_json, as_rows, public_json
 
 
 def resolved(options: Options) -> Settings:

@@ -1,1 +1,1 @@
-"""The command line: serve (default) and download-weights."""
+"""The command line: flags and variables as tables, and the commands beside `serve`."""

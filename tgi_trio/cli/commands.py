@@ -7,8 +7,15 @@ from functools import partial
 from typing import Any, Final
 
 from tgi_trio.cli.flags import FLAGS, Flag, all_flags
-from tgi_trio.cli.options import BenchOptions, ChatOptions, CompletionOptions, DoctorOptions
-from tgi_trio.settings import Options
+from tgi_trio.cli.options import (
+    BenchOptions,
+    ChatOptions,
+    CompletionOptions,
+    DoctorOptions,
+    DownloadOptions,
+    SchemaOptions,
+)
+from tgi_trio.settings.records import Options
 
 Groups = tuple[tuple[str, tuple[Flag, ...]], ...]
 
@@ -21,9 +28,12 @@ class Command:
     summary: str  # one line of --help
     groups: Groups
     options: type[Any]  # the dataclass that its flags fill in
-    operand: str = ""  # placeholder of the one word that is not a flag; always needed
+    operand: str = ""  # placeholder of the one word that is not a flag
     operand_field: str = ""  # the field of `options` that it sets
     operand_help: str = ""  # what it is, for the error when it is missing
+    operand_kind: str = "model"  # a key of `KINDS`
+    operand_needed: bool = True
+    unbuilt: bool = False  # takes any words and says what to do instead
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -33,7 +43,8 @@ class Command:
     @property
     def usage(self) -> str:
         """The command line, after `python -m tgi_trio`."""
-        return " ".join(filter(None, (self.name, self.operand, "[FLAGS]" if self.flags else "")))
+        operand = self.operand if self.operand_needed else f"[{self.operand}]"
+        return " ".join(filter(None, (self.name, operand, "[FLAGS]" if self.flags else "")))
 
 
 def _of_serve(*names: str) -> tuple[Flag, ...]:
@@ -48,7 +59,7 @@ def _client_flags(owner: type[Any]) -> Groups:
             (
                 Flag("url", "url", "a server that runs", "starts one", owner, variable=False),
                 Flag("api-key", "key", "its key", "none", owner),
-                Flag("model-id", "text", "model of the one started", "the embedded one", owner),
+                Flag("model-id", "model", "model of the one started", "the embedded one", owner),
                 Flag("dtype", "dtype", "dtype of the one started", "the checkpoint's", owner),
             ),
         ),
@@ -58,31 +69,51 @@ def _client_flags(owner: type[Any]) -> Groups:
 # flags that only mean something here, so no environment variable is theirs
 _answer: Final = partial(Flag, owner=ChatOptions, variable=False)
 _load: Final = partial(Flag, owner=BenchOptions, variable=False)
+_fetch: Final = partial(Flag, owner=DownloadOptions, variable=False)
 
 COMMANDS: Final[tuple[Command, ...]] = (
-    Command("serve", "start the server (the default)", FLAGS, Options),
     Command(
-        "download-weights",
-        "fetch what serving MODEL, a hub repository, needs, and print the folder",
-        (
-            (
-                "Flags",
-                _of_serve("revision", "huggingface-hub-cache", "trust-remote-code", "json-output"),
-            ),
-        ),
+        "serve",
+        "start the server (the default), for MODEL if it is named",
+        FLAGS,
         Options,
         operand="MODEL",
         operand_field="model_id",
-        operand_help="to fetch, a hub repository",
+        operand_needed=False,
+    ),
+    Command(
+        "download-weights",
+        "fetch MODEL, a hub repository, or convert a folder, and print where it can be served from",
+        (
+            (
+                "Flags",
+                (
+                    *_of_serve("revision", "huggingface-hub-cache", "trust-remote-code"),
+                    _fetch("extension", "extension", "which weights to fetch; .bin, .pt: as is"),
+                    _fetch("auto-convert", "toggle", "pickles become safetensors, without a run"),
+                    _fetch("merge-lora", "switch", "merge a LoRA adapter into its base"),
+                    *_of_serve("json-output", "logger-level"),
+                ),
+            ),
+        ),
+        DownloadOptions,
+        operand="MODEL",
+        operand_field="model_id",
+        operand_help="to fetch, a hub repository or a folder",
     ),
     Command(
         "quantize",
         "not in this build; says what to do instead",
         (),
         Options,
-        operand="MODEL",
-        operand_field="model_id",
-        operand_help="to quantise",
+        operand="MODEL OUTPUT",
+        unbuilt=True,
+    ),
+    Command(
+        "print-schema",
+        "print the OpenAPI document that a server has at /api-doc/openapi.json",
+        (),
+        SchemaOptions,
     ),
     Command(
         "chat",
@@ -133,6 +164,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
         operand="SHELL",
         operand_field="shell",
         operand_help="to complete for: bash, zsh or fish",
+        operand_kind="shell",
     ),
 )
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tgi_trio.cli.commands import COMMANDS, SERVE, Command
-from tgi_trio.errors import ConfigurationError
 
 PROGRAM: Final = "tgi-trio"
 
 
 def _names(command: Command) -> list[str]:
-    flags = [f"--{flag.name}" for flag in command.flags]
+    flags = [f"--{name}" for flag in command.flags for name in flag.names]
     return [*flags, *(flag.short for flag in command.flags if flag.short), "--help"]
 
 
@@ -47,7 +46,7 @@ def _fish() -> str:
     for command in COMMANDS:
         lines.append(
             f"complete -c {PROGRAM} -n __fish_use_subcommand -a {command.name} "
-            f"-d {_quoted(command.summary)}"
+            f"-d {_quote(command.summary)}"
         )
         seen = (
             f"'not __fish_seen_subcommand_from {others}'"
@@ -56,23 +55,21 @@ def _fish() -> str:
         )
         for flag in command.flags:
             short = f" -s {flag.short[1:]}" if flag.short else ""
-            takes = "" if flag.kind == "switch" else " -r"
-            lines.append(
-                f"complete -c {PROGRAM} -n {seen} -l {flag.name}{short}{takes} "
-                f"-d {_quoted(flag.help)}"
-            )
+            takes = " -r" if flag.takes_value else ""
+            lines += [
+                f"complete -c {PROGRAM} -n {seen} -l {name}{short}{takes} -d {_quote(flag.help)}"
+                for name in flag.names
+            ]
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-SHELLS: Final[Mapping[str, Callable[[], str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+_SCRIPTS: Final[Mapping[str, Callable[[], str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
 
 
 def completion(shell: str) -> str:
-    """Return the script; raises ConfigurationError for a shell that is not known."""
-    if shell not in SHELLS:
-        raise ConfigurationError(f"no completion for {shell!r}: there is {', '.join(SHELLS)}")
-    return SHELLS[shell]()
+    """Return the script for one of `values.SHELLS`."""
+    return _SCRIPTS[shell]()

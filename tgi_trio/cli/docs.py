@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.cli.commands import COMMANDS
-from tgi_trio.cli.flags import FLAGS, KINDS, REFUSED, Flag, Refused
+from tgi_trio.cli.environment import SAGEMAKER, SAGEMAKER_PORT
+from tgi_trio.cli.flags import FLAGS, Flag
+from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, Refused
 from tgi_trio.cli.help import default_text
-from tgi_trio.router import metrics, shard_states
+from tgi_trio.cli.values import KINDS
+from tgi_trio.router.http.wire import states
+from tgi_trio.router.shards import group_states
+from tgi_trio.router.telemetry import metrics
 
 DOCUMENTS: Final = ("docs/operations.md", "docs/architecture.md", "docs/scheduling.md")
 
@@ -60,15 +65,31 @@ def refused_flags() -> str:
 
 def _refused_row(refused: Refused) -> list[str]:
     short = f", `{refused.short}`" if refused.short else ""
-    same = ", ".join(f"`{value}`" for value in refused.same)
+    same = ", ".join(f"`{str(value).lower()}`" for value in refused.same)
     return [f"`--{refused.name}`{short}", refused.why, same]
+
+
+def idle_flags() -> str:
+    """Return the flags and variables of text-generation-inference that make no difference."""
+    return table(("flag", "variable", "why"), map(_idle_row, IDLE))
+
+
+def _idle_row(idle: Idle) -> list[str]:
+    variable = f"`{idle.name.replace('-', '_').upper()}`"
+    return [f"`--{idle.name}`" if idle.flag else "", variable, idle.why]
+
+
+def sagemaker_variables() -> str:
+    """Return the variables of SageMaker that act, and what each stands for."""
+    rows = [[f"`{theirs}`", f"`{ours}`"] for theirs, ours in SAGEMAKER.items()]
+    return table(("variable", "stands for"), [*rows, ["", f"`PORT`: {SAGEMAKER_PORT}"]])
 
 
 def shard_lifecycle() -> str:
     """Return the states of a shard group as a Mermaid diagram."""
-    states = shard_states.ShardState
+    states = group_states.ShardState
     lines = [f"[*] --> {states.SPAWNED.name}"]
-    for (state, event), target in shard_states.TRANSITIONS.items():
+    for (state, event), target in group_states.TRANSITIONS.items():
         lines.append(f"{state.name} --> {target.name}: {event.value}")
     body = "".join(f"    {line}\n" for line in lines)
     return f"```mermaid\nstateDiagram-v2\n{body}```\n"
@@ -82,6 +103,11 @@ def sequence_lifecycle() -> str:
     return f"```mermaid\n{lifecycle.mermaid()}```\n\n{lifecycle.markdown()}"
 
 
+def wire_states() -> str:
+    """Return the states of an HTTP/1.1 connection as a Mermaid diagram and as a table."""
+    return f"```mermaid\n{states.mermaid()}```\n\n{states.markdown()}"
+
+
 def budgets() -> str:
     """Return what each budget flag does, as a Mermaid flowchart and as a table."""
     from tgi_trio.router.scheduling import budgets as table_of_budgets
@@ -93,14 +119,17 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands,
     "flags": flags,
     "refused-flags": refused_flags,
+    "idle-flags": idle_flags,
+    "sagemaker-variables": sagemaker_variables,
     "metrics": metrics.as_markdown,
     "shard-lifecycle": shard_lifecycle,
     "sequence-lifecycle": sequence_lifecycle,
+    "wire-states": wire_states,
     "budgets": budgets,
 }
 
 
-def refreshed(text: str) -> str:
+def refresh_tables(text: str) -> str:
     """Return a document with every marked section written anew.
 
     Raises ValueError for a name that `SECTIONS` does not have.
@@ -123,7 +152,7 @@ def main() -> int:
     stale = []
     for path in map(Path, DOCUMENTS):
         old = path.read_text()
-        new = refreshed(old)
+        new = refresh_tables(old)
         if old != new:
             stale.append(path)
             if write:

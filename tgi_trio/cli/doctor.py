@@ -19,7 +19,7 @@ from tgi_trio import __version__
 from tgi_trio.cli.options import DoctorOptions
 
 
-class Verdict(Enum):
+class FindingVerdict(Enum):
     """What a finding means for serving."""
 
     GOOD = "ok"
@@ -32,7 +32,7 @@ class Finding:
     """One line of the report."""
 
     subject: str
-    verdict: Verdict
+    verdict: FindingVerdict
     found: str
     cure: str = ""  # what to do, for anything but GOOD
 
@@ -47,14 +47,14 @@ _SHM: Final = 64 * 2**20  # bytes; what a container has when nobody says anythin
 
 def _python() -> Finding:
     where = f"{platform.system()} {platform.machine()}"
-    return Finding("python", Verdict.GOOD, f"{platform.python_version()} on {where}")
+    return Finding("python", FindingVerdict.GOOD, f"{platform.python_version()} on {where}")
 
 
 def _package(name: str) -> Finding:
     try:
-        return Finding(name, Verdict.GOOD, importlib.metadata.version(name))
+        return Finding(name, FindingVerdict.GOOD, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, Verdict.BAD, "not installed", f"pip install {name}")
+        return Finding(name, FindingVerdict.BAD, "not installed", f"pip install {name}")
 
 
 def _processor() -> Finding:
@@ -63,48 +63,48 @@ def _processor() -> Finding:
     found = f"{cores} usable cores, {memory / 2**30:.0f} GiB of memory"
     if cores < 2:
         cure = "router and shard share one core: give the container two"
-        return Finding("processor", Verdict.POOR, found, cure)
-    return Finding("processor", Verdict.GOOD, found)
+        return Finding("processor", FindingVerdict.POOR, found, cure)
+    return Finding("processor", FindingVerdict.GOOD, found)
 
 
 def _accelerator() -> Finding:
     if shutil.which("nvidia-smi") is None:
-        return Finding("accelerator", Verdict.GOOD, "none: models are computed on the CPU")
+        return Finding("accelerator", FindingVerdict.GOOD, "none: models are computed on the CPU")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     found = ", ".join(done.stdout.splitlines()) or done.stderr.strip() or "nvidia-smi says nothing"
     if done.returncode:
         cure = "look at the driver: nvidia-smi must list the devices"
-        return Finding("accelerator", Verdict.POOR, found, cure)
-    return Finding("accelerator", Verdict.GOOD, found)
+        return Finding("accelerator", FindingVerdict.POOR, found, cure)
+    return Finding("accelerator", FindingVerdict.GOOD, found)
 
 
 def _flash_attention() -> Finding:
     try:
-        return Finding("flash-attn", Verdict.GOOD, importlib.metadata.version("flash-attn"))
+        return Finding("flash-attn", FindingVerdict.GOOD, importlib.metadata.version("flash-attn"))
     except importlib.metadata.PackageNotFoundError:
-        return Finding("flash-attn", Verdict.GOOD, "not installed: only CUDA devices use it")
+        return Finding("flash-attn", FindingVerdict.GOOD, "not installed: only CUDA devices use it")
 
 
 def _shared_memory() -> Finding:
     from tgi_trio.errors import SegmentError
-    from tgi_trio.ipc.memory import Segment
+    from tgi_trio.ipc.segment import Segment
 
     try:
         with Segment.create(2**20, label="doctor"):
             pass
     except SegmentError as error:
-        return Finding("shared memory", Verdict.BAD, "cannot be made", str(error))
+        return Finding("shared memory", FindingVerdict.BAD, "cannot be made", str(error))
     try:
         state = os.statvfs("/dev/shm")
     except OSError:
-        return Finding("shared memory", Verdict.GOOD, "no /dev/shm: anonymous memory serves")
+        return Finding("shared memory", FindingVerdict.GOOD, "no /dev/shm: anonymous memory serves")
     free = state.f_bavail * state.f_frsize
     found = f"{free / 2**20:,.0f} MiB free in /dev/shm"
     if free < _SHM:
         cure = "anonymous memory serves instead; docker run --shm-size 1g gives more"
-        return Finding("shared memory", Verdict.POOR, found, cure)
-    return Finding("shared memory", Verdict.GOOD, found)
+        return Finding("shared memory", FindingVerdict.POOR, found, cure)
+    return Finding("shared memory", FindingVerdict.GOOD, found)
 
 
 def _fence() -> Finding:
@@ -112,16 +112,20 @@ def _fence() -> Finding:
     from tgi_trio.ipc.litmus import holds
 
     ordering = choose_ordering(holds)
-    return Finding("memory fence", Verdict.GOOD, f"{ordering.name}, proven by a race of two cores")
+    return Finding(
+        "memory fence", FindingVerdict.GOOD, f"{ordering.name}, proven by a race of two cores"
+    )
 
 
 def _death_watch() -> Finding:
     from tgi_trio.ipc import robust
 
     if robust.available():
-        return Finding("death watch", Verdict.GOOD, "robust mutex: a dead shard shows within 1 ms")
+        return Finding(
+            "death watch", FindingVerdict.GOOD, "robust mutex: a dead shard shows within 1 ms"
+        )
     cure = "glibc's robust mutexes would show a dead shard sooner"
-    return Finding("death watch", Verdict.POOR, "pidfd only", cure)
+    return Finding("death watch", FindingVerdict.POOR, "pidfd only", cure)
 
 
 def _descriptors() -> Finding:
@@ -129,8 +133,8 @@ def _descriptors() -> Finding:
     found = f"{soft:,} open files (up to {hard:,})"
     if soft < _DESCRIPTORS:
         cure = f"ulimit -n {_DESCRIPTORS}: each stream holds one"
-        return Finding("descriptors", Verdict.POOR, found, cure)
-    return Finding("descriptors", Verdict.GOOD, found)
+        return Finding("descriptors", FindingVerdict.POOR, found, cure)
+    return Finding("descriptors", FindingVerdict.GOOD, found)
 
 
 def _port(port: int) -> Finding:
@@ -140,15 +144,21 @@ def _port(port: int) -> Finding:
             probe.bind(("0.0.0.0", port))
         except OSError as error:
             cure = "stop what listens there, or serve with another --port"
-            return Finding(f"port {port}", Verdict.POOR, error.strerror or str(error), cure)
-    return Finding(f"port {port}", Verdict.GOOD, "free")
+            return Finding(f"port {port}", FindingVerdict.POOR, error.strerror or str(error), cure)
+    return Finding(f"port {port}", FindingVerdict.GOOD, "free")
 
 
 def _hub() -> Finding:
     from huggingface_hub import constants, get_token
 
-    token = "with a token" if get_token() else "without a token: gated models need HF_TOKEN"
-    return Finding("hub", Verdict.GOOD, f"cache in {constants.HF_HUB_CACHE}, {token}")
+    from tgi_trio.hub_download import hub_token
+
+    found = f"cache in {constants.HF_HUB_CACHE}, "
+    if hub_token() or get_token():
+        return Finding("hub", FindingVerdict.GOOD, found + "with a token")
+    return Finding(
+        "hub", FindingVerdict.GOOD, found + "without a token: gated models need HF_TOKEN"
+    )
 
 
 def checks(options: DoctorOptions) -> Iterator[Callable[[], Finding]]:
@@ -159,17 +169,21 @@ def checks(options: DoctorOptions) -> Iterator[Callable[[], Finding]]:
     yield from (_death_watch, _descriptors, partial(_port, options.port), _hub)
 
 
+def findings(options: DoctorOptions) -> Iterator[Finding]:
+    """Yield what each check finds, as soon as it has."""
+    for check in checks(options):
+        yield check()
+
+
 def doctor(options: DoctorOptions, output: TextIO) -> int:
     """Print the report; return 1 when something keeps the server from serving."""
     print(f"tgi-trio {__version__}", file=output)
-    findings = []
-    for check in checks(options):
-        finding = check()
-        findings.append(finding)
+    bad = 0
+    for finding in findings(options):
+        bad += finding.verdict is FindingVerdict.BAD
         print(f"{finding.verdict.value:<5} {finding.subject:<16} {finding.found}", file=output)
         if finding.cure:
             print(f"{'':<23}{finding.cure}", file=output)
-    bad = sum(finding.verdict is Verdict.BAD for finding in findings)
     print(
         "ready to serve" if not bad else f"{bad} things keep the server from serving", file=output
     )

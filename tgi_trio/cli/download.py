@@ -1,19 +1,51 @@
-"""`download-weights`: fetch a model and print where it is."""
+"""`download-weights`: fetch a model, make it what serving needs, and say where it is."""
 
 from __future__ import annotations
 
-from tgi_trio.hub import resolve_model
-from tgi_trio.settings import Options
+import orjson
+
+from tgi_trio.cli.options import DownloadOptions
+from tgi_trio.conversion.adapters import base_of, is_adapter
+from tgi_trio.conversion.folder import find_pickles, model_files
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.hub import PICKLES, fetch_pickles, resolve_model
 
 
-def download_weights(options: Options) -> str:
-    """Return the line to print. Raises ModelLoadError when the model cannot be had."""
-    folder = resolve_model(
-        options.model_id,
-        options.revision,
-        cache_dir=options.huggingface_hub_cache,
-        trust_remote_code=options.trust_remote_code,
-        progress=not options.json_output,
-    )
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return f"{folder} ({size / 1e6:.1f} MB of weights)"
+def download_weights(options: DownloadOptions) -> str:
+    """Return the line to print; JSON with `--json-output`.
+
+    Raises ModelLoadError when the model cannot be had, ConfigurationError for flags that exclude
+    each other.
+    """
+    progress = not options.json_output
+    if options.extension in PICKLES:
+        if options.merge_lora:
+            raise ConfigurationError("--merge-lora writes .safetensors: leave --extension out")
+        folder = fetch_pickles(
+            options.model_id,
+            options.extension,
+            options.revision,
+            cache_dir=options.huggingface_hub_cache,
+            progress=progress,
+        )
+        files = find_pickles(folder, [options.extension])
+    else:
+        folder = resolve_model(
+            options.model_id,
+            options.revision,
+            cache_dir=options.huggingface_hub_cache,
+            trust_remote_code=options.trust_remote_code,
+            progress=progress,
+            auto_convert=options.auto_convert,
+            merge_lora=options.merge_lora,
+        )
+        files = model_files(folder)
+    size = sum(path.stat().st_size for path in files)
+    adapter_of = base_of(folder)[0] if is_adapter(folder) else None
+    line = f"{folder} ({size / 1e6:.1f} MB of weights)"
+    if adapter_of is not None:
+        line = f"{folder} (a LoRA adapter of {adapter_of}, which is here too: see --merge-lora)"
+    if not options.json_output:
+        return line
+    facts = {"folder": str(folder), "weight_bytes": size, "adapter_of": adapter_of}
+    return orjson.dumps({"message": line, **facts}).decode()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tgi_trio.cli.commands import COMMANDS, SERVE, Command
-from tgi_trio.cli.flags import KINDS, Flag
+from tgi_trio.cli.flags import Flag
+from tgi_trio.cli.values import KINDS
 
 _PROGRAM = "python -m tgi_trio"
 _SOURCES = "A flag wins over its environment variable, named in brackets; (=X) is the default.\n"
@@ -46,7 +47,9 @@ def default_text(flag: Flag) -> str:
 
 
 def _line(flag: Flag) -> str:
-    names = f"{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
+    names = " / ".join(f"--{name}" for name in flag.names)
+    if flag.short:
+        names = f"{flag.short}, {names}"
     left = f"  {names} {KINDS[flag.kind][0]}".rstrip()
     variable = f" [{flag.env}]" if flag.env else ""
     return f"{left:<46} {flag.help}{variable} (={default_text(flag)})"

@@ -38,10 +38,30 @@ class BenchOptions(_Client):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DownloadOptions:
+    """`download-weights`."""
+
+    model_id: str
+    revision: str | None = None
+    extension: str = ".safetensors"  # of EXTENSIONS
+    auto_convert: bool = True  # pickles, where there are no safetensors
+    merge_lora: bool = False  # an adapter into its base
+    huggingface_hub_cache: Path | None = None
+    trust_remote_code: bool = False
+    json_output: bool = False
+    logger_level: str = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
     """`doctor`."""
 
     port: int = 3000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaOptions:
+    """`print-schema`, which asks for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

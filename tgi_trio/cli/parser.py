@@ -11,10 +11,15 @@ from typing import Any, NoReturn
 
 from tgi_trio import __version__
 from tgi_trio.cli.commands import COMMANDS, SERVE, Command, command_named
-from tgi_trio.cli.flags import REFUSED, Flag, Refused
+from tgi_trio.cli.devices import with_shards
+from tgi_trio.cli.environment import Environment, idle_notes, read_environment
+from tgi_trio.cli.flags import Flag
+from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, Refused
 from tgi_trio.cli.help import command_help
+from tgi_trio.cli.values import BOOLEANS, read_bool, read_value
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.settings import Options, check
+from tgi_trio.settings.checks import check
+from tgi_trio.settings.records import Options
 
 
 class UsageError(Exception):
@@ -29,6 +34,7 @@ class Invocation:
     options: Any = field(default_factory=Options)  # of the row's type
     text: str = ""  # "print": what to print before exiting with 0
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # for the log
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
@@ -36,39 +42,48 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
 
     Raises UsageError for unknown or refused flags and for values that cannot be read.
     """
-    rest = list(argv)
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else SERVE.name
-    command = command_named(name)
-    if command is None:
-        names = ", ".join(known.name for known in COMMANDS)
-        raise UsageError(f"unknown command {name!r}: there are {names}")
-    namespace, unknown = _parser(command).parse_known_args(rest)
-    if unknown:
+    command, rest = _command(argv)
+    if command.unbuilt and not {"-h", "--help"} & set(rest):
+        return Invocation(command.name, command.options())
+    namespace, others = _parser(command).parse_known_args(_with_values(rest, command))
+    operands = [word for word in others if not word.startswith("-")]
+    if unknown := [word for word in others if word.startswith("-")] or operands[1:]:
         raise UsageError(_unknown(unknown[0], command))
     given = vars(namespace)
     if given["version"]:
         return Invocation("print", text=f"tgi-trio {__version__}\n")
     if given["help"]:
         return Invocation("print", text=command_help(command))
-    if command is SERVE:
-        _refuse(given, environ)
-    warnings: list[str] = []
-    values: dict[str, Any] = {}
-    for flag in command.flags:
-        found = _value(flag, given[flag.field], environ, warnings)
-        if found is not None:
-            values[flag.field] = found
-    if command.operand:
-        if given["operand"] is None:
-            raise UsageError(f"{name} needs the {command.operand} {command.operand_help}")
-        values[command.operand_field] = given["operand"]
-    options = command.options(**values)
-    if isinstance(options, Options):
-        try:
-            check(options)
-        except ConfigurationError as error:
-            raise UsageError(str(error)) from None
-    return Invocation(name, options, warnings=tuple(warnings))
+    reader = _Reader(command, given, operands, environ)
+    return Invocation(
+        command.name,
+        reader.options(),
+        warnings=tuple(reader.warnings),
+        notes=tuple(reader.notes),
+    )
+
+
+def asks_for_json(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether even a mistake in `argv` is to be told as JSON (`--json-output`)."""
+    texts = [word.partition("=")[2] or "true" for word in argv if _name_of(word) == "--json-output"]
+    text = (texts or [environ.get("JSON_OUTPUT", "")])[-1].strip().lower()
+    return text in BOOLEANS and read_bool(text)
+
+
+def _command(argv: Sequence[str]) -> tuple[Command, list[str]]:
+    """Return the command and its words; without one it is `serve`, also before a model's path."""
+    words = list(argv)
+    if not words or words[0].startswith("-"):
+        return SERVE, words
+    if (command := command_named(words[0])) is not None:
+        return command, words[1:]
+    if "/" in words[0] or words[0].startswith(("~", ".")):
+        return SERVE, words
+    names = ", ".join(known.name for known in COMMANDS)
+    raise UsageError(
+        f"unknown command {words[0]!r}: there are {names}; a model is served with "
+        f"`serve {words[0]}`"
+    )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -77,82 +92,190 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(command: Command) -> argparse.ArgumentParser:
-    """argparse only splits the words here: `Flag.parse` reads values of both sources alike."""
+    """argparse only splits the words here: `read_value` reads values of both sources alike."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-V", "--version", action="store_true")
     for flag in command.flags:
         names = [f"--{flag.name}", *([flag.short] if flag.short else [])]
-        if flag.kind == "switch":
-            parser.add_argument(*names, action="append_const", const="true")
-        else:
-            parser.add_argument(*names, action="append")
-    if command.operand:
-        parser.add_argument("operand", nargs="?")
+        parser.add_argument(*names, action="append")
     if command is SERVE:
         for refused in REFUSED:
             names = [f"--{refused.name}", *([refused.short] if refused.short else [])]
-            parser.add_argument(*names, nargs="?", action="append", const="true")
+            if refused.kind == "switch":
+                parser.add_argument(*names, action="append")
+            else:
+                parser.add_argument(*names, action="append", nargs="?", const="")
+        for idle in IDLE:
+            if idle.flag:
+                parser.add_argument(f"--{idle.name}", action="append")
     return parser
+
+
+def _with_values(words: Sequence[str], command: Command) -> list[str]:
+    """Return the words with `=true` behind each switch that stands without a value.
+
+    A truth value may also follow as a word of its own; any other word there is no value.
+    """
+    rows: list[Flag | Refused | Idle] = [*command.flags]
+    if command is SERVE:
+        rows += [*REFUSED, *IDLE]
+    switches = {f"--{row.name}" for row in rows if row.kind in ("switch", "toggle")}
+    denied = {f"--no-{row.name}": f"--{row.name}" for row in rows if row.kind == "toggle"}
+    short = {flag.short: f"--{flag.name}" for flag in command.flags if flag.short}
+    result: list[str] = []
+    for word in words:
+        name = short.get(word, word)
+        if name in switches:
+            result.append(f"{name}=true")
+        elif name in denied:
+            result.append(f"{denied[name]}=false")
+        elif result and word.lower() in BOOLEANS and result[-1].removesuffix("=true") in switches:
+            result[-1] = result[-1].removesuffix("true") + word
+        else:
+            result.append(word)
+    return result
+
+
+def _name_of(word: str) -> str:
+    return word.partition("=")[0]
 
 
 def _unknown(word: str, command: Command) -> str:
     if not word.startswith("-"):
-        hint = "; the model is given with --model-id" if not command.operand else ""
-        return f"{word!r} is not a flag of {command.name}{hint}"
-    name = word.split("=")[0]
-    near = difflib.get_close_matches(name, [f"--{flag.name}" for flag in command.flags], n=1)
+        only = f": it takes one {command.operand}" if command.operand else ""
+        return f"{word!r} is not a flag of {command.name}{only}"
+    name = _name_of(word)
+    known = [f"--{name}" for flag in command.flags for name in flag.names]
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "see --help"
     return f"{name} is not a flag of {command.name}: {hint}"
 
 
-def _refuse(given: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Raise UsageError when a flag of another build asks for something we do not do."""
-    for refused in REFUSED:
-        name = refused.name.replace("-", "_")
-        variable = name.upper()
-        for text in given[name] or ():
-            _check_refused(refused, f"--{refused.name}", text)
-        if refused.env and environ.get(variable):
-            _check_refused(refused, f"environment variable {variable}", environ[variable])
+class _Reader:
+    """Reads the values of one command line; what is worth saying of them gathers beside."""
+
+    def __init__(
+        self,
+        command: Command,
+        given: Mapping[str, Any],
+        operands: Sequence[str],
+        environ: Mapping[str, str],
+    ) -> None:
+        self.warnings: list[str] = []
+        self.notes: list[str] = []
+        self._command = command
+        self._given = given
+        self._operands = operands
+        self._system = environ  # variables that belong to others
+        self._environ = Environment(environ)
+
+    def options(self) -> Any:
+        """Return the command's options. Raises UsageError."""
+        try:
+            return self._options()
+        except (ValueError, ConfigurationError) as error:
+            raise UsageError(str(error)) from None
+
+    def _options(self) -> Any:
+        command = self._command
+        if command is SERVE:
+            model_is_given = bool(self._operands or self._given["model_id"])
+            self._environ = read_environment(self._system, model_is_given)
+            self.notes += self._environ.notes
+            self._refuse()
+            self.notes += idle_notes(self._given, self._environ)
+        values: dict[str, Any] = {}
+        for flag in command.flags:
+            found = self._value(flag)
+            if found is not None:
+                values[flag.field] = found
+        self._read_operand(values)
+        options = command.options(**values)
+        if isinstance(options, Options):
+            if command is SERVE:
+                options = with_shards(options, self._system)
+            check(options)
+        return options
+
+    def _read_operand(self, values: dict[str, Any]) -> None:
+        command = self._command
+        if not self._operands:
+            if command.operand and command.operand_needed:
+                raise UsageError(
+                    f"{command.name} needs the {command.operand} {command.operand_help}"
+                )
+            return
+        word = self._operands[0]
+        if not command.operand:
+            raise UsageError(_unknown(word, command))
+        if self._given.get(command.operand_field):
+            name = command.operand_field.replace("_", "-")
+            raise UsageError(f"the {command.operand} is given twice: as {word!r} and with --{name}")
+        value = read_value(command.operand_kind, command.operand, word)
+        values[command.operand_field] = value
+
+    def _refuse(self) -> None:
+        """Raise UsageError when a flag of another build asks for something we do not do."""
+        for refused in REFUSED:
+            name = refused.name.replace("-", "_")
+            variable = name.upper()
+            for text in self._given[name] or ():
+                _check_refused(refused, f"--{refused.name}", text)
+            text = self._environ.get(variable)
+            if refused.env and text.strip():
+                _check_refused(refused, self._environ.source(variable), text)
+
+    def _value(self, flag: Flag) -> Any:
+        """Return a flag's value, None when it is given nowhere."""
+        texts = self._given[flag.field]
+        if texts:
+            if len(texts) > 1 and not flag.many and flag.kind != "switch":
+                raise UsageError(f"--{flag.name} is given {len(texts)} times: give it once")
+            values = [read_value(flag.kind, f"--{flag.name}", text) for text in texts]
+            return tuple(values) if flag.many else values[-1]
+        text = self._environ.get(flag.env)
+        if not (text if flag.secret else text.strip()):
+            if flag.secret and flag.env in self._system:
+                self.warnings.append(
+                    f"{flag.env} is empty, which counts as not set: without another key the "
+                    "server is open to everybody"
+                )
+            return None
+        return self._read_variable(flag, text)
+
+    def _read_variable(self, flag: Flag, text: str) -> Any:
+        source = self._environ.source(flag.env)
+        if flag.kind == "ip" and not _is_ip(text.strip()):
+            # shells and containers set HOSTNAME to the machine's name
+            self.warnings.append(
+                f"HOSTNAME={text} is no IP address: listening on {flag.default} "
+                f"(--{flag.name} sets another)"
+            )
+            return None
+        if flag.many and not flag.secret:
+            parts = [part for part in text.split(",") if part.strip()]
+            return tuple(read_value(flag.kind, source, part) for part in parts)
+        try:
+            value = read_value(flag.kind, source, text)
+        except ValueError as error:
+            if flag.kind != "levels":
+                raise
+            # Containers share such variables with other programs, and TGI goes on, too.
+            self.warnings.append(f"{error}: logging at {flag.default}")
+            return None
+        return (value,) if flag.many else value
 
 
 def _check_refused(refused: Refused, source: str, text: str) -> None:
-    if text.strip().lower() not in refused.same:
-        only = f" (only {' or '.join(refused.same)} is accepted)" if refused.same else ""
-        raise UsageError(f"{source} cannot be used: {refused.why}{only}")
-
-
-def _value(
-    flag: Flag, texts: list[str] | None, environ: Mapping[str, str], warnings: list[str]
-) -> Any:
-    """Return a flag's value, None when it is given nowhere."""
-    if texts:
-        if len(texts) > 1 and not flag.many and flag.kind != "switch":
-            raise UsageError(f"--{flag.name} is given {len(texts)} times: give it once")
-        values = [_read(flag, f"--{flag.name}", text) for text in texts]
-        return tuple(values) if flag.many else values[0]
-    text = environ.get(flag.env, "").strip() if flag.env else ""
-    if not text:
-        return None
-    if flag.kind == "ip" and not _is_ip(text):
-        # shells and containers set HOSTNAME to the machine's name
-        warnings.append(
-            f"HOSTNAME={text} is no IP address: listening on {flag.default} "
-            f"(--{flag.name} sets another)"
-        )
-        return None
-    source = f"environment variable {flag.env}"
-    if flag.many:
-        return tuple(_read(flag, source, part) for part in text.split(",") if part.strip())
-    return _read(flag, source, text)
-
-
-def _read(flag: Flag, source: str, text: str) -> Any:
     try:
-        return flag.parse(text)
-    except ValueError as error:
-        raise UsageError(f"{source}: {error}, got {text!r}") from None
+        value = read_value(refused.kind, source, text)
+    except ValueError:
+        value = None
+    if value is None or value not in refused.same:
+        same = [str(each).lower() for each in refused.same]
+        only = f" (only {' or '.join(same)} is accepted)" if same else ""
+        raise UsageError(f"{source} cannot be used: {refused.why}{only}")
 
 
 def _is_ip(text: str) -> bool:

@@ -7,18 +7,22 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.settings import AsGiven, Settings
+from tgi_trio.settings.records import AsGiven, Settings
 
 SECRET: Final = "(set)"
 _SETTING_OF: Final = {"served_model_name": "served_model_names"}  # option -> setting
 
 
 def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value, origin) of every setting; origin is "asked", "default" or "computed"."""
+    """Yield (name, value, origin) of every setting.
+
+    origin is "asked", "default", "computed", or "the model" where it overrules what was asked.
+    """
     given = {f.name for f in fields(AsGiven)}
     asked = {_SETTING_OF.get(name, name) for name in settings.asked}
     for name, value in as_json(settings).items():
         origin = "asked" if name in asked else "default" if name in given else "computed"
+        origin = "the model" if name in settings.overruled else origin
         text = (
             ", ".join(map(str, value))
             if isinstance(value, list)
@@ -31,8 +35,8 @@ def as_rows(settings: Settings) -> Iterator[tuple[str, str, str]]:
 
 # Where things lie on this machine is the operator's to know, not every client's.
 _PLACES: Final = frozenset(
-    "model_path huggingface_hub_cache tokenizer_config_path chat_template bind ssl_certfile "
-    "ssl_keyfile api_key_file otlp_endpoint".split()
+    "model_path tokenizer_path huggingface_hub_cache tokenizer_config_path chat_template bind "
+    "ssl_certfile ssl_keyfile api_key_file otlp_endpoint".split()
 )
 
 
@@ -46,7 +50,7 @@ def as_json(settings: Settings) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name in (f.name for f in fields(Settings)):
         value = getattr(settings, name)
-        if name == "asked":
+        if name in ("asked", "overruled"):
             continue
         if name == "api_key" and value:
             value = SECRET

@@ -1,0 +1,87 @@
+"""The files that flags name: keys, and another tokenizer_config.json."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tgi_trio.cli.files import check_tokenizer_config, with_key_file
+from tgi_trio.cli.parser import UsageError, parse
+from tgi_trio.errors import ConfigurationError
+
+
+def test_keys_come_from_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n\n  two, three \n")
+    flags = ["--api-key", "a", "--api-key", "b,c", "--api-key-file", str(file)]
+    assert with_key_file(parse(flags, {}).options).api_key == ("a", "b,c", "one", "two, three")
+    environ = {"API_KEY": "a", "API_KEY_FILE": str(file)}
+    assert with_key_file(parse([], environ).options).api_key == ("a", "one", "two, three")
+    assert with_key_file(parse([], {}).options).api_key == ()
+
+
+@pytest.mark.parametrize("key", ["long,secret", "a, b", " a", ",", "a b", "ä;ö"])
+def test_one_variable_is_one_key(key: str) -> None:
+    assert parse([], {"API_KEY": key}).options.api_key == (key,)
+    assert parse(["--api-key", key], {}).options.api_key == (key,)
+    assert parse(["chat"], {"API_KEY": key}).options.api_key == key
+
+
+@pytest.mark.parametrize("key", ["hush\n", "hush ", "hu\nsh", " ", "hu\x00sh"])
+def test_a_key_that_no_header_carries_is_refused_and_not_shown(key: str) -> None:
+    for words, environ in ([], {"API_KEY": key}), ([f"--api-key={key}"], {}):
+        with pytest.raises(UsageError, match="expected a key that a header can carry") as caught:
+            parse(words, environ)
+        assert "hu" not in str(caught.value)
+
+
+def test_an_empty_key_counts_as_not_set_and_is_warned_about() -> None:
+    invocation = parse([], {"API_KEY": ""})
+    assert invocation.options.api_key == ()
+    assert "API_KEY is empty, which counts as not set" in invocation.warnings[0]
+    assert parse(["--api-key", "a"], {"API_KEY": ""}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"hush\xff\xfe", "cannot be read"),
+        (b" \n\n", "holds no key"),
+        (b"hu\x07sh\n", "expected a key that a header can carry"),
+    ],
+)
+def test_a_file_without_keys_is_an_error(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"--api-key-file .*{message}") as caught:
+        with_key_file(parse(["--api-key-file", str(file)], {}).options)
+    assert "hu" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True)])
+def test_a_file_that_everybody_may_read_is_warned_about(
+    tmp_path: Path, mode: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("hush\n")
+    file.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        with_key_file(parse(["--api-key-file", str(file)], {}).options)
+    assert ("can be read by every user" in caplog.text) is warned
+    assert "hush" not in caplog.text
+
+
+def test_a_tokenizer_config_must_be_there(tmp_path: Path) -> None:
+    check_tokenizer_config(None)
+    with pytest.raises(ConfigurationError, match=r"--tokenizer-config-path .* No such file"):
+        check_tokenizer_config(tmp_path / "nowhere.json")
+    with pytest.raises(ConfigurationError, match=r"--tokenizer-config-path .* directory"):
+        check_tokenizer_config(tmp_path)
+    (tmp_path / "here.json").write_text("{}")
+    check_tokenizer_config(tmp_path / "here.json")

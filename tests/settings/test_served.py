@@ -1,0 +1,45 @@
+"""Settings that the loaded model does not allow are taken back, with a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tgi_trio.model_facts import ModelFacts
+from tgi_trio.settings.records import Options, Settings
+from tgi_trio.settings.resolve import resolve
+from tgi_trio.settings.served import with_model
+from tgi_trio.settings.shown import as_json, as_rows, public_json
+
+
+def resolved(**options: object) -> Settings:
+    facts = ModelFacts(path=Path("/m"), model_type="llama", max_positions=2048)
+    return resolve(Options(**options), facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reuses", [False, True])
+@pytest.mark.parametrize("speculates", [False, True])
+@pytest.mark.parametrize("guesses", [0, 4])
+@pytest.mark.parametrize("caching", [False, True])
+def test_what_cannot_act_is_off_and_said(
+    caching: bool, guesses: int, speculates: bool, reuses: bool
+) -> None:
+    asked = resolved(speculate=guesses, prefix_caching=caching)
+    settings, said = with_model(
+        asked, backend="transformers, cached", prefix_reuse=reuses, speculates=speculates
+    )
+    assert settings.speculate == (guesses if speculates else 0)
+    assert settings.prefix_caching == (caching and reuses)
+    lost = {"speculate"} if guesses and not speculates else set()
+    lost |= {"prefix_caching"} if caching and not reuses else set()
+    assert settings.overruled == lost
+    assert len(said) == len(lost)
+    assert all("has no effect" in text and "transformers, cached" in text for text in said)
+    origins = {name: origin for name, _, origin in as_rows(settings)}
+    assert {name for name, origin in origins.items() if origin == "the model"} == lost
+    shown = public_json(settings)
+    assert (shown["speculate"], shown["prefix_caching"]) == (
+        settings.speculate, settings.prefix_caching,
+    )  # fmt: skip
+    assert "overruled" not in as_json(settings)

@@ -1,0 +1,83 @@
+"""How many devices the shards may use, told without torch: by /dev and by the usual variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.settings.records import Options
+
+# The first that is set counts, TGI's before AMD's; each lists indices or names between commas.
+VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
+_NO_LIST: Final = frozenset(("all", "void", ""))  # what NVIDIA's container runtime is told besides
+
+
+def present_devices(dev: Path = Path("/dev")) -> int:
+    """Return how many devices this machine, or container, has that torch could use."""
+    nvidia = [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    if nvidia or not (dev / "kfd").exists():
+        return len(nvidia)
+    return len(list(dev.glob("dri/renderD*")))
+
+
+def visible_devices(environ: Mapping[str, str], present: int) -> tuple[int, str]:
+    """Return how many of the devices that are present may be used, and what says so."""
+    for name in VARIABLES:
+        text = environ.get(name)
+        if text is None or (name == "NVIDIA_VISIBLE_DEVICES" and text.strip() in _NO_LIST):
+            continue
+        listed = 0
+        for entry in map(str.strip, text.split(",")):
+            if entry in ("", "none", "NoDevFiles") or entry.startswith("-"):
+                break  # as the drivers read them: what follows a name of nothing is hidden
+            listed += 1
+        return (listed if "MIG-" in text else min(listed, present)), f"{name}={text}"
+    return present, "/dev"
+
+
+def with_shards(
+    options: Options, environ: Mapping[str, str], present: int | None = None
+) -> Options:
+    """Return the options with `num_shard` by the number of devices, where `sharded` asks for it.
+
+    Raises ConfigurationError for more ranks than devices. Without a device, or with a torch that
+    is made for CPUs, nothing changes: ranks share the processor then.
+    """
+    if not options.sharded and (options.num_shard or 1) == 1:
+        return options
+    present = present_devices() if present is None else present
+    if not present or _torch_is_for_cpus():
+        return options
+    count, source = visible_devices(environ, present)
+    if options.num_shard is None:
+        if count <= 1:
+            raise ConfigurationError(
+                f"not enough cuda devices: `sharded` is true but only found {count} CUDA devices "
+                f"({source})"
+            )
+        return replace(options, num_shard=count)
+    if 0 < count < options.num_shard:
+        raise ConfigurationError(
+            f"not enough cuda devices: `num_shard` is {options.num_shard} but only found {count} "
+            f"CUDA devices ({source}), and each rank has one of its own"
+        )
+    return options
+
+
+def _torch_is_for_cpus() -> bool:
+    from importlib.metadata import PackageNotFoundError, version  # slow, and rarely needed
+
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return True

@@ -1,0 +1,83 @@
+"""The environment as `serve` reads it: its own variables, SageMaker's, and those of no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tgi_trio.cli.foreign import IDLE
+from tgi_trio.cli.values import read_value
+
+# What SageMaker's containers are told by -> our variable. They act together, as they do in TGI's
+# entry point for SageMaker: a revision belongs to the model beside it.
+SAGEMAKER: Final[Mapping[str, str]] = {
+    "HF_MODEL_ID": "MODEL_ID",
+    "HF_MODEL_REVISION": "REVISION",
+    "HF_MODEL_QUANTIZE": "QUANTIZE",
+    "HF_MODEL_TRUST_REMOTE_CODE": "TRUST_REMOTE_CODE",
+    "SM_NUM_GPUS": "NUM_SHARD",
+    "SAGEMAKER_BIND_TO_PORT": "PORT",
+}
+SAGEMAKER_PORT: Final = "8080"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Variables by the names that flags have, and where each value really comes from."""
+
+    values: Mapping[str, str]
+    origins: Mapping[str, str] = field(default_factory=dict)  # our variable -> the one that is set
+    notes: tuple[str, ...] = ()  # for the log
+
+    def get(self, name: str) -> str:
+        """Return a variable's text as it is, "" where it is not set."""
+        return self.values.get(name, "") if name else ""
+
+    def source(self, name: str) -> str:
+        """Return what an error calls a variable."""
+        return f"environment variable {self.origins.get(name, name)}"
+
+
+def read_environment(environ: Mapping[str, str], model_is_given: bool) -> Environment:
+    """Return the environment of `serve`, with SageMaker's variables in the place of ours.
+
+    They act only where HF_MODEL_ID names the model: no flag does (`model_is_given`), nor MODEL_ID.
+    Variables of ours that are set win.
+    """
+    if not environ.get("HF_MODEL_ID", "").strip():
+        return Environment(environ)
+    if model_is_given or environ.get("MODEL_ID", "").strip():
+        note = "HF_MODEL_ID and what belongs to it are not used: the model is given otherwise"
+        return Environment(environ, notes=(note,))
+    values, origins = dict(environ), {}
+    for theirs, ours in SAGEMAKER.items():
+        text = environ.get(theirs, "").strip()
+        if text and not environ.get(ours, "").strip():
+            values[ours], origins[ours] = text, theirs
+    notes = [f"{ours} is taken from {theirs}" for ours, theirs in origins.items()]
+    if not values.get("PORT", "").strip():
+        values["PORT"] = SAGEMAKER_PORT
+        notes.append(f"PORT is {SAGEMAKER_PORT}, where SageMaker looks for a server")
+    return Environment(values, origins, tuple(notes))
+
+
+def idle_notes(given: Mapping[str, list[str]], environ: Environment) -> tuple[str, ...]:
+    """Return what the log says of flags and variables that make no difference here.
+
+    `given` has the texts of each idle flag by field name. Raises ValueError for a value that not
+    even text-generation-inference takes.
+    """
+    notes = []
+    for idle in IDLE:
+        name = idle.name.replace("-", "_")
+        variable = name.upper()
+        texts = given.get(name) or []
+        source = f"--{idle.name}"
+        if not texts and environ.get(variable).strip():
+            texts, source = [environ.get(variable)], variable
+        for text in texts:
+            read_value(idle.kind, source, text)
+        if texts:
+            notes.append(f"{source} makes no difference here: {idle.why}")
+    return tuple(notes)

@@ -1,0 +1,79 @@
+"""Flags and variables of text-generation-inference that do nothing here.
+
+None is ignored in silence: some end the start with the reason, the others are named in the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A flag of another build: using it is an error, unless it asks for what we do anyway."""
+
+    name: str
+    why: str
+    same: tuple[Any, ...] = ()  # values that change nothing here, so they are let through
+    kind: str = "text"  # a key of `KINDS`
+    short: str = ""
+    env: bool = True  # False: the variable belongs to others too, so it is left alone
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What may be asked for and makes no difference: the log says so."""
+
+    name: str  # of the flag, in kebab-case; the variable is the same in UPPER_SNAKE
+    why: str
+    kind: str = "text"  # a key of `KINDS`
+    flag: bool = True  # False: there is a variable alone
+
+
+_OWN_KERNELS: Final = (
+    "kernels are chosen by device, dtype and model: on a CPU --cpu-backend chooses"
+)
+_NO_NGROK: Final = "there is no ngrok tunnel: run ngrok beside the server"
+_ONE_MACHINE: Final = (
+    "shards run on this machine and talk over shared memory: there is nothing to set"
+)
+
+REFUSED: Final[tuple[Refused, ...]] = (
+    Refused("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
+    Refused("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
+    Refused("disable-custom-kernels", _OWN_KERNELS, same=(False,), kind="switch"),
+    Refused("weights-cache-override", "give the folder of the weights to --model-id"),
+    Refused("max-image-fetch-size", "images are not in this build"),
+    Refused("shard-uds-path", _ONE_MACHINE),
+    Refused("master-shard-uds-path", _ONE_MACHINE),
+    Refused("uds-path", _ONE_MACHINE, env=False),
+    Refused("master-addr", _ONE_MACHINE, env=False),
+    Refused("master-port", _ONE_MACHINE, env=False),
+    Refused("ngrok", _NO_NGROK, same=(False,), kind="switch"),
+    Refused("ngrok-authtoken", _NO_NGROK, env=False),
+    Refused("ngrok-edge", _NO_NGROK, env=False),
+)
+
+_OWN_ATTENTION: Final = "attention is chosen by device, dtype and model"
+_PROMPT_LOGPROBS: Final = "any request may ask for them with decoder_input_details"
+
+IDLE: Final[tuple[Idle, ...]] = (
+    Idle("messages-api-enabled", "the messages API is always served", kind="switch"),
+    Idle("enable-prefill-logprobs", _PROMPT_LOGPROBS, kind="switch"),
+    Idle("usage-stats", "nothing is ever sent anywhere", kind="usage-stats"),
+    Idle("request-logprobs", _PROMPT_LOGPROBS, flag=False),
+    Idle("attention", _OWN_ATTENTION, flag=False),
+    Idle("use-flash-attention", _OWN_ATTENTION, flag=False),
+    Idle("prefill-chunking", "prompts always come in chunks: see --step-token-budget", flag=False),
+    Idle(
+        "tgi-wiggle-room",
+        "a warm-up step measures what memory is left: see --cuda-memory-fraction",
+        flag=False,
+    ),
+    Idle("xpu-memory-fraction", "there is no backend for Intel's devices", flag=False),
+    Idle("use-cutlass-w8a8", "there are no fp8 kernels to choose from", flag=False),
+    Idle("hf-kernels-cache", "all kernels are part of the package", flag=False),
+    Idle("log-format", "--json-output gives JSON", flag=False),
+    Idle("log-colorize", "log lines have no colours", flag=False),
+)

@@ -1,0 +1,215 @@
+"""How the text of a flag or variable becomes a value: one reader per kind, for both sources alike.
+
+A reader raises ValueError with what is allowed, as the end of a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.log_levels import parse_log_levels
+from tgi_trio.settings.records import CPU_BACKENDS, DTYPES, QUANTIZATIONS, ROPE_SCALINGS
+
+_TRUE: Final = frozenset(("true", "1", "yes", "y", "on", "t"))
+_FALSE: Final = frozenset(("false", "0", "no", "n", "off", "f"))
+BOOLEANS: Final = _TRUE | _FALSE
+EXTENSIONS: Final = (".safetensors", ".bin", ".pt")  # of weights that `download-weights` fetches
+SHELLS: Final = ("bash", "zsh", "fish")  # that `completion` knows
+
+
+def read_bool(text: str) -> bool:
+    """Return a truth value as people write it, in any case."""
+    word = text.lower()
+    if word not in BOOLEANS:
+        raise ValueError("expected true or false")
+    return word in _TRUE
+
+
+def _int(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise ValueError("expected a whole number")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise ValueError("expected a number")
+    return value
+
+
+def _factor(text: str) -> float:
+    value = _float(text)
+    if value < 1:
+        raise ValueError("expected a number of 1 or more")
+    return value
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("expected a text that is not empty")
+    return text
+
+
+def _model(text: str) -> str:
+    if not text:
+        raise ValueError("expected a hub repository or a local folder")
+    return text
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError("expected a path")
+    return Path(text)
+
+
+def _key(text: str) -> str:
+    """A key is taken as it is, commas and spaces within included."""
+    if not text:
+        raise ValueError("expected a key")
+    if text != text.rstrip() or not text.isprintable():
+        raise ValueError(
+            "expected a key that a header can carry: no control characters, no space at its end"
+        )
+    return text
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    is_port = port.isascii() and port.isdecimal() and int(port) <= 65535
+    if text == "unix:" or not (text.startswith("unix:") or (named and is_port)):
+        raise ValueError("expected host:port, [host]:port or unix:/path")
+    return text
+
+
+def _url(text: str) -> str:
+    from tgi_trio.client.address import parse_address  # brings trio, which --help does not need
+
+    parse_address(text)
+    return text
+
+
+def _route(text: str) -> str:
+    if not re.fullmatch(r"/[!-~]*", text) or re.search("[<>?#]", text):
+        raise ValueError("expected a path such as /predict")
+    return text
+
+
+def _collector(text: str) -> str:
+    if not re.fullmatch(r"https?://[^/\s]+:[0-9]+/?", text):
+        raise ValueError("expected http://host:port, or https:")
+    return text
+
+
+def _extension(text: str) -> str:
+    if text not in EXTENSIONS:
+        raise ValueError(f"expected one of {', '.join(EXTENSIONS)}")
+    return text
+
+
+def _cpu_backend(text: str) -> str:
+    if text not in CPU_BACKENDS:
+        raise ValueError(f"expected one of {', '.join(CPU_BACKENDS)}")
+    return text
+
+
+def _rope(text: str) -> str:
+    if text not in ROPE_SCALINGS:
+        raise ValueError(f"expected one of {', '.join(ROPE_SCALINGS)}")
+    return text
+
+
+def _quantization(text: str) -> str:
+    if text not in QUANTIZATIONS:
+        raise ValueError(
+            f"expected {', '.join(QUANTIZATIONS)}, which makes 8-bit weights of an ordinary "
+            "checkpoint on a CPU; no other quantised weights are served"
+        )
+    return text
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    """As TGI reads them: sizes of zero and less are dropped, so that 0 alone means none."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.removeprefix("-").isdecimal() for part in parts):
+        raise ValueError("expected sizes such as 1,2,4,8, or 0 for none")
+    return tuple(size for part in parts if (size := int(part)) > 0)
+
+
+def _dtype(text: str) -> str:
+    if text not in DTYPES:
+        raise ValueError(f"expected one of {', '.join(DTYPES)}")
+    return text
+
+
+def _levels(text: str) -> str:
+    parse_log_levels(text)
+    return text
+
+
+def _shell(text: str) -> str:
+    if text not in SHELLS:
+        raise ValueError(f"expected one of {', '.join(SHELLS)}")
+    return text
+
+
+def _usage_stats(text: str) -> str:
+    word = text.lower()
+    if word not in ("on", "off", "no-stack"):
+        raise ValueError("expected on, off or no-stack")
+    return word
+
+
+# kind -> (placeholder in --help, reader)
+KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "switch": ("", read_bool),  # given or not; a value may follow
+    "toggle": ("", read_bool),  # the same, with a --no- form for a default that is true
+    "bool": ("BOOL", read_bool),
+    "int": ("N", _int),
+    "tokens": ("TOKENS", _int),
+    "bytes": ("BYTES", _int),
+    "us": ("US", _int),
+    "seconds": ("SECONDS", _float),
+    "ratio": ("RATIO", _float),
+    "factor": ("FACTOR", _factor),
+    "text": ("TEXT", _text),
+    "model": ("MODEL", _model),
+    "path": ("PATH", _path),
+    "dtype": ("DTYPE", _dtype),
+    "quantization": ("FORMAT", _quantization),
+    "rope": ("KIND", _rope),
+    "backend": ("BACKEND", _cpu_backend),
+    "sizes": ("SIZES", _sizes),
+    "ip": ("IP", _text),
+    "key": ("KEY", _key),
+    "url": ("URL", _url),
+    "address": ("ADDRESS", _address),
+    "route": ("PATH", _route),
+    "collector": ("URL", _collector),
+    "levels": ("LEVEL", _levels),
+    "shell": ("SHELL", _shell),
+    "extension": ("EXT", _extension),
+    "usage-stats": ("WHEN", _usage_stats),
+}
+SECRET: Final = frozenset(("key",))  # never stripped, split or shown
+
+
+def read_value(kind: str, source: str, text: str) -> Any:
+    """Return the value of `text`, which `source` (a flag or a variable) gives.
+
+    Raises ValueError with a whole sentence; secrets are not repeated in it.
+    """
+    secret = kind in SECRET
+    try:
+        return KINDS[kind][1](text if secret else text.strip())
+    except ValueError as error:
+        if secret:
+            raise ValueError(f"{source}: {error}") from None
+        raise ValueError(f"{source}: {error}, got {text!r}") from None

@@ -1,0 +1,1 @@
+"""What the server can be told: options, checks, what they resolve to, and how they are shown."""

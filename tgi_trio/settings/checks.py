@@ -1,0 +1,137 @@
+"""What cannot be asked for, whatever the model is; the texts are TGI's wherever TGI has them."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.settings.records import CPU_BACKENDS, DTYPES, QUANTIZATIONS, ROPE_SCALINGS, Options
+
+_AT_LEAST_ONE: Final = (
+    "validation_workers",
+    "max_concurrent_requests",
+    "max_best_of",
+    "max_client_batch_size",
+    "payload_limit",
+    "max_grammar_bytes",
+    "max_grammar_seconds",
+    "max_input_tokens",
+    "max_input_length",
+    "max_total_tokens",
+    "max_batch_prefill_tokens",
+    "max_batch_total_tokens",
+    "max_batch_size",
+    "step_token_budget",
+    "max_queued_tokens",
+    "stall_timeout",
+    "target_ttft",
+)
+_AT_LEAST_ZERO: Final = (
+    "max_stop_sequences",
+    "max_top_n_tokens",
+    "waiting_served_ratio",
+    "max_waiting_tokens",
+    "target_itl",
+    "port",
+    "aip_http_port",
+    "prometheus_port",
+    "graceful_termination_timeout",
+    "shard_restart_limit",
+    "spin_us",
+    "speculate",
+    "cpu_threads",
+)
+
+LARGEST_DELTA: Final = 1e6  # a thousandth of it forbids all other tokens; float32 holds the sums
+
+
+def check(options: Options) -> None:
+    """Raise ConfigurationError for what is wrong whatever the model is."""
+    number_of_shards(options)
+    for name in _AT_LEAST_ONE:
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise ConfigurationError(f"`{name}` must be > 0. Given: {value}")
+    for name in _AT_LEAST_ZERO:
+        value = getattr(options, name)
+        if value is not None and value < 0:
+            raise ConfigurationError(f"`{name}` must be >= 0. Given: {value}")
+    for name in ("port", "aip_http_port", "prometheus_port"):
+        port = getattr(options, name)
+        if port is not None and port > 65535:
+            raise ConfigurationError(f"`{name}` must be <= 65535. Given: {port}")
+    if not 0 < options.cuda_memory_fraction <= 1:
+        raise ConfigurationError(
+            f"`cuda_memory_fraction` must be > 0 and <= 1. Given: {options.cuda_memory_fraction}"
+        )
+    _check_watermark(options)
+    try:
+        ipaddress.ip_address(options.hostname)
+    except ValueError:
+        raise ConfigurationError(
+            f"`hostname` must be an IP address such as 127.0.0.1. Given: {options.hostname}"
+        ) from None
+    if options.cpu_backend not in CPU_BACKENDS:
+        raise ConfigurationError(
+            f"`cpu_backend` must be one of {', '.join(CPU_BACKENDS)}. Given: {options.cpu_backend}"
+        )
+    if options.dtype is not None and options.dtype not in DTYPES:
+        raise ConfigurationError(
+            f"`dtype` must be one of {', '.join(DTYPES)}. Given: {options.dtype}"
+        )
+    _check_rope(options)
+    if options.cpu_backend == "numba" and number_of_shards(options) > 1:
+        raise ConfigurationError(
+            "`cpu_backend` numba computes a model on one rank: leave it out, or leave out "
+            "`num_shard`"
+        )
+    _check_quantize(options)
+
+
+def _check_watermark(options: Options) -> None:
+    if not 0 < options.watermark_gamma < 1:
+        raise ConfigurationError(
+            f"`watermark_gamma` must be > 0 and < 1. Given: {options.watermark_gamma}"
+        )
+    if not abs(options.watermark_delta) <= LARGEST_DELTA:
+        raise ConfigurationError(
+            f"`watermark_delta` must be >= -{LARGEST_DELTA:g} and <= {LARGEST_DELTA:g}. "
+            f"Given: {options.watermark_delta}"
+        )
+
+
+def _check_rope(options: Options) -> None:
+    if options.rope_scaling is not None and options.rope_scaling not in ROPE_SCALINGS:
+        raise ConfigurationError(
+            f"`rope_scaling` must be one of {', '.join(ROPE_SCALINGS)}. "
+            f"Given: {options.rope_scaling}"
+        )
+    if options.rope_factor is not None and options.rope_factor < 1:
+        raise ConfigurationError(f"`rope_factor` must be >= 1. Given: {options.rope_factor}")
+
+
+def _check_quantize(options: Options) -> None:
+    if options.quantize is None:
+        return
+    if options.quantize not in QUANTIZATIONS:
+        raise ConfigurationError(
+            f"`quantize` must be {', '.join(QUANTIZATIONS)}. Given: {options.quantize}"
+        )
+    if options.cpu_backend == "torch" or number_of_shards(options) > 1:
+        raise ConfigurationError(
+            "`quantize` is done by the CPU kernels, on one rank: leave it out, or leave out "
+            "`cpu_backend` torch and `num_shard`"
+        )
+
+
+def number_of_shards(options: Options) -> int:
+    """Return the number of ranks, by TGI's rules for `sharded` and `num_shard`."""
+    count = options.num_shard
+    if options.sharded and count is not None and count <= 1:
+        raise ConfigurationError("`sharded` is true but `num_shard` <= 1")
+    if count is not None and count < 1:
+        raise ConfigurationError("`num_shard` cannot be < 1")
+    if options.sharded and count is None:
+        raise ConfigurationError("`sharded` is true: say over how many ranks with `num_shard`")
+    return count or 1

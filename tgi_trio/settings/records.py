@@ -1,0 +1,146 @@
+"""What the server can be told, and what it runs with: every setting with its type and default.
+
+`Options` is what came from flags and environment, `Settings` what the server runs with.
+`settings_checks` says what cannot be asked for, `settings_resolve` makes the one into the other.
+Names and defaults are TGI's wherever TGI has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tgi_trio.model.config import RopeScaling
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+QUANTIZATIONS: Final = ("eetq",)  # TGI's name for 8-bit weights that are made at load
+ROPE_SCALINGS: Final = ("linear", "dynamic")
+CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsGiven:
+    """What needs no decision: the same in `Options` and in `Settings`."""
+
+    revision: str | None = None
+    huggingface_hub_cache: Path | None = None
+    trust_remote_code: bool = False
+    tokenizer_name: str | None = None  # folder or repository; None: the model's
+    tokenizer_config_path: Path | None = None
+    chat_template: str | None = None  # a path or the template itself; overrides the model's
+    validation_workers: int = 2
+    max_concurrent_requests: int = 128
+    max_best_of: int = 2
+    max_stop_sequences: int = 4
+    max_top_n_tokens: int = 5
+    max_client_batch_size: int = 4
+    disable_grammar_support: bool = False
+    max_grammar_bytes: int = 2**16  # of a grammar as llguidance reads it
+    max_grammar_seconds: float = 0.5  # of CPU time to compile one
+    payload_limit: int = 2_000_000  # bytes
+    waiting_served_ratio: float = 0.3
+    max_waiting_tokens: int = 20
+    target_itl: float = 0.05  # seconds between tokens that are fine while requests wait
+    target_ttft: float | None = None  # seconds to a first token; None: from what prompts take here
+    prefix_caching: bool = True  # only where the model allows it
+    speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    watermark_gamma: float = 0.5  # share of the vocabulary that a watermark prefers
+    watermark_delta: float = 2.0  # what it adds to their logits
+    quantize: str | None = None  # of QUANTIZATIONS
+    rope_scaling: str | None = None  # of ROPE_SCALINGS
+    rope_factor: float | None = None  # how many times as long sequences may become
+    cpu_backend: str = "auto"  # of CPU_BACKENDS
+    cpu_threads: int = 0  # 0: as many as the model's size is worth
+    cuda_graphs: tuple[int, ...] | None = None  # batch sizes; (): none; None: TGI's, on CUDA
+    cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
+    hostname: str = "0.0.0.0"
+    port: int = 3000  # 0: any free one
+    cors_allow_origin: tuple[str, ...] = ()
+    bind: tuple[str, ...] = ()  # host:port or unix:path; empty: hostname and port
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    api_key: tuple[str, ...] = field(default=(), repr=False)  # any of them opens
+    api_key_file: Path | None = None  # more of them, one per line
+    aip_http_port: int | None = None  # Vertex AI sets it; wins over `port`
+    aip_predict_route: str | None = None  # another path of /vertex
+    aip_health_route: str | None = None  # another path of /health
+    json_output: bool = False
+    logger_level: str = "info"  # or a filter by module, see log_levels
+    prometheus_port: int | None = None  # where the metrics are served as well
+    otlp_endpoint: str | None = None  # http(s)://host:port of an OpenTelemetry collector
+    otlp_service_name: str = "text-generation-inference.router"  # TGI's
+    env: bool = False  # say what the machine has before anything is loaded
+    graceful_termination_timeout: float = 90.0  # seconds
+    stall_timeout: float = 60.0  # seconds without a step while there is work
+    shard_restart_limit: int = 5  # starts that may fail in a row
+    record_schedule: Path | None = None  # a trace of every scheduling decision goes there
+    spin_us: int = 0  # microseconds a reader of a ring spins before it sleeps
+
+    @property
+    def rope(self) -> RopeScaling | None:
+        """Return the rotary scaling that was asked for; a factor alone is linear, as TGI has it."""
+        if self.rope_scaling is None and self.rope_factor is None:
+            return None
+        factor = 1.0 if self.rope_factor is None else self.rope_factor
+        return RopeScaling(self.rope_scaling or "linear", factor)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return what to listen on, each as host:port, [host]:port or unix:path."""
+        port = self.port if self.aip_http_port is None else self.aip_http_port
+        return self.bind or (self._at(port),)
+
+    @property
+    def metrics_addresses(self) -> tuple[str, ...]:
+        """Return where the metrics have a port of their own, if anywhere."""
+        return () if self.prometheus_port is None else (self._at(self.prometheus_port),)
+
+    def _at(self, port: int) -> str:
+        host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
+        return f"{host}:{port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(AsGiven):
+    """What the person asked for; None leaves the decision to `resolve`."""
+
+    model_id: str | None = None  # None: the embedded model
+    served_model_name: tuple[str, ...] = ()
+    dtype: str | None = None
+    sharded: bool | None = None
+    num_shard: int | None = None
+    max_input_tokens: int | None = None
+    max_input_length: int | None = None  # TGI's older name of the same
+    max_total_tokens: int | None = None
+    max_batch_prefill_tokens: int | None = None
+    max_batch_total_tokens: int | None = None
+    max_batch_size: int | None = None
+    step_token_budget: int | None = None
+    max_queued_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(AsGiven):
+    """Every number the server runs with. Made by `resolve`, finished by `with_kv`."""
+
+    model_id: str
+    model_sha: str | None
+    model_path: Path
+    tokenizer_path: Path  # the folder that tokenizer and chat template come from
+    model_type: str
+    served_model_names: tuple[str, ...]  # never empty
+    dtype: str
+    num_shard: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_prefill_tokens: int
+    max_batch_total_tokens: int  # 0 until `with_kv`, unless it was asked for
+    max_batch_size: int  # sequences that run at once; at most `step_token_budget`
+    step_token_budget: int  # tokens a step may compute; at most `max_batch_prefill_tokens`
+    max_queued_tokens: int  # prompt tokens of all requests in the queue
+    model_pipeline_tag: str | None = None  # of the hub; set by the launcher once it has answered
+    kv_blocks: int = 0  # that can be handed out; set by `with_kv`
+    kv_block_size: int = 0  # tokens; set by `with_kv`
+    asked: frozenset[str] = frozenset()  # names whose value came from a flag or the environment
+    overruled: frozenset[str] = frozenset()  # names whose value the loaded model does not allow

@@ -1,0 +1,197 @@
+"""From what was asked for and what the model is to every final number of `Settings`.
+
+`resolve` decides before anything starts; `with_kv` finishes it once the warm-up has found how many
+KV blocks fit. Both are pure. The texts of the errors are TGI's wherever TGI has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Final
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.model_facts import ModelFacts
+from tgi_trio.settings.checks import check, number_of_shards
+from tgi_trio.settings.records import AsGiven, Options, Settings
+
+DEFAULT_POSITIONS: Final = 4096  # for a model that states no longest sequence
+DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, where no accelerator suggests another
+DEFAULT_STEP_TOKENS: Final = 512  # a prefill chunk that a running stream can wait for
+
+
+def resolve(options: Options, facts: ModelFacts) -> Settings:
+    """Decide everything that can be decided before the model is loaded.
+
+    Raises ConfigurationError, naming the setting, when the options cannot work together.
+    """
+    check(options)
+    _check_watermark(options, facts)
+    max_input, max_total = _lengths(options, facts)
+    max_prefill, budget, batch_size = _step_limits(options, facts)
+    name = options.model_id or "tgi-trio/demo"
+    return Settings(
+        **{f.name: getattr(options, f.name) for f in fields(AsGiven)},
+        model_id=name,
+        model_sha=facts.revision_sha,
+        model_path=facts.path,
+        tokenizer_path=facts.tokenizer_path or facts.path,
+        model_type=facts.model_type,
+        served_model_names=options.served_model_name or (name,),
+        dtype=_dtype(options, facts),
+        num_shard=number_of_shards(options),
+        max_input_tokens=max_input,
+        max_total_tokens=max_total,
+        max_batch_prefill_tokens=max_prefill,
+        max_batch_total_tokens=options.max_batch_total_tokens or 0,
+        max_batch_size=batch_size,
+        step_token_budget=budget,
+        max_queued_tokens=options.max_queued_tokens or options.max_concurrent_requests * max_total,
+        asked=_asked(options),
+    )
+
+
+def with_kv(settings: Settings, blocks: int, block_size: int) -> Settings:
+    """Finish settings with what the warm-up found.
+
+    `blocks` are those that can be handed out, so without block 0; `block_size` is in tokens.
+    Limits that nobody asked for shrink to what fits. Raises ConfigurationError when one that was
+    asked for does not fit.
+    """
+    supported = blocks * block_size
+    if settings.max_batch_total_tokens:
+        supported = min(supported, settings.max_batch_total_tokens)
+    max_total = settings.max_total_tokens
+    if "max_total_tokens" not in settings.asked:
+        max_total = min(max_total, supported)
+    if max_total > supported or supported < 2:
+        raise ConfigurationError(
+            f"Not enough memory to handle `max_total_tokens={max_total}`: the KV cache holds "
+            f"{supported} tokens. Lower --max-total-tokens, raise --max-batch-total-tokens if it "
+            f"is set, or use a smaller model or --dtype bfloat16"
+        )
+    max_input = settings.max_input_tokens
+    if "max_input_tokens" not in settings.asked:
+        max_input = min(max_input, max_total - 1)
+    elif max_input >= max_total:
+        raise ConfigurationError(
+            "`max_input_tokens` must be < `max_total_tokens`. Given: "
+            f"{max_input} and {max_total} (what the KV cache holds)"
+        )
+    queued = settings.max_queued_tokens
+    if "max_queued_tokens" not in settings.asked:
+        queued = settings.max_concurrent_requests * max_total
+    prefill = settings.max_batch_prefill_tokens
+    if prefill > supported and "max_batch_prefill_tokens" in settings.asked:
+        raise ConfigurationError(
+            "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. "
+            f"Given: {prefill} and {supported}"
+        )
+    prefill = min(prefill, supported)
+    budget = min(settings.step_token_budget, prefill)
+    return replace(
+        settings,
+        max_input_tokens=max_input,
+        max_total_tokens=max_total,
+        max_batch_prefill_tokens=prefill,
+        max_batch_total_tokens=supported,
+        max_batch_size=min(settings.max_batch_size, budget),
+        step_token_budget=budget,
+        max_queued_tokens=queued,
+        kv_blocks=blocks,
+        kv_block_size=block_size,
+    )
+
+
+def _check_watermark(options: Options, facts: ModelFacts) -> None:
+    size = facts.vocab_size
+    if size is not None and int(options.watermark_gamma * size) < 1:
+        raise ConfigurationError(
+            f"`watermark_gamma` {options.watermark_gamma} of {size} tokens is not one "
+            "token: raise it"
+        )
+
+
+def _lengths(options: Options, facts: ModelFacts) -> tuple[int, int]:
+    """Return (max_input_tokens, max_total_tokens)."""
+    max_input = options.max_input_tokens
+    if options.max_input_length is not None:
+        if max_input is not None:
+            raise ConfigurationError(
+                f"`max_input_tokens` ({max_input}) and `max_input_length` "
+                f"({options.max_input_length}) are both set: define only `max_input_tokens`"
+            )
+        max_input = options.max_input_length
+    longest = facts.max_positions
+    max_total = options.max_total_tokens
+    if max_total is None:
+        known = [n for n in (longest, facts.tokenizer_max_length) if n is not None]
+        max_total = min(known, default=DEFAULT_POSITIONS)
+        max_total = min(max_total, options.max_batch_total_tokens or max_total)
+    elif longest is not None and max_total > longest:
+        raise ConfigurationError(
+            f"`max_total_tokens` must be <= {longest}, the longest sequence this model can "
+            f"handle. Given: {max_total}"
+        )
+    if max_input is None:
+        max_input = max_total - 1
+    if not 0 < max_input < max_total:
+        raise ConfigurationError(
+            f"`max_input_tokens`({max_input}) must be < `max_total_tokens`({max_total})"
+        )
+    whole = options.max_batch_total_tokens
+    if whole is not None and max_total > whole:
+        raise ConfigurationError(
+            "`max_total_tokens` must be <= `max_batch_total_tokens`. "
+            f"Given: {max_total} and {whole}"
+        )
+    return max_input, max_total
+
+
+def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
+    """Return (max_batch_prefill_tokens, step_token_budget, max_batch_size).
+
+    They hold batch size <= budget <= prefill tokens: a step has room for one token of every
+    running sequence, and no step is larger than the one the warm-up measured.
+    """
+    prefill = options.max_batch_prefill_tokens
+    budget = options.step_token_budget
+    batch = options.max_batch_size
+    if prefill is None:
+        prefill = min(DEFAULT_PREFILL_TOKENS, facts.max_positions or DEFAULT_PREFILL_TOKENS)
+        prefill = max(prefill, budget or 0, batch or 0)
+    if (whole := options.max_batch_total_tokens) is not None and prefill > whole:
+        if options.max_batch_prefill_tokens is not None:
+            raise ConfigurationError(
+                "`max_batch_prefill_tokens` must be <= `max_batch_total_tokens`. "
+                f"Given: {prefill} and {whole}"
+            )
+        prefill = whole
+    if budget is None:
+        budget = min(prefill, max(DEFAULT_STEP_TOKENS, batch or 0))
+    elif budget > prefill:
+        raise ConfigurationError(
+            "`step_token_budget` must be <= `max_batch_prefill_tokens`. "
+            f"Given: {budget} and {prefill}"
+        )
+    if batch is None:
+        batch = min(options.max_concurrent_requests, budget)
+    elif batch > budget:
+        raise ConfigurationError(
+            f"`max_batch_size` must be <= `step_token_budget`. Given: {batch} and {budget}"
+        )
+    return prefill, budget, batch
+
+
+def _dtype(options: Options, facts: ModelFacts) -> str:
+    """Without a wish, the checkpoint's own; float16 is widened, a CPU is slow at it."""
+    if options.dtype is not None:
+        return options.dtype
+    return facts.dtype if facts.dtype in ("float32", "bfloat16") else "float32"
+
+
+def _asked(options: Options) -> frozenset[str]:
+    """Return the names that differ from their default, the older name under its new one."""
+    names = {f.name for f in fields(Options) if getattr(options, f.name) != f.default}
+    if "max_input_length" in names:
+        names = (names - {"max_input_length"}) | {"max_input_tokens"}
+    return frozenset(names)
