@@ -5,24 +5,23 @@ huggingface_hub reads its environment on import, so each hub case runs in a fres
 
 from __future__ import annotations
 
-import hashlib
-import http.server
+import io
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from tests.fake_hub import SHA, FakeHub, running_hub
 from tgi_trio import demo
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.hub import check_folder, conversion_command, resolve_model
+from tgi_trio.hub import check_folder, resolve_model, resolve_tokenizer
 
-SHA = "0123456789abcdef0123456789abcdef01234567"
 TINY = {
     "config.json": b'{"model_type": "llama"}',
     "tokenizer.json": b"{}",
@@ -35,94 +34,38 @@ TINY = {
 }
 
 
-class FakeHub(http.server.ThreadingHTTPServer):
-    """Serves made-up repositories by the hub's rules; `requests` keeps (path, token)."""
-
-    daemon_threads = True
-
-    def __init__(self, repositories: Mapping[str, Mapping[str, bytes]]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.repositories = repositories
-        self.requests: list[tuple[str, str | None]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+# what lies beside pickles and is not fetched with them
+PICKLED = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "training_args.bin": b"a trainer's",
+    "optimizer.bin": b"a trainer's",
+    "onnx/decoder.bin": b"another format",
+    "model.pt": b"the same once more",
+}
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: FakeHub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        token = self.headers.get("Authorization")
-        path = self.path.split("?")[0].removeprefix("/api/models").removeprefix("/")
-        self.server.requests.append((path, token))
-        owner, name, *rest = path.split("/")
-        repository = f"{owner}/{name}"
-        files = self.server.repositories.get(repository)
-        if owner == "broken":
-            self._error(500, "ServerError")
-        elif files is None:
-            self._error(401, "RepoNotFound")
-        elif owner == "gated" and token != "Bearer secret":
-            self._error(403, "GatedRepo")
-        elif len(rest) > 1 and rest[0] == "revision" and rest[1] not in ("main", SHA):
-            self._error(404, "RevisionNotFound")
-        elif rest[:1] == ["resolve"]:
-            self._file(files.get("/".join(rest[2:])))
-        elif rest[:1] == ["tree"]:
-            self._json([
-                {"type": "file", "path": path, "size": len(data), "oid": _etag(data)}
-                for path, data in files.items()
-            ])  # fmt: skip
-        else:
-            siblings = [{"rfilename": path} for path in files]
-            self._json({"id": repository, "sha": SHA, "siblings": siblings})
-
-    def _file(self, data: bytes | None) -> None:
-        if data is None:
-            self._error(404, "EntryNotFound")
-        else:
-            self._answer(200, data, {"ETag": f'"{_etag(data)}"', "X-Repo-Commit": SHA})
-
-    def _json(self, content: object) -> None:
-        self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
-
-    def _error(self, status: int, code: str) -> None:
-        self._answer(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
-
-    def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-
-def _etag(data: bytes) -> str:
-    return hashlib.sha1(data).hexdigest()
+def pickled() -> bytes:
+    stream = io.BytesIO()
+    torch.save({"a": torch.ones(2)}, stream)
+    return stream.getvalue()
 
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    pickled = {"config.json": b"{}", "pytorch_model.bin": b"x"}
-    repositories = {"some/tiny": TINY, "gated/tiny": TINY, "some/pickled": pickled}
-    with FakeHub(repositories) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    hostile = {"config.json": b"{}", "pytorch_model.bin": b"cos\nsystem\n."}
+    older = {"config.json": b"{}", "model.pt": pickled()}
+    repositories = {
+        "some/tiny": TINY,
+        "gated/tiny": TINY,
+        "slow/tiny": TINY,
+        "some/pickled": PICKLED | {"pytorch_model.bin": pickled()},
+        "some/hostile": hostile,
+        "some/older": older,
+        "some/nothing": {"config.json": b"{}"},
+    }
+    with running_hub(repositories) as server:
+        yield server
 
 
 CHILD = """
@@ -161,6 +104,46 @@ def fetch(
     )
 
 
+ASK = """
+import json, sys
+from tgi_trio.hub import read_pipeline_tag
+print(read_pipeline_tag(sys.argv[1], None, timeout=float(sys.argv[2])))
+"""
+
+
+def ask(endpoint: str, model: str, timeout: float = 60, **environ: str) -> tuple[str, str]:
+    """Return what the hub says of a model, and what is logged."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, model, str(timeout)],
+        env={**clean, "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_what_a_model_is_for_is_asked_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
+    assert ask(hub.url, "some/tiny", HF_API_TOKEN="secret")[0] == "text2text-generation"
+    assert hub.requests == [("some/tiny", "Bearer secret")]
+    assert ask(hub.url, "gated/tiny", HF_TOKEN="secret") == ("None", "")
+    for model in ("some/missing", "broken/tiny"):
+        found, logged = ask(hub.url, model)
+        assert found == "None" and f"the hub does not say what {model} is for" in logged
+    assert "the hub does not say" in ask(NOBODY, "some/tiny")[1]
+    asked = len(hub.requests)
+    assert ask(hub.url, "some/tiny", HF_HUB_OFFLINE="1") == ("None", "")
+    assert ask(hub.url, str(tmp_path)) == ask(hub.url, demo.MODEL_ID) == ("None", "")
+    assert len(hub.requests) == asked
+
+
+def test_a_hub_that_never_answers_is_not_waited_for(hub: FakeHub) -> None:
+    found, logged = ask(hub.url, "slow/tiny", timeout=0.2)
+    assert found == "None" and "the hub does not say what slow/tiny is for" in logged
+
+
 NOBODY = "http://127.0.0.1:9"  # the discard port: refused at once
 
 
@@ -182,6 +165,26 @@ def test_a_repository_is_downloaded_once_and_then_found_offline(
         again = fetch(NOBODY, tmp_path, environ=environ)
         assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
         assert "%" not in again.stderr
+
+
+def test_pickles_of_a_repository_are_converted_once(hub: FakeHub, tmp_path: Path) -> None:
+    first = fetch(hub.url, tmp_path, "some/pickled")
+    assert first.returncode == 0, first.stderr
+    folder = Path(first.stdout.strip())
+    wanted = {"config.json", "tokenizer.json", "pytorch_model.bin", "model.safetensors"}
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == wanted
+    assert load_file(folder / "model.safetensors")["a"].tolist() == [1, 1]
+    written = (folder / "model.safetensors").stat().st_mtime_ns
+    for endpoint, environ in ((hub.url, {}), (NOBODY, {}), (NOBODY, {"HF_HUB_OFFLINE": "1"})):
+        again = fetch(endpoint, tmp_path, "some/pickled", environ=environ)
+        assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_pickles_with_the_other_extension(hub: FakeHub, tmp_path: Path) -> None:
+    done = fetch(hub.url, tmp_path, "some/older")
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "model.safetensors").is_file()
 
 
 def test_half_a_download_is_no_model(hub: FakeHub, tmp_path: Path) -> None:
@@ -208,7 +211,8 @@ def test_the_older_token_variable_and_remote_code(hub: FakeHub, tmp_path: Path) 
         ("some/missing", None, ("no hub repository some/missing", "HF_TOKEN", "--model-id")),
         ("gated/tiny", None, ("gated/tiny is gated", "HF_TOKEN is not set", "Accept its terms")),
         ("some/tiny", "v9", ("some/tiny has no revision v9", "--revision")),
-        ("some/pickled", None, (".bin", "save_pretrained", "some/pickled pickled-safetensors")),
+        ("some/hostile", None, ("pytorch_model.bin cannot be converted", "asks for os.system")),
+        ("some/nothing", None, ("holds no weights",)),
         ("broken/tiny", None, ("does not hold all of broken/tiny", "answered with status 500")),
         ("not a name!", None, ("neither a local folder nor the name", "--model-id")),
     ],
@@ -291,14 +295,34 @@ def test_folders_that_cannot_be_served(tmp_path: Path, files: dict[str, str], me
         check_folder(folder_with(tmp_path, **files))
 
 
-def test_pickled_weights_name_the_conversion_command(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, config__json="{}", pytorch_model__bin="x")
-    with pytest.raises(ModelLoadError) as caught:
-        resolve_model(str(folder))
-    assert conversion_command(str(folder)) in str(caught.value)
+def test_pickles_are_converted_unless_that_is_not_wanted(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, config__json="{}")
+    (folder / "pytorch_model.bin").write_bytes(pickled())
+    with pytest.raises(ModelLoadError, match="leave --no-auto-convert out"):
+        resolve_model(str(folder), auto_convert=False)
+    assert resolve_model(str(folder)) == folder
+    assert sorted(load_file(folder / "model.safetensors")) == ["a"]
+
+
+def test_a_tokenizer_of_another_folder(tmp_path: Path) -> None:
+    assert resolve_tokenizer(str(tmp_path)) == tmp_path
+    with pytest.raises(ModelLoadError, match="no folder /nowhere: --tokenizer-name takes a folder"):
+        resolve_tokenizer("/nowhere")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="is not a folder: --tokenizer-name"):
+        resolve_tokenizer(str(tmp_path / "tokenizer.json"))
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     folder_with(tmp_path, weights__safetensors="x")
     with pytest.raises(ModelLoadError, match="is not a folder"):
         resolve_model(str(tmp_path / "weights.safetensors"))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_gguf_is_refused_by_its_name(tmp_path: Path, inside: bool) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "config.json").write_text("{}")
+    model = tmp_path if inside else tmp_path / "model.gguf"
+    with pytest.raises(ModelLoadError, match=r"as GGUF, which nothing here reads.*\.safetensors"):
+        resolve_model(str(model))

@@ -1,23 +1,38 @@
-"""From a model's name to a folder with its files: embedded, local, or downloaded from the hub."""
+"""From a model's name to a folder that can be served: embedded, local, or downloaded from the hub.
+
+Pickles are converted and adapters merged on the way.
+"""
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tgi_trio import demo
+from tgi_trio.conversion import child
+from tgi_trio.conversion.adapters import base_of, is_adapter, merged_model
+from tgi_trio.conversion.folder import (
+    NEW_INDEX,
+    conversion_due,
+    find_pickles,
+    read_index,
+    weights_of,
+)
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.hub_download import Repository, download, hub_token, import_huggingface_hub
+
+log = logging.getLogger("tgi_trio")
 
 # What serving needs. Weights only at the top level: folders hold other formats, and
 # consolidated*.safetensors are a second copy under the maker's own names.
 WANTED: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 UNWANTED: Final = ("*/*.safetensors", "*/*.json", "*/*.txt", "consolidated*", "training_args*")
-
-_TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
+# Pickles are fetched where there is nothing else: not those that trainers keep for themselves.
+_NO_WEIGHTS: Final = ("*/*.bin", "*/*.pt", "*optimizer*", "*scheduler*", "*scaler*", "rng_state*")
+PICKLES: Final = (".bin", ".pt")
 
 
 def resolve_model(
@@ -28,33 +43,69 @@ def resolve_model(
     token_from_env: bool = True,
     trust_remote_code: bool = False,
     progress: bool = True,
+    auto_convert: bool = True,
+    merge_lora: bool = True,
 ) -> Path:
     """Return the folder of a model, ready to load; downloads it where that is needed.
 
     `model_id` is None or `demo.MODEL_ID` for the embedded model, a folder, or a hub repository
-    (`owner/name`) at `revision`. Blocks for as long as the download takes; `progress` shows bars
-    on stderr. HF_HUB_OFFLINE, HF_ENDPOINT and HF_HOME mean what they mean to huggingface_hub.
-    Raises ModelLoadError, with what to do about it, when there is no such model or it cannot be
-    served.
+    (`owner/name`) at `revision`. With `auto_convert` weights that are only there as pickles are
+    converted, beside them. With `merge_lora` an adapter is merged into its base, in a folder of our
+    cache; without it the adapter's own folder is returned. Blocks for as long as all that takes;
+    `progress` shows bars on stderr. Raises ModelLoadError, with what to do about it, when there is
+    no such model or it cannot be served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
         return check_folder(demo.model_path())
-    folder = Path(model_id).expanduser()
+
+    def repository(name: str, revision: str | None) -> Repository:
+        token = hub_token() if token_from_env else None
+        return Repository(
+            name=name, revision=revision, cache_dir=cache_dir, token=token, progress=progress
+        )
+
+    folder = local_folder(model_id, "--model-id")
+    if folder is None:
+        folder = _fetch(repository(model_id, revision), trust_remote_code)
+    elif revision is not None:
+        raise ModelLoadError(
+            f"{model_id} is a local folder, so it has no revision: leave --revision out"
+        )
+    if not is_adapter(folder):
+        return check_folder(folder, auto_convert=auto_convert)
+    base_name, base_revision = base_of(folder)
+    base = local_folder(base_name, "base_model_name_or_path of adapter_config.json")
+    if base is None:
+        base = _fetch(repository(base_name, base_revision), trust_remote_code)
+    if is_adapter(base):
+        raise ModelLoadError(f"the base of {model_id}, {base_name}, is an adapter itself")
+    check_folder(base, auto_convert=auto_convert)
+    return merged_model(folder, base) if merge_lora else folder
+
+
+def local_folder(name: str, flag: str) -> Path | None:
+    """Return the folder that a flag's value names; None for the name of a hub repository.
+
+    Raises ModelLoadError for a folder that is not there.
+    """
+    folder = Path(name).expanduser()
     if folder.exists():
-        if revision is not None:
-            raise ModelLoadError(
-                f"{model_id} is a local folder, so it has no revision: leave --revision out"
-            )
-        return check_folder(folder)
-    if model_id.startswith(("/", ".", "~")) or model_id.count("/") > 1:
-        raise ModelLoadError(f"there is no folder {model_id}: --model-id takes a folder or a name")
-    patterns = (*WANTED, "*.py") if trust_remote_code else WANTED
-    token = _token(os.environ) if token_from_env else None
-    return check_folder(_download(model_id, revision, cache_dir, token, patterns, progress))
+        return folder
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise ModelLoadError(f"there is no folder {name}: {flag} takes a folder or a name")
+    return None
 
 
-def check_folder(folder: Path) -> Path:
-    """Return `folder` if a model can be loaded from it; raises ModelLoadError if not."""
+def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
+    """Return `folder` if a model can be loaded from it, pickles converted where there is no more.
+
+    Raises ModelLoadError if not.
+    """
+    if folder.suffix == ".gguf" or (folder.is_dir() and _is_gguf_alone(folder)):
+        raise ModelLoadError(
+            f"{folder} holds weights as GGUF, which nothing here reads: give the folder of the "
+            "model's original .safetensors weights, with its config.json"
+        )
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is not a folder")
     if not (folder / "config.json").is_file():
@@ -62,127 +113,127 @@ def check_folder(folder: Path) -> Path:
             f"{folder} holds no config.json, so it is not a model folder as save_pretrained "
             "writes it"
         )
-    weights = {path.name for path in folder.glob("*.safetensors")}
-    if missing := sorted(_indexed_files(folder) - weights):
+    if conversion_due(folder):
+        _convert(folder, auto_convert)
+    weights = {path.name for path in weights_of(folder)}
+    if missing := sorted(set(read_index(folder / NEW_INDEX).values()) - weights):
         raise ModelLoadError(
-            f"{folder} is incomplete: model.safetensors.index.json names {', '.join(missing)}, "
+            f"{folder} is incomplete: {NEW_INDEX} names {', '.join(missing)}, "
             f"which {'is' if len(missing) == 1 else 'are'} not there. Download or copy it again"
         )
-    if weights:
-        return folder
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-        raise ModelLoadError(_pickled(str(folder)))
-    raise ModelLoadError(f"{folder} holds no weights: not one .safetensors file")
+    if not weights:
+        raise ModelLoadError(f"{folder} holds no weights: not one .safetensors, .bin or .pt file")
+    return folder
 
 
-def conversion_command(model: str) -> str:
-    """Return the shell command that writes `model` (folder or repository) as safetensors."""
-    words = shlex.join([model, Path(model).name + "-safetensors"])
-    return (
-        'python -c "import sys, transformers as t; source, target = sys.argv[1:]; '
-        "t.AutoModelForCausalLM.from_pretrained(source, dtype='auto').save_pretrained(target); "
-        f't.AutoTokenizer.from_pretrained(source).save_pretrained(target)" {words}'
-    )
+def _is_gguf_alone(folder: Path) -> bool:
+    return any(folder.glob("*.gguf")) and not weights_of(folder) and not conversion_due(folder)
 
 
-def _pickled(model: str) -> str:
-    return (
-        f"{model} has its weights in pickle files (.bin, .pt), which can run code when they are "
-        "loaded; only .safetensors is served. If you trust it, convert it once and serve the new "
-        f"folder:\n  {conversion_command(model)}"
-    )
-
-
-def _indexed_files(folder: Path) -> set[str]:
-    """Return the weight files that the folder's index, if any, names."""
-    index = folder / "model.safetensors.index.json"
-    try:
-        content = json.loads(index.read_bytes())
-        return {str(name) for name in content["weight_map"].values()}
-    except FileNotFoundError:
-        return set()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{index} cannot be read as an index of weights: {error!r}") from error
-
-
-def _token(environ: Mapping[str, str]) -> str | None:
-    """Return the first token that is set. None lets huggingface_hub use a stored login."""
-    return next((environ[name] for name in _TOKEN_VARIABLES if environ.get(name)), None)
-
-
-def _download(
-    model_id: str,
-    revision: str | None,
-    cache_dir: Path | None,
-    token: str | None,
-    patterns: tuple[str, ...],
-    progress: bool,
+def resolve_tokenizer(
+    name: str,
+    *,
+    cache_dir: Path | None = None,
+    token_from_env: bool = True,
+    trust_remote_code: bool = False,
+    progress: bool = True,
 ) -> Path:
-    # We promise that nothing is reported to anyone; huggingface_hub reads this when imported.
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # Imported here: it costs a third of a second, and most starts do not need it.
-    import huggingface_hub
-    from tqdm.auto import tqdm
+    """Return the folder of another model's tokenizer: `name` as it is, or a hub repository's files.
 
-    class Quiet(tqdm):  # type: ignore[misc]  # tqdm has no types
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs.pop("name", None)
-            super().__init__(*args, **{**kwargs, "disable": True})
+    Raises ModelLoadError.
+    """
+    folder = local_folder(name, "--tokenizer-name")
+    if folder is not None:
+        if not folder.is_dir():
+            raise ModelLoadError(f"{folder} is not a folder: --tokenizer-name takes one, or a name")
+        return folder
+    token = hub_token() if token_from_env else None
+    repository = Repository(
+        name=name, cache_dir=cache_dir, token=token, progress=progress, flag="--tokenizer-name"
+    )
+    wanted = [pattern for pattern in _wanted(trust_remote_code) if pattern != "*.safetensors"]
+    return download(repository, wanted, (*UNWANTED, "*.index.json"))
 
+
+def read_pipeline_tag(model_id: str, revision: str | None, *, timeout: float) -> str | None:
+    """Return what the hub says that a repository is for, such as "text-generation".
+
+    None for local folders and the embedded model, without a network, and when the hub does not
+    answer. Each wait for the network takes at most `timeout` seconds.
+    """
+    if model_id == demo.MODEL_ID or Path(model_id).expanduser().exists():
+        return None
+    hub = import_huggingface_hub()
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
     try:
-        folder = huggingface_hub.snapshot_download(
-            model_id,
-            revision=revision,
-            cache_dir=cache_dir,
-            token=token,
-            allow_patterns=list(patterns),
-            ignore_patterns=list(UNWANTED),
-            tqdm_class=None if progress else Quiet,
-        )
-    except Exception as error:
-        raise ModelLoadError(_explain(error, model_id, revision, token)) from error
-    found = Path(folder)
-    if not any(found.glob("*.safetensors")) and (found / "config.json").is_file():
-        raise ModelLoadError(
-            f"the hub repository {model_id} has no .safetensors weights. " + _pickled(model_id)
-        )
+        found = hub.model_info(model_id, revision=revision, timeout=timeout, token=hub_token())
+    except Exception as error:  # of whichever HTTP library this version of the package uses
+        log.warning("the hub does not say what %s is for: %s", model_id, str(error).split("\n")[0])
+        return None
+    return None if found.pipeline_tag is None else str(found.pipeline_tag)
+
+
+def fetch_pickles(
+    model_id: str, extension: str, revision: str | None = None, *, cache_dir: Path | None = None,
+    progress: bool = True,
+) -> Path:  # fmt: skip
+    """Return the folder of a model with its pickles of one extension (".bin"), as they are.
+
+    Raises ModelLoadError when there are none.
+    """
+    folder = local_folder(model_id, "MODEL")
+    if folder is None:
+        repository = Repository(
+            name=model_id, revision=revision, cache_dir=cache_dir, token=hub_token(),
+            progress=progress, flag="MODEL",
+        )  # fmt: skip
+        folder = _download_pickles(repository, extension, _wanted(False))
+    if not find_pickles(folder, [extension]):
+        raise ModelLoadError(f"{model_id} holds no weights with the extension {extension}")
+    return folder
+
+
+def _wanted(trust_remote_code: bool) -> tuple[str, ...]:
+    return (*WANTED, "*.py") if trust_remote_code else WANTED
+
+
+def _fetch(repository: Repository, trust_remote_code: bool) -> Path:
+    """Download what serving needs; pickles only where there are no safetensors."""
+    wanted = _wanted(trust_remote_code)
+    found = download(repository, wanted, UNWANTED)
+    if is_adapter(found) and not (found / "adapter_model.safetensors").is_file():
+        return download(repository, (*wanted, "adapter_model.bin"), UNWANTED)
+    if is_adapter(found) or weights_of(found):
+        return found
+    for extension in PICKLES:
+        found = _download_pickles(repository, extension, wanted)
+        if find_pickles(found, [extension]):
+            break
     return found
 
 
-def _explain(error: Exception, model_id: str, revision: str | None, token: str | None) -> str:
-    """Return one paragraph: what went wrong with a download and what to do."""
-    from huggingface_hub import constants, errors
+def _download_pickles(repository: Repository, extension: str, wanted: tuple[str, ...]) -> Path:
+    patterns = [pattern for pattern in wanted if pattern != "*.safetensors"]
+    return download(repository, (*patterns, f"*{extension}"), (*UNWANTED, *_NO_WEIGHTS))
 
-    with_token = "with the token that is set" if token else "without a token (HF_TOKEN is not set)"
-    if isinstance(error, errors.GatedRepoError):
-        return (
-            f"the hub repository {model_id} is gated and cannot be read {with_token}. Accept its "
-            f"terms at {constants.ENDPOINT}/{model_id}, then set HF_TOKEN to its token"
+
+def _convert(folder: Path, auto_convert: bool) -> None:
+    """Write a folder's pickles as safetensors; raises ModelLoadError."""
+    if not auto_convert:
+        raise ModelLoadError(
+            f"{folder} has its weights in pickle files (.bin, .pt) alone, and only .safetensors is "
+            "served: leave --no-auto-convert out, and they are converted without being run"
         )
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"there is no hub repository {model_id} that can be read {with_token}, and no such "
-            "local folder. Check the spelling of --model-id; a private repository needs HF_TOKEN"
+    if not os.access(folder, os.W_OK):
+        copy = shlex.quote(f"{folder.resolve().name}-safetensors")
+        raise ModelLoadError(
+            f"{folder} has its weights in pickle files (.bin, .pt) alone, and cannot be written "
+            "to. Convert a copy and serve that:\n"
+            f"  cp -rL {shlex.quote(str(folder))} {copy} && "
+            f"python -m tgi_trio download-weights {copy}"
         )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"the hub repository {model_id} has no revision {revision}: check --revision"
-    if isinstance(error, errors.HFValidationError):
-        return (
-            f"{model_id!r} is neither a local folder nor the name of a hub repository "
-            "(owner/name): check --model-id"
-        )
-    if isinstance(error, errors.LocalEntryNotFoundError):
-        why = f"{constants.ENDPOINT} cannot be reached"
-        if constants.HF_HUB_OFFLINE:
-            why = "HF_HUB_OFFLINE is set"
-        elif isinstance(error.__cause__, errors.HfHubHTTPError):
-            why = (
-                f"{constants.ENDPOINT} answered with status {error.__cause__.response.status_code}"
-            )
-        return (
-            f"the cache does not hold all of {model_id} and it cannot be downloaded: {why}. "
-            "Connect this machine, or download it on another with `python -m tgi_trio "
-            f"download-weights {model_id}` and copy the folder here for --model-id, "
-            "or leave --model-id out to serve the embedded model"
-        )
-    return f"downloading {model_id} failed: {type(error).__name__}: {error}"
+    log.info("the weights of %s are pickles: they are converted, none is run", folder)
+    child.convert(folder, find_pickles(folder))

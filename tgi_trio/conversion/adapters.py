@@ -1,0 +1,82 @@
+"""LoRA adapters given as models: which base they want, and where the two lie merged.
+
+A merged model is kept in a cache of our own, named by what it was made from: an adapter that is
+trained further is merged anew. No third-party import here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from tgi_trio.conversion import child
+from tgi_trio.conversion.folder import weights_of
+from tgi_trio.errors import ModelLoadError
+
+CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter and no model."""
+    return (folder / CONFIG).is_file() and not weights_of(folder)
+
+
+def base_of(adapter: Path) -> tuple[str, str | None]:
+    """Return name (folder or repository) and revision of the base; raises ModelLoadError."""
+    try:
+        config = json.loads((adapter / CONFIG).read_bytes())
+        name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelLoadError(f"{adapter / CONFIG} cannot be read: {error!r}") from error
+    if not isinstance(name, str) or not name:
+        raise ModelLoadError(
+            f"{adapter / CONFIG} does not say which model the adapter belongs to: write it there "
+            "as base_model_name_or_path, a folder or a repository"
+        )
+    return name, revision if isinstance(revision, str) and revision else None
+
+
+def merged_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
+    """Return the folder of `base` with the adapter merged into it, made first where it is not.
+
+    `cache`: where such folders lie. Raises ModelLoadError, naming what cannot be merged.
+    """
+    weights = next((adapter / name for name in _WEIGHTS if (adapter / name).is_file()), None)
+    if weights is None:
+        raise ModelLoadError(f"{adapter} holds {CONFIG} but none of {', '.join(_WEIGHTS)}")
+    cache = cache or _default_cache()
+    target = cache / _digest(adapter / CONFIG, weights, base)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f"{target.name}.lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_dir():
+                child.merge(adapter, base, target)
+    except OSError as error:
+        raise ModelLoadError(
+            f"the merged model cannot be kept in {cache}: {error}. XDG_CACHE_HOME names another "
+            "place"
+        ) from error
+    return target
+
+
+def _digest(config: Path, weights: Path, base: Path) -> str:
+    """Return a name for what an adapter's content and a base's files give."""
+    digest = hashlib.sha256()
+    for path in (config, weights):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    for path in sorted(p for p in base.iterdir() if p.is_file()):
+        place, state = path.resolve(), path.stat()
+        digest.update(f"{path.name}\0{place}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tgi_trio" / "merged"

@@ -1,0 +1,91 @@
+"""Conversions as the rest of the project asks for them: in a process of their own, within limits.
+
+The process knows no secrets and is given no more CPU time and memory than weights of that size
+need, so that a file made to do harm costs a sentence. No third-party import here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from tgi_trio.errors import ModelLoadError
+
+log = logging.getLogger("tgi_trio.conversion")
+
+_SECONDS: Final = 120  # of CPU time, however small the files are
+_BYTES_PER_SECOND: Final = 20_000_000  # of CPU time at least; ten times that is usual
+_PATIENCE: Final = 10  # seconds of real time for one of CPU time: disks are slow, others wait first
+_MEMORY: Final = 2**32  # bytes, beside the files that are mapped
+_KEPT: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+
+
+def convert(folder: Path, pickles: Iterable[Path]) -> None:
+    """Write a folder's pickles as safetensors beside them; raises ModelLoadError."""
+    _run(["convert", str(folder)], sum(path.stat().st_size for path in pickles))
+
+
+def merge(adapter: Path, base: Path, target: Path) -> None:
+    """Write a base model with an adapter merged into it to `target`; raises ModelLoadError."""
+    size = sum(path.stat().st_size for path in base.glob("*.safetensors"))
+    _run(["merge", str(adapter), str(base), str(target)], size)
+
+
+def _run(words: list[str], size: int) -> None:
+    """Do one job of `tgi_trio.conversion` over `size` bytes of weights."""
+    seconds = _SECONDS + size // _BYTES_PER_SECOND
+    # sources and targets are mapped as they are compared, one tensor may be in memory twice
+    memory = _MEMORY + 4 * size
+    argv = [sys.executable, "-m", "tgi_trio.conversion", str(seconds), str(memory), *words]
+    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    with tempfile.TemporaryFile() as last_words:
+        with subprocess.Popen(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=last_words,
+        ) as process:  # fmt: skip
+            try:
+                in_time = _follow(process, seconds * _PATIENCE)
+            finally:
+                process.kill()
+        if process.returncode:
+            last_words.seek(0)
+            text = last_words.read().decode(errors="replace").strip()
+            raise ModelLoadError(_why(words, process.returncode, text, in_time))
+
+
+def _follow(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Log what a process says until it ends; return whether it ended in time."""
+    deadline, text = time.monotonic() + seconds, b""
+    stdout = process.stdout
+    while stdout is not None and (left := deadline - time.monotonic()) > 0:
+        if not select.select([stdout], [], [], left)[0]:
+            break
+        data = os.read(stdout.fileno(), 2**16)
+        *lines, text = (text + data).split(b"\n")
+        for line in lines:
+            log.info("%s", line.decode(errors="replace"))
+        if not data:
+            process.wait()  # it has closed its output, so it is at its end
+            return True
+    return False
+
+
+def _why(words: list[str], code: int, text: str, in_time: bool) -> str:
+    """Return what went wrong in one paragraph."""
+    what = f"{words[1]} could not be " + ("merged" if words[0] == "merge" else "converted")
+    if not in_time:
+        return f"{what}: it took too long. Look at the disk and at what else this machine does"
+    if code == -signal.SIGXCPU or code == -signal.SIGKILL:
+        return f"{what}: its files need more CPU time than weights of their size can, or memory"
+    if code < 0:
+        return f"{what}: the process was ended by {signal.Signals(-code).name}"
+    return text if code == 1 and "Traceback" not in text else f"{what}: {text[-500:]}"

@@ -1,0 +1,32 @@
+"""Numbers of a checkpoint as float32 and back; numpy has no bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+WIDENED: Final = ("F32", "F16", "BF16")
+_QUIET_NAN: Final = np.uint16(0x7FC0)
+
+
+def widen(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """Return numbers given as unsigned integers of their size, e.g. uint16 for "BF16"."""
+    if dtype == "F32":
+        return raw.view(np.float32)
+    if dtype == "F16":
+        return raw.view(np.float16).astype(np.float32)
+    return (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
+    """Return float32 in another dtype, rounded to nearest, ties to even."""
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        with np.errstate(over="ignore"):  # infinity says that it does not fit
+            return values.astype(np.float16)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), _QUIET_NAN, rounded)

@@ -1,0 +1,125 @@
+"""Which pickles of a model folder are its weights, and whether they still have to be converted.
+
+What a conversion writes says in its metadata which file it was made from (`SOURCE`), with size and
+time: a pickle that changes later is converted again, and weights that came as safetensors are never
+touched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+
+SOURCE: Final = "converted_from"  # key of the metadata
+STAGING: Final = ".converting"  # holds what a conversion has finished until all of it is
+INDEX: Final = "pytorch_model.bin.index.json"
+NEW_INDEX: Final = "model.safetensors.index.json"
+_LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors' own limit
+# Pickles that lie beside weights; TGI leaves the first three out by these words.
+_NO_WEIGHTS: Final = (
+    "arguments", "args", "training", "optimizer", "scheduler", "rng_state", "scaler", "adapter_",
+    "openvino", "medusa_",
+)  # fmt: skip
+
+
+def weights_of(folder: Path) -> list[Path]:
+    """Return the safetensors files of a model; adapters may lie beside them."""
+    return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter_"))
+
+
+def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> list[Path]:
+    """Return the pickles that are a model's weights: those of the first extension that has any.
+
+    Raises ModelLoadError when an index names files that are not there.
+    """
+    if ".bin" in extensions and (folder / INDEX).is_file():
+        return _indexed(folder)
+    for extension in extensions:
+        found = [p for p in sorted(folder.glob(f"*{extension}")) if _may_be_weights(p.name)]
+        usual = [p for p in found if p.stem == "pytorch_model"]
+        numbered = [p for p in found if p.stem.startswith("pytorch_model-")]
+        if chosen := usual or numbered or found:
+            return chosen
+    return []
+
+
+def _may_be_weights(name: str) -> bool:
+    return not any(word in name for word in _NO_WEIGHTS)
+
+
+def _indexed(folder: Path) -> list[Path]:
+    names = sorted(set(read_index(folder / INDEX).values()))
+    if foreign := [name for name in names if Path(name).name != name]:
+        raise ModelLoadError(f"{folder / INDEX} names {foreign[0]!r}, which is no file beside it")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ModelLoadError(
+            f"{folder} is incomplete: {INDEX} names {', '.join(missing)}, "
+            f"which {'is' if len(missing) == 1 else 'are'} not there. Download or copy it again"
+        )
+    return [folder / name for name in names]
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Return an index of weights, tensor -> file; {} where there is none.
+
+    Raises ModelLoadError.
+    """
+    try:
+        table = json.loads(path.read_bytes())["weight_map"]
+        return {str(tensor): str(file) for tensor, file in table.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{path} cannot be read as an index of weights: {error!r}") from error
+
+
+def target_name(pickle: Path) -> str:
+    """Return the name of what a pickle becomes, as transformers would call it."""
+    return f"{pickle.stem.removeprefix('pytorch_')}.safetensors"
+
+
+def identity(pickle: Path) -> str:
+    """Return what the metadata says of a source: name, bytes and time of its last change, in ns."""
+    state = pickle.stat()
+    return f"{pickle.name}:{state.st_size}:{state.st_mtime_ns}"
+
+
+def conversion_due(folder: Path) -> bool:
+    """Whether a folder's pickles are to be converted: never yet, not to the end, or anew."""
+    sources = [_metadata(path).get(SOURCE) for path in weights_of(folder)]
+    if not all(isinstance(source, str) for source in sources):
+        return False  # weights of their own are there
+    if not find_pickles(folder):
+        return False
+    if not sources or (folder / STAGING).is_dir():
+        return True
+    return any(_changed(folder, str(source)) for source in sources)
+
+
+def _changed(folder: Path, source: str) -> bool:
+    path = folder / source.rsplit(":", 2)[0]
+    return path.is_file() and identity(path) != source
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return a safetensors file's metadata; {} for a file that cannot be read as one."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= _LONGEST_HEADER else {}
+        found = header.get("__metadata__") if isinstance(header, dict) else None
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the safetensors files that a model is loaded from; raises ModelLoadError."""
+    if index := read_index(folder / NEW_INDEX):
+        return [folder / name for name in sorted(set(index.values()))]
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else weights_of(folder)

@@ -1,0 +1,167 @@
+"""Safetensors files tensor by tensor, however large; written ones are whole or not there.
+
+The file is the length of the header (u64), the header as JSON and the tensors' bytes, without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from tgi_trio.conversion.floats import WIDENED, widen
+from tgi_trio.conversion.pickle_machine import ITEM_SIZES
+from tgi_trio.errors import ModelLoadError
+
+PIECE: Final = 2**24  # bytes written and compared at a time
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to be written. `parts()` yields its bytes, little-endian and in row-major order."""
+
+    name: str
+    dtype: str  # as safetensors names it
+    shape: tuple[int, ...]
+    size: int  # bytes
+    parts: Callable[[], Iterable[Any]]  # buffers of bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything goes."""
+
+    entries: Sequence[Entry]  # in the order of their bytes
+    header: bytes  # with its length in front
+
+    @property
+    def size(self) -> int:
+        """The file's size in bytes."""
+        return len(self.header) + sum(entry.size for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """A file that is read, mapped."""
+
+    path: Path
+    table: Mapping[str, Any]  # name -> its entry of the header, in the order of the bytes
+    data: mmap.mmap
+    start: int  # of the bytes
+
+    @classmethod
+    def open(cls, path: Path) -> SafetensorsFile:
+        """Map a file that safetensors' own reader accepts; raises ModelLoadError."""
+        try:
+            with safe_open(str(path), framework="np"), path.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} cannot be read as safetensors: {error}") from error
+        start = 8 + int.from_bytes(data[:8], "little")
+        table = json.loads(data[8:start])
+        table.pop("__metadata__", None)
+        ordered = sorted(table.items(), key=lambda item: item[1]["data_offsets"])
+        return cls(path, dict(ordered), data, start)
+
+    def entry(self, name: str) -> Entry:
+        """Return a tensor as it is."""
+        facts = self.table[name]
+        size = facts["data_offsets"][1] - facts["data_offsets"][0]
+        shape = tuple(facts["shape"])
+        return Entry(name, facts["dtype"], shape, size, lambda: [self._bytes(name)])
+
+    def floats(self, name: str) -> NDArray[np.float32]:
+        """Return a tensor of floats as float32; raises ModelLoadError for one of anything else."""
+        facts = self.table[name]
+        if facts["dtype"] not in WIDENED:
+            raise ModelLoadError(f"{name!r} in {self.path} is {facts['dtype']}, no float")
+        kind = np.uint32 if facts["dtype"] == "F32" else np.uint16
+        raw = np.frombuffer(self._bytes(name), kind).reshape(facts["shape"])
+        return widen(raw, facts["dtype"])
+
+    def _bytes(self, name: str) -> memoryview:
+        begin, end = self.table[name]["data_offsets"]
+        return memoryview(self.data)[self.start + begin : self.start + end]
+
+
+def lay_out(entries: Iterable[Entry], metadata: Mapping[str, str]) -> Layout:
+    """Return the layout of a file: larger elements first, so that all are aligned."""
+    ordered = sorted(entries, key=lambda entry: -ITEM_SIZES.get(entry.dtype, 1))
+    table: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
+    at = 0
+    for entry in ordered:
+        place = [at, at + entry.size]
+        table[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": place,
+        }
+        at += entry.size
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return Layout(ordered, len(text).to_bytes(8, "little") + text)
+
+
+def is_written(path: Path, layout: Layout) -> bool:
+    """Whether a file that `write_safetensors` once finished is there, with this very layout."""
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(layout.header)) == layout.header
+        return begins and path.stat().st_size == layout.size
+    except FileNotFoundError:
+        return False
+
+
+def write_safetensors(path: Path, layout: Layout) -> None:
+    """Write a file, read it back, compare, and only then give it its name.
+
+    Raises ModelLoadError when what is on the disk is not what was written; OSError.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.write(layout.header)
+        for entry in layout.entries:
+            for piece in _pieces(entry):
+                file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    _verify(part, layout)
+    part.replace(path)
+
+
+def _pieces(entry: Entry) -> Iterator[memoryview]:
+    for part in entry.parts():
+        view = memoryview(part).cast("B")
+        for at in range(0, len(view), PIECE):
+            yield view[at : at + PIECE]
+
+
+def _verify(path: Path, layout: Layout) -> None:
+    """Compare a file with its layout, byte by byte, and have safetensors' own reader accept it."""
+    wrong = f"{path} differs from what was written to it: look at the disk"
+    if path.stat().st_size != layout.size:
+        raise ModelLoadError(wrong)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = len(layout.header)
+        if data[:at] != layout.header:
+            raise ModelLoadError(wrong)
+        for entry in layout.entries:
+            for piece in _pieces(entry):
+                if data[at : at + len(piece)] != piece.tobytes():
+                    raise ModelLoadError(wrong)
+                at += len(piece)
+    try:
+        with safe_open(str(path), framework="np") as opened:
+            names = set(opened.keys())
+    except SafetensorError as error:
+        raise ModelLoadError(f"{path} is not accepted by safetensors: {error}") from error
+    if names != {entry.name for entry in layout.entries}:
+        raise ModelLoadError(wrong)
