@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.threads import one_torch_thread
 from tgi_trio.demo import MODEL_ID, model_path
 
 MAX_BYTES = 8_000_000
@@ -19,10 +21,11 @@ END = "<|end|>"
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model() -> Iterator[Any]:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(model_path())
+    with one_torch_thread():
+        yield AutoModelForCausalLM.from_pretrained(model_path())
 
 
 @pytest.fixture(scope="module")

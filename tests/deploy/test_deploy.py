@@ -18,8 +18,8 @@ import yaml
 
 from tgi_trio.cli.parser import parse
 from tgi_trio.router.http.app import ROUTES
-from tgi_trio.router.metrics import METRICS
-from tgi_trio.settings import Options
+from tgi_trio.router.telemetry.metrics import METRICS
+from tgi_trio.settings.records import Options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 HADOLINT = Path(sys.executable).with_name("hadolint")  # the environment may not be activated

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.shard.scripted_router import BLOCK, channel, fake_shard, row
+from tests.shard.loop.scripted_router import BLOCK, channel, fake_shard, row
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.frames import Finish, Kind
 from tgi_trio.ipc.spawn import spawn_shard
@@ -30,7 +30,7 @@ def run_process(settings: dict[str, object], *, crash: bool = False) -> tuple[in
                 if not crash:
                     router.finished(1)
                     router.send(Kind.SHUTDOWN)
-            code = child.process.wait(timeout=30)
+            code = child.process.wait(timeout=120)
             return code, router.tokens(1), child.process.stderr.read().decode()
 
 

@@ -47,7 +47,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Padded rows: ``ids`` and ``targets`` int64, ``weights`` float32, all ``[rows, width]``."""
 
     ids: torch.Tensor
@@ -89,7 +89,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> tuple[list
 
 def batches(
     corpus: Corpus, tokenizer: PreTrainedTokenizerFast, batch_tokens: int, seed: int
-) -> Iterator[Batch]:
+) -> Iterator[TrainingBatch]:
     """Yield batches without end; rows of similar length share a batch."""
     rng = random.Random(seed)
     while True:
@@ -104,7 +104,7 @@ def batches(
         yield from (_pad(group, tokenizer.pad_token_id) for group in groups)
 
 
-def _pad(rows: list[tuple[list[int], list[float]]], pad_id: int) -> Batch:
+def _pad(rows: list[tuple[list[int], list[float]]], pad_id: int) -> TrainingBatch:
     import torch
 
     width = max(len(ids) for ids, _ in rows) - 1
@@ -116,10 +116,10 @@ def _pad(rows: list[tuple[list[int], list[float]]], pad_id: int) -> Batch:
         ids[row, :length] = torch.tensor(row_ids[:-1])
         targets[row, :length] = torch.tensor(row_ids[1:])
         weights[row, :length] = torch.tensor(row_weights[1:])
-    return Batch(ids, targets, weights)
+    return TrainingBatch(ids, targets, weights)
 
 
-def weighted_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
+def weighted_loss(model: LlamaForCausalLM, batch: TrainingBatch) -> torch.Tensor:
     """Return the weighted mean cross entropy in nats; padding is to the right, so causal."""
     import torch.nn.functional as functional
 
@@ -155,7 +155,7 @@ def train(
     source = batches(Corpus(recipe.seed), tokenizer, recipe.batch_tokens, recipe.seed)
     # Three times as fast where the processor multiplies bfloat16; weights stay float32.
     fast_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    progress = Progress(recipe.steps)
+    progress = TrainingProgress(recipe.steps)
     model.train()
     for step in range(recipe.steps):
         for group in optimizer.param_groups:
@@ -190,7 +190,7 @@ def _schedule(step: int, recipe: Recipe) -> float:
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-class Progress:
+class TrainingProgress:
     """A bar on the terminal, or a line now and then where there is none."""
 
     def __init__(self, steps: int) -> None:

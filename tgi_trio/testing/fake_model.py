@@ -19,15 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.step import (
+from tgi_trio.shard.contract import (
+    Computed,
+    Drafter,
     ModelInfo,
+    Pending,
     RowResult,
-    Sequence,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
 )
+from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 CRASH_EXIT_CODE = 70
 _LOGPROB = -0.5  # of every chosen token; the alternatives follow in steps of 1
@@ -43,6 +47,8 @@ class FakeSettings:
     eos_id: int = 2
     block_size: int = 16
     blocks: int = 1024  # KV blocks, block 0 included
+    device: str = "cpu"  # where it claims to compute
+    device_name: str = ""
     max_positions: int = 0  # 0 = unbounded
     load_ms: float = 0.0
     step_ms: float = 0.0  # time of every step
@@ -56,6 +62,11 @@ class FakeSettings:
     crash_token: int = -1  # the process ends in a step with a sequence that has this token
     fail_token: int = -1  # a step with a sequence that has this token raises
     fail_above: int = 0  # so does one of more rows than this; 0 = never
+    break_at_step: int = (
+        0  # the device breaks in this step: it and all that follow raise; 0 = never
+    )
+    break_token: int = -1  # the device breaks in a step with a sequence that has this token
+    broken_while: str = ""  # a path: the device is broken for every process while it exists
     speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
 
     @classmethod
@@ -113,6 +124,7 @@ class FakeRunner:
         self.dropped: list[int] = []  # ids of the last sequences dropped, for tests
         self._in_thread = in_thread
         self._steps = 0
+        self._broken = False  # for good, as a CUDA context is after a fault
         self._kv: NDArray[np.int64] = np.empty(0, np.int64)
         self._info = ModelInfo(
             vocab_size=settings.vocab_size,
@@ -122,10 +134,11 @@ class FakeRunner:
             max_positions=settings.max_positions,
             eos_ids=(settings.eos_id,),
             dtype="int64",
-            device="cpu",
+            device=settings.device,
+            device_name=settings.device_name,
             backend="fake",
             load_ns=int(settings.load_ms * 1e6),
-            cheap_tokens=1 << 16,
+            draft_budget=1 << 16,
         )
 
     @property
@@ -160,19 +173,36 @@ class FakeRunner:
             time.sleep(delay)
         self._kv[plan.kv_slots] = _kv_entries(plan.token_ids, plan.positions)
         rows = [self._row(plan, i) for i in range(len(plan.rows))]
-        return StepResult(rows, forward_ns=time.perf_counter_ns() - started, sample_ns=0)
+        return StepResult.of(rows, forward_ns=time.perf_counter_ns() - started, sample_ns=0)
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def launch(self, plan: StepPlan) -> Pending:
+        """Compute at once."""
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> Drafter | None:
+        """Guess from what was said before, where the settings let steps take guesses."""
+        return NgramDrafter(most, self._info.eos_ids) if self._info.draft_budget else None
+
+    def prepare(self, sequence: ShardSequence) -> bool:
         """Ready at once: grammars mean nothing here."""
         return True
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         """Remember that the worker let this sequence go."""
         self.dropped.append(sequence.id)
         del self.dropped[:-1000]
 
+    def prove_sound(self) -> None:
+        """Raise when the device is broken."""
+        path = self.settings.broken_while
+        if self._broken or (path and os.path.exists(path)):
+            raise RuntimeError("the device is broken")
+
     def _misbehave(self, plan: StepPlan) -> None:
         settings = self.settings
+        if self._steps == settings.break_at_step or _has_token(plan, settings.break_token):
+            self._broken = True
+        self.prove_sound()
         if self._steps == settings.crash_at_step or _has_token(plan, settings.crash_token):
             if self._in_thread:
                 raise FakeCrash
@@ -211,7 +241,7 @@ class FakeRunner:
             ]
         return result
 
-    def _chosen(self, sequence: Sequence, drafts: int) -> list[int]:
+    def _chosen(self, sequence: ShardSequence, drafts: int) -> list[int]:
         """Return the next token, and another one after every guess that is right."""
         ids, length = sequence.token_ids, sequence.length
         tokens: list[int] = []
@@ -222,7 +252,9 @@ class FakeRunner:
                 break
         return tokens
 
-    def _verify(self, sequence: Sequence, table: NDArray[np.int32], context: int) -> str | None:
+    def _verify(
+        self, sequence: ShardSequence, table: NDArray[np.int32], context: int
+    ) -> str | None:
         size = self.settings.block_size
         positions = np.arange(context)
         slots = table[positions // size].astype(np.int64) * size + positions % size

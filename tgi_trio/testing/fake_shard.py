@@ -16,7 +16,8 @@ from typing import cast
 
 from tgi_trio.errors import ConfigurationError, PeerGone
 from tgi_trio.ipc.channel import ChannelSpec, ControlPage, ShardEnd
-from tgi_trio.shard import process, worker
+from tgi_trio.shard import process
+from tgi_trio.shard.loop import worker
 from tgi_trio.testing.fake_model import FakeCrash, FakeRunner, FakeSettings
 
 _STOP_POLL_S = 0.02
