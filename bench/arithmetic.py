@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from bench.bandwidth import seconds_at_once
-from tgi_trio.shard.cores import usable_cores
-from tgi_trio.shard.cpu.kernels import entry
-from tgi_trio.shard.cpu.kernels.vectors import add, fill, fma, total
-from tgi_trio.shard.cpu.storage import LANES
+from tgi_trio.shard.machine.cores import usable_cores
+from tgi_trio.shard.numba_backend.kernels import entry
+from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, fma, total
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 _CHAINS = 12  # that do not wait for each other: more than multiply-adds are under way at a time
 _ROUNDS = 2_000_000

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tgi_trio.shard.cores import usable_cores
-from tgi_trio.shard.cpu.kernels import entry
-from tgi_trio.shard.cpu.kernels.vectors import add, fill, load, total
-from tgi_trio.shard.cpu.memory import address, zeroed
+from tgi_trio.shard.machine.cores import usable_cores
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels import entry
+from tgi_trio.shard.numba_backend.kernels.vectors import add, fill, load, total
 
 _BYTES = 256 << 20  # per thread: far beyond any cache
 
@@ -38,7 +38,7 @@ class Bandwidth:
     def __init__(self, threads: int | None = None) -> None:
         """One thread per physical core by default."""
         count = threads or len(usable_cores())
-        self._parts = [zeroed((_BYTES,)) for _ in range(count)]
+        self._parts = [allocate_zeroed((_BYTES,)) for _ in range(count)]
         for part in self._parts:
             part.fill(0)  # zeroed memory has no pages of its own before it is written
         read(address(self._parts[0]), address(self._parts[0]) + 256)  # compiles

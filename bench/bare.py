@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.hub import resolve_model
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StepReport
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.shard.__main__ import ShardSettings, load
-from tgi_trio.shard.batch import Batch
-from tgi_trio.shard.cpu.runner import CpuRunner
-from tgi_trio.shard.step import Runner, WarmupRequest
+from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 
 
 class BareModel:
@@ -80,7 +80,7 @@ class BareModel:
         start = time.perf_counter()
         result = self.runner.step(plan)
         seconds = time.perf_counter() - start
-        self._batch.advance(plan, result, StepReport(1, 1))
+        self._batch.advance(plan, result)
         return seconds
 
     def decode_ms(self, contexts: ListLike[int], steps: int) -> float:

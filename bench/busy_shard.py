@@ -12,19 +12,23 @@ import os
 import sys
 import time
 
+import numpy as np
+
 from tgi_trio.shard import process
 from tgi_trio.shard.__main__ import ShardSettings
-from tgi_trio.shard.group import Followers, GroupRunner
-from tgi_trio.shard.step import (
+from tgi_trio.shard.contract import (
+    Choices,
+    Computed,
     ModelInfo,
-    RowResult,
+    Pending,
     Runner,
-    Sequence,
+    ShardSequence,
     StepPlan,
     StepResult,
     WarmupRequest,
     WarmupResult,
 )
+from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 
 VOCAB = 256
 TOKEN = 97
@@ -35,8 +39,6 @@ class BusyRunner:
 
     def __init__(self, step_ms: float) -> None:
         self._step_ns = int(step_ms * 1e6)
-        self._one = RowResult((TOKEN,), (-0.5,), ((),))
-        self._none = RowResult()
         self.info = ModelInfo(VOCAB, 16, 1, 4, 0, (), "none", "cpu", "busy", 0)
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
@@ -44,15 +46,23 @@ class BusyRunner:
 
     def step(self, plan: StepPlan) -> StepResult:
         start = time.perf_counter_ns()
-        rows = [self._one if s else self._none for s in plan.samples.tolist()]
+        counts = plan.samples.astype(np.int64)
+        tokens = int(counts.sum())
+        choices = Choices(counts, np.full(tokens, TOKEN), np.full(tokens, -0.5))
         while time.perf_counter_ns() - start < self._step_ns:
             pass
-        return StepResult(rows, self._step_ns, 0)
+        return StepResult(choices, self._step_ns, 0)
 
-    def prepare(self, sequence: Sequence) -> bool:
+    def launch(self, plan: StepPlan) -> Pending:
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> None:
+        return None
+
+    def prepare(self, sequence: ShardSequence) -> bool:
         return True
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: ShardSequence) -> None:
         pass
 
 
@@ -62,7 +72,7 @@ class TimedGroup(GroupRunner):
     def step(self, plan: StepPlan) -> StepResult:
         start = time.perf_counter_ns()
         result = super().step(plan)
-        return StepResult(result.rows, time.perf_counter_ns() - start, 0)
+        return StepResult(result.choices, time.perf_counter_ns() - start, 0)
 
 
 def main() -> int:

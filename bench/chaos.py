@@ -22,7 +22,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from tqdm import tqdm
@@ -59,17 +61,17 @@ class Story:
 class Report:
     """What a run has found; `problems` is empty when nothing was wrong."""
 
-    faults: dict[str, int]
-    recovery_s: dict[str, Summary]
-    live_ms: Summary
-    finished: int
-    refused: int
-    sent_by_faults: int
-    answers_to_faults: dict[str, int]
-    accepted: int
-    ended: dict[str, int]
-    restarts: int
-    problems: dict[str, int]
+    faults: dict[str, int] = field(default_factory=dict)
+    recovery_s: dict[str, Summary] = field(default_factory=dict)
+    live_ms: Summary = field(default_factory=lambda: Summary.of([]))
+    finished: int = 0
+    refused: int = 0
+    sent_by_faults: int = 0
+    answers_to_faults: dict[str, int] = field(default_factory=dict)
+    accepted: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    problems: dict[str, int] = field(default_factory=dict)
 
 
 class Chaos:
@@ -178,6 +180,16 @@ class Chaos:
         except HTTPFailure:
             return False
 
+    def tell(self, report: Report) -> None:
+        """Write what is known so far into the report."""
+        report.faults = dict(self.faults)
+        report.recovery_s = {name: Summary.of(values) for name, values in self.recovery.items()}
+        report.live_ms = Summary.of(self.story.live_ms)
+        report.finished, report.refused = self.story.finished, self.story.refused
+        report.sent_by_faults = self.victim.requests
+        report.answers_to_faults = dict(self.victim.answers)
+        report.problems = dict(self.story.problems)
+
 
 # ---- the books -----------------------------------------------------------------------------------
 
@@ -238,17 +250,28 @@ def server(demo: bool) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
             process.wait()
 
 
-def run(faults: int, seed: int = 0, demo: bool = False, clients: int = 12) -> Report:
-    """Start a server, torment it, stop it, and return what was found."""
-    names = shared_memory()
+def run(
+    faults: int,
+    seed: int = 0,
+    demo: bool = False,
+    clients: int = 12,
+    report: Report | None = None,
+) -> Report:
+    """Start a server, torment it, stop it, and return what was found: `report`, as it grows."""
+    report, names = report or Report(), shared_memory()
     with server(demo) as (process, port, log):
         pid = process.pid
         chaos = Chaos(pid, port, seed, clients)
         trio.run(chaos.undisturbed)
         before = vitals(pid).descriptors
-        trio.run(chaos.run, faults)
+        try:
+            trio.run(chaos.run, faults)
+        finally:
+            chaos.tell(report)
         problems = chaos.story.problems
         books = at_rest(port)
+        report.accepted, report.ended = int(books["tgi_request_accepted"]), ends(books)
+        report.restarts = int(books["tgi_shard_restarts"])
         problems.update(unbalanced(books))
         if (after := descriptors_at_rest(pid, before)) > before:
             problems[f"{after - before} descriptors more than before"] += 1
@@ -259,19 +282,8 @@ def run(faults: int, seed: int = 0, demo: bool = False, clients: int = 12) -> Re
         problems.update(f"process {each} is left" for each in still_running(family))
         problems.update(f"/dev/shm/{name} is left" for name in shared_memory() - names)
         problems.update(defects(log))
-    return Report(
-        faults=dict(chaos.faults),
-        recovery_s={name: Summary.of(values) for name, values in chaos.recovery.items()},
-        live_ms=Summary.of(chaos.story.live_ms),
-        finished=chaos.story.finished,
-        refused=chaos.story.refused,
-        sent_by_faults=chaos.victim.requests,
-        answers_to_faults=dict(chaos.victim.answers),
-        accepted=int(books["tgi_request_accepted"]),
-        ended=ends(books),
-        restarts=int(books["tgi_shard_restarts"]),
-        problems=dict(problems),
-    )
+    report.problems = dict(problems)
+    return report
 
 
 def defects(log: Path) -> Iterator[str]:
@@ -296,24 +308,30 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true", help="serve the embedded model")
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    report = run(args.faults, args.seed, args.demo, args.clients)
+    report = Report()
+    with stats.reporting(args.json, "chaos", partial(summary, args, report)):
+        run(args.faults, args.seed, args.demo, args.clients, report)
+    sys.exit(1 if report.problems else 0)
+
+
+def summary(args: argparse.Namespace, report: Report) -> tuple[str, dict[str, Any]]:
+    """Return the table and what else there is to say, and what is written."""
+    recovery = {name: report.recovery_s.get(name, Summary.of([])) for name in report.faults}
     rows = [
-        (name, count, report.recovery_s[name].p50, report.recovery_s[name].p99)
+        (name, count, recovery[name].p50, recovery[name].p99)
         for name, count in sorted(report.faults.items())
     ]
-    print(stats.table(("fault", "times", "recovery s, median", "p99"), rows))
-    print(
+    lines = [
+        stats.table(("fault", "times", "recovery s, median", "p99"), rows),
         f"load: {report.finished} answers as undisturbed, {report.refused} refused (429); "
-        f"{report.sent_by_faults} requests by the faults, of them {report.answers_to_faults}"
-    )
-    print(f"books: {report.accepted} accepted = {report.ended}; {report.restarts} restarts")
-    print(f"/live: median {report.live_ms.p50:.2f} ms, p99 {report.live_ms.p99:.2f} ms")
-    for problem, times in report.problems.items():
-        print(f"PROBLEM, {times} times: {problem}")
-    print("nothing was wrong" if not report.problems else f"{len(report.problems)} problems")
+        f"{report.sent_by_faults} requests by the faults, of them {report.answers_to_faults}",
+        f"books: {report.accepted} accepted = {report.ended}; {report.restarts} restarts",
+        f"/live: median {report.live_ms.p50:.2f} ms, p99 {report.live_ms.p99:.2f} ms",
+        *(f"PROBLEM, {times} times: {problem}" for problem, times in report.problems.items()),
+        f"{len(report.problems) or 'no'} problems",
+    ]
     document = {"model": "embedded" if args.demo else "none", "seed": args.seed, **asdict(report)}
-    stats.write_json(args.json, "chaos", document)
-    sys.exit(1 if report.problems else 0)
+    return "\n".join(lines), document
 
 
 if __name__ == "__main__":

@@ -18,6 +18,19 @@ from tgi_trio.testing.checkpoints import make_tokenizer
 
 # Sources: config.json of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B.
 SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {  # nobody's: to see in a second whether a benchmark runs
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    },
     "S": {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],

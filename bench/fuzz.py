@@ -20,6 +20,7 @@ import urllib.request
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 from tqdm import tqdm
@@ -108,6 +109,59 @@ def problems(
     return found
 
 
+class Siege:
+    """One run, and what is known of it so far."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count, self.seed = count, seed
+        self.findings = Findings()
+        self.states: list[State] = []  # before, after a quarter, at the end
+        self.problems: list[str] = []
+        self.seconds = 0.0
+
+    def attack(self, server: Server, parallel: int) -> None:
+        """Carry out all attacks, then see what is left of the server."""
+        connect = partial(trio.open_tcp_stream, server.host, server.port)
+        settled(server, state(server))
+        self.states.append(state(server))
+        with tqdm(total=self.count, desc="attacks") as progress:
+
+            def done() -> None:
+                progress.update()
+                if progress.n == self.count // 4:
+                    self.states.append(state(server))
+
+            start = time.monotonic()
+            trio.run(run, connect, self.count, self.seed, parallel, done, self.findings)
+            self.seconds = time.monotonic() - start
+        before, early = self.states
+        after = settled(server, before)
+        self.states.append(after)
+        self.problems += problems(self.findings, before, after, early, free_permits(server))
+
+    def summary(self) -> tuple[str, dict[str, Any]]:
+        """Return the tables, and what is written."""
+        findings, rss = self.findings, [each.rss for each in self.states]
+        lines = [
+            stats.table(("attack", "times"), sorted(findings.kinds.items())),
+            stats.table(("outcome", "times"), sorted(findings.answers.items())),
+        ]
+        if len(rss) == 3:
+            lines.append(
+                f"{self.count} attacks in {self.seconds:.0f} s; memory {rss[0]:.0f} MiB before, "
+                f"{rss[1]:.0f} after a quarter, {rss[2]:.0f} at the end ({rss[2] - rss[1]:+.1f})"
+            )
+            lines += self.problems or ["nothing was violated and nothing leaked"]
+        results = {
+            "kinds": dict(findings.kinds),
+            "outcomes": dict(findings.answers),
+            "seconds": self.seconds,
+            "rss_mib": rss,
+            "problems": self.problems or findings.violations,
+        }
+        return "\n".join(lines), {"count": self.count, "seed": self.seed, "results": results}
+
+
 def main() -> int:
     """Parse flags, attack, print, write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -116,43 +170,13 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=16)
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    with running([*FLAGS, "--max-best-of", str(PERMITS)], fake="{}") as server:
-        connect = partial(trio.open_tcp_stream, server.host, server.port)
-        settled(server, state(server))
-        before = state(server)
-        memory: list[State] = []
-        with tqdm(total=args.count, desc="attacks") as progress:
-
-            def done() -> None:
-                progress.update()
-                if progress.n == args.count // 4:
-                    memory.append(state(server))
-
-            start = time.monotonic()
-            findings = trio.run(run, connect, args.count, args.seed, args.parallel, done)
-            seconds = time.monotonic() - start
-        after = settled(server, before)
-        early = memory[0]
-        found = problems(findings, before, after, early, free_permits(server))
-    print(stats.table(("attack", "times"), sorted(findings.kinds.items())))
-    print(stats.table(("outcome", "times"), sorted(findings.answers.items())))
-    grown = after.rss - early.rss
-    print(
-        f"{args.count} attacks in {seconds:.0f} s; memory {before.rss:.0f} MiB before, "
-        f"{early.rss:.0f} after a quarter, {after.rss:.0f} at the end ({grown:+.1f})"
-    )
-    print("\n".join(found) or "nothing was violated and nothing leaked")
-    results = {
-        "kinds": dict(findings.kinds),
-        "outcomes": dict(findings.answers),
-        "seconds": seconds,
-        "rss_mib": [before.rss, early.rss, after.rss],
-        "problems": found,
-    }
-    stats.write_json(
-        args.json, "fuzz", {"count": args.count, "seed": args.seed, "results": results}
-    )
-    return 1 if found else 0
+    siege = Siege(args.count, args.seed)
+    with (
+        stats.reporting(args.json, "fuzz", siege.summary),
+        running([*FLAGS, "--max-best-of", str(PERMITS)], fake="{}") as server,
+    ):
+        siege.attack(server, args.parallel)
+    return 1 if siege.problems else 0
 
 
 if __name__ == "__main__":

@@ -116,9 +116,13 @@ async def run(
     seed: int,
     parallel: int,
     done: Callable[[], None] = lambda: None,
+    findings: Findings | None = None,
 ) -> Findings:
-    """Carry out the attacks 0 to `count` - 1 of a seed, `parallel` at a time."""
-    findings = Findings()
+    """Carry out the attacks 0 to `count` - 1 of a seed, `parallel` at a time.
+
+    Returns `findings`, to which everything is added at once.
+    """
+    findings = findings or Findings()
     numbers = iter(range(count))
 
     async def worker() -> None:

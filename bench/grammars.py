@@ -13,6 +13,7 @@ import argparse
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -145,15 +146,22 @@ def main() -> None:
     work = Work(args.requests, words=20, max_tokens=100)
     beside = conditions(args.company)
     found: dict[str, list[Any]] = {name: [] for name in beside}
-    with running(["--model-id", args.model_id] if args.model_id else []) as server:
+    with (
+        stats.reporting(args.json, "grammars", partial(summary, args, found)),
+        running(["--model-id", args.model_id] if args.model_id else []) as server,
+    ):
         client = Client(Address(server.host, server.port))
         for company in beside.values():  # processes, caches and the model warm up
             trio.run(measure, client, 2, Work(2, 20, 20), company[:1])
         turns = [name for _ in range(args.rounds) for name in beside]
         for name in tqdm(turns, leave=False):
             found[name].append(trio.run(measure, client, args.streams, work, beside[name]))
-    results = [_result(name, runs) for name, runs in found.items()]
-    base = results[0]
+
+
+def summary(args: argparse.Namespace, found: dict[str, list[Any]]) -> tuple[str, dict[str, Any]]:
+    """Return the table of the conditions that were measured, and what is written."""
+    results = [_result(name, runs) for name, runs in found.items() if runs]
+    base = results[0] if results else {}
     rows = [
         (
             r["beside"],
@@ -166,10 +174,9 @@ def main() -> None:
         for r in results
     ]
     header = ("beside", "ITL p50 ms", "p99 ms", "p50 / alone", "p99 / alone", "the company")
-    print(stats.table(header, rows))
     model = Path(args.model_id).name if args.model_id else "embedded"
     document = {"model": model, "streams": args.streams, "results": results}
-    stats.write_json(args.json, "grammars", document)
+    return stats.table(header, rows), document
 
 
 def _result(name: str, runs: list[Any]) -> dict[str, Any]:

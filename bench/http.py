@@ -22,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -271,35 +271,56 @@ def parse_arguments() -> argparse.Namespace:
 
 def servers() -> list[str]:
     """Return the servers that can be measured here."""
-    kinds = ["ours", "ours-plain", "stock", "floor"]
+    kinds = ["ours", "ours-plain", "ours-quart", "stock", "floor"]
     if all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "uvloop")):
         kinds.append("fastapi")
     return kinds
 
 
-def measure_loads(
-    cases: list[Case], kinds: list[str], seconds: float, repeats: int
-) -> dict[tuple[str, str], Point]:
-    """Put every load on every server in turn, `repeats` times; returns the medians."""
-    runs = [(case, kind) for _ in range(repeats) for case in cases for kind in kinds]
-    measured: dict[tuple[str, str], list[Point]] = {}
-    for case, kind in tqdm(runs, desc="loads", unit="run"):
-        measured.setdefault((case.name, kind), []).append(measure(case, kind, seconds))
-    return {key: median_point(each) for key, each in measured.items()}
+@dataclass
+class Measured:
+    """What is known so far."""
 
+    points: dict[tuple[str, str], list[Point]] = field(default_factory=dict)  # by case and server
+    extra: dict[str, Any] = field(default_factory=dict)
 
-def measure_extremes() -> dict[str, Any]:
-    """Return what clients that never read do to the servers' memory and to their end."""
-    protocols = {"HTTP/1.1": http_load.stuck, "HTTP/2": http_load.stuck_h2}
-    return {
-        "bytes per never-read stream": {
-            name: {kind: memory_per_stream(kind, opener) for kind in ("ours", "stock")}
-            for name, opener in tqdm(protocols.items(), desc="never read")
-        },
-        "seconds from SIGTERM to exit": {
+    def put_loads(self, cases: list[Case], kinds: list[str], seconds: float, repeats: int) -> None:
+        """Put every load on every server in turn, `repeats` times."""
+        runs = [(case, kind) for _ in range(repeats) for case in cases for kind in kinds]
+        for case, kind in tqdm(runs, desc="loads", unit="run"):
+            self.points.setdefault((case.name, kind), []).append(measure(case, kind, seconds))
+
+    def go_to_extremes(self) -> None:
+        """See what clients that never read do to the servers' memory and to their end."""
+        protocols = {"HTTP/1.1": http_load.stuck, "HTTP/2": http_load.stuck_h2}
+        memory: dict[str, dict[str, float]] = {}
+        for name, opener in tqdm(protocols.items(), desc="never read"):
+            memory[name] = {kind: memory_per_stream(kind, opener) for kind in ("ours", "stock")}
+        self.extra["bytes per never-read stream"] = memory
+        self.extra["seconds from SIGTERM to exit"] = {
             kind: exit_after_sigterm(kind) for kind in tqdm(("ours", "stock"), desc="SIGTERM")
-        },
-    }
+        }
+
+    def medians(self) -> dict[tuple[str, str], Point]:
+        """Return the medians of each case's and server's measurements."""
+        return {key: median_point(each) for key, each in self.points.items()}
+
+    def summary(self) -> tuple[str, dict[str, Any]]:
+        """Return the tables, and what is written; goals are judged when all is known."""
+        points = self.medians()
+        columns = ("events_per_core", "core", "us_per_event", "us_per_request", "age_p50_ms",
+                   "age_p99_ms", "answer_p50_ms", "answer_p99_ms", "errors")  # fmt: skip
+        rows = [[p.case, p.server, *(getattr(p, c) for c in columns)] for p in points.values()]
+        text = stats.table(("case", "server", *columns), rows)
+        results: dict[str, Any] = {
+            "points": [{**vars(p), "events_per_core": p.events_per_core} for p in points.values()]
+        }
+        if self.extra:
+            results["extra"] = self.extra
+        if len(self.extra) == 2:
+            judged = results["goals"] = goals(points, self.extra)
+            text += "\n\n" + stats.table(("what", "goal", "reached", "met"), judged)
+        return text, results
 
 
 def main() -> None:
@@ -308,22 +329,13 @@ def main() -> None:
     os.sched_setaffinity(0, {min(CLIENT_CORE, (os.cpu_count() or 1) - 1)})
     cases = [case for case in CASES if case.name in (arguments.cases or [case.name])]
     kinds = [kind for kind in servers() if kind in (arguments.servers or [kind])]
-    points = measure_loads(cases, kinds, arguments.seconds, arguments.repeats)
-    columns = ("events_per_core", "core", "us_per_event", "us_per_request", "age_p50_ms",
-               "age_p99_ms", "answer_p50_ms", "answer_p99_ms", "errors")  # fmt: skip
-    rows = [[p.case, p.server, *(getattr(p, name) for name in columns)] for p in points.values()]
-    print(stats.table(("case", "server", *columns), rows))
-    results: dict[str, Any] = {
-        "points": [{**vars(p), "events_per_core": p.events_per_core} for p in points.values()]
-    }
-    if not arguments.cases and not arguments.servers:
-        results["extra"] = measure_extremes()
-        results["goals"] = goals(points, results["extra"])
-        print()
-        print(stats.table(("what", "goal", "reached", "met"), results["goals"]))
-    stats.write_json(arguments.json, "http", results)
+    measured = Measured()
+    with stats.reporting(arguments.json, "http", measured.summary):
+        measured.put_loads(cases, kinds, arguments.seconds, arguments.repeats)
+        if not arguments.cases and not arguments.servers:
+            measured.go_to_extremes()
     if arguments.plot is not None:
-        plot(arguments.plot, list(points.values()))
+        plot(arguments.plot, list(measured.medians().values()))
 
 
 if __name__ == "__main__":

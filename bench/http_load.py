@@ -97,22 +97,25 @@ def run(
     seconds: float,
     started: Callable[[], None] = lambda: None,
     ages: bool = False,
+    stagger: bool = False,
 ) -> Load:
     """Keep `connections` requests under way; measure for `seconds` after `warm` seconds.
 
-    `started` is called when measuring begins. With `ages` the tokens' texts are times.
+    `started` is called when measuring begins. With `ages` the tokens' texts are times. With
+    `stagger` the first answers differ in length, so that later ones do not end all at once.
     """
     head = request(path, tokens)
     poll = select.epoll()
     by_number: dict[int, _Connection] = {}
     load = Load()
     try:
-        for _ in range(connections):
+        for i in range(1, connections + 1):
             connection = _Connection(port, ages)
             by_number[connection.sock.fileno()] = connection
             poll.register(connection.sock, select.EPOLLIN)
             connection.sent_at = time.perf_counter()
-            connection.sock.send(head)
+            first = max(1, tokens * i // connections) if stagger else tokens
+            connection.sock.send(request(path, first))
         begin = time.perf_counter() + warm
         end, measuring, since = begin + seconds, False, begin
         while (now := time.perf_counter()) < end:

@@ -1,6 +1,6 @@
 """The servers that `bench.http` compares, each a process of its own.
 
-    python -m bench.http_servers {ours,ours-plain,stock,fastapi,floor} PORT {lockstep,paced}
+    python -m bench.http_servers KIND PORT {lockstep,paced}
 
 All of them generate in the same way: an engine inside the process gives every live stream one
 token per step. In lockstep the next step begins when every stream has sent its token; paced, steps
@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,17 +22,17 @@ from bench.http_tokens import STEP, Streams, event, max_new_tokens, token_text
 # ---- ours --------------------------------------------------------------------------------------
 
 
-def ours(port: int, paced: bool, direct: bool) -> None:
+def ours(port: int, paced: bool, direct: bool = True, shortcut: bool = True) -> None:
     """Serve the project's application on an engine of a few lines."""
     import trio
 
     from tgi_trio.router.http.app import Application
-    from tgi_trio.router.http.exchange import HttpSettings
-    from tgi_trio.router.http.server import ServerSettings, listen, serve
+    from tgi_trio.router.http.call import HttpSettings
+    from tgi_trio.router.http.wire.server import ServerSettings, listen, serve
 
     async def main() -> None:
         engine = BenchEngine(paced)
-        app = Application(engine, HttpSettings(direct_writes=direct))
+        app = Application(engine, HttpSettings(direct_writes=direct, shortcut=shortcut))
         settings = ServerSettings(graceful_timeout=2.0)
         shutdown = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -56,16 +56,16 @@ async def _on_sigterm(shutdown: Any) -> None:
 
 
 class BenchEngine:
-    """Implements `router.http.engine_api.Engine` with made-up tokens."""
+    """Implements `router.http.engine_api.EngineApi` with made-up tokens."""
 
     def __init__(self, paced: bool) -> None:
         import tokenizers
         import trio
 
-        from tgi_trio.router.http.engine_api import Limits, ModelCard
-        from tgi_trio.router.metrics import Metrics
+        from tgi_trio.router.engine.stream import TokenStream
+        from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
         from tgi_trio.router.request import FinishReason, Outcome, Token
-        from tgi_trio.router.stream import TokenStream
+        from tgi_trio.router.telemetry.metrics import Metrics
         from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
         from tgi_trio.router.text.tokenizer_files import TokenizerConfig
         from tgi_trio.router.validation import ValidationLimits, Validator
@@ -78,7 +78,7 @@ class BenchEngine:
         backend.decoder = tokenizers.decoders.ByteLevel()
         most = 2**40
         self.model = ModelCard("bench")
-        self.limits = Limits(max_concurrent_requests=4096)
+        self.limits = ServedLimits(max_concurrent_requests=4096)
         self.tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
         self.chat_template = None
         self.validator = Validator(
@@ -90,6 +90,8 @@ class BenchEngine:
         self._length = FinishReason.LENGTH
         self._paced = paced
         self._live: dict[int, Any] = {}
+        self._ends: dict[int, set[int]] = {}  # step -> streams that end with it
+        self._step = 0
         self._next_id = 0
         self._work = trio.Event()
 
@@ -104,12 +106,16 @@ class BenchEngine:
         timings.queued = timings.started = timings.received
         stream = self._stream(self._next_id, request, None, timings, self.leave)
         self._live[stream.id] = stream
+        # As a shard does it: what a stream's end takes must not be looked up for each token.
+        last = self._step + request.stopping.max_new_tokens
+        self._ends.setdefault(last, set()).add(stream.id)
         self._work.set()
         return stream
 
     def leave(self, stream: Any) -> None:
         """Forget a stream."""
-        self._live.pop(stream.id, None)
+        if self._live.pop(stream.id, None) is not None:
+            stream.cancel()
 
     def health(self) -> tuple[bool, str]:
         """Always well."""
@@ -119,7 +125,7 @@ class BenchEngine:
         """Make steps while there is work."""
         import trio
 
-        step, due = 0, trio.current_time()
+        due = trio.current_time()
         while True:
             if not self._live:
                 self._work = trio.Event()
@@ -130,18 +136,18 @@ class BenchEngine:
                 await trio.sleep_until(due)
             else:
                 await trio.lowlevel.checkpoint()
-            step += 1
-            text = token_text(step, self._paced)
+            self._step += 1
+            ends = self._ends.pop(self._step, frozenset())
+            text = token_text(self._step, self._paced)
             for served, stream in enumerate(list(self._live.values()), start=1):
-                self._deliver(stream, step, text)
+                if stream.end is None:
+                    self._deliver(stream, text, ends)
                 if served % 128 == 0:
                     await trio.lowlevel.checkpoint()
 
-    def _deliver(self, stream: Any, step: int, text: str) -> None:
-        if stream.id not in self._live:
-            return
-        token = self._token(step % 32000, text, -0.25, False)
-        if stream.generated + 1 < stream.request.stopping.max_new_tokens:
+    def _deliver(self, stream: Any, text: str, ends: Set[int]) -> None:
+        token = self._token(self._step % 32000, text, -0.25, False)
+        if not ends or stream.id not in ends:
             stream.deliver([token], None)
             return
         del self._live[stream.id]
@@ -325,8 +331,9 @@ def floor(port: int, paced: bool) -> None:
 
 
 KINDS: dict[str, Callable[[int, bool], None]] = {
-    "ours": lambda port, paced: ours(port, paced, direct=True),
+    "ours": ours,
     "ours-plain": lambda port, paced: ours(port, paced, direct=False),
+    "ours-quart": lambda port, paced: ours(port, paced, shortcut=False),
     "stock": stock,
     "fastapi": fastapi,
     "floor": floor,

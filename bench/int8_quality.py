@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from bench import stats
 from tgi_trio import demo
 from tgi_trio.demo.documents import UNKNOWN
 from tgi_trio.demo.entries import load_entries, load_heldout
-from tgi_trio.shard.cpu.checkpoint import Checkpoint
-from tgi_trio.shard.cpu.forward import Forward, Tokens
-from tgi_trio.shard.cpu.instructions import variant_for
-from tgi_trio.shard.cpu.program import packing
-from tgi_trio.shard.model_config import read_config
-from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.step import BLOCK_SIZE
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.shard.contract import BLOCK_SIZE
+from tgi_trio.shard.numba_backend.forward import Forward, Tokens
+from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.program import packing
 
 Logits = NDArray[np.float32]
 _CONTENDERS = {
@@ -97,11 +98,15 @@ def random_texts(vocabulary: int) -> Iterator[Text]:
 
 def reader(folder: Path, dtype: str, int8: bool) -> tuple[Forward, Callable[[Text], Logits]]:
     """Return a model and what reads a text: logits of the tokens that are to be predicted."""
-    spec = decoder_spec(read_config(folder))
+    config = read_config(folder)
+    spec = decoder_spec(config)
     if spec is None:
         raise SystemExit("the CPU kernels do not fit this model")
     blocks = 64
-    with packing(spec, Checkpoint(folder, spec.names.base), dtype, int8=int8) as program:
+    with (
+        open_checkpoint(config, spec.names.base) as weights,
+        packing(spec, weights, dtype, int8=int8) as program,
+    ):
         program.allocate_kv(blocks + 1)
     forward = Forward(program, variant_for(spec, dtype, int8=int8), [0])
 
@@ -119,35 +124,39 @@ def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model-id", type=Path, help="folder; the embedded model without")
+    parser.add_argument("--texts", type=int, help="only so many; all by default")
     stats.add_output_flags(parser)
     args = parser.parse_args()
     folder = args.model_id or demo.model_path()
-    texts = list(
-        random_texts(read_config(folder).vocab_size) if args.model_id else conversations(folder)
-    )
+    every = random_texts(read_config(folder).vocab_size) if args.model_id else conversations(folder)
+    texts = list(islice(every, args.texts))
+    results: list[dict[str, Any]] = []
+
+    def found() -> tuple[str, dict[str, Any]]:
+        tokens = sum(len(text.ids) - text.start for text in texts)
+        text = f"{len(texts)} texts, {tokens:,} tokens to predict\n{stats.table_of(results)}"
+        return text, {"model": folder.name, "results": results}
+
     references: list[Logits] = []
-    results = []
-    for name, (dtype, int8) in _CONTENDERS.items():
-        tally = Tally()
-        forward, read = reader(folder, dtype, int8)
-        with forward:
-            for i, text in enumerate(tqdm(texts, desc=name)):
-                logits = read(text)
-                if len(references) == i:
-                    references.append(logits)
-                tally.add(text, logits, references[i])
-        results.append(
-            {
-                "contender": name,
-                "perplexity": float(np.exp(tally.nats / tally.tokens)),
-                "same best token": tally.same_best / tally.tokens,
-                "texts given": tally.given,
-                "logits' distance": (tally.squares / tally.size) ** 0.5,
-            }
-        )
-    print(f"{len(texts)} texts, {sum(len(t.ids) - t.start for t in texts):,} tokens to predict")
-    print(stats.table(tuple(results[0]), [tuple(result.values()) for result in results]))
-    stats.write_json(args.json, "int8_quality", {"model": folder.name, "results": results})
+    with stats.reporting(args.json, "int8_quality", found):
+        for name, (dtype, int8) in _CONTENDERS.items():
+            tally = Tally()
+            forward, read = reader(folder, dtype, int8)
+            with forward:
+                for i, text in enumerate(tqdm(texts, desc=name)):
+                    logits = read(text)
+                    if len(references) == i:
+                        references.append(logits)
+                    tally.add(text, logits, references[i])
+            results.append(
+                {
+                    "contender": name,
+                    "perplexity": float(np.exp(tally.nats / tally.tokens)),
+                    "same best token": tally.same_best / tally.tokens,
+                    "texts given": tally.given,
+                    "logits' distance": (tally.squares / tally.size) ** 0.5,
+                }
+            )
 
 
 if __name__ == "__main__":

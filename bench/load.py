@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from bench import checkpoints
 from bench.server import running
-from bench.stats import add_output_flags, table, write_json
+from bench.stats import add_output_flags, reporting, table_of
 
 _BUFFER = 16 << 20
 _BACKENDS = ("numba", "torch")
@@ -92,20 +92,21 @@ def serve(folder: Path, dtype: str, backend: str) -> Times:
 
 
 def measure(
-    folder: Path, dtype: str, runs: int, cold: bool, whole_server: bool
-) -> list[dict[str, Any]]:
-    """Return medians over `runs` turns of everything, a row for each that is no floor."""
+    folder: Path,
+    options: argparse.Namespace,
+    cold: bool,
+    times: dict[str, list[float]],
+) -> None:
+    """Add the seconds of everything to `times`, turn by turn."""
     file = folder / "model.safetensors"
     actions: list[Callable[[], Times]] = [partial(read, file), partial(keep, file)]
-    for backend in _BACKENDS:
-        actions.append(partial(load, folder, dtype, backend))
-        if whole_server:
-            actions.append(partial(serve, folder, dtype, backend))
-    cache = "cold" if cold else "warm"
+    for backend in options.backends:
+        actions.append(partial(load, folder, options.dtype, backend))
+        if options.server:
+            actions.append(partial(serve, folder, options.dtype, backend))
     if not cold:
         read(file)
-    times: dict[str, list[float]] = {}
-    for turn in tqdm(range(runs), desc=cache):
+    for turn in tqdm(range(options.runs), desc="cold" if cold else "warm"):
         # What comes before warms memory on a host that takes free memory away: each goes first.
         first = turn % len(actions)
         for action in actions[first:] + actions[:first]:
@@ -113,10 +114,14 @@ def measure(
                 forget(file)
             for name, seconds in action().items():
                 times.setdefault(name, []).append(seconds)
+
+
+def medians_of(cache: str, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Return medians over the turns of everything, a row for each that is no floor."""
     medians = {name: statistics.median(values) for name, values in times.items()}
 
     def ratio(name: str, floor: str) -> float:
-        pairs = zip(times[name], times[floor], strict=True)
+        pairs = zip(times[name], times[floor], strict=False)  # the last turn may be half a one
         return statistics.median(seconds / least for seconds, least in pairs)
 
     return [
@@ -139,6 +144,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--shape", choices=sorted(checkpoints.SHAPES), default="L")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--cache", choices=("warm", "cold"), nargs="+", default=["warm", "cold"])
+    parser.add_argument("--backends", choices=_BACKENDS, nargs="+", default=list(_BACKENDS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--server", action="store_true", help="start the whole server, too")
     parser.add_argument("--folder", type=Path, help="where the checkpoint is, or is made")
@@ -147,14 +153,16 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as spare:
         folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
         size = (folder / "model.safetensors").stat().st_size
-        rows = [
-            row
-            for cache in options.cache
-            for row in measure(folder, options.dtype, options.runs, cache == "cold", options.server)
-        ]
-    print(table(list(rows[0]), [list(row.values()) for row in rows]))
-    facts = {"shape": options.shape, "dtype": options.dtype, "GB": size / 1e9}
-    write_json(options.json, "load", {**facts, "rows": rows})
+        facts = {"shape": options.shape, "dtype": options.dtype, "GB": size / 1e9}
+        times: dict[str, dict[str, list[float]]] = {cache: {} for cache in options.cache}
+
+        def found() -> tuple[str, dict[str, Any]]:
+            rows = [row for cache, own in times.items() for row in medians_of(cache, own)]
+            return table_of(rows), {**facts, "rows": rows}
+
+        with reporting(options.json, "load", found):
+            for cache, own in times.items():
+                measure(folder, options, cache == "cold", own)
     return 0
 
 

@@ -37,7 +37,7 @@ from bench.model_cases import CASES, Case, Contender, LlamaCpp, Worker
 from bench.peers import llama_cpp, vllm_cpu
 from bench.peers.environment import HOME, Unavailable
 from bench.server import mortal
-from tgi_trio.shard.cores import usable_cores
+from tgi_trio.shard.machine.cores import usable_cores
 
 OURS = "numba"
 INT8, AVX2 = "int8", "avx2"  # our kernels, too
@@ -134,18 +134,17 @@ def contenders(
         yield found
 
 
+Readings = dict[tuple[str, str], list[Reading]]  # by case and contender
+
+
 def measure(
-    shape: str,
     folder: Path,
     args: argparse.Namespace,
     machine: Machine,
+    readings: Readings,
     missing: dict[str, str],
-) -> list[dict[str, Any]]:
-    """Return one result per case and contender."""
-    make(shape, folder)
-    weights = (folder / "model.safetensors").stat().st_size // 2  # in bfloat16, the head's tied
-    head = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
-    readings: dict[tuple[str, str], list[Reading]] = {}
+) -> None:
+    """Add readings of every case and contender, in turns."""
     with contenders(args.peers, args.home, folder, missing) as everybody:
         cases = [CASES[name] for name in args.cases]
         turns = [
@@ -155,13 +154,19 @@ def measure(
             for who in everybody
             if case.peers or who.name in (OURS, INT8, AVX2)
         ]
-        for case, who in tqdm(turns, desc=f"shape {shape}"):
+        for case, who in tqdm(turns, desc=folder.name):
             reading = best_of(who, case, machine, args.tries)
             readings.setdefault((case.name, who.name), []).append(reading)
+
+
+def results_of(shape: str, folder: Path, readings: Readings) -> list[dict[str, Any]]:
+    """Return one result per case and contender."""
+    weights = (folder / "model.safetensors").stat().st_size // 2  # in bfloat16, the head's tied
+    head = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
     results = []
     for (case_name, name), found in readings.items():
-        ours = readings[case_name, OURS]
-        both = list(zip(found, ours, strict=True))
+        ours = readings[case_name, OURS]  # who is first in every turn
+        both = list(zip(found, ours, strict=False))
         results.append(
             {
                 "shape": shape,
@@ -269,21 +274,26 @@ def main() -> None:
     stats.add_output_flags(parser)
     args = parser.parse_args()
     machine = Machine(Bandwidth(), Arithmetic())
-    results, missing = [], dict[str, str]()
-    with company(args.company):
-        for shape in args.shapes:
-            folder = args.checkpoints / f"tgi-trio-{shape}"
-            results += measure(shape, folder, args, machine, missing)
-    if args.merge and args.json:
-        results = merged(args.json, results)
-    ran = sorted({r["contender"] for r in results})
-    print(show(results), f"ran: {', '.join(ran)}", sep="\n")
-    for name, why in missing.items():
-        print(f"not measured: {name}: {why}")
-    document = {"company": args.company, "results": results, "missing": missing}
-    stats.write_json(args.json, "model", document)
+    read: dict[str, Readings] = {}
+    missing: dict[str, str] = {}
+    folders = {shape: args.checkpoints / f"tgi-trio-{shape}" for shape in args.shapes}
+
+    def results() -> list[dict[str, Any]]:
+        found = [r for shape, own in read.items() for r in results_of(shape, folders[shape], own)]
+        return merged(args.json, found) if args.merge and args.json else found
+
+    def summary() -> tuple[str, dict[str, Any]]:
+        found = results()
+        lines = [show(found), f"ran: {', '.join(sorted({r['contender'] for r in found}))}"]
+        lines += [f"not measured: {name}: {why}" for name, why in missing.items()]
+        return "\n".join(lines), {"company": args.company, "results": found, "missing": missing}
+
+    with stats.reporting(args.json, "model", summary), company(args.company):
+        for shape, folder in folders.items():
+            make(shape, folder)
+            measure(folder, args, machine, read.setdefault(shape, {}), missing)
     if args.plot:
-        plot(args.plot, results)
+        plot(args.plot, results())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import time
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import asdict
+from typing import Any
 
 from tqdm import tqdm
 
@@ -69,18 +70,15 @@ def once(argv: list[str], port: int, kill: bool) -> tuple[float, float]:
         return ready, end
 
 
-def run(times: int, demo: bool = False) -> tuple[Summary, Summary]:
-    """Return the seconds to ready and to the end; raises RuntimeError for what went wrong."""
+def run(times: int, demo: bool, seconds: list[tuple[float, float]]) -> None:
+    """Add each start's seconds to ready and to the end; raises RuntimeError for what went wrong."""
     port, names = free_port(), shared_memory()
     module = ["tgi_trio"] if demo else ["tgi_trio.testing.fake_server", "{}"]
     argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
-    seconds = [
-        once(argv, port, kill=n % KILLED == KILLED - 1)
-        for n in tqdm(range(times), desc="starts", disable=None)
-    ]
+    for n in tqdm(range(times), desc="starts", disable=None):
+        seconds.append(once(argv, port, kill=n % KILLED == KILLED - 1))
     if left := shared_memory() - names:
         raise RuntimeError(f"shared memory is left: {left}")
-    return Summary.of([ready for ready, _ in seconds]), Summary.of([end for _, end in seconds])
 
 
 def main() -> None:
@@ -92,11 +90,17 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true", help="serve the embedded model")
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    ready, end = run(args.times, args.demo)
-    rows = [(name, s.n, s.p50, s.p99) for name, s in (("ready", ready), ("end", end))]
-    print(stats.table(("seconds to", "n", "median", "p99"), rows))
-    results = {"ready_s": asdict(ready), "end_s": asdict(end)}
-    stats.write_json(args.json, "restarts", {"demo": args.demo, "results": results})
+    seconds: list[tuple[float, float]] = []
+
+    def found() -> tuple[str, dict[str, Any]]:
+        ready, end = (Summary.of([each[i] for each in seconds]) for i in (0, 1))
+        rows = [(name, s.n, s.p50, s.p99) for name, s in (("ready", ready), ("end", end))]
+        results = {"ready_s": asdict(ready), "end_s": asdict(end)}
+        table = stats.table(("seconds to", "n", "median", "p99"), rows)
+        return table, {"demo": args.demo, "results": results}
+
+    with stats.reporting(args.json, "restarts", found):
+        run(args.times, args.demo, seconds)
 
 
 if __name__ == "__main__":

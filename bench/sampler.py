@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.stats import add_output_flags, table, write_json
+from bench.stats import add_output_flags, reporting, table_of
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.cores import usable_cores
-from tgi_trio.shard.cpu.sampler import CpuSampler
-from tgi_trio.shard.sampler import Sampler
-from tgi_trio.shard.sampling import RowSampler
-from tgi_trio.shard.step import Sequence
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.machine.cores import usable_cores
+from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -42,14 +42,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def rows_of(names: list[str], batch: int, length: int, vocab: int) -> list[Sequence]:
+def rows_of(names: list[str], batch: int, length: int, vocab: int) -> list[ShardSequence]:
     """Return `batch` sequences of `length` tokens, the settings `names` in turn."""
     draw = np.random.default_rng(0)
     rows = []
     for i in range(batch):
         ids = draw.integers(0, vocab, length + 8, dtype=np.int32)
         sampling = SamplingParameters(seed=i, **SETTINGS[names[i % len(names)]])
-        rows.append(Sequence(i, ids, length, length // 2, length - 1, [], 7, 0, sampling))
+        rows.append(ShardSequence(i, ids, length, length // 2, length - 1, [], 7, 0, sampling))
     return rows
 
 
@@ -89,16 +89,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--count", type=int, default=5, help="calls of each case")
     add_output_flags(parser)
     options = parser.parse_args(argv)
-    rows = []
-    for spread in options.spreads:
-        print(f"spread {spread:g} ...", file=sys.stderr, flush=True)
-        found = measure(options.batch, options.vocab, spread, options.count)
-        for kind, cases in found.items():
-            dearest = max(value for name, value in cases.items() if name != "mixed")
-            ratio = cases["mixed"] / dearest
-            rows.append({"spread": spread, "sampler": kind, **cases, "mixed / dearest": ratio})
-    print(table(list(rows[0]), [list(row.values()) for row in rows]))
-    write_json(options.json, "sampler", {"batch": options.batch, "ms": rows})
+    rows: list[dict[str, Any]] = []
+
+    def found() -> tuple[str, dict[str, Any]]:
+        return table_of(rows), {"batch": options.batch, "ms": rows}
+
+    with reporting(options.json, "sampler", found):
+        for spread in options.spreads:
+            print(f"spread {spread:g} ...", file=sys.stderr, flush=True)
+            times = measure(options.batch, options.vocab, spread, options.count)
+            for kind, cases in times.items():
+                dearest = max(value for name, value in cases.items() if name != "mixed")
+                ratio = cases["mixed"] / dearest
+                rows.append({"spread": spread, "sampler": kind, **cases, "mixed / dearest": ratio})
     return 0
 
 

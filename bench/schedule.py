@@ -15,13 +15,14 @@ import gc
 import random
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from bench.schedule_shard import CostModel, VirtualShard
-from bench.stats import Summary, add_output_flags, table, write_json
+from bench.stats import Summary, add_output_flags, reporting, table
 from tgi_trio.errors import Overloaded
 from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
 from tgi_trio.router.request import Request, StoppingCriteria
@@ -261,27 +262,37 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000, help="samples per measurement")
     add_output_flags(parser)
     options = parser.parse_args()
-    measured = {
-        f"commit + schedule, batch {batch}, {'reserve' if reserve else 'grow'}": decode(
-            batch, reserve, options.rounds
-        )
-        for batch in (32, 256, 512)
-        for reserve in (True, False)
-    }
+    measured: dict[str, Summary] = {}
+    soaked: dict[str, Any] = {}
+    with reporting(options.json, "schedule", partial(summary, measured, soaked)):
+        measure(options.rounds, measured)
+        if options.steps:
+            soaked |= soak(options.steps)
+
+
+def measure(rounds: int, measured: dict[str, Summary]) -> None:
+    """Time what a server does again and again, `rounds` times each."""
     for batch in (32, 256, 512):
-        measured[f"commit + schedule, batch {batch}, comings and goings"] = busy(
-            batch, options.rounds
-        )
+        for reserve in (True, False):
+            name = f"commit + schedule, batch {batch}, {'reserve' if reserve else 'grow'}"
+            measured[name] = decode(batch, reserve, rounds)
+    for batch in (32, 256, 512):
+        name = f"commit + schedule, batch {batch}, comings and goings"
+        measured[name] = busy(batch, rounds)
     for block_size in (1, 16):
         name = f"admit a cached 32k prompt, per 1,000 tokens, blocks of {block_size}"
         measured[name] = lookup(32_768, block_size)
+
+
+def summary(measured: dict[str, Summary], soaked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the tables, and what is written."""
     rows = [[name, s.p50, s.p99, s.mean, 1e6 / s.p50] for name, s in measured.items()]
-    print(table(["µs", "p50", "p99", "mean", "per second"], rows))
+    text = table(["µs", "p50", "p99", "mean", "per second"], rows)
     results: dict[str, Any] = {"us": {name: asdict(s) for name, s in measured.items()}}
-    if options.steps:
-        results["soak"] = soak(options.steps)
-        print(table(["soak", "value"], [list(item) for item in results["soak"].items()]))
-    write_json(options.json, "schedule", results)
+    if soaked:
+        text += "\n" + table(["soak", "value"], [list(item) for item in soaked.items()])
+        results["soak"] = soaked
+    return text, results
 
 
 if __name__ == "__main__":

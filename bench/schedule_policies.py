@@ -15,6 +15,7 @@ import argparse
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bench.schedule import limits, request
 from bench.schedule_shard import CostModel, VirtualShard
 from bench.schedule_tgi import Tgi
 from bench.schedule_workload import PROFILES, Job, Profile, Served
-from bench.stats import Summary, add_output_flags, table, write_json
+from bench.stats import Summary, add_output_flags, reporting, table
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.scheduling import Scheduler, SchedulingLimits
 
@@ -195,8 +196,15 @@ def main() -> None:
     chosen = [p for p in PROFILES if not options.profile or p.name in options.profile]
     blocks = options.kv_tokens // BLOCK + 1
     results: list[dict[str, Any]] = []
-    for profile in tqdm(chosen, desc="profiles", disable=None):
-        results += compare(profile, options.seconds, blocks, options.step_token_budget)
+    with reporting(options.json, "schedule_policies", partial(summary, results)):
+        for profile in tqdm(chosen, desc="profiles", disable=None):
+            results += compare(profile, options.seconds, blocks, options.step_token_budget)
+    if options.plot:
+        plot(options.plot, results)
+
+
+def summary(results: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Return the table, and what is written."""
     header = [
         "profile",
         "rate/s",
@@ -214,10 +222,7 @@ def main() -> None:
         ]
         for r in results
     ]  # fmt: skip
-    print(table(header, rows))
-    write_json(options.json, "schedule_policies", {"results": results})
-    if options.plot:
-        plot(options.plot, results)
+    return table(header, rows), {"results": results}
 
 
 if __name__ == "__main__":

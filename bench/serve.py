@@ -18,6 +18,7 @@ import argparse
 import statistics
 import sys
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import trio
@@ -107,8 +108,10 @@ def main() -> None:
     stats.add_output_flags(parser)
     args = parser.parse_args()
     loads = [Load("closed", c) for c in args.concurrency] + [Load("open", r) for r in args.rate]
-    with ExitStack() as stack:
-        bare, ready = None, None
+    rounds: list[list[Result]] = [[] for _ in loads]
+    facts: Result = {"ready_s": None}
+    with stats.reporting(args.json, "serve", partial(summary, rounds, facts)), ExitStack() as stack:
+        bare = None
         if args.url:
             host, _, port = args.url.rpartition(":")
             server = Server(host, int(port), 0.0)
@@ -116,16 +119,19 @@ def main() -> None:
             flags = ["--model-id", args.model_id] if args.model_id else []
             flags += ["--cpu-backend", args.cpu_backend]
             server = stack.enter_context(running(flags))
-            ready = server.ready_s
+            facts["ready_s"] = server.ready_s
             bare = stack.enter_context(closing(bare_steps(args.model_id, args.cpu_backend)))
             measure_load(server, Load("closed", 2), Work(4, args.words, 8), None)  # to warm up
-        rounds: list[list[Result]] = [[] for _ in loads]
         for _ in range(args.rounds):
             for load, found in zip(loads, rounds, strict=True):
                 requests = max(args.requests, int(load.level) if load.kind == "closed" else 0)
                 work = Work(requests, args.words, args.max_tokens)
                 found.append(measure_load(server, load, work, bare))
-    results = [middle(found) for found in rounds]
+
+
+def summary(rounds: list[list[Result]], facts: Result) -> tuple[str, Result]:
+    """Return the table of the loads that were measured, and what is written."""
+    results = [middle(found) for found in rounds if found]
     rows = [
         (
             f"{r['load']} {r['level']:g}",
@@ -144,9 +150,8 @@ def main() -> None:
         for r in results
     ]
     header = ("load", "done", "tok/s", "TTFT p50 ms", "p99", "ITL p50 ms", "p99", "TPOT p50 ms")
-    print(stats.table((*header, "bare step ms", "ITL/bare", "gap %", "router %"), rows))
-    print(FORMULAS)
-    stats.write_json(args.json, "serve", {"ready_s": ready, "results": results, "rounds": rounds})
+    table = stats.table((*header, "bare step ms", "ITL/bare", "gap %", "router %"), rows)
+    return f"{table}\n{FORMULAS}", {**facts, "results": results, "rounds": rounds}
 
 
 if __name__ == "__main__":

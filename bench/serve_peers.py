@@ -77,26 +77,27 @@ def load_on(server: Server, clients: int, work: Work) -> dict[str, Any]:
         raise RuntimeError(f"not every answer came within {_LOAD:g} s") from error
 
 
-def prepared(names: list[str], job: Job) -> tuple[list[HttpPeer], dict[str, str]]:
-    """Return ours and the peers that can be had, and why others cannot."""
-    peers, missing = [ours(job)], {}
+def prepared(names: list[str], job: Job, missing: dict[str, str]) -> list[HttpPeer]:
+    """Return ours and the peers that can be had; `missing` gets why others cannot."""
+    peers = [ours(job)]
     for name in names:
         print(f"preparing {name} ...", file=sys.stderr, flush=True)
         try:
             peers.append(SERVERS[name](job))
         except Unavailable as error:
             missing[name] = str(error)
-    return peers, missing
+    return peers
 
 
-def run(args: argparse.Namespace, job: Job) -> tuple[list[list[dict[str, Any]]], dict[str, str]]:
-    """Return every round's results, ours first, and who could not be measured."""
-    peers, missing = prepared(args.peers, job)
+def run(
+    args: argparse.Namespace, job: Job, rounds: list[list[dict[str, Any]]], missing: dict[str, str]
+) -> None:
+    """Add every round's results, ours first, and who could not be measured."""
+    peers = prepared(args.peers, job, missing)
     works = {
         peer.name: Work(args.requests, args.words, args.max_tokens, whole=peer.whole)
         for peer in peers
     }
-    rounds = []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         started: list[tuple[HttpPeer, Server]] = []
@@ -117,21 +118,21 @@ def run(args: argparse.Namespace, job: Job) -> tuple[list[list[dict[str, Any]]],
             started.append((peer, server))
         turns = tqdm(total=args.rounds * len(started), desc="rounds", leave=False)
         for _ in range(args.rounds):
-            found = []
+            found: list[dict[str, Any]] = []
+            rounds.append(found)
             for peer, server in started:
                 result = load_on(server, args.clients, works[peer.name])
                 found.append({"server": peer.name, "ready_s": server.ready_s} | result)
                 turns.update()
-            rounds.append(found)
-    return rounds, missing
 
 
 def summary(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the medians over the rounds, and that of ours to each within a round."""
     rows = []
-    for index, first in enumerate(rounds[0]):
-        found = [row[index] for row in rounds]
-        ours_rate = [row[0]["output_tokens_per_s"] for row in rounds]
+    for index, first in enumerate(rounds[0] if rounds else []):
+        reached = [row for row in rounds if index < len(row)]  # the last may be cut short
+        found = [row[index] for row in reached]
+        ours_rate = [row[0]["output_tokens_per_s"] for row in reached]
         rates = [row["output_tokens_per_s"] for row in found]
         ratios = [a / b if b else float("inf") for a, b in zip(ours_rate, rates, strict=True)]
         rows.append(
@@ -168,15 +169,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the servers too
     checkpoint = make(args.shape, args.checkpoints / f"tgi-trio-{args.shape}")
     job = Job(args.home, checkpoint, args.clients, args.max_tokens)
-    rounds, missing = run(args, job)
-    rows = summary(rounds)
-    print(
-        stats.table(("server", *COLUMNS), [[r["server"], *(r[c] for c in COLUMNS)] for r in rows])
-    )
-    for name, why in missing.items():
-        print(f"not measured: {name}: {why}")
-    results = {"shape": args.shape, "clients": args.clients, "missing": missing, "rows": rows}
-    stats.write_json(args.json, "serve_peers", results | {"rounds": rounds})
+    rounds: list[list[dict[str, Any]]] = []
+    missing: dict[str, str] = {}
+
+    def found() -> tuple[str, dict[str, Any]]:
+        rows = summary(rounds)
+        cells = [[row["server"], *(row[column] for column in COLUMNS)] for row in rows]
+        lines = [f"not measured: {name}: {why}" for name, why in missing.items()]
+        results = {"shape": args.shape, "clients": args.clients, "missing": missing, "rows": rows}
+        text = "\n".join([stats.table(("server", *COLUMNS), cells), *lines])
+        return text, results | {"rounds": rounds}
+
+    with stats.reporting(args.json, "serve_peers", found):
+        run(args, job, rounds, missing)
 
 
 if __name__ == "__main__":

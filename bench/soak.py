@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,6 @@ from bench.vitals import Vitals, children, cpu_seconds, vitals
 FLAGS = ("--max-concurrent-requests", "64", "--max-batch-total-tokens", "8192")
 
 PERIOD = 1.0  # seconds between two readings
-SETTLE = 12.0  # seconds; trio ends its idle worker threads after ten
-IDLE = 10.0  # seconds of which the processor time is counted when all clients have left
 
 BROKEN_OFF = 0.02  # share of streams whose client leaves
 STREAMS = 0.5
@@ -198,46 +197,56 @@ def main() -> None:
     served.add_argument("--model-id", help="serve the model in this folder")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=8)
+    parser.add_argument(
+        "--settle", type=float, default=12.0, help="seconds; trio ends idle threads after ten"
+    )
+    parser.add_argument(
+        "--idle",
+        type=float,
+        default=10.0,
+        help="seconds in which processor time is counted",
+    )
     stats.add_output_flags(parser)
     args = parser.parse_args()
     flags = (*FLAGS, "--model-id", args.model_id) if args.model_id else FLAGS
     with running(flags, fake=None if args.demo or args.model_id else "{}") as server:
         (shard,) = children(server.pid)
+        pids = {"router": server.pid, "shard": shard}
         soak = Soak(server, random.Random(0), args.max_tokens)
-        trio.run(run, soak, args, (server.pid, shard))
-        time.sleep(SETTLE)
-        used = [cpu_seconds(pid) for pid in (server.pid, shard)]
-        time.sleep(IDLE)
-        idle = [
-            (cpu_seconds(pid) - was) / IDLE
-            for pid, was in zip((server.pid, shard), used, strict=True)
-        ]
-        rest = {"router": asdict(vitals(server.pid)), "shard": asdict(vitals(shard))}
+        after: dict[str, dict[str, Any]] = {}
+        with stats.reporting(args.json, "soak", partial(report, args, soak, after)):
+            trio.run(run, soak, args, tuple(pids.values()))
+            time.sleep(args.settle)
+            used = {name: cpu_seconds(pid) for name, pid in pids.items()}
+            time.sleep(args.idle)
+            for name, pid in pids.items():
+                idle = (cpu_seconds(pid) - used[name]) / args.idle
+                after[name] = {**asdict(vitals(pid)), "idle_cores": idle}
+
+
+def report(
+    args: argparse.Namespace, soak: Soak, after: dict[str, dict[str, Any]]
+) -> tuple[str, dict[str, Any]]:
+    """Return the table, and what is written; `after` is empty before everybody has left."""
     result = summary(soak)
-    rows = [
-        (
-            name,
-            result[name]["rss_mib_at_half"],
-            result[name]["rss_mib_at_end"],
-            result[name]["bytes_per_request"],
-            rest[name]["descriptors"],
-            f"{result[name]['threads'][0]} to {result[name]['threads'][1]}",
-            100 * part,
-        )
-        for name, part in zip(("router", "shard"), idle, strict=True)
-    ]
+    rows = []
+    for name in ("router", "shard"):
+        own, rest = result[name], after.get(name, {})
+        threads = f"{own['threads'][0]} to {own['threads'][1]}"
+        idle = 100 * rest["idle_cores"] if rest else "-"
+        memory = own["rss_mib_at_half"], own["rss_mib_at_end"], own["bytes_per_request"]
+        rows.append((name, *memory, rest.get("descriptors", "-"), threads, idle))
     header = (
         *("process", "MiB at half", "MiB at end", "bytes a request", "fds after", "threads"),
         "idle % of a core",
     )
-    print(stats.table(header, rows))
-    print(
+    words = (
         f"{result['requests']} requests in {result['seconds']:.0f} s "
         f"({result['requests_per_s']:.0f}/s), failed: {result['failures'] or 'none'}"
     )
     model = "embedded" if args.demo else args.model_id or "none"
-    document = {"model": Path(model).name, **result, "after": rest, "idle_cores": idle}
-    stats.write_json(args.json, "soak", document)
+    document = {"model": Path(model).name, **result, "after": after}
+    return f"{stats.table(header, rows)}\n{words}", document
 
 
 if __name__ == "__main__":

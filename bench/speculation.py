@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -28,11 +29,11 @@ from tqdm import tqdm
 
 from bench import stats
 from tgi_trio.hub import resolve_model
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StepReport
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.batch import Batch
+from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.speculation.ngram import NgramDrafter
-from tgi_trio.shard.step import Runner, WarmupRequest
 
 QUESTIONS = (
     "What is continuous batching?",
@@ -85,7 +86,7 @@ def run(
         blocks=blocks,
         eos_ids=info.eos_ids,
         drafter=NgramDrafter(speculate, info.eos_ids) if speculate else None,
-        cheap_tokens=info.cheap_tokens,
+        draft_budget=info.draft_budget,
     )
     need = -(-(max(map(len, encoded)) + new) // info.block_size)
     waiting = deque(enumerate(encoded))
@@ -104,21 +105,24 @@ def run(
         if plan is None:
             return found
         counts = batch.counts
-        report = StepReport(1, 1)
-        dropped, faults = batch.advance(plan, runner.step(plan), report)
-        if faults:
-            raise RuntimeError(faults[0].message)
+        moved = batch.advance(plan, runner.step(plan))
+        if moved.faults:
+            raise RuntimeError(moved.faults[0].message)
         if counts.decode_rows == size:
             found.row_steps += size
             found.decode_s += time.perf_counter() - began
             found.drafts += counts.draft_tokens
-            found.count += len(report.token_ids)
-        for sequence in dropped:
+            found.count += len(moved.columns["token_ids"])
+        for sequence in moved.dropped:
             runner.drop(sequence)
             del taken[sequence.id]
+        columns = (
+            moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids")
+        )
+        sequences, token_counts, token_ids = columns
         end = 0
-        for sequence_id, count in zip(report.sequence, report.token_count, strict=True):
-            found.tokens[sequence_id] += report.token_ids[end : end + count]
+        for sequence_id, count in zip(sequences, token_counts, strict=True):
+            found.tokens[sequence_id] += token_ids[end : end + count]
             end += count
 
 
@@ -139,7 +143,29 @@ def main() -> None:
     runner = load_runner(folder, cpu_backend=args.cpu_backend)
     blocks = runner.warm_up(WarmupRequest(BUDGET, 1024, 64, 32768)).blocks
     cases = [(k, b, s) for k in ("again", "plain") for b in args.batch for s in (False, True)]
-    results, differing = [], 0
+    results: list[dict[str, Any]] = []
+    differing: list[int] = []  # runs of a case and a setting that gave other tokens
+
+    def found() -> tuple[str, dict[str, Any]]:
+        backend, count = runner.info.backend, sum(differing)
+        words = f"{count} runs gave other tokens than the first setting; backend {backend}"
+        written = {"backend": backend, "differing_runs": count, "results": results}
+        return f"{stats.table_of(results)}\n{words}", written
+
+    with stats.reporting(args.json, "speculation", found):
+        measure(runner, blocks, cases, tokenizer, args, results, differing)
+
+
+def measure(
+    runner: Runner,
+    blocks: int,
+    cases: list[tuple[str, int, bool]],
+    tokenizer: Tokenizer,
+    args: argparse.Namespace,
+    results: list[dict[str, Any]],
+    differing: list[int],
+) -> None:
+    """Run every case with every setting in turns."""
     for kind, size, sample in tqdm(cases, desc="cases"):
         new = args.new_tokens
         answer = functools.partial(run, runner, blocks, size)
@@ -152,7 +178,7 @@ def main() -> None:
         first = found[args.speculate[0]][0]
         base = [r.count / r.decode_s for r in found[args.speculate[0]]]
         for n, runs in found.items():
-            differing += sum(r.tokens != first.tokens for r in runs)
+            differing.append(sum(r.tokens != first.tokens for r in runs))
             rates = [r.count / r.decode_s for r in runs]
             ratios = [mine / other for mine, other in zip(rates, base, strict=True)]
             r = runs[0]
@@ -169,16 +195,6 @@ def main() -> None:
                     "ratio": statistics.median(ratios),
                 }
             )
-    columns = tuple(results[0])
-    print(stats.table(columns, [tuple(row.values()) for row in results]))
-    print(
-        f"{differing} runs gave other tokens than the first setting; backend {runner.info.backend}"
-    )
-    stats.write_json(
-        args.json,
-        "speculation",
-        {"backend": runner.info.backend, "differing_runs": differing, "results": results},
-    )
 
 
 if __name__ == "__main__":

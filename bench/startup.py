@@ -17,6 +17,8 @@ import tempfile
 import time
 import urllib.request
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 from tqdm import tqdm
 
@@ -24,14 +26,18 @@ from bench import stats
 from bench.server import running
 from bench.stats import Summary
 
-TRANSFORMERS = """
+FLOORS = {"torch": "import torch", "transformers": "transformers, one token"}
+CODE = {
+    "torch": "import torch",
+    "transformers": """
 import sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 inputs = tokenizer("Hello", return_tensors="pt")
 model.generate(**inputs, max_new_tokens=1, do_sample=False)
-"""
+""",
+}
 
 
 def first_token(flags: list[str], cache: str | None = None) -> tuple[float, float]:
@@ -59,11 +65,22 @@ def timed(argv: list[str]) -> float:
     return time.monotonic() - start
 
 
+def summary(rows: dict[str, list[float]]) -> tuple[str, dict[str, Any]]:
+    """Return the table of what was started so far, and the distributions."""
+    found = {name: Summary.of(values) for name, values in rows.items() if values}
+    table = stats.table(
+        ("what", "n", "median s", "min s", "max s"),
+        [(name, s.n, s.p50, min(rows[name]), max(rows[name])) for name, s in found.items()],
+    )
+    return table, {"results": {name: asdict(summary) for name, summary in found.items()}}
+
+
 def main() -> None:
     """Parse flags, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--cold", type=int, default=1, help="starts without compiled kernels")
+    parser.add_argument("--floors", nargs="*", choices=FLOORS, default=list(FLOORS))
     parser.add_argument("--model-id", help="served model; the embedded one by default")
     stats.add_output_flags(parser)
     args = parser.parse_args()
@@ -75,29 +92,17 @@ def main() -> None:
         "server first token, kernels compiled": [],
         "server ready": [],
         "server first token": [],
-        "import torch": [],
-        "transformers, one token": [],
-    }
-    for _ in tqdm(range(args.cold), desc="cold starts"):
-        with tempfile.TemporaryDirectory() as cache:
-            rows["server first token, kernels compiled"].append(first_token(flags, cache)[1])
-    if args.cold == 0:
-        del rows["server first token, kernels compiled"]
-    for _ in tqdm(range(args.runs), desc="starts"):
-        ready, token = first_token(flags)
-        rows["server ready"].append(ready)
-        rows["server first token"].append(token)
-        rows["import torch"].append(timed([sys.executable, "-c", "import torch"]))
-        rows["transformers, one token"].append(timed([sys.executable, "-c", TRANSFORMERS, folder]))
-    summaries = {name: Summary.of(values) for name, values in rows.items()}
-    print(
-        stats.table(
-            ("what", "n", "median s", "min s", "max s"),
-            [(name, s.n, s.p50, min(rows[name]), max(rows[name])) for name, s in summaries.items()],
-        )
-    )
-    results = {name: asdict(summary) for name, summary in summaries.items()}
-    stats.write_json(args.json, "startup", {"results": results})
+    } | {FLOORS[name]: [] for name in args.floors}
+    with stats.reporting(args.json, "startup", partial(summary, rows)):
+        for _ in tqdm(range(args.cold), desc="cold starts"):
+            with tempfile.TemporaryDirectory() as cache:
+                rows["server first token, kernels compiled"].append(first_token(flags, cache)[1])
+        for _ in tqdm(range(args.runs), desc="starts"):
+            ready, token = first_token(flags)
+            rows["server ready"].append(ready)
+            rows["server first token"].append(token)
+            for name in args.floors:
+                rows[FLOORS[name]].append(timed([sys.executable, "-c", CODE[name], folder]))
 
 
 if __name__ == "__main__":

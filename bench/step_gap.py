@@ -29,18 +29,20 @@ from bench.stats import Summary
 from tgi_trio.demo import model_path
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, encode_prefill
-from tgi_trio.router import handshake
-from tgi_trio.router.front import Front
-from tgi_trio.router.handshake import WarmupLimits
-from tgi_trio.router.http.sockets import bound
-from tgi_trio.router.metrics import Metrics
+from tgi_trio.model_facts import read_model_facts
+from tgi_trio.router.assembly import Assembly
+from tgi_trio.router.engine.shard_link import ShardLink
+from tgi_trio.router.http.wire.sockets import bind_sockets
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
-from tgi_trio.router.shard_group import ShardGroup
-from tgi_trio.router.shard_link import ShardLink
-from tgi_trio.router.shard_process import ShardSettings
-from tgi_trio.router.supervisor import Supervisor, Watch
+from tgi_trio.router.shards import handshake
+from tgi_trio.router.shards.handshake import WarmupLimits
+from tgi_trio.router.shards.local_group import LocalGroup
+from tgi_trio.router.shards.process import ShardSettings
+from tgi_trio.router.shards.supervisor import Supervisor, Watch
+from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer import Tokenizer
-from tgi_trio.settings import Options, read_model_facts, resolve, with_kv
+from tgi_trio.settings.records import Options
+from tgi_trio.settings.resolve import resolve, with_kv
 
 TOKENS_PER_STREAM = 40_000  # KV room: no stream ends during the measurement
 SECONDS_TO_SETTLE = 1.0
@@ -80,7 +82,7 @@ async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) ->
     """Measure with a reader that only reads."""
     argv = functools.partial(busy_argv, step_ms)
     shard = ShardSettings(model_path="", world_size=ranks)
-    with ShardGroup.spawn(argv, shard, warmup(streams), 1, 0) as group:
+    with LocalGroup.spawn(argv, shard, warmup(streams), 1, 0) as group:
         end = group.end
         await handshake.hello(end, 1)
         await handshake.info(end)
@@ -114,12 +116,11 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
     settings = resolve(options, read_model_facts(model_path()))
     supervisor = Supervisor(
         metrics,
-        ShardSettings(model_path=""),
+        LocalGroup.starter(functools.partial(busy_argv, step_ms), ShardSettings(model_path="")),
         warmup(streams),
         watch=Watch(),
-        argv=functools.partial(busy_argv, step_ms),
     )
-    front = Front(Tokenizer.from_folder(model_path()), None, metrics)
+    front = Assembly(Tokenizer.from_folder(model_path()), None, metrics)
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
         started = await nursery.start(supervisor.run)
@@ -141,9 +142,9 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
             prefix_caching=False,
         )
         settings = stretch(settings)
-        engine = front.open(settings, limits, supervisor, started.facts.vocab_size)
+        engine = front.open(settings, limits, supervisor, started.facts)
         supervisor.attach(engine)
-        with bound(["127.0.0.1:0"]) as listeners:
+        with bind_sockets(["127.0.0.1:0"]) as listeners:
             await nursery.start(front.serve, listeners, [], shutdown)
             argv = [sys.executable, "-m", "bench.sink", str(listeners[0].getsockname()[1])]
             sink = subprocess.Popen([*argv, str(streams), "0"], stdout=subprocess.PIPE)
@@ -182,20 +183,29 @@ def main() -> None:
     stats.add_output_flags(parser)
     args: argparse.Namespace = parser.parse_args()
     os.sched_setaffinity(0, {0})
-    results = []
+    results: list[dict[str, Any]] = []
     kinds = {"floor": floor, "floor, 2 ranks": functools.partial(floor, ranks=2), "router": router}
     runs = [(n, name) for n in args.streams for name in kinds]
-    for streams, name in tqdm(runs, desc="runs"):
-        reading: Reading = trio.run(kinds[name], streams, args.step_ms, args.seconds)
-        results.append(
-            {
-                "streams": streams,
-                "what": name,
-                "events_per_s": reading.events_per_s,
-                "gap_us": asdict(Summary.of([gap * 1e6 for gap in reading.gaps])),
-                "tell_us": reading.tell_us,
-            }
-        )
+
+    def found() -> tuple[str, dict[str, Any]]:
+        return table(results), {"step_ms": args.step_ms, "results": results}
+
+    with stats.reporting(args.json, "step_gap", found):
+        for streams, name in tqdm(runs, desc="runs"):
+            reading: Reading = trio.run(kinds[name], streams, args.step_ms, args.seconds)
+            results.append(
+                {
+                    "streams": streams,
+                    "what": name,
+                    "events_per_s": reading.events_per_s,
+                    "gap_us": asdict(Summary.of([gap * 1e6 for gap in reading.gaps])),
+                    "tell_us": reading.tell_us,
+                }
+            )
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return the table of what has been measured."""
     header = (
         *("streams", "other end", "steps", "gap p50 us", "p90", "p99", "p99.9"),
         *("telling us", "events/s"),
@@ -211,8 +221,7 @@ def main() -> None:
         )
         for r in results
     ]
-    print(stats.table(header, rows))
-    stats.write_json(args.json, "step_gap", {"step_ms": args.step_ms, "results": results})
+    return stats.table(header, rows)
 
 
 if __name__ == "__main__":

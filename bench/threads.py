@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ from tqdm import tqdm
 from bench.bandwidth import Bandwidth
 from bench.checkpoints import SHAPES, make
 from bench.model_cases import CASES, Worker
-from bench.stats import add_output_flags, table, write_json
-from tgi_trio.shard.cores import usable_cores
-from tgi_trio.shard.cpu.instructions import variant_for
-from tgi_trio.shard.cpu.storage import PANEL
-from tgi_trio.shard.model_config import read_config
-from tgi_trio.shard.models.families import decoder_spec
-from tgi_trio.shard.models.specs import DecoderSpec
+from bench.stats import add_output_flags, reporting, table_of
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.machine.cores import usable_cores
+from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 MEASURED = ("decode 1", "decode 8", "decode 32", "prefill 512")
 TEAMS = (1, 2, 4, 8, 16, 32)
@@ -101,9 +102,14 @@ def shared(spec: DecoderSpec, threads: int) -> dict[str, float]:
     }
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows with the same keys."""
-    print(table(list(rows[0]), [list(row.values()) for row in rows]))
+def summary(results: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the tables of what there is, and all of it."""
+    memory = results.get("gigabytes_per_second", {})
+    gains = [{"threads": n, "GB/s": gb, "gain": gb / memory[1]} for n, gb in memory.items()]
+    parts = [table_of(gains)]
+    for shape, found in results["shapes"].items():
+        parts.append(f"shape {shape}\n{table_of(found['measured'])}\n{table_of(found['counted'])}")
+    return "\n\n".join(parts), results
 
 
 def main() -> None:
@@ -113,21 +119,17 @@ def main() -> None:
     add_output_flags(parser)
     args = parser.parse_args()
     teams = range(1, len(usable_cores()) + 1)
-    memory = bandwidths(teams, args.repeats)
-    results: dict[str, Any] = {"gigabytes_per_second": memory, "shapes": {}}
-    show([{"threads": n, "GB/s": gb, "gain": gb / memory[1]} for n, gb in memory.items()])
-    for shape in args.shapes:
-        with tempfile.TemporaryDirectory(prefix=f"tgi-trio-{shape}-") as folder:
-            make(shape, Path(folder))
-            spec = decoder_spec(read_config(Path(folder)))
-            assert spec is not None
-            counted = [shared(spec, count) for count in TEAMS]
-            measured = measure(Path(folder), teams, args.repeats)
-        results["shapes"][shape] = {"measured": measured, "counted": counted}
-        print(f"\nshape {shape}")
-        show(measured)
-        show(counted)
-    write_json(args.json, "threads", results)
+    results: dict[str, Any] = {"shapes": {}}
+    with reporting(args.json, "threads", partial(summary, results)):
+        results["gigabytes_per_second"] = bandwidths(teams, args.repeats)
+        for shape in args.shapes:
+            with tempfile.TemporaryDirectory(prefix=f"tgi-trio-{shape}-") as folder:
+                make(shape, Path(folder))
+                spec = decoder_spec(read_config(Path(folder)))
+                assert spec is not None
+                found = results["shapes"][shape] = {"measured": [], "counted": []}
+                found["counted"] = [shared(spec, count) for count in TEAMS]
+                found["measured"] = measure(Path(folder), teams, args.repeats)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python -m bench.torch_step --shape M --json bench/out/torch_step.json
 
-`floor` is a loop written for this one model shape, with nothing of a server in it: packed oneDNN
-linears, one attention call per sequence over memory that lies in order, the best token taken. Ours
-is `TorchRunner.step` as the worker calls it: any family, block tables, sampling by the sampler.
-The two alternate step by step, so that both see the machine in the same state.
+`floor` is a loop written for this one model shape, with nothing of a server in it: oneDNN's
+linears (packed where the processor has such), one attention call per sequence over memory that lies
+in order, the best token taken. Ours is `TorchRunner.step` as the worker calls it: any family, block
+tables, sampling by the sampler. The two alternate step by step, so that both see the machine in the
+same state.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
 
 from bench import checkpoints
-from bench.stats import add_output_flags, table, write_json
+from bench.stats import add_output_flags, reporting, table_of
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.kv_cache import BLOCK_SIZE
-from tgi_trio.shard.model_runner import TorchRunner
-from tgi_trio.shard.step import Runner, Sequence, StepPlan, WarmupRequest
-from tgi_trio.shard.weights import WeightSource
+from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, WarmupRequest
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 Step = Callable[[], list[int]]
 
@@ -42,44 +44,27 @@ class Floor:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.dim = config.get("head_dim", self.hidden // self.heads)
         self.context = context
-        query, key = self.heads * self.dim, self.kv_heads * self.dim
-        inner, biased = config["intermediate_size"], config["model_type"] == "qwen2"
-        with WeightSource(folder, dtype=torch.bfloat16) as source:
-            self.embedding = source.matrix(
-                "model.embed_tokens.weight", (config["vocab_size"], self.hidden)
-            )
-            self.final = source.vector("model.norm.weight", self.hidden)
-            self.layers = []
-            for index in range(config["num_hidden_layers"]):
-                at = f"model.layers.{index}."
-                sizes = (("q", query), ("k", key), ("v", key))
-                qkv = [
-                    source.matrix(f"{at}self_attn.{n}_proj.weight", (size, self.hidden))
-                    for n, size in sizes
-                ]
-                bias = [
-                    source.vector(f"{at}self_attn.{n}_proj.bias", size)
-                    for n, size in sizes
-                    if biased
-                ]
-                up = [
-                    source.matrix(f"{at}mlp.{n}_proj.weight", (inner, self.hidden))
-                    for n in ("gate", "up")
-                ]
-                self.layers.append(
-                    (
-                        source.vector(f"{at}input_layernorm.weight", self.hidden),
-                        _packed(torch.cat(qkv)),
-                        torch.cat(bias) if bias else None,
-                        _packed(
-                            source.matrix(f"{at}self_attn.o_proj.weight", (self.hidden, query))
-                        ),
-                        source.vector(f"{at}post_attention_layernorm.weight", self.hidden),
-                        _packed(torch.cat(up)),
-                        _packed(source.matrix(f"{at}mlp.down_proj.weight", (self.hidden, inner))),
-                    )
+        biased = config["model_type"] == "qwen2"
+        tensors = load_file(folder / "model.safetensors")
+        self.embedding = tensors["model.embed_tokens.weight"]
+        self.final = tensors["model.norm.weight"]
+        self.layers = []
+        for index in range(config["num_hidden_layers"]):
+            at = f"model.layers.{index}."
+            qkv = [tensors[f"{at}self_attn.{n}_proj.weight"] for n in "qkv"]
+            bias = [tensors[f"{at}self_attn.{n}_proj.bias"] for n in "qkv" if biased]
+            up = [tensors[f"{at}mlp.{n}_proj.weight"] for n in ("gate", "up")]
+            self.layers.append(
+                (
+                    tensors[f"{at}input_layernorm.weight"],
+                    _linear(torch.cat(qkv), torch.cat(bias) if bias else None),
+                    _linear(tensors[f"{at}self_attn.o_proj.weight"]),
+                    tensors[f"{at}post_attention_layernorm.weight"],
+                    _linear(torch.cat(up)),
+                    _linear(tensors[f"{at}mlp.down_proj.weight"]),
                 )
-        self.head = _packed(self.embedding)
+            )
+        self.head = _linear(self.embedding)
         shape = (len(self.layers), batch, self.kv_heads, context + 1, self.dim)
         self.keys = torch.zeros(shape, dtype=torch.bfloat16)
         self.values = torch.zeros(shape, dtype=torch.bfloat16)
@@ -94,9 +79,9 @@ class Floor:
         batch, shape = len(token_ids), (self.hidden,)
         heads, kv_heads, half = self.heads, self.kv_heads, self.dim // 2
         x = functional.embedding(token_ids, self.embedding)
-        for index, (norm, qkv, bias, output, mlp_norm, up, down) in enumerate(self.layers):
+        for index, (norm, qkv, output, mlp_norm, up, down) in enumerate(self.layers):
             y = functional.rms_norm(x, shape, norm, self.eps)
-            rows = _linear(y, qkv, bias).view(batch, heads + 2 * kv_heads, self.dim)
+            rows = qkv(y).view(batch, heads + 2 * kv_heads, self.dim)
             turned, value = rows.split((heads + kv_heads, kv_heads), dim=1)
             swapped = torch.cat((turned[..., half:], turned[..., :half]), dim=-1)
             turned = turned * self.cos + swapped * self.sin
@@ -106,25 +91,20 @@ class Floor:
             out = functional.scaled_dot_product_attention(
                 query, self.keys[index], self.values[index]
             )
-            x = x + _linear(out.reshape(batch, -1), output)
+            x = x + output(out.reshape(batch, -1))
             y = functional.rms_norm(x, shape, mlp_norm, self.eps)
-            gate, inner = _linear(y, up).chunk(2, dim=-1)
-            x = x + _linear(functional.silu(gate) * inner, down)
-        logits = _linear(functional.rms_norm(x, shape, self.final, self.eps), self.head)
+            gate, inner = up(y).chunk(2, dim=-1)
+            x = x + down(functional.silu(gate) * inner)
+        logits = self.head(functional.rms_norm(x, shape, self.final, self.eps))
         best: list[int] = logits.argmax(dim=-1).tolist()
         return best
 
 
-def _packed(weight: torch.Tensor) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-    return packed
-
-
-def _linear(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return result
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """Return a product with packed weights, or with plain ones where the processor has no other."""
+    linear = Linear(weight, bias)
+    linear.pack()
+    return linear
 
 
 def decode_plan(batch: int, context: int) -> StepPlan:
@@ -134,7 +114,7 @@ def decode_plan(batch: int, context: int) -> StepPlan:
     slots = tables[:, context // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + context % BLOCK_SIZE
     ids = np.full(context + 8, 5, np.int32)
     rows = [
-        Sequence(
+        ShardSequence(
             i, ids, context + 1, context, context, tables[i].tolist(), 7, 0, SamplingParameters()
         )
         for i in range(batch)
@@ -201,14 +181,17 @@ def main(argv: list[str]) -> int:
         runner = TorchRunner.load(folder, dtype="bfloat16")
         blocks = max(options.batches) * (options.context // BLOCK_SIZE + 2)
         runner.warm_up(WarmupRequest(64, 512, max(options.batches), blocks * BLOCK_SIZE))
-        rows = []
-        for batch in options.batches:
-            print(f"batch {batch} ...", file=sys.stderr, flush=True)
-            rows.append(
-                measure(runner, folder, options.shape, batch, options.context, options.count)
-            )
-    print(table(list(rows[0]), [list(row.values()) for row in rows]))
-    write_json(options.json, "torch_step", {"rows": rows, "backend": runner.info.backend})
+        rows: list[dict[str, Any]] = []
+
+        def found() -> tuple[str, dict[str, Any]]:
+            return table_of(rows), {"rows": rows, "backend": runner.info.backend}
+
+        with reporting(options.json, "torch_step", found):
+            for batch in options.batches:
+                print(f"batch {batch} ...", file=sys.stderr, flush=True)
+                rows.append(
+                    measure(runner, folder, options.shape, batch, options.context, options.count)
+                )
     return 0
 
 

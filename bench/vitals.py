@@ -8,7 +8,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tgi_trio.ipc.memory import NAME_PREFIX
+from tgi_trio.ipc.segment import NAME_PREFIX
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from bench.ipc import extras, floor, ours, peers, report
 from bench.ipc.sampling import Budget, Placement, Row
-from bench.stats import add_output_flags, machine, write_json
+from bench.stats import add_output_flags, machine, reporting
 
 FULL = Budget(hot_samples=4000, hot_seconds=0.4, slow_samples=150)
 QUICK = Budget(hot_samples=500, hot_seconds=0.1, slow_samples=20)
@@ -38,10 +38,11 @@ def measures() -> dict[str, Measure]:
     return {"C floor": floor.measure, **rings, **peers.PEERS}
 
 
-def run_round_trips(budget: Budget, notes: list[str]) -> list[Row]:
-    """Measure every transport, pinned and free; what cannot be measured becomes a note."""
-    rows: list[Row] = []
-    jobs = [(pinned, name) for pinned in (True, False) for name in measures()]
+def run_round_trips(
+    transports: list[str], budget: Budget, rows: list[Row], notes: list[str]
+) -> None:
+    """Measure transports, pinned and free; what cannot be measured becomes a note."""
+    jobs = [(pinned, name) for pinned in (True, False) for name in transports]
     for pinned, name in (bar := tqdm(jobs, desc="round trips", leave=False)):
         bar.set_postfix_str(name)
         place = Placement.choose(pinned)
@@ -52,10 +53,9 @@ def run_round_trips(budget: Budget, notes: list[str]) -> list[Row]:
             notes.append(f"{name}: {error.name} is not installed (pip install 'tgi-trio[peers]')")
         except floor.NoCompiler as error:
             notes.append(f"{name}: {error}")
-    return rows
 
 
-def run_extras(quick: bool, notes: list[str]) -> dict[str, Any]:
+def run_extras(quick: bool, results: dict[str, Any], notes: list[str]) -> None:
     """Measure what is not a round trip."""
     spare_mib = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     sizes = [
@@ -76,15 +76,28 @@ def run_extras(quick: bool, notes: list[str]) -> dict[str, Any]:
         "death": lambda: [extras.death(size, 1 if quick else 5) for size in sizes],
         "broadcast": lambda: [
             extras.broadcast(followers, payload, 50 if quick else 400)
-            for followers in (2, 4, 8)
-            for payload in (1024, 262144)
+            for followers in ((2,) if quick else (2, 4, 8))
+            for payload in ((1024,) if quick else (1024, 262144))
         ],
     }
-    results = {}
     for name in (bar := tqdm(jobs, desc="extras", leave=False)):
         bar.set_postfix_str(name)
         results[name] = jobs[name]()
-    return results
+
+
+def summary(rows: list[Row], results: dict[str, Any], notes: list[str]) -> tuple[str, Any]:
+    """Return the tables and what is written."""
+    judged, left_out = report.goals(rows, results)
+    parts = [report.round_trip_table(rows, pinned) for pinned in (True, False)]
+    parts += [report.extras_tables(results), report.goals_table(judged)]
+    missing = [f"not measured: {note}" for note in dict.fromkeys((*notes, *left_out))]
+    written = {
+        "rows": [asdict(row) for row in rows],
+        "extras": results,
+        "goals": [asdict(goal) | {"verdict": goal.verdict} for goal in judged],
+        "notes": notes,
+    }
+    return "\n".join(["\n\n".join(parts), *missing]), written
 
 
 def main() -> None:
@@ -94,31 +107,18 @@ def main() -> None:
     add_output_flags(parser)
     parser.add_argument("--plot", type=Path, help="also draw the results to this PNG")
     parser.add_argument("--quick", action="store_true", help="few samples, small victims")
+    parser.add_argument(
+        "--transports", nargs="+", choices=measures(), default=list(measures()), metavar="NAME"
+    )
     arguments = parser.parse_args()
 
+    rows: list[Row] = []
+    results: dict[str, Any] = {}
     notes: list[str] = []
-    where = machine()
-    print(", ".join(f"{key} {value}" for key, value in where.items()))
-    rows = run_round_trips(QUICK if arguments.quick else FULL, notes)
-    results = run_extras(arguments.quick, notes)
-    judged, left_out = report.goals(rows, results)
-
-    for pinned in (True, False):
-        print(report.round_trip_table(rows, pinned), end="\n\n")
-    print(report.extras_tables(results), end="\n\n")
-    print(report.goals_table(judged))
-    for note in dict.fromkeys((*notes, *left_out)):
-        print(f"not measured: {note}")
-    write_json(
-        arguments.json,
-        "ipc",
-        {
-            "rows": [asdict(row) for row in rows],
-            "extras": results,
-            "goals": [asdict(goal) | {"verdict": goal.verdict} for goal in judged],
-            "notes": notes,
-        },
-    )
+    print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    with reporting(arguments.json, "ipc", partial(summary, rows, results, notes)):
+        run_round_trips(arguments.transports, QUICK if arguments.quick else FULL, rows, notes)
+        run_extras(arguments.quick, results, notes)
     if arguments.plot:
         report.plot(rows, arguments.plot)
 

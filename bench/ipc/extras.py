@@ -18,7 +18,7 @@ from bench.ipc.ours import Variant, channel
 from bench.ipc.sampling import Placement
 from bench.vitals import cpu_seconds
 from tgi_trio.ipc.channel import Endpoints
-from tgi_trio.ipc.frames import Frame, Kind, encode
+from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
 from tgi_trio.ipc.router_end import RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 from tgi_trio.ipc.watch import StallDetector, wait_for_death, watch_heartbeat
@@ -31,8 +31,7 @@ Result = dict[str, Any]
 
 def step_frame(rows: int) -> tuple[dict[str, int], dict[str, Any]]:
     """Return words and columns of a decode step: one token for each of `rows` sequences."""
-    names = ("step", "acknowledged", "gap_ns", "forward_ns", "sample_ns", "held")
-    words = dict.fromkeys((*names, "prefill_tokens", "decode_rows", "stalled_rows"), 1)
+    words = {name: 1 for name, _ in SPECS[Kind.STEP].words}
     columns = {
         "sequence": np.arange(rows, dtype=np.uint64),
         "computed": np.arange(rows, dtype=np.uint32),

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench import checkpoints
-from tgi_trio.shard.model_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 _SMALL = {
     "hidden_size": 64,

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.ipc import __main__ as program
+from bench.ipc import extras
 from bench.ipc.report import extras_tables, goals, goals_table, round_trip_table
 from bench.ipc.sampling import Budget, Case, Row, summarise
+from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
+from tgi_trio.ipc.messages import decode_step
 
 EXTRAS = {
     "decode": {"total_us": 5.0},
@@ -65,3 +75,31 @@ def test_work_is_taken_off_and_the_warm_up_left_out() -> None:
     assert (summary.p50, summary.p99_9, summary.samples) == (50.0, 50.0, 80)
     assert len(list(Budget(7, 60.0, 3).rounds(Case("hot", 64, True)))) == 7
     assert len(list(Budget(7, 60.0, 3).rounds(Case("idle", 64, True)))) == 3
+
+
+def test_extras_that_fail_leave_the_round_trips(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(transports: list[str], budget: Budget, rows: list[Row], notes: list[str]) -> None:
+        rows.extend(ROWS)
+
+    def broken() -> None:
+        raise KeyError("draft_tokens")
+
+    out = tmp_path / "ipc.json"
+    monkeypatch.setattr(sys, "argv", ["bench.ipc", "--quick", "--json", str(out)])
+    monkeypatch.setattr(program, "run_round_trips", measured)
+    monkeypatch.setattr(extras, "decode_reply", broken)
+    with pytest.raises(KeyError):
+        program.main()
+    assert "C eventfd" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert len(found["rows"]) == len(ROWS)
+    assert found["failed"] == "KeyError: 'draft_tokens'"
+
+
+def test_a_step_frame_has_every_word_of_the_wire() -> None:
+    words, columns = extras.step_frame(3)
+    report = decode_step(Frame(memoryview(encode(Kind.STEP, words, columns))))
+    assert report.sequence == [0, 1, 2]
+    assert {getattr(report, name) for name, _ in SPECS[Kind.STEP].words if name != "step"} == {1}

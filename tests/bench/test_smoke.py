@@ -1,0 +1,83 @@
+"""Every benchmark that a document names runs to its end, in its smallest form."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import checkpoints
+from tests.bench.smoke import SMALL, WITHOUT_RESULTS
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(r"python -m (bench\.[\w.]+)([^`\n]*(?:\n[^`\n]*)?)")
+LONGEST = 600.0  # seconds, on a machine that has a lot of other things to do
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny checkpoint."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    checkpoints.make("tiny", folder / "tgi-trio-tiny")
+    return folder
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("module", SMALL)
+def test_a_benchmark_runs_to_its_end(module: str, folder: Path, tmp_path: Path) -> None:
+    line = SMALL[module].replace("CHECKPOINTS", str(folder)).replace("NEW", str(tmp_path / "new"))
+    written = tmp_path / "out" / "results.json"
+    if module not in WITHOUT_RESULTS:
+        line += f" --json {written}"
+    done = subprocess.run(
+        [sys.executable, "-m", module, *shlex.split(line)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=LONGEST,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip()
+    if module not in WITHOUT_RESULTS:
+        found = json.loads(written.read_text())
+        assert (found["schema"], f"bench.{found['bench']}") == (1, module)
+        assert "failed" not in found
+        assert found.keys() > {"schema", "bench", "machine"}
+
+
+def documented() -> list[tuple[str, str]]:
+    """Return every command of a document: the module, and the rest of the line."""
+    return [
+        (found[1], found[2]) for path in DOCUMENTS for found in COMMAND.finditer(path.read_text())
+    ]
+
+
+def test_every_documented_benchmark_is_among_them() -> None:
+    named = {module for module, _ in documented()}
+    assert len(named) > 15
+    assert named <= SMALL.keys()
+
+
+def test_every_documented_flag_is_one() -> None:
+    """Flags are looked for where they are added, `--json` in `bench.stats`."""
+    shared = (ROOT / "bench" / "stats.py").read_text()
+    for module, rest in documented():
+        path = ROOT / Path(*module.split("."))
+        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        source = path.read_text() + shared
+        for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", rest.partition("`")[0]):
+            assert f'"{flag}"' in source, f"{module} has no {flag}"
+
+
+def test_whoever_writes_results_keeps_them_when_something_fails() -> None:
+    """`stats.reporting` does; nobody writes a file of their own."""
+    for module in SMALL.keys() - WITHOUT_RESULTS:
+        path = ROOT / Path(*module.split("."))
+        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+        assert "reporting(" in path.read_text(), module
