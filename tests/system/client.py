@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 
-TIMEOUT = httpx.Timeout(60.0)
+TIMEOUT = httpx.Timeout(240.0)  # seconds; the machine may be busy
 
 
 def decode(line: str) -> dict[str, Any] | None:

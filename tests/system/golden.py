@@ -8,6 +8,7 @@ import httpx
 
 from tests.system.client import TIMEOUT
 from tests.system.server import ServerProcess
+from tests.threads import one_torch_thread
 
 
 def reference(folder: Path, ids: list[list[int]], new_tokens: int) -> list[list[int]]:
@@ -20,7 +21,7 @@ def reference(folder: Path, ids: list[list[int]], new_tokens: int) -> list[list[
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     answers = []
     for prompt in ids:
-        with torch.inference_mode():
+        with torch.inference_mode(), one_torch_thread():
             out = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

@@ -10,17 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import httpx
 
-from tgi_trio.ipc.memory import NAME_PREFIX
 from tgi_trio.ipc.parent import die_with_parent
+from tgi_trio.ipc.segment import NAME_PREFIX
 
-READY_TIMEOUT = 90.0  # seconds; generous, because the machine may be busy
+# Seconds after which something hangs; however busy the machine, whatever is alive has come by then.
+READY_TIMEOUT = 240.0
+PATIENCE = 120.0
 
 
 def free_port() -> int:
@@ -34,7 +36,12 @@ class ServerProcess:
     """`python -m tgi_trio` on a port of its own, its output kept in a file."""
 
     def __init__(
-        self, flags: Sequence[str], port: int, output: Path, fake: str | None = None
+        self,
+        flags: Sequence[str],
+        port: int,
+        output: Path,
+        fake: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
         argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
@@ -46,6 +53,7 @@ class ServerProcess:
                 [*argv, *flags],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
                 start_new_session=True,
                 # a test run that is killed leaves no server behind
                 preexec_fn=partial(die_with_parent, os.getpid()),
@@ -79,7 +87,7 @@ class ServerProcess:
 
     def metric(self, name: str) -> float:
         """Return the value of one series of /metrics."""
-        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
         for line in text.splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[-1])
@@ -92,7 +100,7 @@ class ServerProcess:
             ended += self.metric(f'tgi_request_cancelled{{phase="{phase}"}}')
         return self.metric("tgi_request_accepted"), ended
 
-    def wait_idle(self, timeout: float = 15.0) -> None:
+    def wait_idle(self, timeout: float = PATIENCE) -> None:
         """Wait until every block is free and every accepted request has ended."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -107,7 +115,7 @@ class ServerProcess:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         return self.process.wait(timeout)
 
 
@@ -140,7 +148,7 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_gone(pids: Sequence[int], timeout: float = 5.0) -> list[int]:
+def wait_gone(pids: Sequence[int], timeout: float = PATIENCE) -> list[int]:
     """Return those of `pids` that still run after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
@@ -154,13 +162,18 @@ def shared_memory() -> set[str]:
 
 
 @contextmanager
-def serving(*flags: str, ready: bool = True, fake: str | None = None) -> Iterator[ServerProcess]:
+def serving(
+    *flags: str,
+    ready: bool = True,
+    fake: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[ServerProcess]:
     """Run a server for the length of the block; whatever is left of it is killed at the end.
 
-    `fake`: FakeSettings as JSON, for a server whose shard has no model.
+    `fake`: FakeSettings as JSON, for a server whose shard has no model. `env`: more variables.
     """
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(flags, free_port(), Path(folder) / "output", fake)
+        server = ServerProcess(flags, free_port(), Path(folder) / "output", fake, env)
         try:
             if ready:
                 server.wait_ready()

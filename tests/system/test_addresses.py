@@ -9,12 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.system.client import TIMEOUT
 from tests.system.server import free_port, serving
 from tests.system.test_bad_input import start
 
 pytestmark = pytest.mark.system
 
-CERTIFICATE = str(Path(__file__).parents[1] / "router" / "http" / "data" / "localhost.pem")
+CERTIFICATE = str(Path(__file__).parents[1] / "router" / "http" / "wire" / "data" / "localhost.pem")
 QUERY = {"inputs": "x", "parameters": {"max_new_tokens": 2}}
 
 
@@ -28,7 +29,7 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
     with serving(*flags, ready=False, fake="{}") as server:
         context = ssl.create_default_context(cafile=CERTIFICATE)
         context.check_hostname = False
-        tls = httpx.Client(base_url=f"https://127.0.0.1:{secure}", verify=context)
+        tls = httpx.Client(base_url=f"https://127.0.0.1:{secure}", verify=context, timeout=TIMEOUT)
         unix = httpx.Client(
             base_url="http://server", transport=httpx.HTTPTransport(uds=str(path), retries=2)
         )
@@ -42,7 +43,7 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
                     assert answer.status_code == 200
                 assert client.post("/generate", json=QUERY).status_code == 401
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"http://127.0.0.1:{port}/health")
+            httpx.get(f"http://127.0.0.1:{port}/health", timeout=TIMEOUT)
         assert f"at https://127.0.0.1:{secure} and unix:{path}" in server.output
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
@@ -54,14 +55,16 @@ def test_metrics_have_a_port_of_their_own_and_a_missing_collector_holds_nothing_
     flags = ["--prometheus-port", str(port), "--otlp-endpoint", "http://127.0.0.1:1"]
     with serving(*flags, fake="{}") as server:
         for _ in range(20):
-            assert httpx.post(f"{server.url}/generate", json=QUERY).status_code == 200
+            assert (
+                httpx.post(f"{server.url}/generate", json=QUERY, timeout=TIMEOUT).status_code == 200
+            )
         for path in ("/health", "/live", "/ready"):
-            assert httpx.get(f"{watched}{path}").status_code == 200
-        assert "tgi_request_success 20\n" in httpx.get(f"{watched}/metrics").text
-        assert httpx.post(f"{watched}/generate", json=QUERY).status_code == 404
+            assert httpx.get(f"{watched}{path}", timeout=TIMEOUT).status_code == 200
+        assert "tgi_request_success 20\n" in httpx.get(f"{watched}/metrics", timeout=TIMEOUT).text
+        assert httpx.post(f"{watched}/generate", json=QUERY, timeout=TIMEOUT).status_code == 404
         assert "trace_id=" in server.output
         server.signal(signal.SIGTERM)
-        assert server.wait(15) == 0
+        assert server.wait(60) == 0
 
 
 @pytest.mark.parametrize(

@@ -86,4 +86,4 @@ def test_ctrl_c_breaks_off_an_answer_and_then_the_chat() -> None:
             while seen.count(b"> ") < 2:  # the next prompt: the answer was broken off
                 seen += os.read(process.stdout.fileno(), 4096)
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 0
+            assert process.wait(120) == 0

@@ -52,6 +52,15 @@ def test_every_finished_answer_is_in_its_grammar(demo: ServerProcess, seed: int)
     assert nested == "a" * (len(nested) // 2) + "b" * (len(nested) // 2)
 
 
+def test_an_object_ends_behind_the_properties_that_are_listed(demo: ServerProcess) -> None:
+    inner = {"type": "object", "properties": {"b": {"type": "string", "maxLength": 5}}}
+    schema = {"type": "object", "properties": {"a": inner}, "required": ["a"]}
+    for seed in range(4):
+        text = answer(demo.url, "json", schema, seed=seed)  # not by its length
+        found = json.loads(text)
+        assert set(found) == {"a"} and set(found["a"]) <= {"b"}
+
+
 def test_a_seed_gives_the_same_alone_and_among_others(demo: ServerProcess) -> None:
     alone = [answer(demo.url, "json", PERSON, seed=seed) for seed in range(6)]
     with ThreadPoolExecutor(12) as threads:
@@ -121,7 +130,7 @@ def test_bad_and_monstrous_grammars_are_422(
 def test_the_processes_that_check_grammars_end_with_the_server(number: int) -> None:
     with serving() as server:
         assert answer(server.url, "choice", ["a", "b"]) in ("a", "b")
-        checkers = [p for p in children(server.process.pid) if "grammar_check" in command(p)]
+        checkers = [p for p in children(server.process.pid) if "grammars.checking" in command(p)]
         assert checkers
         server.signal(number)
         server.wait()

@@ -8,7 +8,7 @@ import signal
 import httpx
 import pytest
 
-from tests.system.client import generate
+from tests.system.client import TIMEOUT, generate
 from tests.system.server import alive, serving
 
 pytestmark = pytest.mark.system
@@ -18,7 +18,10 @@ PROMPT = "What is a KV cache?"
 
 def test_a_replaced_shard_has_the_same_8_bit_weights() -> None:
     with serving("--quantize", "eetq") as server:
-        assert httpx.get(f"{server.url}/info").json()["settings"]["quantize"] == "eetq"
+        assert (
+            httpx.get(f"{server.url}/info", timeout=TIMEOUT).json()["settings"]["quantize"]
+            == "eetq"
+        )
         assert "int8 weights" in server.output
         before = generate(server.url, PROMPT, max_new_tokens=60)
         (shard,) = server.shards()

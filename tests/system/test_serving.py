@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 import trio
 
 from tests.system.client import TIMEOUT, chat_events, generate, stream
-from tests.system.server import ServerProcess
+from tests.system.server import ServerProcess, serving
 
 pytestmark = pytest.mark.system
 
@@ -24,6 +26,43 @@ def test_the_embedded_model_answers_and_stops_by_itself(demo: ServerProcess, que
     text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
     assert QUESTIONS[question] in text
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+CHAT = "<|begin|><|user|>hi<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("stop", [["|"], ["end"], ["<|end|>"]])
+def test_the_end_token_comes_before_stop_strings(demo: ServerProcess, stop: list[str]) -> None:
+    whole = generate(demo.url, CHAT, max_new_tokens=100, details=True)
+    stopped = generate(demo.url, CHAT, max_new_tokens=100, details=True, stop=stop)
+    assert whole["details"]["finish_reason"] == "eos_token"
+    assert stopped == whole
+    *_, last = chat_events(demo.url, "hi", temperature=0, max_tokens=100, stop=stop)
+    assert last["choices"][0]["finish_reason"] == "stop"
+
+
+def ending(answer: dict[str, Any]) -> tuple[object, ...]:
+    """What must not depend on guesses: all but the last digits of log-probabilities."""
+    details = answer["details"]
+    tokens = [(token["id"], token["text"], token["special"]) for token in details["tokens"]]
+    reason, count = details["finish_reason"], details["generated_tokens"]
+    return answer["generated_text"], reason, count, tokens
+
+
+def test_guesses_change_neither_text_nor_end(demo: ServerProcess) -> None:
+    said = generate(demo.url, CHAT, max_new_tokens=100)["generated_text"]
+    prompt = f"{CHAT}{said}<|end|>{CHAT.removeprefix('<|begin|>')}"  # it may say that again
+    asked = [
+        {"max_new_tokens": most, "stop": stop, "details": True}
+        for stop in (["e"], ["o", "re"], [" t", "\n"], ["|"])
+        for most in range(1, 26, 3)
+    ]
+    with serving("--speculate", "6") as server:
+        for parameters in asked:
+            guessed = generate(server.url, prompt, **parameters)
+            alone = generate(demo.url, prompt, **parameters)
+            assert ending(guessed) == ending(alone), parameters
+        assert server.metric("tgi_batch_draft_tokens") > 0
 
 
 @pytest.mark.trio
@@ -79,13 +118,13 @@ def test_metrics_say_what_happened(demo: ServerProcess) -> None:
 
 
 def test_info_models_tokenize(demo: ServerProcess) -> None:
-    info = httpx.get(f"{demo.url}/info").json()
+    info = httpx.get(f"{demo.url}/info", timeout=TIMEOUT).json()
     assert info["model_id"] == "tgi-trio/demo"
     assert info["max_total_tokens"] > info["max_input_tokens"] > 0
-    models = httpx.get(f"{demo.url}/v1/models").json()
+    models = httpx.get(f"{demo.url}/v1/models", timeout=TIMEOUT).json()
     assert models["data"][0]["id"] == "tgi-trio/demo"
     text = "Greetings from the ring"
-    tokens = httpx.post(f"{demo.url}/tokenize", json={"inputs": text}).json()
+    tokens = httpx.post(f"{demo.url}/tokenize", json={"inputs": text}, timeout=TIMEOUT).json()
     joined = "".join(t["text"] for t in tokens)
     assert joined == text
 

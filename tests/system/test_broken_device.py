@@ -1,0 +1,65 @@
+"""A device that breaks while requests run: health says so, streams survive if it comes back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from tests.system.client import TIMEOUT
+from tests.system.server import ServerProcess, serving
+
+PATIENCE_S = 60.0
+
+
+def wait_for(condition: Callable[[], bool], server: ServerProcess) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, server.output
+        time.sleep(0.02)
+
+
+def test_streams_survive_a_broken_device_and_the_limit_ends_one_that_stays_so(
+    tmp_path: Path,
+) -> None:
+    broken = tmp_path / "broken"
+    fake = {"broken_while": str(broken), "step_ms": 5.0, "replies": [list(range(20, 220)) * 2]}
+    with serving("--shard-restart-limit", "3", fake=json.dumps(fake)) as server:
+
+        def ask(text: str) -> httpx.Response:
+            body = {"inputs": text, "parameters": {"max_new_tokens": 400, "details": True}}
+            return httpx.post(f"{server.url}/generate", json=body, timeout=TIMEOUT)
+
+        def health() -> tuple[int, str]:
+            answer = httpx.get(f"{server.url}/health", timeout=TIMEOUT)
+            return answer.status_code, answer.text
+
+        undisturbed = ask("question").json()
+        with ThreadPoolExecutor(4) as pool:
+            running = [pool.submit(ask, "question") for _ in range(4)]
+            wait_for(lambda: server.metric("tgi_batch_current_size") == 4, server)
+            broken.touch()
+            wait_for(lambda: health()[0] == 503, server)
+            broken.unlink()
+            answers = [answer.result() for answer in running]
+        assert [answer.status_code for answer in answers] == [200] * 4
+        assert {answer.json()["generated_text"] for answer in answers} == {
+            undisturbed["generated_text"]
+        }
+        server.wait_ready()
+        assert server.metric("tgi_shard_restarts") >= 1
+        server.wait_idle()
+
+        broken.touch()
+        answer = ask("question")
+        assert answer.status_code == 424
+        assert "crashed 4 times in a row and is not started again" in answer.json()["error"]
+        status, why = health()
+        assert status == 503 and "is not started again" in why
+        assert httpx.get(f"{server.url}/live", timeout=TIMEOUT).status_code == 503
+        assert ask("another").status_code == 503
+        assert "the model cannot compute a single token any more" in server.output

@@ -1,0 +1,149 @@
+"""What documents and docstrings name in back-ticks is there: files, classes, their attributes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "tgi_trio"
+CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+FILE = re.compile(r"[\w./-]+\.(?:py|md|toml|json|html|js|css|txt|bin)")
+FOLDER = re.compile(r"[\w./-]*\w/")
+ATTRIBUTE = re.compile(r"((?:\w+\.)*)([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\(.*\))?")
+
+# Files of a model's folder, of other projects and of the machine; not ours to have.
+FOREIGN = re.compile(
+    r".*\.bin|(config|tokenizer|tokenizer_config|generation_config|special_tokens_map|chat_template"
+    r"|processor_config|adapter_config|hf_quant_config|quantize_config|index|preprocessor_config"
+    r"|added_tokens|vocab|openapi|.*\.safetensors\.index|.*\.bin\.index)\.json|/.*|docs/\w+\.md"
+    r"|modeling_\w+\.py|configuration_\w+\.py|config\.py|out\.json|trace\.json"
+)
+# Modules that share their name with arguments and attributes: the name alone is looked for.
+VARIABLES = {"variant", "settings", "endpoints", "spec", "plan", "batch", "request", "weights"}
+FOREIGN_NAMES = re.compile(r"http\.(request|disconnect|response)(\.\w+)*")  # ASGI, OpenTelemetry
+FOREIGN_FOLDERS = re.compile(r"/.*|\.venv/|.*demo/model/|dev/shm/|my-model/")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    done = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [ROOT / line for line in done.stdout.splitlines()]
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+@cache
+def mentions() -> tuple[tuple[Path, str], ...]:
+    """Return (file, what stands in back-ticks) of every document and every docstring."""
+    texts = [(path, path.read_text()) for path in tracked("*.md")]
+    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "examples/*.py"):
+        texts += [(path, text) for text in docstrings(ast.parse(path.read_text()))]
+    return tuple((path, code) for path, text in texts for code in CODE.findall(text))
+
+
+def references(form: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
+    return ((path, code) for path, code in mentions() if form.fullmatch(code))
+
+
+@cache
+def tree() -> frozenset[str]:
+    """Return every tracked file and its folders, as paths from the root."""
+    files = [path.relative_to(ROOT) for path in tracked()]
+    folders = {f"{parent}/" for path in files for parent in path.parents}
+    return frozenset({str(path) for path in files} | folders)
+
+
+@cache
+def exists(name: str) -> bool:
+    """Whether a path is there, as a whole or without the folders above it."""
+    return any(path == name or path.endswith(f"/{name}") for path in tree())
+
+
+@cache
+def definitions() -> dict[str, set[str]]:
+    """Return, by name of a class or module, what it has: methods, fields, functions, constants."""
+    found: dict[str, set[str]] = {}
+    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py"):
+        tree = ast.parse(path.read_text())
+        found.setdefault(path.stem, set()).update(names_in(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                own = found.setdefault(node.name, set())
+                own.update(names_in(node))
+                for base in node.bases:  # what may be inherited is not looked for
+                    if ast.unparse(base) not in ("object", "Protocol", "NamedTuple"):
+                        own.add("*")
+    return found
+
+
+def names_in(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def is_there(owner: str, name: str) -> bool:
+    """Whether `owner.name` can be ours: true of owners that are not ours, and of variables."""
+    own = definitions().get(owner)
+    if owner in VARIABLES:
+        return any(name in names for names in definitions().values())
+    return own is None or name in own or "*" in own
+
+
+def test_files_that_are_named_are_there() -> None:
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, name in references(FILE)
+        if not FOREIGN.fullmatch(name) and not exists(name)
+    }
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_folders_that_are_named_are_there() -> None:
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, name in references(FOLDER)
+        if not FOREIGN_FOLDERS.fullmatch(name) and not exists(name)
+    }
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_names_of_ours_that_are_named_are_there() -> None:
+    missing = set()
+    for path, code in references(ATTRIBUTE):
+        match = ATTRIBUTE.fullmatch(code)
+        if match is None or FILE.fullmatch(code) or exists(f"{code.replace('.', '/')}.py"):
+            continue
+        if FOREIGN_NAMES.fullmatch(code) is None and not is_there(match[2], match[3]):
+            missing.add(f"{path.relative_to(ROOT)}: {code}")
+    assert not missing, "\n".join(sorted(missing))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "there"),
+    [
+        ("Scheduler", "commit", True),
+        ("Scheduler", "comit", False),
+        ("torch", "anything", True),
+        ("lifecycle", "TRANSITIONS", True),
+        ("lifecycle", "TRANSITION", False),
+    ],
+)
+def test_what_is_not_there_is_found(owner: str, name: str, there: bool) -> None:
+    assert is_there(owner, name) is there
