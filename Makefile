@@ -5,13 +5,31 @@ PORT ?= 3000
 ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: serve test lint types clean
+# Without the tests that start servers or need minutes; `make test` runs all.
+FAST := tests/cli tests/client tests/deploy tests/ipc tests/router tests/shard/loop tests/shard/sampling \
+	tests/shard/machine tests/test_imports.py tests/test_logs.py tests/settings/test_settings.py
+
+
+# A processor without AVX512, whatever this one has: for torch, what it calls, and the kernels.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+	NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt
+
+.PHONY: serve check test test-avx2 gpu lint types clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python -m tgi_trio --port $(PORT) $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types
+	$(BIN)/python -m pytest -q -m "not system" $(FAST) $(ARGS)
+
+gpu: $(VENV)/.test
+	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+test-avx2: $(VENV)/.test
+	$(AVX2) $(BIN)/python -m pytest $(or $(ARGS),tests/shard tests/bench)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -26,7 +44,7 @@ $(BIN)/pip:
 
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e .
-	-$(BIN)/python -m tgi_trio.shard.cpu tgi_trio/demo/model # compiles, so that no start has to
+	-$(BIN)/python -m tgi_trio.shard.numba_backend tgi_trio/demo/model # compiles, so that no start has to
 	touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip
