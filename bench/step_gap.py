@@ -37,7 +37,7 @@ from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.process import ShardSettings
+from tgi_trio.router.shards.shard_instance import ShardSettings
 from tgi_trio.router.shards.supervisor import Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer import Tokenizer

@@ -150,7 +150,7 @@ def _quantize(invocation: Invocation) -> int:
 
 
 def _print_schema(invocation: Invocation) -> int:
-    from tgi_trio.cli.schema import schema
+    from tgi_trio.cli.print_schema import schema
 
     print(schema())
     return 0

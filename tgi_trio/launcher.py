@@ -28,7 +28,7 @@ from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.process import ShardArgv, ShardSettings, real_shard
+from tgi_trio.router.shards.shard_instance import ShardArgv, ShardSettings, real_shard
 from tgi_trio.router.shards.supervisor import Started, Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer_files import tokenizer_json

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tgi_trio.cli import devices
+from tgi_trio.cli import device_count
 
 
 @pytest.fixture(autouse=True)
 def no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks share the processor, as where there is no device; some tests say otherwise."""
-    monkeypatch.setattr(devices, "present_devices", lambda: 0)
+    monkeypatch.setattr(device_count, "present_devices", lambda: 0)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from tgi_trio import __version__
 from tgi_trio.cli.commands import COMMANDS, SERVE, Command, command_named
-from tgi_trio.cli.devices import with_shards
+from tgi_trio.cli.device_count import with_shards
 from tgi_trio.cli.environment import Environment, idle_notes, read_environment
 from tgi_trio.cli.flags import Flag
 from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, Refused

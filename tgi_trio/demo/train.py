@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.demo import model_path
 from tgi_trio.demo.documents import ASSISTANT, END, END_OF_TEXT, SYSTEM, USER, Corpus, Document
-from tgi_trio.demo.tokenizer import train_tokenizer
+from tgi_trio.demo.train_tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     import torch

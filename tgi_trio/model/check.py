@@ -19,7 +19,7 @@ from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import check_split
-from tgi_trio.model.t5 import T5_FAMILIES, T5Spec, t5_spec
+from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec, t5_spec
 from tgi_trio.model.tensors import Claims, decoder_claims, t5_claims
 from tgi_trio.model.transformers_types import configured_types, text_types
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import Units, every_unit
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.t5 import T5Spec
+from tgi_trio.model.t5_spec import T5Spec
 
 
 def unit_share(units: Units, rank: int, ranks: int) -> slice:

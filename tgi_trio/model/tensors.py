@@ -14,7 +14,7 @@ from typing import Any
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import ExpertsRefs, MatrixRef, NormRef
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.t5 import T5Spec
+from tgi_trio.model.t5_spec import T5Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tgi_trio.errors import GrammarError
 from tgi_trio.router.http.engine_api import ServedLimits
 from tgi_trio.router.http.messages import replies
 from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.tools.formats import FORMATS, HERMES
+from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES
 
 pytestmark = pytest.mark.trio
 

@@ -27,7 +27,7 @@ from tgi_trio.router.shards.group_states import (
 )
 from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.process import ShardSettings, describe_exit
+from tgi_trio.router.shards.shard_instance import ShardSettings, describe_exit
 from tgi_trio.router.shards.supervisor import BACK_OFF, STABLE_AFTER, CrashCount, Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.testing.fake_model import FakeSettings, continuation

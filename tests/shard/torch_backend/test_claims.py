@@ -18,7 +18,7 @@ from tgi_trio.model.checkpoint_files import read_headers
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec
 from tgi_trio.model.kernel_fit import ACTIVATIONS
-from tgi_trio.model.t5 import T5_FAMILIES, T5Spec
+from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec
 from tgi_trio.model.tensors import Claims, decoder_claims, t5_claims
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frames import Frame, Kind, encode
-from tgi_trio.ipc.interface import CommandChannel
 from tgi_trio.ipc.messages import encode_extend, encode_filter, encode_prefill
 from tgi_trio.router.scheduling.shard_commands import Command, Extend, Filter, Limits, Prefill
 

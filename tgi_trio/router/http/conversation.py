@@ -18,8 +18,8 @@ from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.http.messages.tool_calls import AnswerReader, new_call_id
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.tools.call_formats import Format, format_of
 from tgi_trio.router.text.tools.call_parser import CallParser
-from tgi_trio.router.text.tools.formats import Format, format_of
 from tgi_trio.router.text.tools.functions import Function, ToolUse, tool_use
 from tgi_trio.router.text.tools.grammar import tool_grammar
 

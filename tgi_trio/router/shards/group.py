@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.control import Vitals
-from tgi_trio.ipc.interface import CommandChannel
 from tgi_trio.router.shards.handshake import WarmupLimits
 
 

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from tgi_trio.errors import ProtocolMismatch
+from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frames import LAYOUT_HASH, VERSION, Frame, Kind, encode
-from tgi_trio.ipc.interface import CommandChannel
 
 SEND_TIMEOUT = 10.0  # seconds; the ring is empty at this point, so this is never waited for
 

@@ -23,7 +23,7 @@ from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.watch import wait_for_death
 from tgi_trio.router.shards.group import Group, StartGroup
 from tgi_trio.router.shards.handshake import WarmupLimits
-from tgi_trio.router.shards.process import ShardArgv, ShardInstance, ShardSettings
+from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance, ShardSettings
 
 _LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
 _SMALLEST_BLOCK = 16  # tokens per KV block at least: what the longest block table follows from

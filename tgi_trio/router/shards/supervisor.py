@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, ShardCannotStart
+from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frames import Kind, encode
-from tgi_trio.ipc.interface import CommandChannel
 from tgi_trio.ipc.watch import StallDetector
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.group import Group, StartGroup

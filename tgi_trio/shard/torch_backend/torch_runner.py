@@ -20,7 +20,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_checkpoint, check_rotary, model_spec, split_refusal
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.t5 import T5Spec
+from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.contract import (
     Choices,
@@ -51,7 +51,6 @@ from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
-from tgi_trio.shard.torch_backend.devices import resolve_device
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
@@ -59,6 +58,7 @@ from tgi_trio.shard.torch_backend.models.t5 import T5Layout
 from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
+from tgi_trio.shard.torch_backend.torch_device import resolve_device
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 from tgi_trio.shard.torch_backend.weights import WeightSource
 

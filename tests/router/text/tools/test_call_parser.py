@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES, Format
 from tgi_trio.router.text.tools.call_parser import Answer, CallParser, Delta
-from tgi_trio.router.text.tools.formats import FORMATS, HERMES, Format
 
 BY_NAME = {each.name: each for each in FORMATS}
 NAMES = st.sampled_from(["f", "get_weather", "a.b:c/d-1"])

@@ -1,5 +1,5 @@
 """Calls of tools: what a request allows, the grammar that enforces it, the parser that reads it.
 
-request ── functions.py ──▶ ToolUse ─┬─▶ grammar.py: what the model may write, for the shard
-template ── formats.py ───▶ Format ──┴─▶ parser.py: what it wrote, as deltas
+request ── functions.py ──────▶ ToolUse ─┬─▶ grammar.py: what the model may write, for the shard
+template ── call_formats.py ──▶ Format ──┴─▶ call_parser.py: what it wrote, as deltas
 """

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from tgi_trio.router.text.tools.formats import Format
+from tgi_trio.router.text.tools.call_formats import Format
 
 
 class ParserState(enum.Enum):

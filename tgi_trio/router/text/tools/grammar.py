@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from tgi_trio.router.text import grammars
-from tgi_trio.router.text.tools.formats import Format
+from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.functions import ToolUse
 
 _TEXT = "(?s:.+)"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
-from tgi_trio.model.t5 import T5_FAMILIES
+from tgi_trio.model.t5_spec import T5_FAMILIES
 from tgi_trio.settings.records import DTYPES
 
 _HEAD = """# Models

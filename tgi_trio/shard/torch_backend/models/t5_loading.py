@@ -12,7 +12,7 @@ from tgi_trio.model.matrices import (
     split_outputs,
     stacked,
 )
-from tgi_trio.model.t5 import T5Spec
+from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.shard.torch_backend.layers.activation import activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp

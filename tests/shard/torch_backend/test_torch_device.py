@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tgi_trio.shard.torch_backend.devices import resolve_device
+from tgi_trio.shard.torch_backend.torch_device import resolve_device
 
 
 @pytest.mark.parametrize(

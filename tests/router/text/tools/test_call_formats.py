@@ -9,7 +9,7 @@ import json
 import pytest
 
 from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.tools.formats import FORMATS, HERMES, Format, format_of
+from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES, Format, format_of
 
 # How templates of the families write a call of an earlier turn: of every one the line that says it.
 LINES = {
