@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, Refused
+from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, RefusedFlag
 from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.settings.records import Options
 
 
-def variable_of(row: Refused | Idle) -> str:
+def variable_of(row: RefusedFlag | Idle) -> str:
     return row.name.replace("-", "_").upper()
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from tgi_trio.cli.commands import COMMANDS
 from tgi_trio.cli.environment import SAGEMAKER, SAGEMAKER_PORT
 from tgi_trio.cli.flags import FLAGS, Flag
-from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, Refused
+from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, RefusedFlag
 from tgi_trio.cli.help import default_text
 from tgi_trio.cli.values import KINDS
 from tgi_trio.router.http.wire import states
@@ -63,7 +63,7 @@ def refused_flags() -> str:
     return table(("flag", "why", "let through"), map(_refused_row, REFUSED))
 
 
-def _refused_row(refused: Refused) -> list[str]:
+def _refused_row(refused: RefusedFlag) -> list[str]:
     short = f", `{refused.short}`" if refused.short else ""
     same = ", ".join(f"`{str(value).lower()}`" for value in refused.same)
     return [f"`--{refused.name}`{short}", refused.why, same]

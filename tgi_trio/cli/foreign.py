@@ -10,7 +10,7 @@ from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedFlag:
     """A flag of another build: using it is an error, unless it asks for what we do anyway."""
 
     name: str
@@ -39,20 +39,20 @@ _ONE_MACHINE: Final = (
     "shards run on this machine and talk over shared memory: there is nothing to set"
 )
 
-REFUSED: Final[tuple[Refused, ...]] = (
-    Refused("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
-    Refused("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
-    Refused("disable-custom-kernels", _OWN_KERNELS, same=(False,), kind="switch"),
-    Refused("weights-cache-override", "give the folder of the weights to --model-id"),
-    Refused("max-image-fetch-size", "images are not in this build"),
-    Refused("shard-uds-path", _ONE_MACHINE),
-    Refused("master-shard-uds-path", _ONE_MACHINE),
-    Refused("uds-path", _ONE_MACHINE, env=False),
-    Refused("master-addr", _ONE_MACHINE, env=False),
-    Refused("master-port", _ONE_MACHINE, env=False),
-    Refused("ngrok", _NO_NGROK, same=(False,), kind="switch"),
-    Refused("ngrok-authtoken", _NO_NGROK, env=False),
-    Refused("ngrok-edge", _NO_NGROK, env=False),
+REFUSED: Final[tuple[RefusedFlag, ...]] = (
+    RefusedFlag("kv-cache-dtype", "the KV cache has the model's dtype: use --dtype"),
+    RefusedFlag("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
+    RefusedFlag("disable-custom-kernels", _OWN_KERNELS, same=(False,), kind="switch"),
+    RefusedFlag("weights-cache-override", "give the folder of the weights to --model-id"),
+    RefusedFlag("max-image-fetch-size", "images are not in this build"),
+    RefusedFlag("shard-uds-path", _ONE_MACHINE),
+    RefusedFlag("master-shard-uds-path", _ONE_MACHINE),
+    RefusedFlag("uds-path", _ONE_MACHINE, env=False),
+    RefusedFlag("master-addr", _ONE_MACHINE, env=False),
+    RefusedFlag("master-port", _ONE_MACHINE, env=False),
+    RefusedFlag("ngrok", _NO_NGROK, same=(False,), kind="switch"),
+    RefusedFlag("ngrok-authtoken", _NO_NGROK, env=False),
+    RefusedFlag("ngrok-edge", _NO_NGROK, env=False),
 )
 
 _OWN_ATTENTION: Final = "attention is chosen by device, dtype and model"

@@ -14,7 +14,7 @@ from tgi_trio.cli.commands import COMMANDS, SERVE, Command, command_named
 from tgi_trio.cli.device_count import with_shards
 from tgi_trio.cli.environment import Environment, idle_notes, read_environment
 from tgi_trio.cli.flags import Flag
-from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, Refused
+from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, RefusedFlag
 from tgi_trio.cli.help import command_help
 from tgi_trio.cli.values import BOOLEANS, read_bool, read_value
 from tgi_trio.errors import ConfigurationError
@@ -86,14 +86,14 @@ def _command(argv: Sequence[str]) -> tuple[Command, list[str]]:
     )
 
 
-class _Parser(argparse.ArgumentParser):
+class _FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(message.removeprefix("argument "))
 
 
 def _parser(command: Command) -> argparse.ArgumentParser:
     """argparse only splits the words here: `read_value` reads values of both sources alike."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = _FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-V", "--version", action="store_true")
     for flag in command.flags:
@@ -117,7 +117,7 @@ def _with_values(words: Sequence[str], command: Command) -> list[str]:
 
     A truth value may also follow as a word of its own; any other word there is no value.
     """
-    rows: list[Flag | Refused | Idle] = [*command.flags]
+    rows: list[Flag | RefusedFlag | Idle] = [*command.flags]
     if command is SERVE:
         rows += [*REFUSED, *IDLE]
     switches = {f"--{row.name}" for row in rows if row.kind in ("switch", "toggle")}
@@ -267,7 +267,7 @@ class _Reader:
         return (value,) if flag.many else value
 
 
-def _check_refused(refused: Refused, source: str, text: str) -> None:
+def _check_refused(refused: RefusedFlag, source: str, text: str) -> None:
     try:
         value = read_value(refused.kind, source, text)
     except ValueError:

@@ -33,8 +33,8 @@ from tgi_trio.conversion.folder import (
 )
 from tgi_trio.conversion.pickle_machine import ITEM_SIZES, Tensor
 from tgi_trio.conversion.safetensors_file import (
-    Entry,
     Layout,
+    TensorEntry,
     is_written,
     lay_out,
     write_safetensors,
@@ -142,7 +142,7 @@ def _layout(
 ) -> Layout:
     return lay_out(
         (
-            Entry(
+            TensorEntry(
                 name,
                 tensor.dtype,
                 tensor.shape,

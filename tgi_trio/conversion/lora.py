@@ -25,8 +25,8 @@ from tgi_trio.conversion.convert import strided
 from tgi_trio.conversion.floats import WIDENED, narrow, widen
 from tgi_trio.conversion.folder import model_files
 from tgi_trio.conversion.safetensors_file import (
-    Entry,
     SafetensorsFile,
+    TensorEntry,
     lay_out,
     write_safetensors,
 )
@@ -193,7 +193,7 @@ def _owners(adapter: Adapter, names: list[str]) -> dict[str, str]:
 
 def _merged(
     file: SafetensorsFile, name: str, delta: Callable[[], Matrix], transposed: bool
-) -> Entry:
+) -> TensorEntry:
     """Return an entry whose bytes are the sum, made when they are written."""
     entry = file.entry(name)
     if entry.dtype not in WIDENED:
@@ -214,7 +214,7 @@ def _merged(
             raise ModelLoadError(f"{name} with the adapter is not finite in {entry.dtype}")
         yield np.ascontiguousarray(total).reshape(-1)
 
-    return Entry(entry.name, entry.dtype, entry.shape, entry.size, parts)
+    return TensorEntry(entry.name, entry.dtype, entry.shape, entry.size, parts)
 
 
 def _raw(values: NDArray[Any]) -> NDArray[Any]:

@@ -46,7 +46,7 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class PickledStorage:
     """What a persistent id stands for: a run of bytes elsewhere in the file."""
 
     key: str
@@ -58,7 +58,7 @@ class Storage:
 class Tensor:
     """A tensor by its description: a strided view of a storage. Counts are elements."""
 
-    storage: Storage
+    storage: PickledStorage
     dtype: str  # of `ITEM_SIZES`
     offset: int
     shape: tuple[int, ...]
@@ -94,8 +94,8 @@ class _Machine:
 def run_pickle(stream: BinaryIO) -> Any:
     """Return what the pickle at `stream`'s position describes; leaves the stream behind it.
 
-    Dicts, lists, tuples, texts, numbers, `Storage` and `Tensor`. Raises ModelLoadError for one that
-    asks for anything else, naming it, or that is damaged.
+    Dicts, lists, tuples, texts, numbers, `PickledStorage` and `Tensor`. Raises ModelLoadError for
+    one that asks for anything else, naming it, or that is damaged.
     """
     machine = _Machine()
     try:
@@ -134,7 +134,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> 
     """`_rebuild_tensor_v2`; `rest`: whether it needs a gradient, its hooks, what else it is."""
     if len(rest) > 2 and rest[2]:
         raise ModelLoadError("it holds a tensor that is conjugated or negated as it is read")
-    if not isinstance(storage, Storage) or not storage.dtype:
+    if not isinstance(storage, PickledStorage) or not storage.dtype:
         raise ValueError("a tensor has no typed storage")
     return Tensor(storage, storage.dtype, _whole(offset), _wholes(shape), _wholes(strides))
 
@@ -146,7 +146,7 @@ def _typed_tensor(
     """`_rebuild_tensor_v3`: the dtype is the tensor's, the storage is bytes."""
     if metadata:
         raise ModelLoadError("it holds a tensor that is conjugated or negated as it is read")
-    if not isinstance(storage, Storage) or not isinstance(dtype, Name):
+    if not isinstance(storage, PickledStorage) or not isinstance(dtype, Name):
         raise ValueError("a tensor has no storage")
     kind = DTYPES[dtype.text]
     return Tensor(storage, kind, _whole(offset), _wholes(shape), _wholes(strides))
@@ -208,7 +208,7 @@ def _persistent(machine: _Machine, _: Any) -> None:
     if len(found) == 6 and found[5] is not None:
         raise ModelLoadError("it holds a storage that is a view of another, as torch 0.3 wrote it")
     dtype = "" if kind.text == UNTYPED else DTYPES[kind.text]
-    machine.stack.append(Storage(key, dtype, _whole(count)))
+    machine.stack.append(PickledStorage(key, dtype, _whole(count)))
 
 
 # ---- opcodes -------------------------------------------------------------------------------

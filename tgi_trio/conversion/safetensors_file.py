@@ -25,7 +25,7 @@ PIECE: Final = 2**24  # bytes written and compared at a time
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor to be written. `parts()` yields its bytes, little-endian and in row-major order."""
 
     name: str
@@ -39,7 +39,7 @@ class Entry:
 class Layout:
     """Where everything goes."""
 
-    entries: Sequence[Entry]  # in the order of their bytes
+    entries: Sequence[TensorEntry]  # in the order of their bytes
     header: bytes  # with its length in front
 
     @property
@@ -71,12 +71,12 @@ class SafetensorsFile:
         ordered = sorted(table.items(), key=lambda item: item[1]["data_offsets"])
         return cls(path, dict(ordered), data, start)
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> TensorEntry:
         """Return a tensor as it is."""
         facts = self.table[name]
         size = facts["data_offsets"][1] - facts["data_offsets"][0]
         shape = tuple(facts["shape"])
-        return Entry(name, facts["dtype"], shape, size, lambda: [self._bytes(name)])
+        return TensorEntry(name, facts["dtype"], shape, size, lambda: [self._bytes(name)])
 
     def floats(self, name: str) -> NDArray[np.float32]:
         """Return a tensor of floats as float32; raises ModelLoadError for one of anything else."""
@@ -92,7 +92,7 @@ class SafetensorsFile:
         return memoryview(self.data)[self.start + begin : self.start + end]
 
 
-def lay_out(entries: Iterable[Entry], metadata: Mapping[str, str]) -> Layout:
+def lay_out(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> Layout:
     """Return the layout of a file: larger elements first, so that all are aligned."""
     ordered = sorted(entries, key=lambda entry: -ITEM_SIZES.get(entry.dtype, 1))
     table: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
@@ -137,7 +137,7 @@ def write_safetensors(path: Path, layout: Layout) -> None:
     part.replace(path)
 
 
-def _pieces(entry: Entry) -> Iterator[memoryview]:
+def _pieces(entry: TensorEntry) -> Iterator[memoryview]:
     for part in entry.parts():
         view = memoryview(part).cast("B")
         for at in range(0, len(view), PIECE):

@@ -44,14 +44,14 @@ SAY, READ, HEAR = 1.0, 0.5, 0.1
 
 
 @dataclass(frozen=True)
-class Piece:
+class Passage:
     """Some text of a document and the weight of its tokens in the loss."""
 
     text: str
     weight: float
 
 
-Document = tuple[Piece, ...]
+Document = tuple[Passage, ...]
 Turn = tuple[str, str]  # what the user says, what the assistant answers
 
 _MORE_QUESTIONS = (
@@ -135,15 +135,15 @@ class Corpus:
 
     def _chat(self, turns: list[Turn]) -> Document:
         rng = self._rng
-        pieces = [Piece(BEGIN, HEAR)]
+        pieces = [Passage(BEGIN, HEAR)]
         draw = rng.random()
         if draw < 0.30:
-            pieces.append(Piece(SYSTEM + rng.choice(self._words["systems"]) + END, HEAR))
+            pieces.append(Passage(SYSTEM + rng.choice(self._words["systems"]) + END, HEAR))
         elif draw < 0.36:  # a system message that has nothing to do with the question
-            pieces.append(Piece(SYSTEM + rng.choice(self._prose) + END, HEAR))
+            pieces.append(Passage(SYSTEM + rng.choice(self._prose) + END, HEAR))
         for question, answer in turns:
-            pieces.append(Piece(USER + question + END + ASSISTANT, HEAR))
-            pieces.append(Piece(answer + END, SAY))
+            pieces.append(Passage(USER + question + END + ASSISTANT, HEAR))
+            pieces.append(Passage(answer + END, SAY))
         return tuple(pieces)
 
     def _turn(self) -> Turn:
@@ -288,8 +288,8 @@ class Corpus:
         if rng.random() < 0.2:
             question, answer = self._known(entry)
             return (
-                Piece(BEGIN + question + "\n", HEAR),
-                Piece(answer + END_OF_TEXT, READ),
+                Passage(BEGIN + question + "\n", HEAR),
+                Passage(answer + END_OF_TEXT, READ),
             )
         parts = [entry.answer]
         if (entry.singular or entry.plural) and rng.random() < 0.4:
@@ -313,4 +313,4 @@ class Corpus:
         return self._plain(write_story(self._words, rng))
 
     def _plain(self, text: str) -> Document:
-        return (Piece(BEGIN, HEAR), Piece(text + END_OF_TEXT, READ))
+        return (Passage(BEGIN, HEAR), Passage(text + END_OF_TEXT, READ))

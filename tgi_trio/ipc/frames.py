@@ -61,7 +61,7 @@ class Finish(enum.IntEnum):
     EOS = 2
 
 
-class Flag(enum.IntFlag):
+class RowFlag(enum.IntFlag):
     """Per-sequence switches of a PREFILL row."""
 
     SAMPLE = 1  # draw from the distribution; otherwise greedy
@@ -137,7 +137,7 @@ _ROW_PARAMETERS = (
     Column("block_count", "<u4", "rows", "KV blocks granted here, cached ones included"),
     Column("max_new_tokens", "<u4", "rows", "tokens still to generate at most"),
     Column("min_new_tokens", "<u4", "rows", "tokens still to generate before EOS is allowed"),
-    Column("flags", "<u4", "rows", "Flag bits"),
+    Column("flags", "<u4", "rows", "RowFlag bits"),
     Column("top_n", "<u4", "rows", "alternatives to report per generated token"),
     Column("prompt_top_n", "<u4", "rows", "and per prompt position, with PROMPT_LOGPROBS"),
     Column("top_k", "<u4", "rows", "0 = off"),

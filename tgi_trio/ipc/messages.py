@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frames import Finish, Flag, Frame, Kind, encode
+from tgi_trio.ipc.frames import Finish, Frame, Kind, RowFlag, encode
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
@@ -46,13 +46,13 @@ class SamplingParameters:
     adapter: int = 0
 
     def flags(self) -> int:
-        """Return the Flag bits of a PREFILL row."""
+        """Return the RowFlag bits of a PREFILL row."""
         return (
-            Flag.SAMPLE * self.sample
-            | Flag.IGNORE_EOS * self.ignore_eos
-            | Flag.WATERMARK * self.watermark
-            | Flag.PROMPT_LOGPROBS * self.prompt_logprobs
-            | Flag.ABSOLUTE_PENALTIES * self.absolute_penalties
+            RowFlag.SAMPLE * self.sample
+            | RowFlag.IGNORE_EOS * self.ignore_eos
+            | RowFlag.WATERMARK * self.watermark
+            | RowFlag.PROMPT_LOGPROBS * self.prompt_logprobs
+            | RowFlag.ABSOLUTE_PENALTIES * self.absolute_penalties
         )
 
 
@@ -151,11 +151,11 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
         flag = flags[i]
         sampling = SamplingParameters(
             seed=seeds[i],
-            sample=bool(flag & Flag.SAMPLE),
-            absolute_penalties=bool(flag & Flag.ABSOLUTE_PENALTIES),
-            watermark=bool(flag & Flag.WATERMARK),
-            ignore_eos=bool(flag & Flag.IGNORE_EOS),
-            prompt_logprobs=bool(flag & Flag.PROMPT_LOGPROBS),
+            sample=bool(flag & RowFlag.SAMPLE),
+            absolute_penalties=bool(flag & RowFlag.ABSOLUTE_PENALTIES),
+            watermark=bool(flag & RowFlag.WATERMARK),
+            ignore_eos=bool(flag & RowFlag.IGNORE_EOS),
+            prompt_logprobs=bool(flag & RowFlag.PROMPT_LOGPROBS),
             logit_bias=tuple(zip(bias_ids[i].tolist(), bias_values[i].tolist(), strict=True)),
             grammar=grammars[i].tobytes().decode(),
             **{name: values[i] for name, values in lists.items()},

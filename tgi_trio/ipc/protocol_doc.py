@@ -11,10 +11,10 @@ from tgi_trio.ipc.frames import (
     LAYOUT_HASH,
     VERSION,
     Finish,
-    Flag,
     FrameSpec,
     Kind,
     Phase,
+    RowFlag,
 )
 
 # (TGI's RPC, what does its work here, remark)
@@ -110,7 +110,9 @@ def _frame(spec: FrameSpec) -> list[str]:
     return [*lines, *_table(("where", "name", "type", "meaning"), rows), ""]
 
 
-def _values(title: str, values: type[Kind] | type[Flag] | type[Phase] | type[Finish]) -> list[str]:
+def _values(
+    title: str, values: type[Kind] | type[RowFlag] | type[Phase] | type[Finish]
+) -> list[str]:
     listed = ", ".join(f"`{member.name}` = {member.value}" for member in values)
     return [f"**{title}**: {listed}", ""]
 
@@ -146,7 +148,7 @@ def render() -> str:
     for spec in FRAMES:
         lines += _frame(spec)
     lines += ["## Values", ""]
-    lines += _values("PREFILL.flags", Flag) + _values("STEP.finish", Finish)
+    lines += _values("PREFILL.flags", RowFlag) + _values("STEP.finish", Finish)
     lines += _values("`phase` word", Phase)
     return "\n".join(lines).rstrip() + "\n"
 

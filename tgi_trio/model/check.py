@@ -20,7 +20,7 @@ from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import check_split
 from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec, t5_spec
-from tgi_trio.model.tensors import Claims, decoder_claims, t5_claims
+from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
 from tgi_trio.model.transformers_types import configured_types, text_types
 
 
@@ -141,7 +141,9 @@ def check_rotary(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> None
     )
 
 
-def _check_claims(config: ModelConfig, tensors: Mapping[str, StoredTensor], claims: Claims) -> None:
+def _check_claims(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor], claims: TensorClaims
+) -> None:
     base = claims.base
     if any(name.startswith(base) for name in tensors):
         base = ""

@@ -12,12 +12,12 @@ from tgi_trio.model.matrices import (
     ExpertsRefs,
     LatentRefs,
     LayerRefs,
+    LinearPiece,
     LinearRef,
     MatrixRef,
     MlpRefs,
     NormRef,
     OuterRefs,
-    Piece,
     Split,
     Units,
     run_of,
@@ -141,7 +141,9 @@ def _qkv(spec: DecoderSpec, prefix: str) -> LinearRef:
         matrices = [_matrix(spec, prefix + names.qkv, rows, hidden, bias=biased)] * 3
         units = _grouped_units(spec) if spec.qkv_layout == "grouped" else _stacked_units(spec)
     pairs = zip(matrices, units, strict=True)
-    return LinearRef(tuple(Piece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs))
+    return LinearRef(
+        tuple(LinearPiece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs)
+    )
 
 
 def _stacked_units(spec: DecoderSpec) -> list[Units]:
@@ -197,7 +199,9 @@ def _latent_qkv(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LinearRef
     width = latent.rank + latent.rotary_dim
     down = _matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
     inputs = whole_units(hidden)
-    return LinearRef((Piece(query, units, inputs), Piece(down, whole_units(width), inputs)))
+    return LinearRef(
+        (LinearPiece(query, units, inputs), LinearPiece(down, whole_units(width), inputs))
+    )
 
 
 def _latent(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
@@ -231,7 +235,7 @@ def _dense_mlp(spec: DecoderSpec, prefix: str) -> MlpRefs:
     if names.gate_up:
         both = _matrix(spec, prefix + names.gate_up, 2 * width, hidden, bias=biased)
         units = (columns, run_of("mlp", width, first=width))
-        inner = LinearRef(tuple(Piece(both, half, whole_units(hidden)) for half in units))
+        inner = LinearRef(tuple(LinearPiece(both, half, whole_units(hidden)) for half in units))
     else:
         parts = [names.gate, names.up] if spec.gated else [names.up]
         matrices = [_matrix(spec, prefix + part, width, hidden, bias=biased) for part in parts]

@@ -51,7 +51,7 @@ Share = Callable[[Units], slice]  # which of some units to take
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LinearPiece:
     """Outputs of one matrix that are of one kind."""
 
     matrix: MatrixRef
@@ -72,7 +72,7 @@ class Cut:
 class LinearRef:
     """y = x W^T + b; W is made of `pieces`, one below the other."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[LinearPiece, ...]
 
     @property
     def partial(self) -> bool:
@@ -175,22 +175,22 @@ def run_of(split: Split, count: int, size: int = 1, *, first: int = 0) -> Units:
 
 def whole_linear(matrix: MatrixRef) -> LinearRef:
     """Return a linear that every rank has."""
-    return LinearRef((Piece(matrix, whole_units(matrix.rows), whole_units(matrix.columns)),))
+    return LinearRef((LinearPiece(matrix, whole_units(matrix.rows), whole_units(matrix.columns)),))
 
 
 def split_outputs(matrix: MatrixRef, split: Split, size: int = 1) -> LinearRef:
     """Return a linear whose outputs ranks divide among themselves, `size` at a time."""
     units = run_of(split, matrix.rows // size, size)
-    return LinearRef((Piece(matrix, units, whole_units(matrix.columns)),))
+    return LinearRef((LinearPiece(matrix, units, whole_units(matrix.columns)),))
 
 
 def stacked(matrices: Sequence[MatrixRef], outputs: Units) -> LinearRef:
     """Return matrices of one shape below each other, the outputs of each shared alike."""
     return LinearRef(
-        tuple(Piece(matrix, outputs, whole_units(matrix.columns)) for matrix in matrices)
+        tuple(LinearPiece(matrix, outputs, whole_units(matrix.columns)) for matrix in matrices)
     )
 
 
 def split_inputs(matrix: MatrixRef, units: Units) -> LinearRef:
     """Return a linear whose inputs ranks divide among themselves."""
-    return LinearRef((Piece(matrix, whole_units(matrix.rows), units),))
+    return LinearRef((LinearPiece(matrix, whole_units(matrix.rows), units),))

@@ -18,7 +18,7 @@ from tgi_trio.model.t5_spec import T5Spec
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class TensorClaims:
     """The names a model reads, and those it knows and may leave unread."""
 
     needed: frozenset[str]
@@ -26,15 +26,15 @@ class Claims:
     base: str = ""  # prefix that checkpoints of the bare model leave out of every name
 
 
-def decoder_claims(spec: DecoderSpec) -> Claims:
+def decoder_claims(spec: DecoderSpec) -> TensorClaims:
     """Return the names that the generic decoder reads."""
     names = spec.names
     # A copy of the embedding, where the file has one.
     known = frozenset({f"{names.head}.weight"} if spec.tied_head else ())
-    return Claims(frozenset(_decoder(spec)), known, names.base)
+    return TensorClaims(frozenset(_decoder(spec)), known, names.base)
 
 
-def t5_claims(spec: T5Spec) -> Claims:
+def t5_claims(spec: T5Spec) -> TensorClaims:
     """Return the names that T5 reads."""
     stacks = ("encoder", "decoder")
     known = {
@@ -49,7 +49,7 @@ def t5_claims(spec: T5Spec) -> Claims:
             for index in range(1, count)
         ),
     }
-    return Claims(frozenset(_t5(spec)), frozenset(known))
+    return TensorClaims(frozenset(_t5(spec)), frozenset(known))
 
 
 def _decoder(spec: DecoderSpec) -> Iterator[str]:

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.matrices import (
+    LinearPiece,
     LinearRef,
     MatrixRef,
-    Piece,
     every_unit,
     run_of,
     whole_units,
@@ -59,8 +59,8 @@ def test_a_linear_of_pieces(folder: Path) -> None:
     heads = run_of("heads", 4, 32)
     linear = LinearRef(
         (
-            Piece(key, run_of("kv_heads", 1, 32, first=32), whole_units(64)),
-            Piece(query, heads, whole_units(64)),
+            LinearPiece(key, run_of("kv_heads", 1, 32, first=32), whole_units(64)),
+            LinearPiece(query, heads, whole_units(64)),
         )
     )
     with open_checkpoint(read_config(folder), "model.") as weights:

@@ -19,7 +19,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec
 from tgi_trio.model.kernel_fit import ACTIVATIONS
 from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec
-from tgi_trio.model.tensors import Claims, decoder_claims, t5_claims
+from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.numba_backend.program import packing
@@ -52,7 +52,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> Itera
         yield names
 
 
-def claims_of(folder: Path) -> Claims:
+def claims_of(folder: Path) -> TensorClaims:
     spec = model_spec(read_config(folder))
     assert spec is not None
     return t5_claims(spec) if isinstance(spec, T5Spec) else decoder_claims(spec)

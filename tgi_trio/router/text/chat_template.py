@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tgi_trio.errors import ConfigurationError, TemplateError
 
-Message = Mapping[str, Any]
+TemplateMessage = Mapping[str, Any]
 Clock = Callable[[], datetime]
 
 _CONTINUE = "\ue000continue-here\ue000 "  # marks the end of the message to continue; ends in space
@@ -75,7 +75,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[TemplateMessage],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -120,7 +120,7 @@ class ChatTemplate:
         return f"template not found: there is no 'default' among {names}"
 
 
-def _prepare_message(message: Message) -> dict[str, Any]:
+def _prepare_message(message: TemplateMessage) -> dict[str, Any]:
     """Return the message without nulls (templates print them) and with reasoning by every name."""
     kept = {key: value for key, value in message.items() if value is not None}
     reasoning = next((kept[name] for name in _REASONING if name in kept), None)

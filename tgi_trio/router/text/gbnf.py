@@ -51,7 +51,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     """Any one of the parts."""
 
     parts: tuple[Node, ...]
@@ -66,7 +66,7 @@ class Repeat:
     most: int | None
 
 
-Node = Characters | Literal | Reference | Series | Choice | Repeat
+Node = Characters | Literal | Reference | Series | Alternation | Repeat
 ANY = Characters((), negated=True)
 
 _TOKENS = re.compile(
@@ -109,10 +109,10 @@ def parse(text: str) -> dict[str, Node]:
         raise ValidationError(
             f"grammar is not valid: it has {len(text)} characters, {MOST_CHARACTERS} are allowed"
         )
-    return _Parser(text).rules()
+    return _GbnfParser(text).rules()
 
 
-class _Parser:
+class _GbnfParser:
     """Recursive descent; only groups make it recurse."""
 
     def __init__(self, text: str) -> None:
@@ -152,7 +152,7 @@ class _Parser:
         while self._peek().text == "|":
             self._next()
             parts.append(self._series())
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+        return parts[0] if len(parts) == 1 else Alternation(tuple(parts))
 
     def _series(self) -> Node:
         parts: list[Node] = []

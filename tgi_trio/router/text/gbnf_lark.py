@@ -21,8 +21,8 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.gbnf import (
     ROOT,
+    Alternation,
     Characters,
-    Choice,
     Literal,
     Node,
     Reference,
@@ -132,7 +132,7 @@ class _Analysis:
                 return self._facts[name]
             case Series(parts):
                 return reduce(_one_after_other, map(self.facts, parts), _EMPTY)
-            case Choice(parts):
+            case Alternation(parts):
                 return reduce(_either, map(self.facts, parts))
             case Repeat(part, least, most):
                 return _repeated(self.facts(part), least, most)
@@ -171,7 +171,7 @@ class _Analysis:
                     facts = self.facts(part)
                     follow = facts.first | (follow if facts.empty else 0)
                 return found[::-1]
-            case Choice(parts):
+            case Alternation(parts):
                 return [(part, follow) for part in parts]
             case Repeat(part, _, most):
                 return [(part, follow if most == 1 else follow | self.facts(part).first)]
@@ -206,7 +206,7 @@ class _Writer:
         match node:
             case Reference(name):
                 return self._rule_name(name)
-            case Series() | Choice() | Repeat():
+            case Series() | Alternation() | Repeat():
                 inner = self._analysis.parts_and_follows(node, follow)
                 return _composed(node, [self._rule(part, behind) for part, behind in inner])
 
@@ -217,7 +217,7 @@ class _Writer:
                 return _one_lexeme(node)
             case Reference():
                 return self._lexeme_name(node)
-            case Series(parts) | Choice(parts):
+            case Series(parts) | Alternation(parts):
                 return _composed(node, [self._lexeme(part) for part in parts])
             case Repeat(part):
                 return _composed(node, [self._lexeme(part)])
@@ -247,11 +247,11 @@ def _one_lexeme(node: Characters | Literal) -> str:
     return f"/[{'^' * (node.negated and bool(node.ranges))}{inner}]/"
 
 
-def _composed(node: Series | Choice | Repeat, parts: Sequence[str]) -> str:
+def _composed(node: Series | Alternation | Repeat, parts: Sequence[str]) -> str:
     match node:
         case Series():
             return f"({' '.join(parts)})" if parts else '""'
-        case Choice():
+        case Alternation():
             return f"({' | '.join(parts)})"
         case Repeat(_, least, most):
             return f"({parts[0]}){{{least},{'' if most is None else most}}}"
@@ -297,7 +297,7 @@ def _parts(nodes: Iterable[Node]) -> Iterator[Node]:
     while waiting:
         node = waiting.pop()
         yield node
-        if isinstance(node, Series | Choice):
+        if isinstance(node, Series | Alternation):
             waiting += node.parts
         elif isinstance(node, Repeat):
             waiting.append(node.part)

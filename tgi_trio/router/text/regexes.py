@@ -71,7 +71,7 @@ def compile_regex(text: str) -> Automaton:
         raise ValidationError(
             f"`stop_regex` has {len(text)} characters, {_MOST_CHARACTERS} are allowed"
         )
-    return _Compiler(text, _Parser(text).whole()).automaton
+    return _Compiler(text, _RegexParser(text).whole()).automaton
 
 
 # ---- reading ---------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ _KINDS: dict[str, Test] = {
 _NO_FLAGS = "of its flags only `i`, `m`, `s` and `u` are served"
 
 
-class _Parser:
+class _RegexParser:
     """Recursive descent; only groups make it recurse."""
 
     def __init__(self, text: str) -> None:

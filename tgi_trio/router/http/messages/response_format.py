@@ -29,7 +29,7 @@ from tgi_trio.router.text.gbnf_lark import gbnf
 _UNSUPPORTED = "grammar is not supported"  # TGI's words for a value of another kind
 
 Builder = Callable[[str, Any], str]  # from the path of a value, and the value
-Request = schema.ChatRequest | schema.CompletionRequest
+OpenAiRequest = schema.ChatRequest | schema.CompletionRequest
 
 
 def native_grammar(given: schema.GrammarType | None) -> str | None:
@@ -39,7 +39,7 @@ def native_grammar(given: schema.GrammarType | None) -> str | None:
     return _BUILDERS[given.type]("parameters.grammar.value", given.value)
 
 
-async def answer_grammar(request: Request) -> str | None:
+async def answer_grammar(request: OpenAiRequest) -> str | None:
     """Return the grammar that an OpenAI request asks for, under whatever name.
 
     Raises ValidationError and BodyRejected, for two of them as well. Texts that take long to read
@@ -60,7 +60,7 @@ async def answer_grammar(request: Request) -> str | None:
     return build(name, value)
 
 
-def forms(request: Request) -> dict[str, Any]:
+def forms(request: OpenAiRequest) -> dict[str, Any]:
     """Return what a request says of its answer's form, by the names of the fields.
 
     Raises ValidationError for what is not served.

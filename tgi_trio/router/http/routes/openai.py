@@ -10,16 +10,15 @@ from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.extras import Shown
 from tgi_trio.router.http.messages.logprobs import LogprobWriter
+from tgi_trio.router.http.messages.response_format import OpenAiRequest
 from tgi_trio.router.http.messages.usage import StreamUsage
 from tgi_trio.router.validation import GenerationParameters
 
 MOST_LOGPROBS = 20  # alternatives per token that OpenAI allows
 _TOKEN_ID = re.compile("-?(0|[1-9][0-9]{0,18})")  # in one way only; the validator knows the range
 
-Request = schema.ChatRequest | schema.CompletionRequest
 
-
-def to_parameters(call: Call, request: Request, **more: Any) -> GenerationParameters:
+def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> GenerationParameters:
     """Return an OpenAI request's parameters as the validator reads them; `more` overrides.
 
     A temperature of 0 is greedy; anything else, given or not, samples. Penalties follow OpenAI's
@@ -90,7 +89,7 @@ def alternatives(call: Call, name: str, asked: int | None) -> int | None:
     return asked
 
 
-def prompt_alternatives(call: Call, request: Request) -> int | None:
+def prompt_alternatives(call: Call, request: OpenAiRequest) -> int | None:
     """Return how many alternatives per token of the prompt are shown; None: not even itself.
 
     Raises ValidationError.
@@ -100,7 +99,7 @@ def prompt_alternatives(call: Call, request: Request) -> int | None:
     return alternatives(call, "prompt_logprobs", request.prompt_logprobs)
 
 
-def truncation(call: Call, request: Request) -> int | None:
+def truncation(call: Call, request: OpenAiRequest) -> int | None:
     """Return how many tokens of the prompt are kept, its last ones; None: all of them.
 
     `truncate_prompt_tokens` = -1 keeps as many as leave room for the answer. Raises
@@ -118,7 +117,7 @@ def truncation(call: Call, request: Request) -> int | None:
     return asked
 
 
-def shown(call: Call, request: Request, logprobs: bool, top: int = 0) -> Shown:
+def shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 0) -> Shown:
     """Return what the answers to a call show of their tokens."""
     names = request.return_tokens_as_token_ids is True
     return Shown(

@@ -33,7 +33,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST and forgets uns
 
 _HANDSHAKE_TIMEOUT = 10.0  # seconds for TLS
 
-Address = tuple[str, int]
+PeerAddress = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,10 @@ class Connection:
             stream if isinstance(stream, trio.SocketStream) else None
         )
         self.protocol = "http/1.1"  # as TLS has it from the client
-        self.addresses: tuple[Address | None, Address | None] = (None, None)  # client, server
+        self.addresses: tuple[PeerAddress | None, PeerAddress | None] = (
+            None,
+            None,
+        )  # client, server
         self._on_end: Callable[[], Awaitable[None]] | None = None
         self._send_lock = trio.Lock()
         self._nursery: trio.Nursery | None = None
@@ -256,6 +259,6 @@ class IdleWatch:
                 return
 
 
-def _address(name: Any) -> Address | None:
+def _address(name: Any) -> PeerAddress | None:
     """Return host and port of what a socket is bound to, None of a Unix socket."""
     return (name[0], name[1]) if isinstance(name, tuple) else None

@@ -17,7 +17,7 @@ from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 
 Offsets = NDArray[np.int64]  # which query tokens of a row need logits
-Outcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went wrong with it
+RowOutcome = torch.Tensor | str  # a row's logits [wanted, vocab], or what went wrong with it
 
 _ATTENTION = "tgi_trio_paged"  # our function's name in transformers' table
 _STATE = "transformers"  # our key in Sequence.state
@@ -36,7 +36,7 @@ class ExecutionMode(Protocol):
         """Make room for `blocks` KV blocks; 0 frees it."""
         ...
 
-    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
+    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[RowOutcome]:
         """Compute the plan; return one outcome per row."""
         ...
 
@@ -62,7 +62,7 @@ class RecomputeWay:
     def allocate(self, blocks: int) -> None:
         pass
 
-    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
+    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[RowOutcome]:
         return [self._row(plan, i, offsets) for i, offsets in enumerate(wanted)]
 
     def drop(self, sequence: ShardSequence) -> None:
@@ -71,7 +71,7 @@ class RecomputeWay:
     def undo(self) -> None:
         pass
 
-    def _row(self, plan: StepPlan, index: int, offsets: Offsets) -> Outcome:
+    def _row(self, plan: StepPlan, index: int, offsets: Offsets) -> RowOutcome:
         """Compute one row; whatever transformers raises is this row's fault alone."""
         try:
             return self._logits(plan, index, offsets)
@@ -191,7 +191,7 @@ class PagedWay:
         if blocks:
             self._cache = KVCache(self._shape, blocks, self.model.dtype, self.model.device)
 
-    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[Outcome]:
+    def forward(self, plan: StepPlan, wanted: ListLike[Offsets]) -> list[RowOutcome]:
         if self._cache is None:
             raise RuntimeError("PagedWay.forward before allocate")
         device = self.model.device

@@ -24,9 +24,9 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.fallback.modes import (
     CachedWay,
     ExecutionMode,
-    Outcome,
     PagedWay,
     RecomputeWay,
+    RowOutcome,
 )
 from tgi_trio.shard.torch_backend.fallback.twin import FIRST_PLAIN_TOKEN, build_twin
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
@@ -97,7 +97,7 @@ def _right_ways(twin: Any) -> Iterator[tuple[Make, float]]:
     yield from inexact
 
 
-def _measure(make: Make, twin: Any, expected: ListLike[Outcome]) -> float:
+def _measure(make: Make, twin: Any, expected: ListLike[RowOutcome]) -> float:
     """Return how far a way is off on a twin; inf where it cannot be, or is ours and not exact."""
     way = make(twin)
     if way is None:
@@ -108,7 +108,7 @@ def _measure(make: Make, twin: Any, expected: ListLike[Outcome]) -> float:
 
 
 def _try(
-    make: Make, model: Any, expected: ListLike[Outcome], tolerance: float
+    make: Make, model: Any, expected: ListLike[RowOutcome], tolerance: float
 ) -> ExecutionMode | None:
     """Return a way of the model itself that has been right on the twin, if it runs there, too.
 
@@ -128,26 +128,26 @@ def _try(
     return None
 
 
-def compute_plain(model: Any, steps: ListLike[tuple[int, int]]) -> list[Outcome]:
+def compute_plain(model: Any, steps: ListLike[tuple[int, int]]) -> list[RowOutcome]:
     """Return what `probe` would, by one plain forward pass over the whole of each row."""
     ends = np.cumsum(steps, axis=0)
     first, second = ends[-1].tolist()
     rows = [_probe_row(0, first), _probe_row(1, second)]
     plan = _probe_plan(rows, (first, second))
     whole = RecomputeWay(model).forward(plan, [ends[:, i] - 1 for i in range(2)])
-    outcomes: list[Outcome] = []
+    outcomes: list[RowOutcome] = []
     for step in range(len(steps)):
         outcomes += [row if isinstance(row, str) else row[step : step + 1] for row in whole]
     return outcomes
 
 
-def probe(way: ExecutionMode, steps: ListLike[tuple[int, int]]) -> list[Outcome]:
+def probe(way: ExecutionMode, steps: ListLike[tuple[int, int]]) -> list[RowOutcome]:
     """Return the outcomes of two rows that are prefilled in chunks, mixed, and decoded.
 
     `steps`: query tokens of either row, step by step.
     """
     rows = [_probe_row(i, sum(counts[i] for counts in steps)) for i in range(2)]
-    outcomes: list[Outcome] = []
+    outcomes: list[RowOutcome] = []
     way.allocate(1 + _BLOCKS * len(rows))
     try:
         for counts in steps:
@@ -164,7 +164,7 @@ def probe(way: ExecutionMode, steps: ListLike[tuple[int, int]]) -> list[Outcome]
     return outcomes
 
 
-def deviation(ours: ListLike[Outcome], expected: ListLike[Outcome]) -> float:
+def deviation(ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]) -> float:
     """Return how far a way's logits are from a plain forward's, in parts of the largest; inf for
     a way that failed."""
     pairs = _pairs(ours, expected)
@@ -173,7 +173,7 @@ def deviation(ours: ListLike[Outcome], expected: ListLike[Outcome]) -> float:
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1.0)) for a, b in pairs)
 
 
-def likeness(ours: ListLike[Outcome], expected: ListLike[Outcome]) -> float:
+def likeness(ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]) -> float:
     """Return the cosine of all logits of a way and a plain forward; 0 for a way that failed."""
     pairs = _pairs(ours, expected)
     if pairs is None:
@@ -183,7 +183,7 @@ def likeness(ours: ListLike[Outcome], expected: ListLike[Outcome]) -> float:
 
 
 def _pairs(
-    ours: ListLike[Outcome], expected: ListLike[Outcome]
+    ours: ListLike[RowOutcome], expected: ListLike[RowOutcome]
 ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
     """Return what was computed by both, in float32; None where one has failed."""
     if len(ours) != len(expected):

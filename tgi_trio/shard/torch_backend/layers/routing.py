@@ -9,11 +9,11 @@ import torch
 from tgi_trio.model.spec import ExpertsSpec, Routing
 
 # float32 [T, per_token] weights and int64 [T, per_token] experts.
-Choice = tuple[torch.Tensor, torch.Tensor]
-Router = Callable[[torch.Tensor, ExpertsSpec, torch.Tensor | None], Choice]
+ChosenExperts = tuple[torch.Tensor, torch.Tensor]
+Router = Callable[[torch.Tensor, ExpertsSpec, torch.Tensor | None], ChosenExperts]
 
 
-def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
     """Return weights and experts of each token, as the family of `spec` was trained.
 
     `logits` [T, experts]; `bias` float32 [experts], which only "grouped-sigmoid" has.
@@ -21,7 +21,7 @@ def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) ->
     return _ROUTERS[spec.routing](logits.float(), spec, bias)
 
 
-def _softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+def _softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
     """The most probable experts (Mixtral, Jiang et al. 2024)."""
     weights, chosen = logits.softmax(dim=-1).topk(spec.per_token, dim=-1)
     if spec.normalise:
@@ -29,7 +29,9 @@ def _softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None)
     return weights, chosen
 
 
-def _sparse_mixer(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+def _sparse_mixer(
+    logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
+) -> ChosenExperts:
     """The best experts one after the other (Phi-3.5-MoE; Liu et al. 2024, arXiv 2409.12136).
 
     The weight of each is its part of a softmax over itself and those close behind it.
@@ -47,7 +49,9 @@ def _sparse_mixer(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | 
     return torch.cat(weights, dim=-1), torch.cat(chosen, dim=-1)
 
 
-def _grouped_softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+def _grouped_softmax(
+    logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
+) -> ChosenExperts:
     """The most probable experts of the groups whose best is the most probable (DeepSeek-V2)."""
     odds = logits.softmax(dim=-1)
     best = odds.unflatten(-1, (spec.groups, -1)).amax(dim=-1)
@@ -55,7 +59,9 @@ def _grouped_softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor
     return weights * spec.scale, chosen
 
 
-def _grouped_sigmoid(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> Choice:
+def _grouped_sigmoid(
+    logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
+) -> ChosenExperts:
     """The best experts of the groups whose two best are the best (DeepSeek-V3).
 
     `bias` keeps the experts equally busy: it counts for the choice, not for the weights.
