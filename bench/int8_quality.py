@@ -31,7 +31,7 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.instructions import variant_for
-from tgi_trio.shard.numba_backend.program import packing
+from tgi_trio.shard.numba_backend.program import pack_program
 
 Logits = NDArray[np.float32]
 _CONTENDERS = {
@@ -105,7 +105,7 @@ def reader(folder: Path, dtype: str, int8: bool) -> tuple[Forward, Callable[[Tex
     blocks = 64
     with (
         open_checkpoint(config, spec.names.base) as weights,
-        packing(spec, weights, dtype, int8=int8) as program,
+        pack_program(spec, weights, dtype, int8=int8) as program,
     ):
         program.allocate_kv(blocks + 1)
     forward = Forward(program, variant_for(spec, dtype, int8=int8), [0])

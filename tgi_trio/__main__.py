@@ -84,7 +84,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
 
     import trio
 
-    from tgi_trio.cli.files import check_tokenizer_config, with_key_file
+    from tgi_trio.cli.files import check_tokenizer_config, read_key_file
     from tgi_trio.hub import resolve_model, resolve_tokenizer
     from tgi_trio.launcher import Launcher, Timeline, bind, check_start
     from tgi_trio.model_facts import read_model_facts
@@ -92,7 +92,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
 
     timeline = Timeline()
     _start_logging(invocation)
-    options = with_key_file(invocation.options)
+    options = read_key_file(invocation.options)
     check_tokenizer_config(options.tokenizer_config_path)
     if options.env:
         _tell_machine(options)
@@ -150,9 +150,9 @@ def _quantize(invocation: Invocation) -> int:
 
 
 def _print_schema(invocation: Invocation) -> int:
-    from tgi_trio.cli.print_schema import schema
+    from tgi_trio.cli.print_schema import print_schema
 
-    print(schema())
+    print(print_schema())
     return 0
 
 

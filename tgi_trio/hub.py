@@ -13,7 +13,7 @@ from typing import Final
 
 from tgi_trio import demo
 from tgi_trio.conversion import child
-from tgi_trio.conversion.adapters import base_of, is_adapter, merged_model
+from tgi_trio.conversion.adapters import base_of, is_adapter, merge_model
 from tgi_trio.conversion.folder import (
     NEW_INDEX,
     conversion_due,
@@ -80,7 +80,7 @@ def resolve_model(
     if is_adapter(base):
         raise ModelLoadError(f"the base of {model_id}, {base_name}, is an adapter itself")
     check_folder(base, auto_convert=auto_convert)
-    return merged_model(folder, base) if merge_lora else folder
+    return merge_model(folder, base) if merge_lora else folder
 
 
 def local_folder(name: str, flag: str) -> Path | None:
@@ -151,7 +151,9 @@ def resolve_tokenizer(
     repository = Repository(
         name=name, cache_dir=cache_dir, token=token, progress=progress, flag="--tokenizer-name"
     )
-    wanted = [pattern for pattern in _wanted(trust_remote_code) if pattern != "*.safetensors"]
+    wanted = [
+        pattern for pattern in _choose_patterns(trust_remote_code) if pattern != "*.safetensors"
+    ]
     return download(repository, wanted, (*UNWANTED, "*.index.json"))
 
 
@@ -190,19 +192,19 @@ def fetch_pickles(
             name=model_id, revision=revision, cache_dir=cache_dir, token=hub_token(),
             progress=progress, flag="MODEL",
         )  # fmt: skip
-        folder = _download_pickles(repository, extension, _wanted(False))
+        folder = _download_pickles(repository, extension, _choose_patterns(False))
     if not find_pickles(folder, [extension]):
         raise ModelLoadError(f"{model_id} holds no weights with the extension {extension}")
     return folder
 
 
-def _wanted(trust_remote_code: bool) -> tuple[str, ...]:
+def _choose_patterns(trust_remote_code: bool) -> tuple[str, ...]:
     return (*WANTED, "*.py") if trust_remote_code else WANTED
 
 
 def _fetch(repository: Repository, trust_remote_code: bool) -> Path:
     """Download what serving needs; pickles only where there are no safetensors."""
-    wanted = _wanted(trust_remote_code)
+    wanted = _choose_patterns(trust_remote_code)
     found = download(repository, wanted, UNWANTED)
     if is_adapter(found) and not (found / "adapter_model.safetensors").is_file():
         return download(repository, (*wanted, "adapter_model.bin"), UNWANTED)

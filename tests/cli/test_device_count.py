@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.cli import device_count
-from tgi_trio.cli.device_count import present_devices, visible_devices, with_shards
+from tgi_trio.cli.device_count import choose_num_shard, present_devices, visible_devices
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import Options
 
@@ -61,25 +61,25 @@ def test_parts_of_a_device_are_counted_as_listed() -> None:
 
 def test_sharded_without_a_number_takes_every_device() -> None:
     options = Options(sharded=True)
-    assert with_shards(options, {}, 4).num_shard == 4
-    assert with_shards(options, {"CUDA_VISIBLE_DEVICES": "0,1"}, 4).num_shard == 2
+    assert choose_num_shard(options, {}, 4).num_shard == 4
+    assert choose_num_shard(options, {"CUDA_VISIBLE_DEVICES": "0,1"}, 4).num_shard == 2
     with pytest.raises(ConfigurationError, match=r"only found 1 CUDA devices \(CUDA_VISIB"):
-        with_shards(options, {"CUDA_VISIBLE_DEVICES": "0"}, 4)
+        choose_num_shard(options, {"CUDA_VISIBLE_DEVICES": "0"}, 4)
     with pytest.raises(ConfigurationError, match=r"only found 1 CUDA devices \(/dev\)"):
-        with_shards(options, {}, 1)
+        choose_num_shard(options, {}, 1)
 
 
 def test_more_ranks_than_devices_are_refused_where_devices_are() -> None:
-    assert with_shards(Options(num_shard=2), {}, 2) == Options(num_shard=2)
+    assert choose_num_shard(Options(num_shard=2), {}, 2) == Options(num_shard=2)
     with pytest.raises(ConfigurationError, match="`num_shard` is 3 but only found 2 CUDA devices"):
-        with_shards(Options(num_shard=3), {}, 2)
+        choose_num_shard(Options(num_shard=3), {}, 2)
     # hidden or absent: the ranks share the processor
     for environ, present in ({"CUDA_VISIBLE_DEVICES": ""}, 2), ({}, 0):
-        assert with_shards(Options(num_shard=3), environ, present) == Options(num_shard=3)
-    assert with_shards(Options(sharded=True), {}, 0) == Options(sharded=True)
-    assert with_shards(Options(), {}, 2) == Options()
+        assert choose_num_shard(Options(num_shard=3), environ, present) == Options(num_shard=3)
+    assert choose_num_shard(Options(sharded=True), {}, 0) == Options(sharded=True)
+    assert choose_num_shard(Options(), {}, 2) == Options()
 
 
 def test_a_torch_for_cpus_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_count, "_torch_is_for_cpus", lambda: True)
-    assert with_shards(Options(num_shard=3), {}, 2) == Options(num_shard=3)
+    assert choose_num_shard(Options(num_shard=3), {}, 2) == Options(num_shard=3)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.cli.files import check_tokenizer_config, with_key_file
+from tgi_trio.cli.files import check_tokenizer_config, read_key_file
 from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.errors import ConfigurationError
 
@@ -16,10 +16,10 @@ def test_keys_come_from_everywhere(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n\n  two, three \n")
     flags = ["--api-key", "a", "--api-key", "b,c", "--api-key-file", str(file)]
-    assert with_key_file(parse(flags, {}).options).api_key == ("a", "b,c", "one", "two, three")
+    assert read_key_file(parse(flags, {}).options).api_key == ("a", "b,c", "one", "two, three")
     environ = {"API_KEY": "a", "API_KEY_FILE": str(file)}
-    assert with_key_file(parse([], environ).options).api_key == ("a", "one", "two, three")
-    assert with_key_file(parse([], {}).options).api_key == ()
+    assert read_key_file(parse([], environ).options).api_key == ("a", "one", "two, three")
+    assert read_key_file(parse([], {}).options).api_key == ()
 
 
 @pytest.mark.parametrize("key", ["long,secret", "a, b", " a", ",", "a b", "ä;ö"])
@@ -60,7 +60,7 @@ def test_a_file_without_keys_is_an_error(
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=f"--api-key-file .*{message}") as caught:
-        with_key_file(parse(["--api-key-file", str(file)], {}).options)
+        read_key_file(parse(["--api-key-file", str(file)], {}).options)
     assert "hu" not in str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_everybody_may_read_is_warned_about(
     file.write_text("hush\n")
     file.chmod(mode)
     with caplog.at_level(logging.WARNING):
-        with_key_file(parse(["--api-key-file", str(file)], {}).options)
+        read_key_file(parse(["--api-key-file", str(file)], {}).options)
     assert ("can be read by every user" in caplog.text) is warned
     assert "hush" not in caplog.text
 

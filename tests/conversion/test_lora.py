@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conversion.support import assert_equal
-from tgi_trio.conversion.adapters import base_of, is_adapter, merged_model
+from tgi_trio.conversion.adapters import base_of, is_adapter, merge_model
 from tgi_trio.conversion.lora import merge_adapter
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub import resolve_model
@@ -125,16 +125,16 @@ def test_an_adapter_given_as_a_model_is_merged_once(
     # of another base: another one, too
     base = llama / "base" / "model.safetensors"
     save_file({k: v * 2 for k, v in load_file(base).items()}, base)
-    assert merged_model(adapter, llama / "base", tmp_path / "other").is_dir()
+    assert merge_model(adapter, llama / "base", tmp_path / "other").is_dir()
 
 
 def test_a_merge_that_was_killed_leaves_nothing_that_is_taken_for_it(
     llama: Path, tmp_path: Path
 ) -> None:
-    folder = merged_model(llama / "adapter", llama / "base", tmp_path / "cache")
+    folder = merge_model(llama / "adapter", llama / "base", tmp_path / "cache")
     folder.rename(folder.with_name(f"{folder.name}.part"))
     (folder.with_name(f"{folder.name}.part") / "model.safetensors").write_bytes(b"half of it")
-    again = merged_model(llama / "adapter", llama / "base", tmp_path / "cache")
+    again = merge_model(llama / "adapter", llama / "base", tmp_path / "cache")
     assert again == folder
     assert_close(load_file(again / "model.safetensors"), load_file(llama / "merged.safetensors"))
 

@@ -117,7 +117,7 @@ async def _next_line(lines: TextIO, output: TextIO, interrupts: Interrupts) -> s
     """Return the next line, None at the end of input or when Ctrl-C comes first."""
     text = ""
     print("> ", end="", file=output, flush=True)
-    async with _broken_off_by(interrupts):
+    async with _cancel_at(interrupts):
         # A thread that still waits for a line is left behind: nobody can interrupt it.
         text = await trio.to_thread.run_sync(lines.readline, abandon_on_cancel=True)
     if not text:
@@ -129,7 +129,7 @@ async def _say(
     conversation: Conversation, text: str, output: TextIO, interrupts: Interrupts
 ) -> None:
     """Print one answer as it comes; Ctrl-C breaks it off, a failure is told and survived."""
-    async with _broken_off_by(interrupts):
+    async with _cancel_at(interrupts):
         try:
             async with aclosing(conversation.answer(text)) as pieces:
                 async for piece in pieces:
@@ -140,7 +140,7 @@ async def _say(
 
 
 @asynccontextmanager
-async def _broken_off_by(interrupts: Interrupts) -> AsyncGenerator[None]:
+async def _cancel_at(interrupts: Interrupts) -> AsyncGenerator[None]:
     """Cancel the block at Ctrl-C, and only the block."""
 
     async def wait(scope: trio.CancelScope) -> None:

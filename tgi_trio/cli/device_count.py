@@ -45,7 +45,7 @@ def visible_devices(environ: Mapping[str, str], present: int) -> tuple[int, str]
     return present, "/dev"
 
 
-def with_shards(
+def choose_num_shard(
     options: Options, environ: Mapping[str, str], present: int | None = None
 ) -> Options:
     """Return the options with `num_shard` by the number of devices, where `sharded` asks for it.

@@ -14,7 +14,7 @@ from tgi_trio.settings.records import Options
 log = logging.getLogger(__name__)
 
 
-def with_key_file(options: Options) -> Options:
+def read_key_file(options: Options) -> Options:
     """Return the options with the keys of `--api-key-file` among their keys.
 
     Each line is one key, white space around it left out; keys are never shown. Raises

@@ -36,10 +36,10 @@ async def own_server(flags: Sequence[str]) -> AsyncGenerator[Address]:
         argv = [sys.executable, "-m", "tgi_trio", "serve", *flags, "--bind", f"unix:{socket}"]
         with log.open("wb") as output:
             # The main thread starts it, and nothing here has threads yet.
-            process = _started(argv, output)
+            process = _start_server(argv, output)
         try:
             address = Address("localhost", unix=str(socket))
-            await _until_ready(process, address, log)
+            await _wait_until_ready(process, address, log)
             yield address
         finally:
             process.terminate()
@@ -50,7 +50,7 @@ async def own_server(flags: Sequence[str]) -> AsyncGenerator[Address]:
             process.wait()
 
 
-def _started(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start_server(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -61,7 +61,7 @@ def _started(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-async def _until_ready(process: subprocess.Popen[bytes], address: Address, log: Path) -> None:
+async def _wait_until_ready(process: subprocess.Popen[bytes], address: Address, log: Path) -> None:
     client = Client(address)
     while True:
         if process.poll() is not None:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from tgi_trio import __version__
 from tgi_trio.cli.commands import COMMANDS, SERVE, Command, command_named
-from tgi_trio.cli.device_count import with_shards
+from tgi_trio.cli.device_count import choose_num_shard
 from tgi_trio.cli.environment import Environment, idle_notes, read_environment
 from tgi_trio.cli.flags import Flag
 from tgi_trio.cli.foreign import IDLE, REFUSED, Idle, RefusedFlag
@@ -45,10 +45,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     command, rest = _command(argv)
     if command.unbuilt and not {"-h", "--help"} & set(rest):
         return Invocation(command.name, command.options())
-    namespace, others = _parser(command).parse_known_args(_with_values(rest, command))
+    namespace, others = _parser(command).parse_known_args(_add_truth_values(rest, command))
     operands = [word for word in others if not word.startswith("-")]
     if unknown := [word for word in others if word.startswith("-")] or operands[1:]:
-        raise UsageError(_unknown(unknown[0], command))
+        raise UsageError(_explain_unknown(unknown[0], command))
     given = vars(namespace)
     if given["version"]:
         return Invocation("print", text=f"tgi-trio {__version__}\n")
@@ -112,7 +112,7 @@ def _parser(command: Command) -> argparse.ArgumentParser:
     return parser
 
 
-def _with_values(words: Sequence[str], command: Command) -> list[str]:
+def _add_truth_values(words: Sequence[str], command: Command) -> list[str]:
     """Return the words with `=true` behind each switch that stands without a value.
 
     A truth value may also follow as a word of its own; any other word there is no value.
@@ -141,7 +141,7 @@ def _name_of(word: str) -> str:
     return word.partition("=")[0]
 
 
-def _unknown(word: str, command: Command) -> str:
+def _explain_unknown(word: str, command: Command) -> str:
     if not word.startswith("-"):
         only = f": it takes one {command.operand}" if command.operand else ""
         return f"{word!r} is not a flag of {command.name}{only}"
@@ -194,7 +194,7 @@ class _Reader:
         options = command.options(**values)
         if isinstance(options, Options):
             if command is SERVE:
-                options = with_shards(options, self._system)
+                options = choose_num_shard(options, self._system)
             check(options)
         return options
 
@@ -208,7 +208,7 @@ class _Reader:
             return
         word = self._operands[0]
         if not command.operand:
-            raise UsageError(_unknown(word, command))
+            raise UsageError(_explain_unknown(word, command))
         if self._given.get(command.operand_field):
             name = command.operand_field.replace("_", "-")
             raise UsageError(f"the {command.operand} is given twice: as {word!r} and with --{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def schema() -> str:
+def print_schema() -> str:
     """Return what a server answers at /api-doc/openapi.json."""
     from tgi_trio.router.http.messages.openapi import document  # brings what checks requests
 

@@ -41,7 +41,7 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
     return name, revision if isinstance(revision, str) and revision else None
 
 
-def merged_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
+def merge_model(adapter: Path, base: Path, cache: Path | None = None) -> Path:
     """Return the folder of `base` with the adapter merged into it, made first where it is not.
 
     `cache`: where such folders lie. Raises ModelLoadError, naming what cannot be merged.

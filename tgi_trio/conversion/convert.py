@@ -53,7 +53,7 @@ def convert_folder(folder: Path, say: Say) -> None:
     Returns at once where nothing is due, after waiting for another process that is at it. Raises
     ModelLoadError, and OSError when the folder cannot be written to.
     """
-    with _alone(folder):
+    with _lock_folder(folder):
         if not conversion_due(folder):
             return
         staging = folder / STAGING
@@ -92,7 +92,7 @@ def _convert(folder: Path, staging: Path, say: Say) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold the folder against other conversions, waiting for one that is at it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -158,10 +158,10 @@ def _layout(
 def _bytes_of(source: TorchFile, tensor: Tensor) -> Iterator[Any]:
     """Yield a tensor's bytes in row-major order."""
     if element_count(tensor.shape):
-        yield np.ascontiguousarray(strided(source, tensor)).reshape(-1)
+        yield np.ascontiguousarray(view_strided(source, tensor)).reshape(-1)
 
 
-def strided(source: TorchFile, tensor: Tensor) -> NDArray[Any]:
+def view_strided(source: TorchFile, tensor: Tensor) -> NDArray[Any]:
     """Return a tensor, not an empty one, as it lies in the file: elements as unsigned numbers."""
     item = ITEM_SIZES[tensor.dtype]
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))

@@ -37,7 +37,7 @@ def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> l
     Raises ModelLoadError when an index names files that are not there.
     """
     if ".bin" in extensions and (folder / INDEX).is_file():
-        return _indexed(folder)
+        return _list_indexed(folder)
     for extension in extensions:
         found = [p for p in sorted(folder.glob(f"*{extension}")) if _may_be_weights(p.name)]
         usual = [p for p in found if p.stem == "pytorch_model"]
@@ -51,7 +51,7 @@ def _may_be_weights(name: str) -> bool:
     return not any(word in name for word in _NO_WEIGHTS)
 
 
-def _indexed(folder: Path) -> list[Path]:
+def _list_indexed(folder: Path) -> list[Path]:
     names = sorted(set(read_index(folder / INDEX).values()))
     if foreign := [name for name in names if Path(name).name != name]:
         raise ModelLoadError(f"{folder / INDEX} names {foreign[0]!r}, which is no file beside it")
@@ -97,10 +97,10 @@ def conversion_due(folder: Path) -> bool:
         return False
     if not sources or (folder / STAGING).is_dir():
         return True
-    return any(_changed(folder, str(source)) for source in sources)
+    return any(_has_changed(folder, str(source)) for source in sources)
 
 
-def _changed(folder: Path, source: str) -> bool:
+def _has_changed(folder: Path, source: str) -> bool:
     path = folder / source.rsplit(":", 2)[0]
     return path.is_file() and identity(path) != source
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.conversion.convert import strided
+from tgi_trio.conversion.convert import view_strided
 from tgi_trio.conversion.floats import WIDENED, narrow, widen
 from tgi_trio.conversion.folder import model_files
 from tgi_trio.conversion.safetensors_file import (
@@ -110,7 +110,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
     for number, file in enumerate(files, 1):
         say(f"merging into {file.path.name}, {number} of {len(files)}")
         entries = [
-            _merged(file, name, partial(found.delta, owners[name]), transposed)
+            _merge_entry(file, name, partial(found.delta, owners[name]), transposed)
             if name in owners
             else file.entry(name)
             for name in file.table
@@ -164,7 +164,7 @@ def _adapter_tensors(folder: Path) -> Iterator[tuple[str, Matrix]]:
         for name, tensor in opened.tensors.items():
             if tensor.dtype not in WIDENED or 0 in tensor.shape:
                 raise ModelLoadError(f"{name!r} in {opened.path} is {tensor.dtype}, no float")
-            yield name, widen(np.ascontiguousarray(strided(opened, tensor)), tensor.dtype)
+            yield name, widen(np.ascontiguousarray(view_strided(opened, tensor)), tensor.dtype)
 
 
 def _owners(adapter: Adapter, names: list[str]) -> dict[str, str]:
@@ -191,7 +191,7 @@ def _owners(adapter: Adapter, names: list[str]) -> dict[str, str]:
     return owners
 
 
-def _merged(
+def _merge_entry(
     file: SafetensorsFile, name: str, delta: Callable[[], Matrix], transposed: bool
 ) -> TensorEntry:
     """Return an entry whose bytes are the sum, made when they are written."""

@@ -72,7 +72,7 @@ def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
         command = [sys.executable, "-m", _MODULE, *map(str, facts)]
         with (
             subprocess.Popen(command, pass_fds=(segment.fd,)) as child,
-            _pinned_to(cores[0]),
+            _pin_to(cores[0]),
         ):
             try:
                 words = segment.words(0, segment.size // 8)
@@ -137,7 +137,7 @@ def _count(words: memoryview, done: int, rounds: int) -> LitmusOutcome:
 
 
 @contextmanager
-def _pinned_to(core: int) -> Iterator[None]:
+def _pin_to(core: int) -> Iterator[None]:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

@@ -23,7 +23,7 @@ from tgi_trio.model.matrices import (
     run_of,
     split_inputs,
     split_outputs,
-    stacked,
+    stack_matrices,
     whole_linear,
     whole_units,
 )
@@ -239,7 +239,7 @@ def _dense_mlp(spec: DecoderSpec, prefix: str) -> MlpRefs:
     else:
         parts = [names.gate, names.up] if spec.gated else [names.up]
         matrices = [_matrix(spec, prefix + part, width, hidden, bias=biased) for part in parts]
-        inner = stacked(matrices, columns)
+        inner = stack_matrices(matrices, columns)
     down = _matrix(spec, prefix + names.down, hidden, width, bias=biased)
     return MlpRefs(inner, split_inputs(down, columns), spec.gated)
 
@@ -272,7 +272,7 @@ def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: i
     hidden, columns = spec.hidden_size, run_of("mlp", width)
     inner = [_matrix(spec, place + name, width, hidden) for name in names[:2]]
     down = _matrix(spec, place + names[2], hidden, width)
-    return MlpRefs(stacked(inner, columns), split_inputs(down, columns), gated=True)
+    return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated=True)
 
 
 def _stacked_expert(
@@ -283,7 +283,7 @@ def _stacked_expert(
     columns = run_of("mlp", experts.width, first=index * experts.width)
     inner = [MatrixRef(place + name, rows, hidden) for name in names[:2]]
     down = MatrixRef(place + names[2], hidden, rows, transposed=True)
-    return MlpRefs(stacked(inner, columns), split_inputs(down, columns), gated=True)
+    return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated=True)
 
 
 # --- parts ----------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$"
 
 def check_format(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
     """Raise ModelLoadError when the folder says that its weights are quantised."""
-    found = announced_format(config)
+    found = find_announced_format(config)
     if found is None:
         return
     plain = all(tensor.dtype in SERVED_DTYPES for tensor in tensors.values())
@@ -114,7 +114,7 @@ def _piece_beside(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
     return next((piece for other in sorted(beside) if (piece := piece_of(other))), None)
 
 
-def announced_format(config: ModelConfig) -> tuple[str, str] | None:
+def find_announced_format(config: ModelConfig) -> tuple[str, str] | None:
     """Return (where it says so, name of the format) of quantised weights; None: nothing says so."""
     for key in _CONFIG_KEYS:
         if isinstance(found := config.get(key), dict) and found:

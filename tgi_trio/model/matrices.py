@@ -184,7 +184,7 @@ def split_outputs(matrix: MatrixRef, split: Split, size: int = 1) -> LinearRef:
     return LinearRef((LinearPiece(matrix, units, whole_units(matrix.columns)),))
 
 
-def stacked(matrices: Sequence[MatrixRef], outputs: Units) -> LinearRef:
+def stack_matrices(matrices: Sequence[MatrixRef], outputs: Units) -> LinearRef:
     """Return matrices of one shape below each other, the outputs of each shared alike."""
     return LinearRef(
         tuple(LinearPiece(matrix, outputs, whole_units(matrix.columns)) for matrix in matrices)

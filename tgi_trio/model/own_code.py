@@ -37,7 +37,7 @@ def own_code(config: ModelConfig) -> OwnCode | None:
 def runnable_code(config: ModelConfig) -> OwnCode | None:
     """Return the code that a model brings, None unless all of it is in its folder."""
     code = own_code(config)
-    return None if code is None or code.elsewhere or _missing(config, code) else code
+    return None if code is None or code.elsewhere or _find_missing(config, code) else code
 
 
 def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool) -> list[str]:
@@ -53,9 +53,9 @@ def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool) -> list[
     if needed and not trusted:
         raise ModelLoadError(
             f"Model type {config.model_type!r} is known neither here nor to transformers; {folder} "
-            f"brings code for it ({_listed(code)}), which is not run unless asked for. Read that "
-            "code; if you trust it, give --trust-remote-code: it then runs in the shard, with all "
-            "rights of this server."
+            f"brings code for it ({_list_files(code)}), which is not run unless asked for. Read "
+            "that code; if you trust it, give --trust-remote-code: it then runs in the shard, with "
+            "all rights of this server."
         )
     if needed and code.elsewhere:
         raise ModelLoadError(
@@ -63,21 +63,21 @@ def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool) -> list[
             "not downloaded. Copy that repository's *.py files into the folder, and in auto_map "
             "leave out the part up to `--`."
         )
-    if needed and (missing := _missing(config, code)):
+    if needed and (missing := _find_missing(config, code)):
         raise ModelLoadError(
             f"{folder} lacks {', '.join(missing)}, the code that its config.json names. Copy the "
             "*.py files of the model into it, or download it again with --trust-remote-code."
         )
     warning = (
-        f"--trust-remote-code: code that comes with {folder} ({_listed(code)}) may be run in the "
-        "shard, with all rights of this server"
+        f"--trust-remote-code: code that comes with {folder} ({_list_files(code)}) may be run in "
+        "the shard, with all rights of this server"
     )
     return [warning] if trusted else []
 
 
-def _missing(config: ModelConfig, code: OwnCode) -> list[str]:
+def _find_missing(config: ModelConfig, code: OwnCode) -> list[str]:
     return [name for name in code.files if not (config.folder / name).is_file()]
 
 
-def _listed(code: OwnCode) -> str:
+def _list_files(code: OwnCode) -> str:
     return ", ".join((*code.files, *(f"{name} on the hub" for name in code.elsewhere)))

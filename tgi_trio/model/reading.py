@@ -69,17 +69,17 @@ def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:
     (transformers would go back to the family's default base, whatever the model was trained with).
     """
     newer = dict(config.get("rope_parameters") or {})
-    older = _with_type(config.get("rope_scaling") or {})
+    older = _name_type(config.get("rope_scaling") or {})
     if isinstance(newer.get(layer_type), dict):
-        own = _with_type(newer[layer_type])
+        own = _name_type(newer[layer_type])
         return {**own, **older} if layer_type == "full_attention" else own
     if not older:
-        return _with_type(newer)
+        return _name_type(newer)
     kept = ("rope_theta", "partial_rotary_factor")
     return {**{name: newer[name] for name in kept if name in newer}, **older}
 
 
-def _with_type(parameters: dict[str, Any]) -> dict[str, Any]:
+def _name_type(parameters: dict[str, Any]) -> dict[str, Any]:
     """Return a copy that says its kind as `rope_type`, by its newer name."""
     kind = parameters.get("rope_type") or parameters.get("type")
     if kind is None:

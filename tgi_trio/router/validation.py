@@ -154,7 +154,7 @@ class Validator:
         if len(prompt) == 0:
             raise ValidationError("`inputs` cannot be empty")
         self._check_truncate(parameters.truncate)
-        ids, length = await self._tokenised(prompt, add_special_tokens, parameters.truncate)
+        ids, length = await self._tokenise(prompt, add_special_tokens, parameters.truncate)
         max_new_tokens = self._max_new_tokens(length, parameters.max_new_tokens)
         if len(ids) == 0:  # text that the tokenizer's normalizer removes, without special tokens
             raise ValidationError("`inputs` cannot be empty")
@@ -247,7 +247,7 @@ class Validator:
                 f"`truncate` must be strictly positive and less than {most}. Given: {truncate}"
             )
 
-    async def _tokenised(
+    async def _tokenise(
         self,
         prompt: str | Sequence[int] | NDArray[np.int32],
         add_special_tokens: bool,
@@ -331,9 +331,9 @@ def _check_sampling(p: GenerationParameters) -> None:
         raise ValidationError("`frequency_penalty` must be >= -2.0 and <= 2.0")
     if not -2.0 <= _value_or(p.presence_penalty, 0.0) <= 2.0:
         raise ValidationError("`presence_penalty` must be >= -2.0 and <= 2.0")
-    if not (_inside(p.top_p) or (p.accept_top_p_one and p.top_p == 1.0)):
+    if not (_is_fraction(p.top_p) or (p.accept_top_p_one and p.top_p == 1.0)):
         raise ValidationError(f"`top_p` must be > 0.0 and <{'=' * p.accept_top_p_one} 1.0")
-    if not _inside(p.typical_p):
+    if not _is_fraction(p.typical_p):
         raise ValidationError("`typical_p` must be > 0.0 and < 1.0")
     if not 0.0 <= _value_or(p.min_p, 0.0) <= 1.0:
         raise ValidationError("`min_p` must be >= 0.0 and <= 1.0")
@@ -368,5 +368,5 @@ def _check_positive(name: str, value: float | None) -> None:
     raise ValidationError(f"`{name}` must be strictly positive")
 
 
-def _inside(value: float | None) -> bool:
+def _is_fraction(value: float | None) -> bool:
     return value is None or 0.0 < value < 1.0

@@ -21,7 +21,7 @@ from tgi_trio.shard import process
 from tgi_trio.shard.checkpoint.readahead import reading_ahead
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
-from tgi_trio.shard.machine.garbage import without_collection
+from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.machine.openmp import openmp_settings
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 
@@ -90,7 +90,7 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
     # been told that this process lives.
     folder = Path(settings.model_path)
     ahead = reading_ahead(folder) if settings.rank == 0 else nullcontext(frozenset[Path]())
-    with without_collection(), ahead as fresh_files:
+    with pause_collection(), ahead as fresh_files:
         from tgi_trio.shard.backend import load_runner
         from tgi_trio.shard.machine.device import CPU, choose_device
         from tgi_trio.shard.sampling.logits_processors import Watermark

@@ -233,7 +233,7 @@ class FakeRunner:
                 result.prompt_tops = [[] for _ in start] + [best] * known
         if plan.samples[i]:
             drafts = 0 if plan.drafts is None else int(plan.drafts[i])
-            tokens = self._chosen(sequence, drafts)
+            tokens = self._choose(sequence, drafts)
             count, size = sequence.sampling.top_n, self.settings.vocab_size
             result.token_ids, result.logprobs = tokens, [_LOGPROB] * len(tokens)
             result.tops = [
@@ -241,7 +241,7 @@ class FakeRunner:
             ]
         return result
 
-    def _chosen(self, sequence: ShardSequence, drafts: int) -> list[int]:
+    def _choose(self, sequence: ShardSequence, drafts: int) -> list[int]:
         """Return the next token, and another one after every guess that is right."""
         ids, length = sequence.token_ids, sequence.length
         tokens: list[int] = []

@@ -10,9 +10,9 @@ from tgi_trio.router.scheduling.lifecycle import (
     Event,
     IllegalTransition,
     SequenceState,
-    following,
     markdown,
     mermaid,
+    next_state,
 )
 
 
@@ -20,10 +20,10 @@ def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
     for state in SequenceState:
         for event in Event:
             if (state, event) in TRANSITIONS:
-                assert following(state, event) is TRANSITIONS[state, event]
+                assert next_state(state, event) is TRANSITIONS[state, event]
             else:
                 with pytest.raises(IllegalTransition, match=f"{state.name} cannot {event.name}"):
-                    following(state, event)
+                    next_state(state, event)
 
 
 def test_finished_is_final_and_reached_from_everywhere() -> None:

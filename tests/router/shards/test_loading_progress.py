@@ -47,12 +47,12 @@ def test_what_is_touched_counts_and_what_is_mapped_does_not(tmp_path: Path) -> N
         assert process.stdin is not None and process.stdout is not None
         touched = {}
         for line in process.stdout:
-            touched[line.strip()] = loading_progress.touched_bytes(process.pid)
+            touched[line.strip()] = loading_progress.count_touched_bytes(process.pid)
             process.stdin.write("\n")
         assert touched["mapped"] < 2 * MIB
         assert touched["read"] == 4 * MIB
         assert touched["unmapped"] == 0
-    assert loading_progress.touched_bytes(process.pid) == 0  # no such process
+    assert loading_progress.count_touched_bytes(process.pid) == 0  # no such process
 
 
 class Terminal(io.StringIO):
@@ -64,7 +64,7 @@ class Terminal(io.StringIO):
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_PATIENCE", "_PERIOD", "_LINE_PERIOD"):
         monkeypatch.setattr(loading_progress, name, 0.01)
-    monkeypatch.setattr(loading_progress, "touched_bytes", lambda pid: pid * MIB)
+    monkeypatch.setattr(loading_progress, "count_touched_bytes", lambda pid: pid * MIB)
 
 
 async def show_until(folder: Path, output: io.StringIO, seen: Callable[[], bool]) -> None:

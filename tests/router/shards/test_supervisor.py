@@ -23,7 +23,7 @@ from tgi_trio.router.shards.group_states import (
     IllegalShardTransition,
     ShardEvent,
     ShardState,
-    after,
+    next_state,
 )
 from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.local_group import LocalGroup
@@ -334,4 +334,4 @@ def test_the_table_ends_everywhere_in_gone_and_refuses_the_rest() -> None:
         if state is not ShardState.GONE:
             assert TRANSITIONS[state, ShardEvent.EXIT] is ShardState.GONE
     with pytest.raises(IllegalShardTransition, match=r"STEP.*GONE"):
-        after(ShardState.GONE, ShardEvent.STEP)
+        next_state(ShardState.GONE, ShardEvent.STEP)

@@ -13,12 +13,12 @@ import pytest
 from tests.shard.numba_backend.numba_support import FITTING
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.router.shards.loading_progress import touched_bytes
+from tgi_trio.router.shards.loading_progress import count_touched_bytes
 from tgi_trio.shard.checkpoint import mapped_file
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 from tgi_trio.shard.numba_backend.arena import allocate_zeroed
-from tgi_trio.shard.numba_backend.program import packing
+from tgi_trio.shard.numba_backend.program import pack_program
 
 PAGE = mmap.PAGESIZE
 CHUNK = 16 * PAGE
@@ -94,10 +94,10 @@ def test_a_file_that_was_in_memory_before_stays_there(file: Path) -> None:
 
 def test_it_still_counts_as_read_where_its_weights_are_packed(file: Path) -> None:
     """What shows the progress of loading sees the memory that the weights went into."""
-    before = touched_bytes(os.getpid())
+    before = count_touched_bytes(os.getpid())
     packed = allocate_zeroed((4 << 20,))
     packed[:] = 1
-    assert touched_bytes(os.getpid()) >= before + len(packed)
+    assert count_touched_bytes(os.getpid()) >= before + len(packed)
 
 
 def test_packed_weights_are_the_same(
@@ -113,7 +113,7 @@ def test_packed_weights_are_the_same(
     def panels(given_back: list[Path]) -> list[bytes]:
         with (
             open_checkpoint(config, given_back=given_back, kept=[embedding]) as weights,
-            packing(spec, weights, "float32") as program,
+            pack_program(spec, weights, "float32") as program,
         ):
             pass
         return [weights.tobytes() for weights in program._kept]

@@ -20,7 +20,7 @@ from tgi_trio.shard.contract import WarmupRequest
 from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
-from tgi_trio.shard.numba_backend.program import packing
+from tgi_trio.shard.numba_backend.program import pack_program
 
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
@@ -54,7 +54,7 @@ def cpu_runner(
     recorder = GreedyRecorder()
     with (
         open_checkpoint(config, spec.names.base) as weights,
-        packing(spec, weights, dtype, int8=int8, threads=len(cores)) as program,
+        pack_program(spec, weights, dtype, int8=int8, threads=len(cores)) as program,
     ):
         variant = variant_for(spec, dtype, int8=int8, dot=dot)
     with Forward(program, variant, list(cores)) as forward:

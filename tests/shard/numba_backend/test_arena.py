@@ -45,7 +45,7 @@ def test_zeroed_has_shape_and_type() -> None:
 
 def test_an_arena_puts_small_arrays_next_to_each_other_in_huge_pages() -> None:
     arena = Arena()
-    first, second = arena.zeroed((3, 7), np.uint32), arena.zeroed((5,), np.uint16)
+    first, second = arena.allocate((3, 7), np.uint32), arena.allocate((5,), np.uint16)
     assert (first.shape, first.dtype) == ((3, 7), np.uint32)
     assert (second.shape, second.dtype) == ((5,), np.uint16)
     assert address(first) % (2 << 20) == 0
@@ -58,8 +58,8 @@ def test_an_arena_puts_small_arrays_next_to_each_other_in_huge_pages() -> None:
 
 def test_an_arena_has_room_for_arrays_of_any_size() -> None:
     arena = Arena()
-    small = arena.zeroed((64,), np.uint8)
-    large = [arena.zeroed((size,), np.uint8) for size in (48 << 20, 48 << 20, 200 << 20)]
+    small = arena.allocate((64,), np.uint8)
+    large = [arena.allocate((size,), np.uint8) for size in (48 << 20, 48 << 20, 200 << 20)]
     for i, array in enumerate(large):
         array[[0, -1]] = i + 1
     assert [array[[0, -1]].tolist() for array in large] == [[1, 1], [2, 2], [3, 3]]

@@ -29,7 +29,7 @@ from tgi_trio.shard.contract import RowResult, ShardSequence
 from tgi_trio.shard.numba_backend import sampler_self_test
 from tgi_trio.shard.numba_backend.kernels.sampling.draws import draw_uniforms
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler, permutation
-from tgi_trio.shard.numba_backend.verified import working_sampler
+from tgi_trio.shard.numba_backend.verified import choose_sampler
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import permutation as torch_permutation
@@ -233,9 +233,9 @@ def test_kernels_that_fail_their_self_test_leave_the_choice_to_torch(
     config = object.__new__(ModelConfig)
     object.__setattr__(config, "vocab_size", 50)
     object.__setattr__(config, "eos_ids", (EOS,))
-    assert isinstance(working_sampler(config, [0], None), CpuSampler)
+    assert isinstance(choose_sampler(config, [0], None), CpuSampler)
     monkeypatch.setattr(sampler_self_test, "find_fault", lambda: "row 0 is wrong")
-    assert isinstance(working_sampler(config, [0], None), Sampler)
+    assert isinstance(choose_sampler(config, [0], None), Sampler)
     assert "with torch, not with the CPU kernels: row 0 is wrong" in capfd.readouterr().err
 
 

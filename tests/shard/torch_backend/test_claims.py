@@ -22,7 +22,7 @@ from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec
 from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
-from tgi_trio.shard.numba_backend.program import packing
+from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS as KERNELS_ACTIVATIONS
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 from tgi_trio.shard.torch_backend.weights import WeightSource
@@ -82,7 +82,7 @@ def test_the_kernels_read_what_is_claimed(
     with (
         recorded(monkeypatch, SafetensorsFiles, "tensor") as read,
         open_checkpoint(config, spec.names.base) as weights,
-        packing(spec, weights, "float32"),
+        pack_program(spec, weights, "float32"),
     ):
         pass
     assert read == decoder_claims(spec).needed

@@ -17,7 +17,7 @@ from tgi_trio.model.matrices import (
     every_unit,
     run_of,
     split_inputs,
-    stacked,
+    stack_matrices,
     whole_linear,
 )
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
@@ -104,7 +104,7 @@ def test_packed_weights_let_go_of_the_plain_ones() -> None:
 
 
 def test_linears_put_together_are_packed_at_once_and_only_once(file: Path) -> None:
-    both = stacked([MatrixRef(name, _ROWS, 512) for name in "ab"], run_of("heads", _ROWS))
+    both = stack_matrices([MatrixRef(name, _ROWS, 512) for name in "ab"], run_of("heads", _ROWS))
     with opened(file) as source:
         loader = WeightLoader(source, "rms")
         whole, plain = loader.linear(both), loader.weight(both)

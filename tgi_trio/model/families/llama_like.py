@@ -63,7 +63,9 @@ def attention_bias(config: ModelConfig) -> dict[str, Any]:
     return {"qkv_bias": biased, "output_bias": biased}
 
 
-def _turning(spec: DecoderSpec, local: RotarySpec | None, whole: RotarySpec | None) -> DecoderSpec:
+def _set_rotary(
+    spec: DecoderSpec, local: RotarySpec | None, whole: RotarySpec | None
+) -> DecoderSpec:
     """Return `spec` with rotary embeddings of their own for layers with and without a window."""
     layers = (replace(la, rotary=local if la.window else whole) for la in spec.layers)
     return replace(spec, layers=tuple(layers))
@@ -150,7 +152,7 @@ def olmo3(config: ModelConfig) -> DecoderSpec:
         local = rotary(config, spec.head_dim, theta=500000.0, layer_type="sliding_attention")
     else:
         local = RotarySpec(dim=spec.head_dim, theta=whole.theta)
-    return _turning(spec, local, whole)
+    return _set_rotary(spec, local, whole)
 
 
 def granite(config: ModelConfig) -> DecoderSpec:
@@ -188,7 +190,7 @@ def cohere(config: ModelConfig) -> DecoderSpec | None:
 def cohere2(config: ModelConfig) -> DecoderSpec:
     """Only the layers with a window know positions."""
     spec = _cohere(config, 10000.0, sliding_windows(config, every=4))
-    return _turning(spec, spec.layers[0].rotary, None)
+    return _set_rotary(spec, spec.layers[0].rotary, None)
 
 
 def stablelm(config: ModelConfig) -> DecoderSpec | None:
@@ -279,4 +281,4 @@ def gemma3(config: ModelConfig) -> DecoderSpec | None:
     else:  # older files: rope_scaling is for the layers without a window
         theta = float(config.get("rope_local_base_freq", 10000.0))
         local = RotarySpec(dim=spec.head_dim, theta=theta)
-    return _turning(spec, local, whole)
+    return _set_rotary(spec, local, whole)

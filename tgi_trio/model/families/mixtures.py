@@ -11,7 +11,7 @@ from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
 
-def _everywhere(spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
+def _set_experts(spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
     return replace(spec, layers=tuple(replace(layer, experts=experts) for layer in spec.layers))
 
 
@@ -28,7 +28,7 @@ def mixtral(config: ModelConfig) -> DecoderSpec:
         names=names.MIXTRAL,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
     )
-    return _everywhere(spec, experts)
+    return _set_experts(spec, experts)
 
 
 def phimoe(config: ModelConfig) -> DecoderSpec:
@@ -53,7 +53,7 @@ def phimoe(config: ModelConfig) -> DecoderSpec:
         head_bias=bool(config.get("lm_head_bias", False)),
         **attention_bias(config),
     )
-    return _everywhere(spec, experts)
+    return _set_experts(spec, experts)
 
 
 def olmoe(config: ModelConfig) -> DecoderSpec | None:
@@ -72,7 +72,7 @@ def olmoe(config: ModelConfig) -> DecoderSpec | None:
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         **attention_bias(config),
     )
-    return _everywhere(spec, experts)
+    return _set_experts(spec, experts)
 
 
 def dbrx(config: ModelConfig) -> DecoderSpec | None:

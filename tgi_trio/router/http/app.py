@@ -285,7 +285,7 @@ class Application(QuartTrio):
         for route in {(each.method, each.path): each for each in wanted}.values():
             self._register(route)
         self.register_error_handler(HTTPException, _http_error)
-        self.register_error_handler(Exception, _defect)
+        self.register_error_handler(Exception, _answer_defect)
 
     def _register(self, route: Route) -> None:
         async def view(**path: str) -> Response:
@@ -343,7 +343,7 @@ async def _http_error(error: HTTPException) -> Response:
     return _response(reply)
 
 
-async def _defect(error: Exception) -> Response:
+async def _answer_defect(error: Exception) -> Response:
     connection = _connection()
     problem = internal(connection.request_id)
     return _response(Reply(problem.body(), problem.status))

@@ -32,7 +32,7 @@ class Isolation:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence.id in self._suspects
 
-    def lost(self, held: Iterable[Sequence]) -> Sequence | None:
+    def lose(self, held: Iterable[Sequence]) -> Sequence | None:
         """The shard has died with `held` on it; returns the culprit once it is known."""
         for sequence in self._suspects.values():
             if sequence.state is SequenceState.WAITING:

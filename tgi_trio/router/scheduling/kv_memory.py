@@ -84,11 +84,11 @@ class KvMemory:
 
     def extend(self, sequence: Sequence, tokens: int) -> list[int]:
         """Grant blocks towards `tokens` tokens in all, as many as can be had; returns them."""
-        granted = self._take(min(self.lacking(sequence, tokens), self.available))
+        granted = self._take(min(self.count_lacking(sequence, tokens), self.available))
         sequence.blocks += granted
         return granted
 
-    def lacking(self, sequence: Sequence, tokens: int) -> int:
+    def count_lacking(self, sequence: Sequence, tokens: int) -> int:
         """Return how many blocks a sequence lacks for `tokens` tokens in all."""
         return max(0, -(-tokens // self.block_size) - len(sequence.blocks))
 
@@ -107,7 +107,7 @@ class KvMemory:
         self.make_free(count)
         return self._allocator.take(count)
 
-    def coming(self, sequence: Sequence) -> int:
+    def count_reclaimable(self, sequence: Sequence) -> int:
         """Return how many blocks become available when `sequence` lets go of its own."""
         blocks = len(sequence.blocks) - sequence.shared
         node = sequence.node

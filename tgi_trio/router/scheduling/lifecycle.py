@@ -82,7 +82,7 @@ class IllegalTransition(Exception):
         self.event = event
 
 
-def following(state: SequenceState, event: Event) -> SequenceState:
+def next_state(state: SequenceState, event: Event) -> SequenceState:
     """Return the state after `event`; raises IllegalTransition."""
     try:
         return TRANSITIONS[state, event]

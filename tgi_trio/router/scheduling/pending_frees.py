@@ -50,7 +50,7 @@ class PendingFrees:
         """`sequence` has ended by itself on the shard; returns whether it was on the way out."""
         return self._members.pop(sequence.id, None) is not None
 
-    def acknowledged(self, number: int) -> list[Sequence]:
+    def acknowledge(self, number: int) -> list[Sequence]:
         """Commands up to `number` are applied: return who is gone now."""
         gone: list[Sequence] = []
         while self._sent and self._sent[0][0] <= number:

@@ -32,7 +32,7 @@ def extend_blocks(
         (sequence, min(sequence.need, sequence.computed + ahead))
         for sequence in sorted(batch.starving.values(), key=seniority)
     ]
-    memory.make_free(sum(memory.lacking(sequence, tokens) for sequence, tokens in wishes))
+    memory.make_free(sum(memory.count_lacking(sequence, tokens) for sequence, tokens in wishes))
     for sequence, tokens in wishes:
         granted = memory.extend(sequence, tokens)
         if not granted:
@@ -50,7 +50,7 @@ def victims(
     `dropped` are sequences whose blocks are on their way back.
     """
     needy = sorted(batch.starving.values(), key=seniority)
-    coming = memory.available + sum(memory.coming(sequence) for sequence in dropped)
+    coming = memory.available + sum(memory.count_reclaimable(sequence) for sequence in dropped)
     members: list[Sequence] = []  # sorted when the first block lacks
     chosen: list[Sequence] = []
     for sequence in needy:
@@ -61,7 +61,7 @@ def victims(
         while coming < short and seniority(members[-1]) > seniority(sequence):
             victim = members.pop()
             chosen.append(victim)
-            coming += memory.coming(victim)
+            coming += memory.count_reclaimable(victim)
         if coming < short:
             break
         coming -= max(0, short)

@@ -119,7 +119,7 @@ class Scheduler:
         Idempotent. Queued: gone at once. On the shard: it is named in the next FILTER, and its
         blocks are free once that is acknowledged.
         """
-        sequence = self._sequence_table.listening(sequence_id)
+        sequence = self._sequence_table.find_listening(sequence_id)
         if sequence is None:
             return False
         self._abort(sequence)
@@ -131,7 +131,7 @@ class Scheduler:
 
     def finish(self, sequence_id: int, now: float) -> None:
         """End a sequence that is complete (a stop string was hit); as abort, counted as success."""
-        sequence = self._sequence_table.listening(sequence_id)
+        sequence = self._sequence_table.find_listening(sequence_id)
         if sequence is None:
             return
         self.counters["finished"] += 1
@@ -179,7 +179,7 @@ class Scheduler:
         self._budget_sent = None
         on_board = (SequenceState.PREFILLING, SequenceState.RUNNING)
         living = self._sequence_table.living.values()
-        culprit = self._isolation.lost(s for s in living if s.state in on_board)
+        culprit = self._isolation.lose(s for s in living if s.state in on_board)
         self.counters["failed"] += culprit is not None
         self.counters["replayed"] += self._sequence_table.lose(culprit)
         return [culprit.id] if culprit is not None else []
@@ -256,7 +256,7 @@ class Scheduler:
         """When `expire` has something to do next."""
         heap = self._deadlines
         while heap:
-            if self._sequence_table.listening(heap[0][1]) is not None:
+            if self._sequence_table.find_listening(heap[0][1]) is not None:
                 return heap[0][0]
             heappop(heap)
         return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters
 from tgi_trio.router.request import Request
-from tgi_trio.router.scheduling.lifecycle import Event, SequenceState, following
+from tgi_trio.router.scheduling.lifecycle import Event, SequenceState, next_state
 from tgi_trio.router.scheduling.prefix_cache import Namespace, Node
 
 NEVER = 1 << 62  # a token count no sequence reaches
@@ -158,7 +158,7 @@ class Sequence:
 
     def advance(self, event: Event) -> None:
         """Follow the table; raises IllegalTransition."""
-        self.state = following(self.state, event)
+        self.state = next_state(self.state, event)
 
     def __repr__(self) -> str:
         return (

@@ -31,7 +31,7 @@ class SequenceTable:
         self.living[sequence.id] = sequence
         self._queue.add(sequence)
 
-    def listening(self, sequence_id: int) -> Sequence | None:
+    def find_listening(self, sequence_id: int) -> Sequence | None:
         """Return a sequence whose client still wants tokens."""
         sequence = self.living.get(sequence_id)
         return None if sequence is None or sequence.state is SequenceState.LEAVING else sequence
@@ -63,7 +63,7 @@ class SequenceTable:
 
     def acknowledge(self, number: int) -> None:
         """Commands up to `number` are applied: what they dropped is touched no more."""
-        for sequence in self.pending_frees.acknowledged(number):
+        for sequence in self.pending_frees.acknowledge(number):
             self._memory.release(sequence)
             sequence.advance(Event.ACKNOWLEDGE)
             self._settle(sequence)

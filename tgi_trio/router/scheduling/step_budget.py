@@ -86,14 +86,14 @@ class StepBudget:
             return self._budget  # nothing rides along: leave it
         budget = limits.token_budget
         if batch.running and self._decode_ns:
-            pressed = self._pressed(len(batch.running))
+            pressed = self._is_pressed(len(batch.running))
             share = len(batch) + int((self._pressed_share if pressed else self._unhurried).tokens)
             most = limits.max_batch_prefill_tokens if pressed else budget
             budget = min(most, -(-share // _ROUND) * _ROUND)
         self._budget = budget
         return budget
 
-    def _pressed(self, running: int) -> bool:
+    def _is_pressed(self, running: int) -> bool:
         limits, behind = self._limits, self._behind
         if not behind:
             return False

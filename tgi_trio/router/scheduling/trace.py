@@ -125,11 +125,13 @@ class RecordingScheduler(Scheduler):
 
     def schedule(self, now: float) -> list[Command]:
         out = super().schedule(now)
-        self._line({"do": "schedule", "now": now, "out": [brief(command) for command in out]})
+        self._line(
+            {"do": "schedule", "now": now, "out": [summarise_command(command) for command in out]}
+        )
         return out
 
 
-def brief(command: Command) -> list[Any]:
+def summarise_command(command: Command) -> list[Any]:
     """Return what a trace keeps of a command: everything that was decided."""
     match command:
         case Limits(number, budget):
@@ -188,7 +190,7 @@ def _play(scheduler: Scheduler, record: dict[str, Any]) -> Any:
         case "shard_lost":
             return scheduler.shard_lost(now)
         case "schedule":
-            return [brief(command) for command in scheduler.schedule(now)]
+            return [summarise_command(command) for command in scheduler.schedule(now)]
         case unknown:
             raise TraceMismatch(f"a trace cannot do {unknown!r}")
 

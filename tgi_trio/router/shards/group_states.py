@@ -54,7 +54,7 @@ class IllegalShardTransition(Exception):
     """An event that the table does not allow in this state: a bug in the supervisor."""
 
 
-def after(state: ShardState, event: ShardEvent) -> ShardState:
+def next_state(state: ShardState, event: ShardEvent) -> ShardState:
     """Return the state that follows; raises IllegalShardTransition naming both."""
     try:
         return TRANSITIONS[state, event]

@@ -29,7 +29,7 @@ def checkpoint_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob(f"*{_SUFFIX}"))
 
 
-def touched_bytes(pid: int) -> int:
+def count_touched_bytes(pid: int) -> int:
     """Return how many bytes of weights a process has read; 0 when it is gone."""
     try:
         lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
@@ -68,7 +68,9 @@ async def show_loading(
 
     async def touched() -> int:
         # Ranks read different parts of the same files. A large smaps takes milliseconds to make.
-        return min(total, sum([await trio.to_thread.run_sync(touched_bytes, p) for p in pids()]))
+        return min(
+            total, sum([await trio.to_thread.run_sync(count_touched_bytes, p) for p in pids()])
+        )
 
     if not (bar_allowed and output.isatty()):
         while True:

@@ -135,7 +135,7 @@ class LocalGroup:
         ]
         if patient:
             with trio.move_on_after(_LAST_GASP):
-                await self._any_ended()
+                await self._wait_for_end()
         ended = [shard.process.process.poll() is not None for shard in self._shards]
         reports = []
         for shard in self._shards:
@@ -147,7 +147,7 @@ class LocalGroup:
                 reports.append(shard.report(code, phase))
         return "\n".join(reports)
 
-    async def _any_ended(self) -> None:
+    async def _wait_for_end(self) -> None:
         async with trio.open_nursery() as nursery:
 
             async def watch(shard: ShardInstance) -> None:

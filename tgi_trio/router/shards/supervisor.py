@@ -20,7 +20,7 @@ from tgi_trio.ipc.frames import Kind, encode
 from tgi_trio.ipc.watch import StallDetector
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.group import Group, StartGroup
-from tgi_trio.router.shards.group_states import ShardEvent, ShardState, after
+from tgi_trio.router.shards.group_states import ShardEvent, ShardState, next_state
 from tgi_trio.router.shards.handshake import KVMemory, ShardFacts, WarmupLimits
 from tgi_trio.router.telemetry.metrics import Metrics
 
@@ -155,7 +155,7 @@ class Supervisor:
             self._engine.close(self.why)
 
     def _move(self, event: ShardEvent, why: str) -> None:
-        self.state, self.why = after(self.state, event), why
+        self.state, self.why = next_state(self.state, event), why
         log.info("shard group: %s", self.state.value)
 
     async def _incarnation(self, number: int, task_status: trio.TaskStatus[Started]) -> str:

@@ -90,7 +90,7 @@ class ChatTemplate:
         """
         template = self._templates.get(self._name(tools is not None))
         if template is None:
-            raise TemplateError(self._missing())
+            raise TemplateError(self._explain_missing())
         if not messages:
             raise TemplateError("messages must not be empty")
         chat = [_prepare_message(message) for message in messages]
@@ -113,7 +113,7 @@ class ChatTemplate:
     def _name(self, tools: bool) -> str:
         return "tool_use" if tools and "tool_use" in self._templates else "default"
 
-    def _missing(self) -> str:
+    def _explain_missing(self) -> str:
         if not self._templates:
             return "template not found"
         names = ", ".join(sorted(self._templates))

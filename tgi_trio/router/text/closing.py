@@ -55,11 +55,11 @@ class _Listed:
     patterns: dict[str, None] = field(default_factory=dict)
     closes: bool = False  # `properties` are among it
 
-    def also(self, parts: Iterable[Schema]) -> Self:
+    def include(self, parts: Iterable[Schema]) -> Self:
         """Return this with what the parts list."""
         parts = list(parts)
         names = [name for part in parts for name in _names(part, "properties")]
-        names += [name for part in parts for name in _required(part)]
+        names += [name for part in parts for name in _list_required(part)]
         patterns = [name for part in parts for name in _names(part, "patternProperties")]
         return type(self)(
             self.names | dict.fromkeys(names),
@@ -73,13 +73,13 @@ def _names(schema: Schema, key: str) -> Iterable[str]:
     return found if isinstance(found, dict) else ()
 
 
-def _required(schema: Schema) -> Iterable[str]:
+def _list_required(schema: Schema) -> Iterable[str]:
     found = schema.get("required")
     return (each for each in found if isinstance(each, str)) if isinstance(found, list) else ()
 
 
 class _Closer:
-    """Closes one schema; `close` is for values, `_opened` for what holds beside others."""
+    """Closes one schema; `close` is for values, `_keep_open` for what holds beside others."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -96,12 +96,12 @@ class _Closer:
             return schema
         if beside is not None or self._sources(schema) > 1:
             return self._close_group(schema, beside or _Listed())
-        closed = self._nested(schema)
+        closed = self._close_nested(schema)
         for key in _COMPOSED & schema.keys() - {"$ref"}:
             if isinstance(schema[key], list):
                 closed[key] = [self.close(each) for each in schema[key]]
         if "properties" in schema and "additionalProperties" not in schema:
-            self._shut(closed, _Listed(names=dict.fromkeys(_required(schema))))
+            self._shut(closed, _Listed(names=dict.fromkeys(_list_required(schema))))
         return closed
 
     def _close_group(self, schema: Schema, beside: _Listed) -> Schema:
@@ -109,12 +109,12 @@ class _Closer:
         parts = list(self._parts(schema))
         decided = any("additionalProperties" in part or self._leads_away(part) for part in parts)
         one_choice = sum(key in part for part in parts for key in _CHOICES) == 1
-        closing = beside.also(parts) if one_choice and not decided else None
-        opened: Schema = self._opened(schema, closing)
+        closing = beside.include(parts) if one_choice and not decided else None
+        opened: Schema = self._keep_open(schema, closing)
         if decided or one_choice:
             return opened
         every = list(self._parts(schema, deep=True))
-        listed = beside.also(every)
+        listed = beside.include(every)
         if listed.closes and not any(part.get("additionalProperties", False) for part in every):
             self._shut(opened, listed)
         return opened
@@ -128,7 +128,7 @@ class _Closer:
                 schema[key] = own | {name: True for name in names if name not in own}
         schema["additionalProperties"] = False
 
-    def _opened(self, schema: Any, listed: _Listed | None) -> Any:
+    def _keep_open(self, schema: Any, listed: _Listed | None) -> Any:
         """Return a schema that stays open because another one closes what they describe together.
 
         `listed`: the alternatives of the only choice among them do that, each for itself.
@@ -136,13 +136,13 @@ class _Closer:
         self._count(1)
         if not isinstance(schema, dict):
             return schema
-        opened = self._nested(schema)
+        opened = self._close_nested(schema)
         if isinstance(schema.get("allOf"), list):
-            opened["allOf"] = [self._opened(each, listed) for each in schema["allOf"]]
+            opened["allOf"] = [self._keep_open(each, listed) for each in schema["allOf"]]
         for key in _CHOICES:
             if isinstance(schema.get(key), list):
                 opened[key] = [
-                    self._opened(each, None) if listed is None else self.close(each, listed)
+                    self._keep_open(each, None) if listed is None else self.close(each, listed)
                     for each in schema[key]
                 ]
         reference = str(schema.get("$ref"))
@@ -151,7 +151,7 @@ class _Closer:
             return opened
         self._inlined.append(reference)
         body = {key: value for key, value in target.items() if key not in _ROOT_ONLY}
-        inlined = [self._opened(body, listed), *opened.pop("allOf", [])]
+        inlined = [self._keep_open(body, listed), *opened.pop("allOf", [])]
         self._inlined.pop()
         # In the place of the reference: the order of keywords is that of properties.
         return {
@@ -159,7 +159,7 @@ class _Closer:
             for key, value in opened.items()
         }
 
-    def _nested(self, schema: Schema) -> Schema:
+    def _close_nested(self, schema: Schema) -> Schema:
         """Return a copy in which the schemas of values inside are closed."""
         copy = dict(schema)
         for key, value in schema.items():

@@ -127,15 +127,15 @@ class _GbnfParser:
         rules: dict[str, Node] = {}
         while (name := self._next()).kind != "end":
             if name.kind != "name" or self._next().kind != "is":
-                raise _wrong(self._text, name.at, "a rule begins with `name ::=`")
+                raise _syntax_error(self._text, name.at, "a rule begins with `name ::=`")
             if name.text in rules:
-                raise _wrong(self._text, name.at, f"the rule `{name.text}` is there already")
+                raise _syntax_error(self._text, name.at, f"the rule `{name.text}` is there already")
             rules[name.text] = self._choice()
         if ROOT not in rules:
-            raise _wrong(self._text, 0, f"there is no rule `{ROOT}`")
+            raise _syntax_error(self._text, 0, f"there is no rule `{ROOT}`")
         for missing in self._used.keys() - rules.keys():
             at = self._used[missing].at
-            raise _wrong(self._text, at, f"there is no rule `{missing}`")
+            raise _syntax_error(self._text, at, f"there is no rule `{missing}`")
         return rules
 
     def _peek(self, ahead: int = 0) -> _Token:
@@ -158,7 +158,7 @@ class _GbnfParser:
         parts: list[Node] = []
         while (part := self._item()) is not None:
             if self._peek().kind == "repeat":
-                part = self._repeated(part, self._next())
+                part = self._repeat(part, self._next())
             parts.append(part)
         return parts[0] if len(parts) == 1 else Series(tuple(parts))
 
@@ -167,7 +167,7 @@ class _GbnfParser:
         token = self._peek()
         if token.text in ("|", ")") or token.kind == "end":
             if token.text == ")" and not self._depth:
-                raise _wrong(self._text, token.at, "this `)` closes nothing")
+                raise _syntax_error(self._text, token.at, "this `)` closes nothing")
             return None
         if token.kind == "name" and self._peek(1).kind == "is":  # the next rule
             return None
@@ -181,22 +181,24 @@ class _GbnfParser:
             case "class":
                 return self._class(token)
             case "repeat":
-                raise _wrong(self._text, token.at, f"`{token.text}` has nothing to repeat")
+                raise _syntax_error(self._text, token.at, f"`{token.text}` has nothing to repeat")
             case "is":
-                raise _wrong(self._text, token.at, "no name comes before `::=`")
+                raise _syntax_error(self._text, token.at, "no name comes before `::=`")
         return ANY if token.text == "." else self._group(token)
 
     def _group(self, opening: _Token) -> Node:
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise _wrong(self._text, opening.at, f"more than {_DEEPEST} groups in one another")
+            raise _syntax_error(
+                self._text, opening.at, f"more than {_DEEPEST} groups in one another"
+            )
         inner = self._choice()
         if self._next().text != ")":
-            raise _wrong(self._text, opening.at, "this `(` is never closed")
+            raise _syntax_error(self._text, opening.at, "this `(` is never closed")
         self._depth -= 1
         return inner
 
-    def _repeated(self, part: Node, token: _Token) -> Node:
+    def _repeat(self, part: Node, token: _Token) -> Node:
         if token.text in "*+?":
             return Repeat(part, int(token.text == "+"), 1 if token.text == "?" else None)
         least, comma, most = token.text[1:-1].replace(" ", "").partition(",")
@@ -204,7 +206,7 @@ class _GbnfParser:
         if not comma:
             largest = fewest
         if largest is not None and largest < fewest:
-            raise _wrong(self._text, token.at, f"`{token.text}` can never be met")
+            raise _syntax_error(self._text, token.at, f"`{token.text}` can never be met")
         return Series(()) if largest == 0 else Repeat(part, fewest, largest)
 
     def _class(self, token: _Token) -> Characters:
@@ -219,11 +221,13 @@ class _GbnfParser:
                 high = abs(codes[i + 2])
                 i += 2
             if high < low:
-                raise _wrong(self._text, token.at, f"a range of `{token.text}` is upside down")
+                raise _syntax_error(
+                    self._text, token.at, f"a range of `{token.text}` is upside down"
+                )
             ranges.append((low, high))
             i += 1
         if not ranges and not negated:
-            raise _wrong(self._text, token.at, "`[]` holds no character")
+            raise _syntax_error(self._text, token.at, "`[]` holds no character")
         return Characters(tuple(ranges), negated)
 
     def _codes(self, body: str, at: int, dashes: bool = False) -> Iterator[int]:
@@ -235,12 +239,12 @@ class _GbnfParser:
                 yield _DASH if dashes and plain == "-" else ord(plain)
             elif letter is not None:
                 if letter not in _LETTERS and letter not in _THEMSELVES:
-                    raise _wrong(self._text, where, f"`\\{letter}` is no escape sequence")
+                    raise _syntax_error(self._text, where, f"`\\{letter}` is no escape sequence")
                 yield ord(_LETTERS.get(letter, letter))
             else:
                 code = int(next(filter(None, numbers)), 16)
                 if code > _LARGEST or 0xD800 <= code <= 0xDFFF:
-                    raise _wrong(self._text, where, f"`{found.group()}` is no character")
+                    raise _syntax_error(self._text, where, f"`{found.group()}` is no character")
                 yield code
 
 
@@ -253,7 +257,7 @@ def _tokens(text: str) -> Iterator[_Token]:
     while at < len(text):
         found = _TOKENS.match(text, at)
         if found is None:
-            raise _wrong(text, at, _unexpected(text[at]))
+            raise _syntax_error(text, at, _unexpected(text[at]))
         yield _Token(found.lastgroup or "", found.group(), at)
         at = found.end()
 
@@ -266,7 +270,7 @@ def _unexpected(character: str) -> str:
     return f"unexpected `{character}`"
 
 
-def _wrong(text: str, at: int, what: str) -> ValidationError:
+def _syntax_error(text: str, at: int, what: str) -> ValidationError:
     line = text.count("\n", 0, at) + 1
     column = at - (text.rfind("\n", 0, at) + 1) + 1
     return ValidationError(f"grammar is not valid: line {line}, column {column}: {what}")

@@ -48,7 +48,7 @@ def gbnf(text: str) -> str:
 
 def lark_of(rules: Mapping[str, Node]) -> str:
     """Return Lark for the rules of `parse`; raises ValidationError for ones too entangled."""
-    return _Writer(_reachable(rules)).lark()
+    return _Writer(_keep_reachable(rules)).lark()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class _Analysis:
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
         self._alphabet = _Alphabet(rules)
-        order = _without_recursion(rules)
+        order = _order_rules(rules)
         self._flat = frozenset(order)  # rules that do not recur
         self._facts = dict.fromkeys(rules, _NOTHING)
         self.follow = dict.fromkeys(rules, 0)  # bits of what may come behind each rule
@@ -133,9 +133,9 @@ class _Analysis:
             case Series(parts):
                 return reduce(_one_after_other, map(self.facts, parts), _EMPTY)
             case Alternation(parts):
-                return reduce(_either, map(self.facts, parts))
+                return reduce(_unite_facts, map(self.facts, parts))
             case Repeat(part, least, most):
-                return _repeated(self.facts(part), least, most)
+                return _repeat_facts(self.facts(part), least, most)
 
     def _settle(self, names: list[str], known: dict[str, Any], update: Update) -> None:
         """Update what is `known`, in both directions in turn, until nothing changes."""
@@ -208,7 +208,7 @@ class _Writer:
                 return self._rule_name(name)
             case Series() | Alternation() | Repeat():
                 inner = self._analysis.parts_and_follows(node, follow)
-                return _composed(node, [self._rule(part, behind) for part, behind in inner])
+                return _compose(node, [self._rule(part, behind) for part, behind in inner])
 
     def _lexeme(self, node: Node) -> str:
         """Return a part inside a lexeme."""
@@ -218,19 +218,19 @@ class _Writer:
             case Reference():
                 return self._lexeme_name(node)
             case Series(parts) | Alternation(parts):
-                return _composed(node, [self._lexeme(part) for part in parts])
+                return _compose(node, [self._lexeme(part) for part in parts])
             case Repeat(part):
-                return _composed(node, [self._lexeme(part)])
+                return _compose(node, [self._lexeme(part)])
 
     def _rule_name(self, name: str) -> str:
         node, follow = self._rules[name], self._analysis.follow[name]
-        return self._named(self._names, "r", Reference(name), lambda: self._rule(node, follow))
+        return self._name(self._names, "r", Reference(name), lambda: self._rule(node, follow))
 
     def _lexeme_name(self, node: Node) -> str:
         inner = self._rules[node.name] if isinstance(node, Reference) else node
-        return self._named(self._lexemes, "L", node, lambda: self._lexeme(inner))
+        return self._name(self._lexemes, "L", node, lambda: self._lexeme(inner))
 
-    def _named(
+    def _name(
         self, names: dict[Node, str], letter: str, node: Node, write: Callable[[], str]
     ) -> str:
         if node not in names:
@@ -247,7 +247,7 @@ def _one_lexeme(node: Characters | Literal) -> str:
     return f"/[{'^' * (node.negated and bool(node.ranges))}{inner}]/"
 
 
-def _composed(node: Series | Alternation | Repeat, parts: Sequence[str]) -> str:
+def _compose(node: Series | Alternation | Repeat, parts: Sequence[str]) -> str:
     match node:
         case Series():
             return f"({' '.join(parts)})" if parts else '""'
@@ -267,7 +267,7 @@ def _one_after_other(a: _Facts, b: _Facts) -> _Facts:
     return _Facts(a.empty and b.empty, a.first | (b.first if a.empty else 0), more, everything)
 
 
-def _either(a: _Facts, b: _Facts) -> _Facts:
+def _unite_facts(a: _Facts, b: _Facts) -> _Facts:
     everything, first = a.all | b.all, a.first | b.first
     empty = a.empty or b.empty
     # With the same beginning, one may go on where the other is complete.
@@ -275,7 +275,7 @@ def _either(a: _Facts, b: _Facts) -> _Facts:
     return _Facts(empty, first, more, everything)
 
 
-def _repeated(one: _Facts, least: int, most: int | None) -> _Facts:
+def _repeat_facts(one: _Facts, least: int, most: int | None) -> _Facts:
     empty = one.empty or least == 0
     if most == 1:
         more = one.more | (one.first if empty else 0)
@@ -307,7 +307,7 @@ def _references(node: Node) -> set[str]:
     return {part.name for part in _parts([node]) if isinstance(part, Reference)}
 
 
-def _reachable(rules: Mapping[str, Node]) -> dict[str, Node]:
+def _keep_reachable(rules: Mapping[str, Node]) -> dict[str, Node]:
     """Return the rules that `root` needs."""
     found, waiting = {ROOT}, [ROOT]
     while waiting:
@@ -317,7 +317,7 @@ def _reachable(rules: Mapping[str, Node]) -> dict[str, Node]:
     return {name: node for name, node in rules.items() if name in found}
 
 
-def _without_recursion(rules: Mapping[str, Node]) -> list[str]:
+def _order_rules(rules: Mapping[str, Node]) -> list[str]:
     """Return the rules that refer to no rule that recurs, each after those it refers to."""
     needs = {name: _references(node) for name, node in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}

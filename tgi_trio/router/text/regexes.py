@@ -71,7 +71,7 @@ def compile_regex(text: str) -> Automaton:
         raise ValidationError(
             f"`stop_regex` has {len(text)} characters, {_MOST_CHARACTERS} are allowed"
         )
-    return _Compiler(text, _RegexParser(text).whole()).automaton
+    return _Compiler(text, _RegexParser(text).parse()).automaton
 
 
 # ---- reading ---------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class _RegexParser:
         self._depth = 0
         self._any_case = self._any_line = False
 
-    def whole(self) -> _Node:
+    def parse(self) -> _Node:
         """Return the tree of the expression."""
         if flags := _FLAGS.match(self._text):
             if set(flags[1]) - set("imsu"):
@@ -153,10 +153,10 @@ class _RegexParser:
         parts: list[_Node] = []
         while self._peek() not in ("", "|", ")"):
             part = self._atom()
-            parts.append(self._repeated(part))
+            parts.append(self._read_repetition(part))
         return _Series(parts)
 
-    def _repeated(self, part: _Node) -> _Node:
+    def _read_repetition(self, part: _Node) -> _Node:
         counts = self._counts()
         if counts is None:
             return part
@@ -194,7 +194,7 @@ class _RegexParser:
         if sign == "[":
             return _One(self._class())
         if sign == "\\":
-            return _One(self._cased(self._escape()))
+            return _One(self._ignore_case(self._escape()))
         if sign in "^$":
             self._refuse(f"`{sign}` is not served: where a line ends is not known while it comes")
         if sign in "*+?":
@@ -202,7 +202,7 @@ class _RegexParser:
         self._at += 1
         if sign == ".":
             return _One(_anything if self._any_line else _no_newline)
-        return _One(self._cased(sign.__eq__))
+        return _One(self._ignore_case(sign.__eq__))
 
     def _group(self) -> _Node:
         opening = self._at
@@ -231,22 +231,22 @@ class _RegexParser:
                 self._refuse("this `[` is never closed", opening)
             tests.append(self._member())
         self._at += 1
-        inside = self._cased(lambda c: any(test(c) for test in tests))
+        inside = self._ignore_case(lambda c: any(test(c) for test in tests))
         return (lambda c: not inside(c)) if negated else inside
 
     def _member(self) -> Test:
         """Return one entry of a class: a character, a kind, or a range."""
         start = self._at
-        low = self._single()
+        low = self._read_single()
         if self._peek() != "-" or self._text[self._at + 1 : self._at + 2] in ("", "]"):
             return low if callable(low) else low.__eq__
         self._at += 1
-        high = self._single()
+        high = self._read_single()
         if callable(low) or callable(high) or high < low:
             self._refuse("the range has no such ends", start)
         return lambda c: low <= c <= high
 
-    def _single(self) -> str | Test:
+    def _read_single(self) -> str | Test:
         if self._peek() != "\\":
             self._at += 1
             return self._text[self._at - 1]
@@ -274,7 +274,7 @@ class _RegexParser:
             self._refuse(f"`\\{letter}` is not served", start)
         return letter
 
-    def _cased(self, test: Test) -> Test:
+    def _ignore_case(self, test: Test) -> Test:
         if not self._any_case:
             return test
         return lambda c: test(c) or test(c.lower()) or test(c.upper())
@@ -325,7 +325,7 @@ class _Compiler:
             case _Series(parts):
                 whole = _Fragment()
                 for part in parts:
-                    whole = self._joined(whole, self._fragment(part))
+                    whole = self._join(whole, self._fragment(part))
                 return whole
             case _Choice(parts):
                 found = [self._fragment(part) for part in parts]
@@ -340,11 +340,11 @@ class _Compiler:
     def _repeat(self, part: _Node, least: int, most: int | None) -> _Fragment:
         whole = _Fragment()
         for _ in range(least if most is not None else max(least - 1, 0)):
-            whole = self._joined(whole, self._fragment(part))
+            whole = self._join(whole, self._fragment(part))
         if most is None:
             loop = self._fragment(part)
             self._link(loop.last, loop.first)
-            return self._joined(whole, loop if least else _Fragment(True, loop.first, loop.last))
+            return self._join(whole, loop if least else _Fragment(True, loop.first, loop.last))
         # Each of the others only behind the one before it, so that few positions live at a time.
         behind = whole
         for _ in range(most - least):
@@ -355,7 +355,7 @@ class _Compiler:
             behind = _Fragment(False, one.first, one.last)
         return whole
 
-    def _joined(self, a: _Fragment, b: _Fragment) -> _Fragment:
+    def _join(self, a: _Fragment, b: _Fragment) -> _Fragment:
         self._link(a.last, b.first)
         return _Fragment(
             a.empty and b.empty,

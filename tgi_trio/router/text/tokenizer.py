@@ -107,7 +107,7 @@ class Tokenizer:
 
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """Return the token ids of `text`, int32 [tokens]; raises ValidationError."""
-        return np.array(self._encoded(text, add_special_tokens).ids, dtype=np.int32)
+        return np.array(self._encode_text(text, add_special_tokens).ids, dtype=np.int32)
 
     def encode_prompt(
         self, text: str, add_special_tokens: bool, truncate: int | None, most: int
@@ -117,13 +117,13 @@ class Tokenizer:
         More than `most` are counted, not returned: the list of a text that is refused anyway would
         hold up every other thread for milliseconds. Raises ValidationError.
         """
-        found = self._encoded(text, add_special_tokens)
+        found = self._encode_text(text, add_special_tokens)
         length = min(len(found), truncate or len(found))
         if length > most:
             return np.empty(0, dtype=np.int32), length
         return np.array(found.ids[-length:] if length else [], dtype=np.int32), length
 
-    def _encoded(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
+    def _encode_text(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
             if len(text) <= INLINE_CHARACTERS:
                 return self._backend.encode(text, add_special_tokens=add_special_tokens)

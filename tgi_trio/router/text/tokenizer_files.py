@@ -106,7 +106,7 @@ def tokenizer_json(
     path = folder / "tokenizer.json"
     if path.is_file():
         return path
-    sources, code = _matching(folder, _SLOW_FILES), _own_code(folder)
+    sources, code = _list_matching(folder, _SLOW_FILES), _own_code(folder)
     if code and not sources and not trust_remote_code:
         raise _needs_code(folder, code)
     if code:  # which reads whatever it likes
@@ -118,7 +118,7 @@ def tokenizer_json(
             "--model-id, or name another with --tokenizer-name."
         )
     cache = cache or _default_cache()
-    target = cache / _digest([*sources, *_matching(folder, _CONFIG_FILES)])
+    target = cache / _digest([*sources, *_list_matching(folder, _CONFIG_FILES)])
     path = target / "tokenizer.json"
     if not path.is_file():
         _convert(folder, target, trust_remote_code, code)
@@ -193,7 +193,7 @@ def _default_cache() -> Path:
     return Path(base) / "tgi_trio" / "tokenizers"
 
 
-def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+def _list_matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
     return sorted({path for pattern in patterns for path in folder.glob(pattern)})
 
 
@@ -281,10 +281,12 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         config,
         _read_object(folder / "processor_config.json"),
     )
-    return next(filter(None, (_named(source.get("chat_template")) for source in sources)), {})
+    return next(
+        filter(None, (_name_templates(source.get("chat_template")) for source in sources)), {}
+    )
 
 
-def _named(value: Any) -> dict[str, str]:
+def _name_templates(value: Any) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
     if isinstance(value, list):

@@ -134,7 +134,7 @@ class Batch:
         plan's arrays are copies: commands applied later do not change it.
         """
         table, n = self._table, len(self._table.sequences)
-        if self._steady is not None and self._steady.goes_on(table, token_budget):
+        if self._steady is not None and self._steady.is_current(table, token_budget):
             self.counts = self._steady.counts
             return self._steady.plan(table)
         computed = table.computed[:n]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.messages import Fault, Finish
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
-from tgi_trio.shard.loop.step_columns import Moved, MovedRows, same, to_columns
+from tgi_trio.shard.loop.step_columns import Moved, MovedRows, ones_and_zeros, to_columns
 
 _MISCHOSEN = "the model runner chose a token where none was due, or none where one was"
 
@@ -85,7 +85,9 @@ class Settler:
         table.remaining[:rows] -= 1
         table.last[:rows] = tokens
         _append_each(plan.rows, tokens.tolist(), table.length[:rows].tolist())
-        moved = MovedRows(np.arange(rows), table.id[:rows], table.computed[:rows], *same(rows))
+        moved = MovedRows(
+            np.arange(rows), table.id[:rows], table.computed[:rows], *ones_and_zeros(rows)
+        )
         return Moved(to_columns(moved, choices, result.prompts))
 
     def _settle_plain(
@@ -160,7 +162,7 @@ class Settler:
         for used, token in enumerate(tokens, start=1):
             length = sequence.length
             if length == len(sequence.token_ids):
-                sequence.token_ids = _grown(sequence.token_ids)
+                sequence.token_ids = _grow(sequence.token_ids)
             sequence.token_ids[length] = token
             sequence.length = length + 1
             sequence.remaining -= 1
@@ -185,13 +187,13 @@ def _append_each(rows: list[ShardSequence], tokens: list[int], lengths: list[int
         try:
             sequence.token_ids[length - 1] = token
         except IndexError:
-            sequence.token_ids = _grown(sequence.token_ids)
+            sequence.token_ids = _grow(sequence.token_ids)
             sequence.token_ids[length - 1] = token
         sequence.length = length
         sequence.computed = length - 1
         sequence.remaining -= 1
 
 
-def _grown(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
+def _grow(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return a buffer of twice the size with the same beginning."""
     return np.concatenate((token_ids, np.empty_like(token_ids)))

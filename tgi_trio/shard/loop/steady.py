@@ -52,7 +52,7 @@ class SteadyDecode:
             counts=plan.counts,
         )
 
-    def goes_on(self, table: RowTable, token_budget: int) -> bool:
+    def is_current(self, table: RowTable, token_budget: int) -> bool:
         """Return whether the next plan is one of these."""
         rows = len(self.rows)
         return self.version == table.version and self.steps > 0 and rows <= token_budget

@@ -41,21 +41,21 @@ def to_columns(moved: MovedRows, choices: Choices, prompts: Mapping[int, PromptV
     token_ids, logprobs, rows = choices.token_ids, choices.logprobs, len(moved.rows)
     tokens = int(moved.used.sum())
     if tokens != len(token_ids):
-        kept = _kept_tokens(moved, choices.counts)
+        kept = _mark_kept(moved, choices.counts)
         token_ids, logprobs = token_ids[kept], logprobs[kept]
     columns: Columns = {
         "sequence": moved.sequence,
         "computed": moved.computed,
         "token_count": moved.used,
-        "prompt_count": same(rows)[1],
+        "prompt_count": ones_and_zeros(rows)[1],
         "finish": moved.finish,
         "token_ids": token_ids,
         "logprobs": logprobs,
-        "top_count": same(tokens)[1],
+        "top_count": ones_and_zeros(tokens)[1],
     }
     if choices.tops:
         used = zip(moved.rows.tolist(), moved.used.tolist(), strict=True)
-        tops = [top for row, n in used for top in _first(choices.tops.get(row), n)]
+        tops = [top for row, n in used for top in _take_first(choices.tops.get(row), n)]
         _add_alternatives(columns, "top", tops)
     if prompts:
         _add_prompts(columns, moved.rows.tolist(), prompts)
@@ -63,14 +63,14 @@ def to_columns(moved: MovedRows, choices: Choices, prompts: Mapping[int, PromptV
 
 
 @lru_cache(maxsize=64)
-def same(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def ones_and_zeros(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Return ones and zeros, uint32 [rows] each, which nobody may write to."""
     ones, zeros = np.ones(rows, np.uint32), np.zeros(rows, np.uint32)
     ones.flags.writeable = zeros.flags.writeable = False
     return ones, zeros
 
 
-def _kept_tokens(moved: MovedRows, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _mark_kept(moved: MovedRows, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which chosen tokens count: the first ones of rows that moved. [N]"""
     used = np.zeros(len(counts), np.int64)
     used[moved.rows] = moved.used
@@ -80,7 +80,7 @@ def _kept_tokens(moved: MovedRows, counts: NDArray[np.int64]) -> NDArray[np.bool
     return kept
 
 
-def _first(tops: Any, count: int) -> list[Alternatives]:
+def _take_first(tops: Any, count: int) -> list[Alternatives]:
     return list(tops[:count]) if tops else [()] * count
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Do not look for cycles of garbage during the block.
 
     Imports and compilation make objects by the million that are needed until they are done: to look

@@ -12,7 +12,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.machine.dtypes import compute_dtype
-from tgi_trio.shard.machine.garbage import without_collection
+from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.loading import load
 from tgi_trio.shard.numba_backend.unfit import UnsupportedError
 
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     try:
         config = read_config(Path(argv[0]))
         dtype = compute_dtype(None, config, on_cpu=True)
-        with without_collection():
+        with pause_collection():
             load(config, decoder_spec(config), dtype=dtype, int8=int8).close()
     except (ModelLoadError, UnsupportedError) as error:
         print(f"the CPU kernels cannot serve {argv[0]}: {error}", file=sys.stderr)

@@ -37,7 +37,7 @@ class Arena:
     def __init__(self) -> None:
         self._left = allocate_zeroed((0,))  # bytes that are mapped and not given out
 
-    def zeroed(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Return an array of zeros that begins on a cache line."""
         kind = np.dtype(dtype)
         size = int(np.prod(shape)) * kind.itemsize

@@ -13,7 +13,7 @@ from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
-from tgi_trio.shard.numba_backend.program import packing
+from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.unfit import UnsupportedError
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
@@ -51,15 +51,15 @@ def load(
         open_checkpoint(
             config, spec.names.base, given_back=fresh_files, kept=[embedding]
         ) as checkpoint,
-        packing(spec, checkpoint, dtype, int8=int8, threads=count) as program,
+        pack_program(spec, checkpoint, dtype, int8=int8, threads=count) as program,
     ):
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
         from tgi_trio.shard.numba_backend.forward import Forward
         from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
-        from tgi_trio.shard.numba_backend.verified import working_sampler, working_variant
+        from tgi_trio.shard.numba_backend.verified import choose_sampler, choose_variant
 
-        variant = working_variant(spec, dtype, int8=int8)
-        sampler = working_sampler(config, cores[:threads], grammars, watermark)
+        variant = choose_variant(spec, dtype, int8=int8)
+        sampler = choose_sampler(config, cores[:threads], grammars, watermark)
     forward = Forward(program, variant, cores[:count])
     return CpuRunner(
         config, forward, dtype=dtype, sampler=sampler, load_ns=time.monotonic_ns() - began

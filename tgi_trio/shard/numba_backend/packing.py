@@ -84,7 +84,7 @@ class Packer:
         outputs, inputs = weights.shape
         inputs //= 2 if self._storage.bf16 else 1
         count = -(-outputs // PANEL)
-        panels = self._arena.zeroed((count, inputs, PANEL), _UNITS[self._storage.numbers])
+        panels = self._arena.allocate((count, inputs, PANEL), _UNITS[self._storage.numbers])
         scales = np.zeros((count, PANEL), np.float32) if self._storage.int8 else None
         if paired:
             half = PANEL // 2

@@ -31,7 +31,7 @@ def compile_in_parallel(kernel: Callable[..., Any], module: str) -> Iterator[Non
     if not is_missing(kernel) or len(usable_cores()) < 2:
         yield
         return
-    with _running([sys.executable, "-m", module]) as process:
+    with _run_beside([sys.executable, "-m", module]) as process:
         yield
         try:
             process.wait(_PATIENCE_S)
@@ -40,7 +40,7 @@ def compile_in_parallel(kernel: Callable[..., Any], module: str) -> Iterator[Non
 
 
 @contextmanager
-def _running(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _run_beside(argv: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command that ends with the block, or with us."""
     process = subprocess.Popen(
         argv,

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 
 
 @contextlib.contextmanager
-def packing(
+def pack_program(
     spec: DecoderSpec, weights: Weights, dtype: str, *, int8: bool = False, threads: int = 1
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving waits for them.

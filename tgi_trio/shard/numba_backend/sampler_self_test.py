@@ -12,7 +12,7 @@ import numpy as np
 
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.machine.garbage import without_collection
+from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler, permutation
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.sampling.truncation import Cuts
@@ -60,5 +60,5 @@ def find_fault() -> str | None:
 
 
 if __name__ == "__main__":
-    with without_collection():
+    with pause_collection():
         sys.exit(find_fault())

@@ -20,7 +20,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.instructions import variant_for
-from tgi_trio.shard.numba_backend.program import packing
+from tgi_trio.shard.numba_backend.program import pack_program
 
 _TOLERANCES = {True: 0.05, False: 1e-4}  # bfloat16 or not; of the logits' norm
 _LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
@@ -35,7 +35,7 @@ def find_fault(spec: DecoderSpec, dtype: str, *, int8: bool, dot: bool) -> str |
     tiny = _tiny(spec, dtype, dot)
     tensors = _Random(int8)
     expected = np.concatenate([_logits(tiny, tensors, _ids(n)) for n in _LENGTHS])
-    with packing(tiny, tensors, dtype, int8=int8) as program:
+    with pack_program(tiny, tensors, dtype, int8=int8) as program:
         program.allocate_kv(8)
     with Forward(program, variant_for(tiny, dtype, int8=int8, dot=dot), [0]) as forward:
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])

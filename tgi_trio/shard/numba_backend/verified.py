@@ -17,7 +17,7 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 
-def working_variant(spec: DecoderSpec, dtype: str, *, int8: bool) -> Variant:
+def choose_variant(spec: DecoderSpec, dtype: str, *, int8: bool) -> Variant:
     """Return how to compile for a model; raises UnfitError if no kernels work.
 
     Compiles them, and those of the sampler beside them, where the cache does not have them yet.
@@ -36,7 +36,7 @@ def working_variant(spec: DecoderSpec, dtype: str, *, int8: bool) -> Variant:
     raise UnsupportedError(reason)
 
 
-def working_sampler(
+def choose_sampler(
     config: ModelConfig,
     cores: list[int],
     grammars: GrammarMasks | None,
@@ -45,7 +45,7 @@ def working_sampler(
     """Return the kernels' sampler, or torch's where they do not work."""
     try:
         reason = sampler_self_test.find_fault()
-    except Exception as error:  # as in `working_variant`
+    except Exception as error:  # as in `choose_variant`
         reason = f"{type(error).__name__}: {error}"
     size, eos_ids = config.vocab_size, config.eos_ids
     if reason is None:

@@ -57,7 +57,7 @@ class Guide:
         """Return whether the compilation has ended, well or not."""
         return self._compiled.done()
 
-    def forced(self, sequence: ShardSequence) -> int | None:
+    def find_forced(self, sequence: ShardSequence) -> int | None:
         """Return the only token that may follow, where that is known without the matcher."""
         ahead = sequence.length - sequence.prompt_length - self._consumed
         if not 0 <= ahead < len(self._forced):
@@ -115,7 +115,7 @@ class Grammars:
         asked: list[tuple[Guide, LLMatcher, int]] = []
         for place, sequence in enumerate(sequences):
             guide = self._guide(sequence)
-            forced = guide.forced(sequence)
+            forced = guide.find_forced(sequence)
             if forced is not None:
                 masks[place, forced >> 3] = 1 << (forced & 7)
                 continue

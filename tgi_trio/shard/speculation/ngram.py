@@ -27,7 +27,7 @@ class NgramDrafter:
 
     def trust(self, sequence: ShardSequence) -> int:
         """Return the guesses that a sequence's last ones have earned it, 0 while it rests."""
-        return self._judged(sequence).allowed
+        return self._judge_record(sequence).allowed
 
     def draft(self, sequence: ShardSequence, room: int) -> int:
         """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
@@ -36,7 +36,7 @@ class NgramDrafter:
         whose last guesses were wrong gets fewer, and then none for ever longer: each takes a
         place in the step.
         """
-        record = self._judged(sequence)
+        record = self._judge_record(sequence)
         if not record.allowed:
             record.rest -= 1
             return 0
@@ -54,7 +54,7 @@ class NgramDrafter:
         record.place, record.guesses = length, ids[length : length + count].tolist()
         return count
 
-    def _judged(self, sequence: ShardSequence) -> _Record:
+    def _judge_record(self, sequence: ShardSequence) -> _Record:
         record = sequence.state.get(_STATE)
         if not isinstance(record, _Record):
             record = sequence.state[_STATE] = _Record(self._most)

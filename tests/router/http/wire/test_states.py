@@ -16,9 +16,9 @@ from tgi_trio.router.http.wire.states import (
     IllegalWireEvent,
     WireEvent,
     WireState,
-    following,
     markdown,
     mermaid,
+    next_state,
 )
 
 
@@ -37,10 +37,10 @@ def test_every_pair_is_in_the_table_or_raises_naming_both() -> None:
     for state in WireState:
         for event in WireEvent:
             if (state, event) in TRANSITIONS:
-                assert following(state, event) is TRANSITIONS[state, event]
+                assert next_state(state, event) is TRANSITIONS[state, event]
             else:
                 with pytest.raises(IllegalWireEvent, match=f"{state.name} cannot {event.name}$"):
-                    following(state, event)
+                    next_state(state, event)
 
 
 def test_the_sides_share_nothing_but_their_end() -> None:
@@ -52,7 +52,7 @@ def test_the_sides_share_nothing_but_their_end() -> None:
 def test_closed_is_final_and_one_event_away_from_everywhere() -> None:
     assert not any(state is WireState.CLOSED for state, _ in TRANSITIONS)
     for state in set(WireState) - {WireState.CLOSED}:
-        assert following(state, WireEvent.CLOSE) is WireState.CLOSED
+        assert next_state(state, WireEvent.CLOSE) is WireState.CLOSED
 
 
 def test_a_goodbye_is_said_once_from_wherever_we_are() -> None:

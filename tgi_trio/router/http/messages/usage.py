@@ -74,7 +74,7 @@ class StreamUsage:
     running: bool = False  # in every event, for its answer so far
 
     @classmethod
-    def wanted(cls, options: schema.StreamOptions | None) -> StreamUsage:
+    def from_options(cls, options: schema.StreamOptions | None) -> StreamUsage:
         """Return what `stream_options` asks for.
 
         `continuous_usage_stats` alone asks for both, an `include_usage` of false for neither: as

@@ -34,7 +34,7 @@ from tgi_trio.router.http.messages.response_format import answer_grammar
 from tgi_trio.router.http.messages.tool_calls import ToolChatEvents, message_json, read_answer
 from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.routes import openai
-from tgi_trio.router.http.routes.tokens import simple_tokens_json, tokenized
+from tgi_trio.router.http.routes.tokens import simple_tokens_json, tokenize_text
 from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
@@ -58,7 +58,7 @@ async def chat_completions(call: Call) -> Reply:
             await explain_tool_error(call, tools)
         raise
     requests = [one] if count == 1 else fan_out(one, count)
-    shown = openai.shown(call, request, logprobs=bool(request.logprobs))
+    shown = openai.choose_shown(call, request, logprobs=bool(request.logprobs))
     envelope = Envelope(new_id("chatcmpl"), unix_now(), model, fingerprint(call.settings))
 
     if request.stream:
@@ -66,7 +66,7 @@ async def chat_completions(call: Call) -> Reply:
         events = [
             _events(envelope, i, each, usage, shown, tools) for i, each in enumerate(requests)
         ]
-        include_usage = StreamUsage.wanted(request.stream_options).last
+        include_usage = StreamUsage.from_options(request.stream_options).last
 
         def last() -> bytes:
             return (chat_usage_event(envelope, usage) if include_usage else b"") + DONE
@@ -86,7 +86,7 @@ async def chat_tokenize(call: Call) -> Reply:
     request = _read(call)
     call.engine.metrics.inc("tgi_request_count")
     prompt = render_prompt(call, request, chat_tools(call, request))
-    tokens = simple_tokens_json(await tokenized(call, prompt, add_special_tokens=False))
+    tokens = simple_tokens_json(await tokenize_text(call, prompt, add_special_tokens=False))
     return Reply(b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, text_json(prompt)))
 
 

@@ -62,14 +62,14 @@ async def completions(call: Call) -> Reply:
     echoes = texts if request.echo else [""] * len(prompts)
     characters = sum(map(len, texts))
     top = parameters.top_n_tokens
-    shown = openai.shown(call, request, logprobs=top is not None, top=top or 0)
+    shown = openai.choose_shown(call, request, logprobs=top is not None, top=top or 0)
     usages = [UsageCount(len(each.prompt_ids)) for each in requests[::candidates]]
     # TGI does not echo the name in completions, and dates them by their beginning.
     model = call.engine.model.id
     envelope = Envelope(new_id("cmpl"), unix_now(), model, fingerprint(call.settings))
     if request.stream:
         events = _events(envelope, requests, usages, echoes, shown)
-        include_usage = StreamUsage.wanted(request.stream_options).last
+        include_usage = StreamUsage.from_options(request.stream_options).last
 
         def last() -> bytes:
             whole = UsageCount.total(usages)

@@ -117,14 +117,14 @@ def truncation(call: Call, request: OpenAiRequest) -> int | None:
     return asked
 
 
-def shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 0) -> Shown:
+def choose_shown(call: Call, request: OpenAiRequest, logprobs: bool, top: int = 0) -> Shown:
     """Return what the answers to a call show of their tokens."""
     names = request.return_tokens_as_token_ids is True
     return Shown(
         logprobs=LogprobWriter(call.engine.tokenizer, as_ids=names) if logprobs else None,
         top=top,
         token_ids=request.return_token_ids is True,
-        running_usage=StreamUsage.wanted(request.stream_options).running,
+        running_usage=StreamUsage.from_options(request.stream_options).running,
     )
 
 

@@ -31,13 +31,13 @@ async def tokenize(call: Call) -> Reply:
     """POST /tokenize: the tokens of a text or a chat, as TGI or as vLLM lists them."""
     request: token_schema.TokenizeRequest | _VllmForm = _TOKENIZE.read(call.headers, call.body)
     if isinstance(request, token_schema.TokenizeRequest):
-        return Reply(simple_tokens_json(await tokenized(call, request.inputs, True)))
+        return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
     resolve_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
         text = render_prompt(call, request, chat_tools(call, request))
     else:
         text = request.prompt
-    ids = (await tokenized(call, text, request.add_special_tokens)).ids
+    ids = (await tokenize_text(call, text, request.add_special_tokens)).ids
     answer = {
         "count": len(ids),
         "max_model_len": call.engine.limits.max_total_tokens,
@@ -60,7 +60,7 @@ async def detokenize(call: Call) -> Reply:
     return Reply(orjson.dumps(answer))
 
 
-async def tokenized(call: Call, text: str, add_special_tokens: bool) -> Encoding:
+async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Encoding:
     """Return the tokens of `text`, made in a thread when it is long; raises ValidationError."""
     encode = call.engine.tokenizer.encode
     if len(text) <= INLINE_CHARACTERS:

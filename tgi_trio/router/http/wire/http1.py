@@ -20,7 +20,7 @@ from tgi_trio.router.http.wire.states import (
     UNHEARD,
     WireEvent,
     WireState,
-    following,
+    next_state,
 )
 
 _LONGEST_HEAD = 1 << 14  # bytes of a request's head that may come without its end
@@ -165,12 +165,12 @@ class Http1:
         self._first += data
         if self._first.startswith(_H2_PREFACE):
             self._heard.append(Http2Preface(self._first))
-            self.client = following(self.client, WireEvent.SWITCH)
-            self.server = following(self.server, WireEvent.SWITCH)
+            self.client = next_state(self.client, WireEvent.SWITCH)
+            self.server = next_state(self.server, WireEvent.SWITCH)
             return b""
         if _H2_PREFACE.startswith(self._first):
             return b""
-        self.client = following(self.client, WireEvent.RECOGNISE)
+        self.client = next_state(self.client, WireEvent.RECOGNISE)
         data, self._first = self._first, b""
         return data
 
@@ -186,13 +186,13 @@ class Http1:
 
     def _refuse(self, status: int) -> None:
         if self.client not in UNHEARD:
-            self.client = following(self.client, WireEvent.BREAK)
+            self.client = next_state(self.client, WireEvent.BREAK)
             self._heard.append(Refusal(status))
 
     def on_message_begin(self) -> None:
         """Called by the parser: a request begins."""
         if self.client not in UNHEARD:
-            self.client = following(self.client, _BEGIN)
+            self.client = next_state(self.client, _BEGIN)
             self._headers, self._target, self._head_size = [], b"", 0
 
     def on_url(self, piece: bytes) -> None:
@@ -226,7 +226,7 @@ class Http1:
             version == "1.1" and self._parser.should_keep_alive(),
             headers.get(b"expect", b"").lower() == b"100-continue",
         )
-        self.client = following(self.client, _ASK)
+        self.client = next_state(self.client, _ASK)
         self._heard.append(self._incoming)
 
     def _read_again(self, version: str, method: bytes) -> None:
@@ -235,7 +235,7 @@ class Http1:
         lines = header_block([each for each in self._headers if each[0] != b"upgrade"])
         parts = (method, self._target, version.encode(), lines)
         self._again = b"%b %b HTTP/%b\r\n%b\r\n" % parts
-        self.client = following(self.client, WireEvent.REREAD)
+        self.client = next_state(self.client, WireEvent.REREAD)
 
     def on_body(self, piece: bytes) -> None:
         """Called by the parser with a part of the request's body."""
@@ -246,7 +246,7 @@ class Http1:
         """Called by the parser: the request is whole."""
         if self.client is _BODY and self._incoming is not None:
             event = _END if self._incoming.keep_alive else _END_LAST
-            self.client = following(self.client, event)
+            self.client = next_state(self.client, event)
             self._heard.append(RequestEnd())
             self._incoming = None
 
@@ -254,7 +254,7 @@ class Http1:
 
     def take_turn(self, request: RequestHead) -> None:
         """Begin to answer `request`; there may be others behind it."""
-        self.server = following(self.server, _TURN)
+        self.server = next_state(self.server, _TURN)
         self._current = request
 
     def start_answer(self, status: int, headers: list[Header], last: bool) -> bytes:
@@ -281,7 +281,7 @@ class Http1:
         first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
         head = b"%b%b%b\r\n" % (first, header_block(headers), line)
         event = _START_LAST if ends else _START
-        self.server, self.framing = following(self.server, event), framing
+        self.server, self.framing = next_state(self.server, event), framing
         return head
 
     def frame_body(self, data: bytes, end: bool) -> bytes:
@@ -295,7 +295,7 @@ class Http1:
         """Take note that the answer has left; returns whether another may follow it."""
         if self.server is not _SENDING:
             return False
-        self.server = following(self.server, _FINISH)
+        self.server = next_state(self.server, _FINISH)
         self._current = None
         return True
 
@@ -311,11 +311,11 @@ class Http1:
         if self.client not in STILL_SENDING:
             self.close()
             return False
-        self.server = following(self.server, WireEvent.LINGER)
+        self.server = next_state(self.server, WireEvent.LINGER)
         return True
 
     def close(self) -> None:
         """Take note that the connection is over. Idempotent."""
         if self.server is not _CLOSED:
-            self.client = following(self.client, WireEvent.CLOSE)
-            self.server = following(self.server, WireEvent.CLOSE)
+            self.client = next_state(self.client, WireEvent.CLOSE)
+            self.server = next_state(self.server, WireEvent.CLOSE)

@@ -79,13 +79,13 @@ class Http2Session:
             await self._hear_end()
 
     async def _take(self, data: bytes) -> bool:
-        await self._told(RawData(data))
+        await self._tell(RawData(data))
         return True
 
     async def _hear_end(self) -> None:
-        await self._told(Closed())
+        await self._tell(Closed())
 
-    async def _told(self, event: Event) -> None:
+    async def _tell(self, event: Event) -> None:
         if self._protocol is not None:
             await self._protocol.handle(event)
 

@@ -115,7 +115,7 @@ class IllegalWireEvent(Exception):
         self.event = event
 
 
-def following(state: WireState, event: WireEvent) -> WireState:
+def next_state(state: WireState, event: WireEvent) -> WireState:
     """Return the state after `event`; raises IllegalWireEvent."""
     try:
         return TRANSITIONS[state, event]

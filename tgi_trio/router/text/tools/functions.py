@@ -42,16 +42,16 @@ class Function:
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
             raise ToolError(f"the `parameters` of `{name}` must be a JSON schema of type `object`")
         try:
-            schema = {"type": "object", **_bare(parameters)}
+            schema = {"type": "object", **_strip_annotations(parameters)}
         except RecursionError as error:
             raise ToolError(f"the `parameters` of `{name}` nest too deeply") from error
         return cls(name, schema)
 
 
-def _bare(schema: Any) -> Any:
+def _strip_annotations(schema: Any) -> Any:
     """Return a schema without annotations."""
     if isinstance(schema, list):
-        return [_bare(each) for each in schema]
+        return [_strip_annotations(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     bare = {}
@@ -59,9 +59,9 @@ def _bare(schema: Any) -> Any:
         if key in _DATA:
             bare[key] = value
         elif key in _NAMED and isinstance(value, dict):
-            bare[key] = {name: _bare(each) for name, each in value.items()}
+            bare[key] = {name: _strip_annotations(each) for name, each in value.items()}
         elif key not in _ANNOTATIONS:
-            bare[key] = _bare(value)
+            bare[key] = _strip_annotations(value)
     return bare
 
 

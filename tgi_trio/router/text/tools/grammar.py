@@ -25,7 +25,7 @@ def tool_grammar(form: Format, use: ToolUse, added: Mapping[str, int]) -> str:
     """
     more = f" (next call){{0,{use.most - 1}}}" if use.most > 1 and form.next else ""
     rules = {
-        **_beginning(form, use, added),
+        **_write_beginning(form, use, added),
         "calls": f"opening call{more} closing",
         "opening": _terms(form.opening, added),
         "next": _terms(form.next, added),
@@ -38,7 +38,7 @@ def tool_grammar(form: Format, use: ToolUse, added: Mapping[str, int]) -> str:
     return grammars.lark("\n".join(f"{name}: {rule}" for name, rule in rules.items()))
 
 
-def _beginning(form: Format, use: ToolUse, added: Mapping[str, int]) -> dict[str, str]:
+def _write_beginning(form: Format, use: ToolUse, added: Mapping[str, int]) -> dict[str, str]:
     """Return the rules up to and with the trigger."""
     if use.required:
         return {"start": f"{_terms(form.trigger, added)} calls"}

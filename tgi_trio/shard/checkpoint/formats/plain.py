@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import announced_format
+from tgi_trio.model.formats import find_announced_format
 from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 
@@ -67,7 +67,7 @@ class PlainFormat:
     name = "plain numbers"
 
     def claims(self, config: ModelConfig, container: Container) -> bool:
-        return announced_format(config) is None
+        return find_announced_format(config) is None
 
     def matrix(
         self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False

@@ -165,7 +165,7 @@ class FallbackRunner:
         results = [RowResult() for _ in plan.rows]
         plan = self._prompts_ahead(plan, results)
         predicts = self.way.predicts_prompt
-        wanted = [_wanted(plan, i, predicts) for i in range(len(plan.rows))]
+        wanted = [_list_wanted(plan, i, predicts) for i in range(len(plan.rows))]
         outcomes = self.way.forward(plan, wanted)
         sampled: list[int] = []
         last: list[torch.Tensor] = []
@@ -227,7 +227,7 @@ class FallbackRunner:
             for begin in range(0, int(firsts[index]), most):
                 end = min(begin + most, int(firsts[index]))
                 piece = cut_plan(row, np.array([begin]), np.array([end]))
-                outcome = self.way.forward(piece, [_wanted(piece, 0, True)])[0]
+                outcome = self.way.forward(piece, [_list_wanted(piece, 0, True)])[0]
                 if isinstance(outcome, str):
                     results[index].fault = outcome
                     break
@@ -293,7 +293,7 @@ def _cannot_load(
     )
 
 
-def _wanted(
+def _list_wanted(
     plan: StepPlan, index: int, predicts_prompt: bool
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return which of a row's query tokens need logits, as offsets within the row, rising."""

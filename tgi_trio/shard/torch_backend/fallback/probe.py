@@ -67,7 +67,7 @@ def choose_way(model: Any) -> ExecutionMode:
         )
         return plain
     expected = compute_plain(model, SHORT)  # before any way changes the model's attention
-    tries = (_try(make, model, expected, tolerance) for make, tolerance in _right_ways(twin))
+    tries = (_try(make, model, expected, tolerance) for make, tolerance in _find_right_ways(twin))
     return next(filter(None, tries), plain)
 
 
@@ -82,7 +82,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _right_ways(twin: Any) -> Iterator[tuple[Make, float]]:
+def _find_right_ways(twin: Any) -> Iterator[tuple[Make, float]]:
     """Yield the ways that are right on a twin, the best first, and how exact each is to be."""
     inexact: list[tuple[Make, float]] = []
     with _one_thread():

@@ -102,7 +102,7 @@ def build_twin(model: Any) -> Any | None:
                 torch.manual_seed(0)
                 twin = _build(model, config).to(model.device).eval().requires_grad_(False)
             _enliven(twin)
-            if _runs(twin):
+            if _can_run(twin):
                 return twin
         except _ERRORS:
             continue
@@ -114,7 +114,7 @@ def _build(model: Any, config: Any) -> Any:
     return type(model)._from_config(config, dtype=torch.float32, attn_implementation=attention)
 
 
-def _runs(twin: Any) -> bool:
+def _can_run(twin: Any) -> bool:
     """Return whether the twin computes numbers."""
     tokens = torch.arange(FIRST_PLAIN_TOKEN, FIRST_PLAIN_TOKEN + 2 * REACH, device=twin.device)
     with torch.inference_mode():
@@ -165,7 +165,7 @@ def _smaller(name: str, value: Any, cut: _Cut, divisor: int) -> Any:
     if "vocab" in name and cut.vocabulary and "divisible" not in name:
         return min(value, VOCABULARY)
     if _EXPERTS.search(name) and cut.inner > 1:
-        return _halved(value)
+        return _halve(value)
     if _SHARED_HEADS.search(name):  # several stay where there are several
         return max(min(value, 2), value // divisor)
     if _HEADS.search(name):
@@ -178,7 +178,7 @@ def _smaller(name: str, value: Any, cut: _Cut, divisor: int) -> Any:
     return value
 
 
-def _halved(experts: int) -> int:
+def _halve(experts: int) -> int:
     """Return a number of experts that still makes up groups: halved while enough are left."""
     while experts % 2 == 0 and experts // 2 >= _EXPERTS_KEPT:
         experts //= 2
@@ -233,12 +233,12 @@ def _kinds(model: Any) -> tuple[frozenset[Any], tuple[int, ...]]:
 
 def _kind(layer: torch.nn.Module) -> tuple[Any, ...]:
     return tuple(
-        (name, type(module).__qualname__, tuple(sorted(_told(module))))
+        (name, type(module).__qualname__, tuple(sorted(_list_facts(module))))
         for name, module in layer.named_modules()
     )
 
 
-def _told(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
+def _list_facts(module: torch.nn.Module) -> Iterator[tuple[str, str]]:
     for name, value in vars(module).items():
         if name.startswith("_") or name == "training":
             continue

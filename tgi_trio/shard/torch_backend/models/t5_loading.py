@@ -10,7 +10,7 @@ from tgi_trio.model.matrices import (
     run_of,
     split_inputs,
     split_outputs,
-    stacked,
+    stack_matrices,
 )
 from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.shard.torch_backend.layers.activation import activation
@@ -103,7 +103,7 @@ class _T5Loader(WeightLoader):
         """Return the projections `letters` of an attention as one linear."""
         hidden = self.spec.hidden_size
         matrices = [MatrixRef(f"{prefix}{x}.weight", self.inner, hidden) for x in letters]
-        return self.linear(stacked(matrices, self.heads))
+        return self.linear(stack_matrices(matrices, self.heads))
 
     def output(self, prefix: str) -> Linear:
         matrix = MatrixRef(f"{prefix}o.weight", self.spec.hidden_size, self.inner)
@@ -115,7 +115,7 @@ class _T5Loader(WeightLoader):
         names = ("wi_0", "wi_1") if spec.gated else ("wi",)
         up = [MatrixRef(f"{prefix}{name}.weight", *shape) for name in names]
         down = MatrixRef(f"{prefix}wo.weight", *shape[::-1])
-        refs = MlpRefs(stacked(up, columns), split_inputs(down, columns), spec.gated)
+        refs = MlpRefs(stack_matrices(up, columns), split_inputs(down, columns), spec.gated)
         return load_dense_mlp(self, refs, activation(spec.activation))
 
     def plain_norm(self, name: str) -> Norm:
