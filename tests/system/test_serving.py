@@ -137,3 +137,19 @@ def test_a_prompt_seen_before_is_not_computed_again(demo: ServerProcess) -> None
     assert second == first
     assert demo.metric("tgi_prefix_cache_hit_tokens") > hits
     demo.wait_idle()
+
+
+def test_a_prompt_is_reused_by_requests_of_the_same_salt_alone(demo: ServerProcess) -> None:
+    body = {"prompt": "A tenant's own words, said over and over. " * 8, "max_tokens": 1}
+
+    def cached(**more: str) -> int:
+        reply = httpx.post(f"{demo.url}/v1/completions", json=body | more, timeout=TIMEOUT)
+        reply.raise_for_status()
+        return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached(cache_salt="one") == 0
+    reused = cached(cache_salt="one")
+    assert reused > 0
+    assert cached(cache_salt="two") == 0
+    assert cached() == 0
+    assert cached() == reused

@@ -121,7 +121,7 @@ async def test_alternatives_are_shown_with_log_probabilities_only(asked, logprob
 @pytest.mark.parametrize(
     "more",
     [
-        {"user": "u", "store": True, "metadata": {"a": "b"}, "reasoning_effort": "low"},
+        {"user": "u", "store": True, "metadata": {"a": "b"}, "reasoning_effort": None},
         {"tool_choice": None, "tools": None, "response_format": None, "stop": None, "n": None},
         {"tools": []},
         {"tools": [], "tool_choice": "required"},

@@ -11,13 +11,14 @@ import msgspec
 import orjson
 from msgspec import to_builtins
 
-from tgi_trio.errors import GrammarError, TemplateError, ToolError
+from tgi_trio.errors import GrammarError, TemplateError, ToolError, ValidationError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
 from tgi_trio.router.http.messages.tool_calls import AnswerReader, new_call_id
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import Format, format_of
 from tgi_trio.router.text.tools.call_parser import CallParser
 from tgi_trio.router.text.tools.functions import Function, ToolUse, tool_use
@@ -136,7 +137,7 @@ def render_prompt(call: Call, request: schema.ChatRequest, tools: ChatTools | No
         add_generation_prompt=request.add_generation_prompt is not False,
         continue_final_message=_continues(request, messages),
         documents=request.documents,
-        **_variables(request.chat_template_kwargs),
+        **_variables(request, template, tools=shown),
     )
 
 
@@ -161,12 +162,22 @@ _OURS = frozenset(
 )
 
 
-def _variables(given: dict[str, Any] | None) -> dict[str, Any]:
-    variables = given or {}
+def _variables(
+    request: schema.ChatRequest, template: ChatTemplate, *, tools: bool
+) -> dict[str, Any]:
+    """Return the variables of a client's own; raises BodyRejected and ValidationError."""
+    variables, effort = request.chat_template_kwargs or {}, request.reasoning_effort
+    ours = _OURS if effort is None else _OURS | {"reasoning_effort"}
     for name in variables:
-        if name in _OURS:
+        if name in ours:
             raise schema.invalid_value("chat_template_kwargs", f"`{name}` has a field of its own")
-    return variables
+    if effort is None:
+        return variables
+    if not template.uses("reasoning_effort", tools=tools):
+        raise ValidationError(
+            "`reasoning_effort` is not supported: the chat template of this model does not read it"
+        )
+    return {**variables, "reasoning_effort": effort}
 
 
 def _append_tool_prompt(

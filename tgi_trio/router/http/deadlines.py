@@ -1,4 +1,4 @@
-"""How soon a request must be served: its deadline and its priority."""
+"""How a request is to be scheduled: its deadline, its priority, and whose prefixes it shares."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tgi_trio.router.validation import GenerationParameters
 HEADER = b"x-request-timeout"
 
 
-class Urgent(Protocol):
-    """The part of a body that says how urgent it is."""
+class Schedulable(Protocol):
+    """The part of a body that says how it is to be scheduled."""
 
     timeout: float | None  # seconds from the request's arrival
     priority: int | None  # lower is sooner
+    cache_salt: str | None  # prefixes are shared with requests of the same salt alone
 
 
 async def validate_request(
     call: Call,
     prompt: str | Sequence[int],
     asked: GenerationParameters,
-    urgent: Urgent,
+    body: Schedulable,
     *,
     add_special_tokens: bool = True,
 ) -> Request:
@@ -34,8 +35,9 @@ async def validate_request(
         prompt,
         asked,
         add_special_tokens=add_special_tokens,
-        priority=urgent.priority or 0,
-        deadline=deadline(call, urgent.timeout),
+        priority=body.priority or 0,
+        deadline=deadline(call, body.timeout),
+        cache_salt=body.cache_salt or "",
         name=call.request_id,
     )
 

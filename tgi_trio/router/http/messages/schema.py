@@ -15,7 +15,7 @@ import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tgi_trio.router.http.messages.problems import BodyRejected
-from tgi_trio.router.http.messages.shared_fields import Count, SharedFields
+from tgi_trio.router.http.messages.shared_fields import Count, Salt, SharedFields
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, UnservedFields
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -71,6 +71,7 @@ class GenerateParameters(Struct):
     min_new_tokens: U32 | None = None
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner
+    cache_salt: Salt | None = None
 
 
 # One query, or up to --max-client-batch-size of them.
@@ -218,6 +219,7 @@ class ChatRequest(SharedFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None  # for templates that show them
+    reasoning_effort: str | None = None  # for templates that read it
     timeout: float | None = None  # seconds from the request's arrival
     priority: I32 | None = None  # lower is sooner
 

@@ -12,6 +12,8 @@ from tgi_trio.router.http.messages.unserved import Unserved
 
 Json = Any
 Count = Annotated[int, Meta(ge=-1, le=2**32 - 1)]  # -1: as many as there are
+# Cached prefixes are kept by it, so its length is bounded.
+Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 SchemaOrText = dict[str, Any] | str  # a JSON schema, or JSON text of one
 
 
@@ -60,3 +62,5 @@ class SharedFields(Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Count | None = None
+    # Prefixes in the cache are shared with requests of the same salt alone. vLLM:
+    cache_salt: Salt | None = None

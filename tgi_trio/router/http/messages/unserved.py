@@ -114,6 +114,7 @@ _COMPLETION = {
     "top_logprobs": Unserved("use `logprobs`, a number", _OFF),
     "max_completion_tokens": Unserved("use `max_tokens`"),
     "tools": Unserved("use /v1/chat/completions", _EMPTY),
+    "reasoning_effort": Unserved("it is for chat templates; use /v1/chat/completions"),
 }
 
 CHAT: Mapping[str, Unserved] = MappingProxyType(_ANYWHERE | _CHAT)
