@@ -82,9 +82,11 @@ def tool_use(
     `choice`: `auto` or None, `required`, or the name of the function that must be called; with
     `named` it can only be a name. Raises ToolError.
     """
-    names = [function.name for function in functions]
-    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-        raise ToolError(f"two tools have the name `{twice}`")
+    seen: set[str] = set()  # a body has room for tens of thousands
+    for function in functions:
+        if function.name in seen:
+            raise ToolError(f"two tools have the name `{function.name}`")
+        seen.add(function.name)
     if not named and choice in (None, "auto", "required"):
         if not functions:
             return None
