@@ -22,6 +22,7 @@ from pathlib import Path
 import trio
 
 from tgi_trio.errors import GrammarError, Overloaded, Unavailable, ValidationError
+from tgi_trio.router.text.grammars import check_size
 
 _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
@@ -160,12 +161,7 @@ class GrammarChecker:
         Raises Overloaded where too many wait, Unavailable where the machine is too busy to find
         out. A checkpoint; cancelled, it ends the trial.
         """
-        size, most = len(grammar.encode()), self._limits.max_grammar_bytes
-        if size > most:
-            raise GrammarError(
-                f"grammar is not valid: it has {size} bytes, {most} are allowed "
-                "(--max-grammar-bytes)"
-            )
+        check_size(grammar, self._limits.max_grammar_bytes)
         key = hashlib.sha256(grammar.encode()).digest()
         verdict = self._known(key)
         if verdict is None:

@@ -43,8 +43,12 @@ class ChatTools:
     listed: Sequence[Mapping[str, Any]]  # as the template shows them
     added: Mapping[str, int]  # the tokenizer's added tokens, special or not: text -> id
 
-    def grammar(self) -> str:
-        """Return what the answer must look like, for the shard."""
+    def grammar(self, most: int) -> str:
+        """Return what the answer must look like, for the shard.
+
+        Raises GrammarError where the schemas of the tools are more than `most` bytes together.
+        """
+        grammars.check_size([function.schema for function in self.use.functions], most)
         return tool_grammar(self.format, self.use, self.added)
 
     def reader(self) -> AnswerReader:

@@ -46,6 +46,7 @@ class ServedLimits:
     max_client_batch_size: int = 4
     max_top_n_tokens: int = 5
     payload_limit: int = 2_000_000  # bytes
+    max_grammar_bytes: int = 2**16
 
 
 class TokenStreamApi(Protocol):

@@ -13,15 +13,33 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from llguidance import LLMatcher
 
-from tgi_trio.errors import ValidationError
+from tgi_trio.errors import GrammarError, ValidationError
 from tgi_trio.router.text.closing import close_objects
 
 Schema = dict[str, Any] | bool
+_TOO_DEEP = "grammar is not valid: the schema nests too deeply"
 
 _COMPACT = {"whitespace_flexible": False}
 _OPTIONS = "x-guidance"  # key of a schema under which llguidance's compiler finds its options
+
+
+def check_size(given: Any, most: int) -> None:
+    """Raise GrammarError for more than `most` bytes (`--max-grammar-bytes`) of text or JSON.
+
+    What a client sends counts, and then the grammar that is made of it. Raises ValidationError for
+    JSON that nests too deeply.
+    """
+    try:
+        size = len(given.encode() if isinstance(given, str) else msgspec.json.encode(given))
+    except RecursionError as error:
+        raise ValidationError(_TOO_DEEP) from error
+    if size > most:
+        raise GrammarError(
+            f"grammar is not valid: it has {size} bytes, {most} are allowed (--max-grammar-bytes)"
+        )
 
 
 def json_schema(schema: Schema) -> str:
@@ -85,4 +103,4 @@ def _dumps(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError as error:
-        raise ValidationError("grammar is not valid: the schema nests too deeply") from error
+        raise ValidationError(_TOO_DEEP) from error

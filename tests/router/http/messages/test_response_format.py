@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.gbnf_lark import gbnf
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -198,3 +200,49 @@ async def test_without_grammar_support_the_words_are_tgis():
         answer = await client.post("/generate", body("/generate", TGI_SHAPES[0][0]))
     assert answer.status == 422
     assert answer.json()["error"] == "Input validation error: grammar is not supported"
+
+
+LARGE = "x" * 2**16
+LARGE_SCHEMA = {"type": "object", "properties": {LARGE: {"type": "integer"}}}
+TOO_LARGE = [
+    ("/generate", {"parameters": {"grammar": {"type": "json", "value": LARGE_SCHEMA}}}),
+    ("/generate", {"parameters": {"grammar": {"type": "json", "value": json.dumps(LARGE_SCHEMA)}}}),
+    ("/generate", {"parameters": {"grammar": {"type": "regex", "value": LARGE + "y"}}}),
+    ("/generate", {"parameters": {"grammar": {"type": "choice", "value": [LARGE]}}}),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE_SCHEMA}}}),
+    (CHAT, {"response_format": {"type": "json_object", "schema": LARGE_SCHEMA}}),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": f"f{i}", "parameters": {
+        "properties": {LARGE[: 2**15]: {}}}}} for i in range(2)]}),
+    (TEXT, {"structured_outputs": {"choice": ["a" * 2**13] * 9}}),
+    (TEXT, {"guided_grammar": "start: /" + LARGE + "/"}),
+]  # fmt: skip
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("path", "fields"), TOO_LARGE)
+async def test_what_is_too_large_is_refused_before_anything_is_made_of_it(
+    path, fields, monkeypatch
+):
+    def made(*given):
+        pytest.fail("a grammar is being made of it")
+
+    for builder in ("close_objects", "literal", "lark", "regex"):
+        monkeypatch.setattr(grammars, builder, made)
+    status, answer, grammar = await send(path, {**body(path, None), **fields, "inputs": "x"})
+    assert (status, grammar) == (422, None)
+    assert "65536 are allowed (--max-grammar-bytes)" in answer
+
+
+@pytest.mark.trio
+async def test_whitespace_in_a_schema_and_words_about_a_tool_do_not_count():
+    text = json.dumps(SCHEMA, indent=10_000)
+    assert len(text) > 2**16
+    assert (await ask("/generate", {"type": "json", "value": text}))[::2] == (200, JSON)
+    function = {"name": "f", "parameters": {"description": LARGE, **SCHEMA}}
+    tools = [{"type": "function", "function": function}]
+    engine = FakeEngine()
+    engine.chat_template = ChatTemplate({"default": "{{ tools | length }}"}, {})
+    async with served(engine) as server:
+        client = await server.connect()
+        answer = await client.post(CHAT, {**body(CHAT, {"type": "text"}), "tools": tools})
+    assert answer.status == 200, answer.text

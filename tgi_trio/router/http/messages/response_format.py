@@ -9,6 +9,8 @@
 | `text` | | anything |
 
 The names of vLLM, SGLang and llama.cpp are those of `shared_fields.py`. One form is taken, not two.
+What is larger than a grammar may be is refused before anything is made of it: that is work in
+Python, and every stream would wait for it.
 """
 
 from __future__ import annotations
@@ -28,19 +30,22 @@ from tgi_trio.router.text.gbnf_lark import gbnf
 
 _UNSUPPORTED = "grammar is not supported"  # TGI's words for a value of another kind
 
-Builder = Callable[[str, Any], str]  # from the path of a value, and the value
+Builder = Callable[[str, Any, int], str]  # from the path of a value, the value, most bytes of it
 OpenAiRequest = schema.ChatRequest | schema.CompletionRequest
 
 
-def native_grammar(given: schema.GrammarType | None) -> str | None:
-    """Return the grammar of `parameters.grammar`; raises ValidationError and BodyRejected."""
+def native_grammar(given: schema.GrammarType | None, most: int) -> str | None:
+    """Return the grammar of `parameters.grammar`, of at most `most` bytes.
+
+    Raises ValidationError and BodyRejected.
+    """
     if given is None:
         return None
-    return _BUILDERS[given.type]("parameters.grammar.value", given.value)
+    return _BUILDERS[given.type]("parameters.grammar.value", given.value, most)
 
 
-async def answer_grammar(request: OpenAiRequest) -> str | None:
-    """Return the grammar that an OpenAI request asks for, under whatever name.
+async def answer_grammar(request: OpenAiRequest, most: int) -> str | None:
+    """Return the grammar that an OpenAI request asks for, under whatever name; `most` bytes of it.
 
     Raises ValidationError and BodyRejected, for two of them as well. Texts that take long to read
     are read in a thread.
@@ -53,11 +58,11 @@ async def answer_grammar(request: OpenAiRequest) -> str | None:
         raise ValidationError(f"{names} all say what the answer must look like: give one of them")
     ((name, value),) = given.items()
     if name == "response_format":
-        return _response_grammar(value)
+        return _response_grammar(value, most)
     build = _FIELDS[name]
     if build in (_gbnf, _any_grammar):
-        return await trio.to_thread.run_sync(build, name, value)
-    return build(name, value)
+        return await trio.to_thread.run_sync(build, name, value, most)
+    return build(name, value, most)
 
 
 def forms(request: OpenAiRequest) -> dict[str, Any]:
@@ -102,26 +107,26 @@ _UNSERVED = {
 }
 
 
-def _response_grammar(given: schema.ResponseFormat) -> str:
+def _response_grammar(given: schema.ResponseFormat, most: int) -> str:
     named, plain, value = given.json_schema, given.schema, given.value
     if sum(each is not None for each in (named, plain, value)) > 1:
         what = "`json_schema`, `schema` and `value` exclude one another"
         raise schema.invalid_value("response_format", what)
     if named is not None:
-        return _named_schema("response_format.json_schema", named)
+        return _named_schema("response_format.json_schema", named, most)
     if plain is not None:
         if not given.type.startswith("json"):
             raise schema.invalid_value("response_format", f"`{given.type}` takes no `schema`")
-        return _schema("response_format.schema", plain)
+        return _schema("response_format.schema", plain, most)
     if given.type == "json_object" and value is None:
         return grammars.json_object()
     if value is None:
         wanted = "json_schema" if given.type == "json_schema" else "value"
         raise schema.invalid_value("response_format", f"missing field `{wanted}`")
-    return _BUILDERS[given.type]("response_format.value", value)
+    return _BUILDERS[given.type]("response_format.value", value, most)
 
 
-def _schema(path: str, value: Any) -> str:
+def _schema(path: str, value: Any, most: int) -> str:
     if isinstance(value, str):
         try:
             value = orjson.loads(value)
@@ -131,37 +136,49 @@ def _schema(path: str, value: Any) -> str:
             raise ValidationError("grammar is not valid: a schema is an object or a boolean")
     elif not isinstance(value, dict):
         raise ValidationError(_UNSUPPORTED)
+    grammars.check_size(value, most)
     return grammars.json_schema(value)
 
 
-def _named_schema(path: str, value: Any) -> str:
+def _named_schema(path: str, value: Any, most: int) -> str:
     if not isinstance(value, dict) or "schema" not in value:
         raise schema.invalid_value(path, "missing field `schema`")
     wanted = value["schema"]
     if not isinstance(wanted, dict | bool):
         raise ValidationError(_UNSUPPORTED)
+    grammars.check_size(wanted, most)
     return grammars.json_schema(wanted)
 
 
-def _any_object(path: str, value: Any) -> str:
+def _any_object(path: str, value: Any, most: int) -> str:
     return grammars.json_object()
 
 
 def _text(build: Callable[[str], str]) -> Builder:
-    return lambda path, value: build(schema.convert_body(value, str, path))
+    def built(path: str, value: Any, most: int) -> str:
+        text = schema.convert_body(value, str, path)
+        grammars.check_size(text, most)
+        return build(text)
+
+    return built
 
 
-def _choice(path: str, value: Any) -> str:
-    return grammars.choice(schema.convert_body(value, list[str], path))
+def _choice(path: str, value: Any, most: int) -> str:
+    options = schema.convert_body(value, list[str], path)
+    grammars.check_size(options, most)
+    return grammars.choice(options)
 
 
-def _gbnf(path: str, value: str) -> str:
-    return gbnf(value)
+def _gbnf(path: str, value: str, most: int) -> str:
+    return gbnf(value)  # which has a bound of its own: comments and names cost no grammar
 
 
-def _any_grammar(path: str, value: str) -> str:
+def _any_grammar(path: str, value: str, most: int) -> str:
     """Read a grammar as vLLM does: rules with `::=` are GBNF, others Lark."""
-    return gbnf(value) if looks_like_gbnf(value) else grammars.lark(value)
+    if looks_like_gbnf(value):
+        return gbnf(value)
+    grammars.check_size(value, most)
+    return grammars.lark(value)
 
 
 _BUILDERS: Mapping[str, Builder] = {

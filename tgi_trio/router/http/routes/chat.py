@@ -107,7 +107,8 @@ async def to_prompt_and_parameters(
     Raises TemplateError, ValidationError and what `render_prompt` raises.
     """
     prompt = render_prompt(call, request, tools)
-    grammar = await answer_grammar(request) if tools is None else tools.grammar()
+    most = call.engine.limits.max_grammar_bytes
+    grammar = await answer_grammar(request, most) if tools is None else tools.grammar(most)
     of_prompt = openai.prompt_alternatives(call, request)
     parameters = openai.to_parameters(
         call,

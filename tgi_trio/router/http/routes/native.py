@@ -70,7 +70,7 @@ def parameters_of(request: WithParameters) -> schema.GenerateParameters:
     return request.parameters or schema.GenerateParameters(do_sample=True)
 
 
-def to_parameters(p: schema.GenerateParameters) -> GenerationParameters:
+def to_parameters(call: Call, p: schema.GenerateParameters) -> GenerationParameters:
     """Return the parameters as the validator reads them; raises for a broken grammar."""
     return GenerationParameters(
         best_of=p.best_of,
@@ -89,7 +89,7 @@ def to_parameters(p: schema.GenerateParameters) -> GenerationParameters:
         seed=p.seed,
         top_n_tokens=p.top_n_tokens,
         decoder_input_details=p.decoder_input_details,
-        grammar=native_grammar(p.grammar),
+        grammar=native_grammar(p.grammar, call.engine.limits.max_grammar_bytes),
         adapter_id=p.adapter_id,
     )
 
@@ -101,7 +101,7 @@ async def generate_all(
 
     `keep`: their tokens are wanted. Raises ValidationError, Overloaded, and what generation raises.
     """
-    asked = to_parameters(parameters)
+    asked = to_parameters(call, parameters)
     call.engine.validator.check_endpoint(asked, streaming=False)
     count = max(asked.best_of or 1, 1)
     take_permits(call, len(queries), count)
@@ -150,7 +150,7 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
             QueryEvents(prefix, parameters.details, i, index) for i, prefix in enumerate(prefixes)
         ]
     try:
-        asked = to_parameters(parameters)
+        asked = to_parameters(call, parameters)
         call.engine.validator.check_endpoint(asked, streaming=True)
         take_permits(call, len(queries))
         requests = [await validate_request(call, query, asked, parameters) for query in queries]

@@ -49,7 +49,7 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
         asked = replace(asked, top_n_tokens=None, decoder_input_details=False)
         return await validate_request(call, prompt, asked, instance, add_special_tokens=False)
     parameters = native.parameters_of(instance)
-    asked = replace(native.to_parameters(parameters), do_sample=True, best_of=None)
+    asked = replace(native.to_parameters(call, parameters), do_sample=True, best_of=None)
     return await validate_request(call, instance.inputs, asked, parameters)
 
 
