@@ -19,9 +19,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bench.harness.stats import add_output_flags, machine, reporting
 from bench.ipc import extras, floor, ours, peers, report
 from bench.ipc.sampling import Budget, Placement, Row
-from bench.stats import add_output_flags, machine, reporting
 
 FULL = Budget(hot_samples=4000, hot_seconds=0.4, slow_samples=150)
 QUICK = Budget(hot_samples=500, hot_seconds=0.1, slow_samples=20)

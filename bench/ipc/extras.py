@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import trio
 
+from bench.harness.vitals import cpu_seconds
 from bench.ipc.ours import Variant, channel
 from bench.ipc.sampling import Placement
-from bench.vitals import cpu_seconds
 from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
 from tgi_trio.ipc.router_end import RouterEnd

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness.stats import table
 from bench.ipc.sampling import PAYLOADS, Row
-from bench.stats import table
 
 Extras = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The servers that `bench.serve_peers` compares: how each starts and is asked for whole answers."""
+"""The servers that `bench.serve.peers` compares: how each starts and is asked for whole answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a checkpoint of `bench.checkpoints` as GGUF: the same bits, under llama.cpp's names.
+"""Write a checkpoint of `harness/checkpoints.py` as GGUF: the same bits, under llama.cpp's names.
 
     PEER/venv/bin/python bench/peers/to_gguf.py CHECKPOINT OUTPUT NUMBERS
 

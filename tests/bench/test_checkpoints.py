@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from bench import checkpoints
+from bench.harness import checkpoints
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 _SMALL = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench import mixed
+from bench.mixed import __main__ as mixed
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import checkpoints
+from bench.harness import checkpoints
 from tests.bench.smoke import SMALL, WITHOUT_RESULTS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMAND = re.compile(r"python -m (bench\.[\w.]+)([^`\n]*(?:\n[^`\n]*)?)")
+COMMAND = re.compile(r"python -m ((?:bench|tests\.stress)\.[\w.]+)([^`\n]*(?:\n[^`\n]*)?)")
 LONGEST = 600.0  # seconds, on a machine that has a lot of other things to do
 
 
@@ -46,7 +46,7 @@ def test_a_benchmark_runs_to_its_end(module: str, folder: Path, tmp_path: Path) 
     assert done.stdout.strip()
     if module not in WITHOUT_RESULTS:
         found = json.loads(written.read_text())
-        assert (found["schema"], f"bench.{found['bench']}") == (1, module)
+        assert (found["schema"], found["bench"]) == (1, module.partition(".")[2])
         assert "failed" not in found
         assert found.keys() > {"schema", "bench", "machine"}
 
@@ -65,8 +65,8 @@ def test_every_documented_benchmark_is_among_them() -> None:
 
 
 def test_every_documented_flag_is_one() -> None:
-    """Flags are looked for where they are added, `--json` in `bench.stats`."""
-    shared = (ROOT / "bench" / "stats.py").read_text()
+    """Flags are looked for where they are added, `--json` in `bench.harness.stats`."""
+    shared = (ROOT / "bench" / "harness" / "stats.py").read_text()
     for module, rest in documented():
         path = ROOT / Path(*module.split("."))
         path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench import stats
+from bench.harness import stats
 
 
 def test_results_are_printed_and_written(

@@ -1,11 +1,11 @@
-"""Ten faults of `bench.chaos`, every kind among them: nothing is wrong afterwards."""
+"""Ten faults of `tests.stress.chaos`, every kind among them: nothing is wrong afterwards."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.chaos import run
-from bench.chaos_faults import FAULTS
+from tests.stress.chaos import run
+from tests.stress.chaos_faults import FAULTS
 
 pytestmark = pytest.mark.system
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import trio
 
-from bench.chaos_faults import Victim
+from tests.stress.chaos_faults import Victim
 from tests.system.client import TIMEOUT, generate, stream
 from tests.system.server import alive, serving, shared_memory, wait_gone
 

@@ -10,8 +10,8 @@ import sys
 import httpx
 import pytest
 
-from bench import restarts
-from bench.server import free_port, wait_healthy
+from bench.harness.server import free_port, wait_healthy
+from tests.stress import restarts
 from tests.system.client import TIMEOUT
 from tests.system.server import serving
 

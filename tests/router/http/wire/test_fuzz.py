@@ -1,4 +1,4 @@
-"""A slice of `bench.fuzz`: hostile requests get no 5xx and leave nothing behind."""
+"""A slice of `tests.stress.fuzz`: hostile requests get no 5xx and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import trio
 import trio.testing
 
-from bench.fuzz_client import open_files, run, statuses
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import served
+from tests.stress.fuzz_client import open_files, run, statuses
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.engine_api import ServedLimits
 

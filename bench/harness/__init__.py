@@ -1,0 +1,1 @@
+"""What benchmarks share: summaries and tables, servers and their vital signs, checkpoints."""

@@ -1,0 +1,162 @@
+"""Random-weight checkpoints in the shapes of real models, for benchmarks.
+
+    python -m bench.harness.checkpoints M /tmp/model-m
+
+Speed is that of the real model, quality is none. bfloat16, one safetensors file, and a tokenizer in
+which every id is text. A shape that was made before is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.testing.checkpoints import make_tokenizer
+
+# Sources: config.json of SmolLM2-135M, Qwen2.5-0.5B and Llama-3.2-1B.
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {  # nobody's: to see in a second whether a benchmark runs
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2048,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+    },
+    "S": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+    },
+    "M": {
+        "model_type": "qwen2",
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+    "L": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    },
+}
+_ALL = {
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+
+
+def make(shape: str, folder: Path, *, seed: int = 0) -> Path:
+    """Write the checkpoint of `shape`, a key of SHAPES, to `folder` unless it is there.
+
+    Matrices keep the size of what passes through them, so activations stay in a model's range.
+    Returns `folder`.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    config = _ALL | SHAPES[shape]
+    done = folder / "config.json"  # written last
+    if done.exists() and json.loads(done.read_text()) == config:
+        return folder
+    make_tokenizer(folder, config["vocab_size"])
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in _sizes(config).items():
+        if len(size) == 1:
+            value = 0.0 if name.endswith("bias") else 1.0
+            tensors[name] = torch.full(size, value, dtype=torch.bfloat16)
+        else:
+            tensors[name] = torch.empty(size, dtype=torch.bfloat16).normal_(
+                std=size[-1] ** -0.5, generator=generator
+            )
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    done.write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor; the head is tied and so not among them."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    heads = config["num_attention_heads"]
+    dim = config.get("head_dim", hidden // heads)
+    query, key = heads * dim, config["num_key_value_heads"] * dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (query, hidden),
+        "self_attn.k_proj.weight": (key, hidden),
+        "self_attn.v_proj.weight": (key, hidden),
+        "self_attn.o_proj.weight": (hidden, query),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    if config["model_type"] == "qwen2":
+        for name, size in (("q", query), ("k", key), ("v", key)):
+            layer[f"self_attn.{name}_proj.bias"] = (size,)
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for index in range(config["num_hidden_layers"]):
+        sizes |= {f"model.layers.{index}.{name}": size for name, size in layer.items()}
+    return sizes
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="bench.harness.checkpoints", description=__doc__)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args(argv)
+    folder = make(options.shape, options.folder)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"{folder}: shape {options.shape}, {size / 1e9:.2f} GB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

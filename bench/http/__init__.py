@@ -1,0 +1,1 @@
+"""The HTTP front end alone, on tokens that are made up."""

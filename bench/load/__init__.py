@@ -1,0 +1,1 @@
+"""From a command to a model that can step: reading a checkpoint, starting a server."""

@@ -1,0 +1,1 @@
+"""What some requests cost the others: a long prompt, guided generation."""

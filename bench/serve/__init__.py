@@ -1,0 +1,1 @@
+"""Whole servers under load: ours against its bare model, and beside others."""

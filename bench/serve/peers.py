@@ -1,0 +1,188 @@
+"""Whole servers side by side: the same model, the same load, one after the other in every round.
+
+    python -m bench.serve.peers --clients 8 --json bench/results/cpu2-serve_peers.json
+
+Closed loop: every client sends its next request when its last has ended. All servers hold the
+model at the same time, and those that wait for their turn are stopped (SIGSTOP), for some of them
+poll. A peer that is missing is installed, which takes minutes the first time; one that cannot be
+had is named with the reason, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import trio
+from tqdm import tqdm
+
+from bench.harness import stats
+from bench.harness.checkpoints import SHAPES, make
+from bench.harness.server import Server, free_port, serving
+from bench.peers.environment import HOME, Unavailable, last_line
+from bench.peers.servers import OURS, SERVERS, HttpPeer, Job, ours
+from tgi_trio.client.address import Address
+from tgi_trio.client.http import Client
+from tgi_trio.client.load import Load, Work, measure
+
+_READY = 180.0  # seconds a server may take to load the model
+_LOAD = 120.0  # seconds a load may take
+COLUMNS = ("tok/s", "ours, times", "TTFT p50 ms", "TTFT p99 ms", "ITL p50 ms", "failed")
+
+
+@contextmanager
+def awake(server: Server) -> Iterator[None]:
+    """Let a stopped server run for the time of the block."""
+    os.killpg(server.pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        os.killpg(server.pid, signal.SIGSTOP)
+
+
+def start(stack: ExitStack, peer: HttpPeer, log: Path) -> Server:
+    """Start a server, wait until it is ready and stop it. Raises RuntimeError."""
+    port, output = free_port(), stack.enter_context(log.open("wb"))
+    server = stack.enter_context(
+        serving(
+            peer.command(port), port, output=output, environment=peer.environment, timeout=_READY
+        )
+    )
+    stack.callback(os.killpg, server.pid, signal.SIGCONT)  # it must hear that it shall end
+    os.killpg(server.pid, signal.SIGSTOP)
+    return server
+
+
+def load_on(server: Server, clients: int, work: Work) -> dict[str, Any]:
+    """Return the metrics of one load, see `measures.summarise`. Raises RuntimeError after _LOAD."""
+    client = Client(Address(server.host, server.port))
+
+    async def bounded() -> dict[str, Any]:
+        with trio.fail_after(_LOAD):
+            return await measure(client, Load("closed", clients), work, lambda: None)
+
+    try:
+        with awake(server):
+            return trio.run(bounded)
+    except trio.TooSlowError as error:
+        raise RuntimeError(f"not every answer came within {_LOAD:g} s") from error
+
+
+def prepared(names: list[str], job: Job, missing: dict[str, str]) -> list[HttpPeer]:
+    """Return ours and the peers that can be had; `missing` gets why others cannot."""
+    peers = [ours(job)]
+    for name in names:
+        print(f"preparing {name} ...", file=sys.stderr, flush=True)
+        try:
+            peers.append(SERVERS[name](job))
+        except Unavailable as error:
+            missing[name] = str(error)
+    return peers
+
+
+def run(
+    args: argparse.Namespace, job: Job, rounds: list[list[dict[str, Any]]], missing: dict[str, str]
+) -> None:
+    """Add every round's results, ours first, and who could not be measured."""
+    peers = prepared(args.peers, job, missing)
+    works = {
+        peer.name: Work(args.requests, args.words, args.max_tokens, whole=peer.whole)
+        for peer in peers
+    }
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        started: list[tuple[HttpPeer, Server]] = []
+        for peer in tqdm(peers, desc="starting and warming up", leave=False):
+            log = logs / f"{peer.name}.log"
+            try:
+                server = start(stack, peer, log)
+                warm_up = replace(works[peer.name], requests=args.clients)
+                failures = load_on(server, args.clients, warm_up)["errors"]
+            except RuntimeError as error:
+                if peer.name == OURS:
+                    raise
+                missing[peer.name] = f"{error}; its last words: {last_line(log)}"
+                continue
+            if failures:
+                missing[peer.name] = failures[0]
+                continue
+            started.append((peer, server))
+        turns = tqdm(total=args.rounds * len(started), desc="rounds", leave=False)
+        for _ in range(args.rounds):
+            found: list[dict[str, Any]] = []
+            rounds.append(found)
+            for peer, server in started:
+                result = load_on(server, args.clients, works[peer.name])
+                found.append({"server": peer.name, "ready_s": server.ready_s} | result)
+                turns.update()
+
+
+def summary(rounds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the medians over the rounds, and that of ours to each within a round."""
+    rows = []
+    for index, first in enumerate(rounds[0] if rounds else []):
+        reached = [row for row in rounds if index < len(row)]  # the last may be cut short
+        found = [row[index] for row in reached]
+        ours_rate = [row[0]["output_tokens_per_s"] for row in reached]
+        rates = [row["output_tokens_per_s"] for row in found]
+        ratios = [a / b if b else float("inf") for a, b in zip(ours_rate, rates, strict=True)]
+        rows.append(
+            {
+                "server": first["server"],
+                "tok/s": statistics.median(rates),
+                "ours, times": statistics.median(ratios),
+                "TTFT p50 ms": statistics.median(row["ttft_ms"]["p50"] for row in found),
+                "TTFT p99 ms": statistics.median(row["ttft_ms"]["p99"] for row in found),
+                "ITL p50 ms": statistics.median(row["itl_ms"]["p50"] for row in found),
+                "failed": sum(row["requests"] - row["completed"] for row in found),
+                "errors": sorted({error for row in found for error in row["errors"]}),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Parse flags, measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--peers", nargs="*", choices=tuple(SERVERS), default=list(SERVERS))
+    parser.add_argument("--home", type=Path, default=HOME, help="of the peers' environments")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="S")
+    parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=16, help="per server and round")
+    parser.add_argument("--words", type=int, default=40, help="prompt length")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    stats.add_output_flags(parser)
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the servers too
+    checkpoint = make(args.shape, args.checkpoints / f"tgi-trio-{args.shape}")
+    job = Job(args.home, checkpoint, args.clients, args.max_tokens)
+    rounds: list[list[dict[str, Any]]] = []
+    missing: dict[str, str] = {}
+
+    def found() -> tuple[str, dict[str, Any]]:
+        rows = summary(rounds)
+        cells = [[row["server"], *(row[column] for column in COLUMNS)] for row in rows]
+        lines = [f"not measured: {name}: {why}" for name, why in missing.items()]
+        results = {"shape": args.shape, "clients": args.clients, "missing": missing, "rows": rows}
+        text = "\n".join([stats.table(("server", *COLUMNS), cells), *lines])
+        return text, results | {"rounds": rounds}
+
+    with stats.reporting(args.json, "serve.peers", found):
+        run(args, job, rounds, missing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Step gap: end of one step's compute to the start of the next, measured by the shard.
+
+    python -m bench.step_gap --streams 1 64 512 --step-ms 1 --json bench/out/step_gap.json
+
+The shard runs the real worker loop on a model that only takes time. Three rows per number of
+streams in one run: the floor, where the other end of the ring does nothing but read, the same with
+a second rank to tell every plan, and the whole router writing server-sent events to as many real
+connections, held by a third process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import trio
+from tqdm import tqdm
+
+from bench.harness import stats
+from bench.harness.stats import Summary
+from tgi_trio.demo import model_path
+from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.messages import PrefillRow, encode_prefill
+from tgi_trio.model_facts import read_model_facts
+from tgi_trio.router.assembly import Assembly
+from tgi_trio.router.engine.shard_link import ShardLink
+from tgi_trio.router.http.wire.sockets import bind_sockets
+from tgi_trio.router.scheduling.scheduler import SchedulingLimits
+from tgi_trio.router.shards import handshake
+from tgi_trio.router.shards.handshake import WarmupLimits
+from tgi_trio.router.shards.local_group import LocalGroup
+from tgi_trio.router.shards.shard_instance import ShardSettings
+from tgi_trio.router.shards.supervisor import Supervisor, Watch
+from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.router.text.tokenizer import Tokenizer
+from tgi_trio.settings.records import Options
+from tgi_trio.settings.resolve import resolve, with_kv
+
+TOKENS_PER_STREAM = 40_000  # KV room: no stream ends during the measurement
+SECONDS_TO_SETTLE = 1.0
+
+
+class GapMetrics(Metrics):
+    """Keeps every step gap beside counting it."""
+
+    gaps: list[float]
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        if name == "tgi_batch_step_gap_duration":
+            self.gaps.append(value)
+        super().observe(name, value, **labels)
+
+
+def busy_argv(step_ms: float, spec: str, settings: str) -> list[str]:
+    """Return the command line of a shard that computes `step_ms` a step, on the last core."""
+    options = {"step_ms": step_ms, "cpu": (os.cpu_count() or 1) - 1}
+    return [sys.executable, "-m", "bench.step_gap.busy_shard", spec, json.dumps(options), settings]
+
+
+def warmup(streams: int) -> WarmupLimits:
+    return WarmupLimits(1024, TOKENS_PER_STREAM, streams, streams * TOKENS_PER_STREAM)
+
+
+@dataclass
+class Reading:
+    """What one run showed."""
+
+    gaps: list[float]  # seconds
+    events_per_s: float
+    tell_us: float = 0.0  # median time in which rank 0 tells the others a plan
+
+
+async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) -> Reading:
+    """Measure with a reader that only reads."""
+    argv = functools.partial(busy_argv, step_ms)
+    shard = ShardSettings(model_path="", world_size=ranks)
+    with LocalGroup.spawn(argv, shard, warmup(streams), 1, 0) as group:
+        end = group.end
+        await handshake.hello(end, 1)
+        await handshake.info(end)
+        memory = await handshake.warm_up(end, warmup(streams))
+        need = TOKENS_PER_STREAM // memory.block_size
+        for i in range(streams):
+            blocks = range(1 + i * need, 1 + (i + 1) * need)
+            row = PrefillRow(i + 1, np.array([1], np.int32), 1, 0, blocks, TOKENS_PER_STREAM - 2)
+            await end.send(encode_prefill(i + 1, [row]), 10)
+        gaps: list[float] = []
+        telling: list[float] = []
+        link, events = ShardLink(end), 0
+        start = trio.current_time()
+        while (now := trio.current_time()) < start + SECONDS_TO_SETTLE + seconds:
+            await link.wait()
+            for frame in link.replies():
+                if frame.kind is Kind.STEP and now > start + SECONDS_TO_SETTLE:
+                    gaps.append(frame.word("gap_ns") / 1e9)
+                    telling.append(frame.word("forward_ns") / 1e3 - step_ms * 1e3)
+                    events += frame.word("tokens")
+    return Reading(gaps, events / seconds, statistics.median(telling) if ranks > 1 else 0.0)
+
+
+async def router(streams: int, step_ms: float, seconds: float) -> Reading:
+    """Measure with the router serving `streams` clients."""
+    metrics = GapMetrics()
+    metrics.gaps = []
+    options = Options(
+        hostname="127.0.0.1", port=0, max_concurrent_requests=streams, max_batch_size=streams
+    )
+    settings = resolve(options, read_model_facts(model_path()))
+    supervisor = Supervisor(
+        metrics,
+        LocalGroup.starter(functools.partial(busy_argv, step_ms), ShardSettings(model_path="")),
+        warmup(streams),
+        watch=Watch(),
+    )
+    front = Assembly(Tokenizer.from_folder(model_path()), None, metrics)
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        started = await nursery.start(supervisor.run)
+        memory = started.memory
+        settings = with_kv(settings, memory.blocks - 1, memory.block_size)
+        limits = SchedulingLimits(
+            blocks=memory.blocks,
+            block_size=memory.block_size,
+            max_batch_size=streams,
+            max_batch_prefill_tokens=1024,
+            max_batch_total_tokens=0,
+            max_total_tokens=TOKENS_PER_STREAM,
+            waiting_served_ratio=0.3,
+            max_waiting_tokens=20,
+            max_queued_requests=streams,
+            max_queued_tokens=streams * TOKENS_PER_STREAM,
+            token_budget=1024,
+            reserve=True,
+            prefix_caching=False,
+        )
+        settings = stretch(settings)
+        engine = front.open(settings, limits, supervisor, started.facts)
+        supervisor.attach(engine)
+        with bind_sockets(["127.0.0.1:0"]) as listeners:
+            await nursery.start(front.serve, listeners, [], shutdown)
+            argv = [sys.executable, "-m", "bench.step_gap.sink", str(listeners[0].getsockname()[1])]
+            sink = subprocess.Popen([*argv, str(streams), "0"], stdout=subprocess.PIPE)
+            try:
+                while engine.scheduler.batch_size < streams:
+                    await trio.sleep(0.05)
+                await trio.sleep(SECONDS_TO_SETTLE)
+                metrics.gaps.clear()
+                before = metrics.value("tgi_batch_inference_count")
+                await trio.sleep(seconds)
+                gaps = list(metrics.gaps)
+                steps = metrics.value("tgi_batch_inference_count") - before
+            finally:
+                sink.kill()
+                sink.communicate()
+            shutdown.set()
+            supervisor.stop()
+            await front.closed.wait()
+            await supervisor.ended.wait()
+    return Reading(gaps, steps * streams / seconds)
+
+
+def stretch(settings: Any) -> Any:
+    """Let requests be as long as the measurement needs."""
+    from dataclasses import replace
+
+    return replace(settings, max_total_tokens=2_000_000, max_input_tokens=1000)
+
+
+def main() -> None:
+    """Parse flags, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 64, 512])
+    parser.add_argument("--step-ms", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    stats.add_output_flags(parser)
+    args: argparse.Namespace = parser.parse_args()
+    os.sched_setaffinity(0, {0})
+    results: list[dict[str, Any]] = []
+    kinds = {"floor": floor, "floor, 2 ranks": functools.partial(floor, ranks=2), "router": router}
+    runs = [(n, name) for n in args.streams for name in kinds]
+
+    def found() -> tuple[str, dict[str, Any]]:
+        return table(results), {"step_ms": args.step_ms, "results": results}
+
+    with stats.reporting(args.json, "step_gap", found):
+        for streams, name in tqdm(runs, desc="runs"):
+            reading: Reading = trio.run(kinds[name], streams, args.step_ms, args.seconds)
+            results.append(
+                {
+                    "streams": streams,
+                    "what": name,
+                    "events_per_s": reading.events_per_s,
+                    "gap_us": asdict(Summary.of([gap * 1e6 for gap in reading.gaps])),
+                    "tell_us": reading.tell_us,
+                }
+            )
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return the table of what has been measured."""
+    header = (
+        *("streams", "other end", "steps", "gap p50 us", "p90", "p99", "p99.9"),
+        *("telling us", "events/s"),
+    )
+    rows = [
+        (
+            r["streams"],
+            r["what"],
+            r["gap_us"]["n"],
+            *(r["gap_us"][p] for p in ("p50", "p90", "p99", "p99_9")),
+            r["tell_us"],
+            r["events_per_s"],
+        )
+        for r in results
+    ]
+    return stats.table(header, rows)
+
+
+if __name__ == "__main__":
+    main()

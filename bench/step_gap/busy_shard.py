@@ -1,0 +1,96 @@
+"""A shard process for step-gap measurements: the real worker loop on a model that only takes time.
+
+python -m bench.step_gap.busy_shard CHANNEL_SPEC '{"step_ms": 1.0, "cpu": 1}' SHARD_SETTINGS
+
+With several ranks, rank 0's forward time includes telling the others what to compute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+from tgi_trio.shard import process
+from tgi_trio.shard.__main__ import ShardSettings
+from tgi_trio.shard.contract import (
+    Choices,
+    Computed,
+    ModelInfo,
+    Pending,
+    Runner,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+    WarmupRequest,
+    WarmupResult,
+)
+from tgi_trio.shard.ranks.leader import Followers, GroupRunner
+
+VOCAB = 256
+TOKEN = 97
+
+
+class BusyRunner:
+    """Spins for `step_ms` per step; every row that samples gets the same token."""
+
+    def __init__(self, step_ms: float) -> None:
+        self._step_ns = int(step_ms * 1e6)
+        self.info = ModelInfo(VOCAB, 16, 1, 4, 0, (), "none", "cpu", "busy", 0)
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        return WarmupResult(1 + request.max_batch_total_tokens // 16, 16, 0, 0, 0, 0, 0)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        start = time.perf_counter_ns()
+        counts = plan.samples.astype(np.int64)
+        tokens = int(counts.sum())
+        choices = Choices(counts, np.full(tokens, TOKEN), np.full(tokens, -0.5))
+        while time.perf_counter_ns() - start < self._step_ns:
+            pass
+        return StepResult(choices, self._step_ns, 0)
+
+    def launch(self, plan: StepPlan) -> Pending:
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> None:
+        return None
+
+    def prepare(self, sequence: ShardSequence) -> bool:
+        return True
+
+    def drop(self, sequence: ShardSequence) -> None:
+        pass
+
+
+class TimedGroup(GroupRunner):
+    """Counts what the other ranks are told as a part of the step."""
+
+    def step(self, plan: StepPlan) -> StepResult:
+        start = time.perf_counter_ns()
+        result = super().step(plan)
+        return StepResult(result.choices, time.perf_counter_ns() - start, 0)
+
+
+def main() -> int:
+    """Serve the channel named on the command line."""
+    spec, options, told = sys.argv[1], json.loads(sys.argv[2]), ShardSettings.parse(sys.argv[3])
+    if "cpu" in options:
+        os.sched_setaffinity(0, {options["cpu"] - told.rank})
+
+    def factory() -> Runner:
+        runner = BusyRunner(options["step_ms"])
+        if not told.followers:
+            return runner
+        followers = Followers.attach(told.followers)
+        followers.greet()
+        return TimedGroup(runner, followers)
+
+    return process.serve(spec, factory, world_size=told.world_size)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

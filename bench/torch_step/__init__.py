@@ -1,0 +1,1 @@
+"""The torch backend's step beside the least that torch can do."""
