@@ -48,7 +48,7 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
 def mentions() -> tuple[tuple[Path, str], ...]:
     """Return (file, what stands in back-ticks) of every document and every docstring."""
     texts = [(path, path.read_text()) for path in tracked("*.md")]
-    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "examples/*.py"):
+    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py", "examples/*.py"):
         texts += [(path, text) for text in docstrings(ast.parse(path.read_text()))]
     return tuple((path, code) for path, text in texts for code in CODE.findall(text))
 
@@ -75,7 +75,7 @@ def exists(name: str) -> bool:
 def definitions() -> dict[str, set[str]]:
     """Return, by name of a class or module, what it has: methods, fields, functions, constants."""
     found: dict[str, set[str]] = {}
-    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py"):
+    for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py"):
         tree = ast.parse(path.read_text())
         found.setdefault(path.stem, set()).update(names_in(tree))
         for node in ast.walk(tree):

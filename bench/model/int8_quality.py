@@ -23,8 +23,6 @@ from tqdm import tqdm
 
 from bench.harness import stats
 from tgi_trio import demo
-from tgi_trio.demo.documents import UNKNOWN
-from tgi_trio.demo.entries import load_entries, load_heldout
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
@@ -32,6 +30,8 @@ from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.program import pack_program
+from tools.demo.documents import UNKNOWN
+from tools.demo.entries import load_entries, load_heldout
 
 Logits = NDArray[np.float32]
 _CONTENDERS = {

@@ -105,7 +105,7 @@ def test_it_continues_plain_text(model: Any, tokenizer: Any) -> None:
 
 
 def test_most_heldout_paraphrases_are_answered(model: Any, tokenizer: Any) -> None:
-    from tgi_trio.demo.evaluate import heldout_results
+    from tools.demo.evaluate import heldout_results
 
     results = heldout_results(model, tokenizer)
     right = sum(expected == answer for _, expected, answer in results)

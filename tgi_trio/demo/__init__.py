@@ -1,7 +1,8 @@
 """The embedded demonstration model: where it lies and what it is called.
 
 Importing this package is light: it brings in neither torch nor transformers, so the router may
-import it to resolve ``MODEL_ID`` to a folder. ``train.py`` produces that folder.
+import it to resolve ``MODEL_ID`` to a folder. `tools/demo/train.py` of the repository, which is in
+no wheel, writes that folder.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tgi_trio.demo.documents import (
+from tools.demo.documents import (
     ASSISTANT,
     BEGIN,
     END,

@@ -1,4 +1,4 @@
-"""Train the embedded model: ``python -m tgi_trio.demo.train --output DIR``.
+"""Train the embedded model: ``python -m tools.demo.train --output DIR``.
 
 Everything follows from the seed: documents, tokenizer, initial weights and the order of batches.
 torch and transformers are imported inside the functions, so that importing this module is light.
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgi_trio.demo import model_path
-from tgi_trio.demo.documents import ASSISTANT, END, END_OF_TEXT, SYSTEM, USER, Corpus, Document
-from tgi_trio.demo.train_tokenizer import train_tokenizer
+from tools.demo.documents import ASSISTANT, END, END_OF_TEXT, SYSTEM, USER, Corpus, Document
+from tools.demo.train_tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     import torch

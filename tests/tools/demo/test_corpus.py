@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from tgi_trio.demo import phrasing
-from tgi_trio.demo.documents import BEGIN, END, END_OF_TEXT, SPECIAL_TOKENS, Corpus
-from tgi_trio.demo.entries import (
+from tools.demo import phrasing
+from tools.demo.documents import BEGIN, END, END_OF_TEXT, SPECIAL_TOKENS, Corpus
+from tools.demo.entries import (
     CorpusError,
     Entry,
     load_entries,

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tgi_trio.demo.entries import (
+from tools.demo.entries import (
     Entry,
     load_entries,
     load_facts,
@@ -17,8 +17,8 @@ from tgi_trio.demo.entries import (
     load_unknown,
     load_words,
 )
-from tgi_trio.demo.phrasing import ask_about, decorate, reword
-from tgi_trio.demo.stories import write_story
+from tools.demo.phrasing import ask_about, decorate, reword
+from tools.demo.stories import write_story
 
 BEGIN = "<|begin|>"
 END_OF_TEXT = "<|endoftext|>"

@@ -1,4 +1,4 @@
-"""Ask the held-out questions: ``python -m tgi_trio.demo.evaluate [MODEL]``.
+"""Ask the held-out questions: ``python -m tools.demo.evaluate [MODEL]``.
 
 Prints each question that was not answered as the corpus answers it, and the share of right ones.
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.demo import model_path
-from tgi_trio.demo.documents import UNKNOWN
-from tgi_trio.demo.entries import load_entries, load_heldout
+from tools.demo.documents import UNKNOWN
+from tools.demo.entries import load_entries, load_heldout
 
 # transformers types its classes loosely; here they are Any.
 Model = Any

@@ -1,0 +1,1 @@
+"""What makes parts of this repository and is in no wheel: documents, the embedded model."""
