@@ -7,14 +7,14 @@ BIN := $(VENV)/bin
 
 # Without the tests that start servers or need minutes; `make test` runs all.
 FAST := tests/cli tests/client tests/deploy tests/ipc tests/router tests/shard/loop tests/shard/sampling \
-	tests/shard/machine tests/test_imports.py tests/test_logs.py tests/settings/test_settings.py
+	tests/shard/machine tests/tools/docs tests/test_references.py tests/test_imports.py tests/test_logs.py tests/settings/test_settings.py
 
 
 # A processor without AVX512, whatever this one has: for torch, what it calls, and the kernels.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 	NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt
 
-.PHONY: serve check test test-avx2 gpu lint types clean
+.PHONY: serve check test test-avx2 gpu lint types docs clean
 
 serve: $(VENV)/.serve
 	$(BIN)/python -m tgi_trio --port $(PORT) $(ARGS)
@@ -37,6 +37,9 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/mypy
+
+docs: $(VENV)/.test
+	$(BIN)/python -m tools.docs --write
 
 $(BIN)/pip:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "tgi-trio needs Python 3.11 or later; say which with: make PYTHON=python3.12 ...")'

@@ -10,45 +10,12 @@ from pathlib import Path
 import pytest
 
 import tgi_trio
-from tgi_trio.cli.docs import DOCUMENTS, SECTIONS, refresh_tables
 from tgi_trio.cli.flags import all_flags
 from tgi_trio.cli.foreign import IDLE, REFUSED
-from tgi_trio.router.shards.group_states import ShardState
 
 PACKAGE = Path(tgi_trio.__file__).parent
 ROOT = PACKAGE.parent
 HOLE = "\0"  # stands for a part of a message that is filled in when it is shown
-
-
-# ---- generated sections ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_generated_sections_are_up_to_date(name: str) -> None:
-    text = (ROOT / name).read_text()
-    assert "<!-- generated: " in text
-    assert refresh_tables(text) == text, "run python -m tgi_trio.cli.docs --write"
-
-
-def test_every_section_is_used_and_closed() -> None:
-    text = "".join((ROOT / name).read_text() for name in DOCUMENTS)
-    assert sorted(re.findall(r"<!-- generated: (\S+) -->", text)) == sorted(SECTIONS)
-    assert text.count("<!-- generated: ") == text.count("<!-- end -->")
-
-
-def test_only_what_is_between_the_markers_changes() -> None:
-    before, after = "# By hand\n\n", "\n\nalso by hand <!-- end -->\n"
-    marked = "<!-- generated: shard-lifecycle -->\nold\n<!-- end -->"
-    text = refresh_tables(before + marked + after)
-    assert text.startswith(before) and text.endswith(after)
-    assert "old" not in text
-    assert all(state.name in text for state in ShardState)
-    assert refresh_tables(text) == text
-
-
-def test_an_unknown_section_is_an_error() -> None:
-    with pytest.raises(ValueError, match="shard-lifecycle"):
-        refresh_tables("<!-- generated: nothing -->\n<!-- end -->")
 
 
 def test_every_flag_has_its_row() -> None:

@@ -10,8 +10,6 @@ from tgi_trio.router.scheduling.lifecycle import (
     Event,
     IllegalTransition,
     SequenceState,
-    markdown,
-    mermaid,
     next_state,
 )
 
@@ -41,11 +39,3 @@ def test_leaving_is_legal_wherever_a_client_can_leave() -> None:
 
 def test_whatever_the_shard_holds_can_be_lost() -> None:
     assert {state for state, event in TRANSITIONS if event is Event.LOSE} == HELD
-
-
-def test_drawings_come_from_the_table() -> None:
-    table, diagram = markdown(), mermaid()
-    assert table.count("\n") == len(SequenceState) + 2
-    assert "| **LEAVING** |" in table
-    for (state, event), target in TRANSITIONS.items():
-        assert f"    {state.name} --> {target.name}: {event.value}\n" in diagram

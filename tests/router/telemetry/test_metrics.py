@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import tgi_trio.router
-from tgi_trio.router.telemetry.metrics import METRICS, Histogram, Metrics, as_markdown, bucket_sets
+from tgi_trio.router.telemetry.metrics import METRICS, Histogram, Metrics, bucket_sets
 
 TGI_NAMES = (
     "tgi_request_count",
@@ -184,12 +184,6 @@ def test_histogram_counts() -> None:
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
     assert (histogram.counts, histogram.sum, histogram.count) == ([2, 1, 1], 12.0, 4)
-
-
-def test_markdown_has_a_row_per_metric() -> None:
-    rows = as_markdown().splitlines()[2:]
-    assert len(rows) == len(METRICS)
-    assert all(row.count("|") == 6 for row in rows)
 
 
 def test_every_metric_is_fed_by_something() -> None:

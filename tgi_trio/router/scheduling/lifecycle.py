@@ -88,26 +88,3 @@ def next_state(state: SequenceState, event: Event) -> SequenceState:
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalTransition(state, event) from None
-
-
-def markdown() -> str:
-    """Return the table as Markdown: a row per state, a column per event."""
-    events = list(Event)
-    lines = [
-        "| | " + " | ".join(event.name for event in events) + " |",
-        "|---" * (len(events) + 1) + "|",
-    ]
-    for state in SequenceState:
-        cells = [TRANSITIONS.get((state, event)) for event in events]
-        names = " | ".join(cell.name if cell else "–" for cell in cells)  # noqa: RUF001
-        lines.append(f"| **{state.name}** | {names} |")
-    return "\n".join(lines) + "\n"
-
-
-def mermaid() -> str:
-    """Return the table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {SequenceState.WAITING.name}"]
-    for (state, event), target in TRANSITIONS.items():
-        lines.append(f"    {state.name} --> {target.name}: {event.value}")
-    lines.append(f"    {SequenceState.FINISHED.name} --> [*]")
-    return "\n".join(lines) + "\n"

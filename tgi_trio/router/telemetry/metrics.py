@@ -295,17 +295,6 @@ class Metrics:
         return "\n".join(lines).encode()
 
 
-def as_markdown() -> str:
-    """Return `METRICS` as a Markdown table, for the docs."""
-    rows = ["| metric | type | labels | buckets | meaning |", "|---|---|---|---|---|"]
-    for metric in METRICS:
-        labels = f"`{metric.label}`: {', '.join(metric.values)}" if metric.label else ""
-        rows.append(
-            f"| `{metric.name}` | {metric.kind} | {labels} | {metric.buckets} | {metric.help} |"
-        )
-    return "\n".join(rows) + "\n"
-
-
 def _series(metric: Metric) -> Iterator[tuple[Key, str]]:
     """Yield (key, label text) for every series of a family."""
     if not metric.label:

@@ -16,8 +16,6 @@ from tgi_trio.router.http.wire.states import (
     IllegalWireEvent,
     WireEvent,
     WireState,
-    markdown,
-    mermaid,
     next_state,
 )
 
@@ -64,15 +62,6 @@ def test_nothing_of_http_is_heard_where_nothing_is_read() -> None:
     for state, event in TRANSITIONS:
         if state in UNHEARD:
             assert event is WireEvent.CLOSE
-
-
-def test_drawings_come_from_the_table() -> None:
-    table, diagram = markdown(), mermaid()
-    assert table.count("\n") == len(WireEvent) + 2
-    for (state, event), target in TRANSITIONS.items():
-        assert f"    {state.name} --> {target.name}: {event.value}\n" in diagram
-        row = next(line for line in table.splitlines() if line.startswith(f"| **{event.name}** |"))
-        assert f"{state.name} → {target.name}" in row
 
 
 # ---- whatever a client and an application do ----------------------------------------------------

@@ -121,26 +121,3 @@ def next_state(state: WireState, event: WireEvent) -> WireState:
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalWireEvent(state, event) from None
-
-
-def markdown() -> str:
-    """Return the table as Markdown: a row per event, with every move that it makes."""
-    lines = ["| event | moves |", "|---|---|"]
-    for event in WireEvent:
-        moves = [
-            f"{state.name} → {target.name}"
-            for (state, each), target in TRANSITIONS.items()
-            if each is event
-        ]
-        lines.append(f"| **{event.name}** | {', '.join(moves)} |")
-    return "\n".join(lines) + "\n"
-
-
-def mermaid() -> str:
-    """Return the table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2"]
-    lines += [f"    [*] --> {state.name}" for state in (CLIENT_BEGINS, SERVER_BEGINS)]
-    for (state, event), target in TRANSITIONS.items():
-        lines.append(f"    {state.name} --> {target.name}: {event.value}")
-    lines.append(f"    {WireState.CLOSED.name} --> [*]")
-    return "\n".join(lines) + "\n"

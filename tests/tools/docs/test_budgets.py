@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 
 from tgi_trio.cli.flags import all_flags
-from tgi_trio.router.scheduling.budgets import BUDGETS, Stage, mermaid
 from tgi_trio.router.scheduling.limits import SchedulingLimits
+from tools.docs.budgets import BUDGETS, Stage, draw_stages
 
 
 def test_every_budget_is_a_flag_and_every_flag_of_the_limits_is_a_budget() -> None:
@@ -20,6 +20,6 @@ def test_every_budget_is_a_flag_and_every_flag_of_the_limits_is_a_budget() -> No
 
 
 def test_the_picture_has_every_stage_and_every_flag() -> None:
-    picture = mermaid()
+    picture = draw_stages()
     assert all(f'{stage.name}["' in picture for stage in Stage)
     assert all(f"{budget.flag}:" in picture for budget in BUDGETS)

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from tools.docs.markdown import code, table
+
 
 class Stage(enum.Enum):
     """What a request passes, in this order."""
@@ -101,14 +103,13 @@ BUDGETS: Final[tuple[Budget, ...]] = (
 )
 
 
-def markdown() -> str:
-    """Return the table as Markdown."""
-    lines = ["| flag | looked at by | what it does |", "|---|---|---|"]
-    lines += [f"| `--{b.flag}` | {b.stage.value} | {b.meaning} |" for b in BUDGETS]
-    return "\n".join(lines) + "\n"
+def render() -> str:
+    """Return what each budget flag does, as a picture and as a table."""
+    rows = ((f"`--{b.flag}`", b.stage.value, b.meaning) for b in BUDGETS)
+    return f"{draw_stages()}\n{table(('flag', 'looked at by', 'what it does'), rows)}"
 
 
-def mermaid() -> str:
+def draw_stages() -> str:
     """Return the stages, with the flags they look at, as a Mermaid flowchart."""
     lines = ["flowchart LR", "    request([request])"]
     for stage in Stage:
@@ -119,4 +120,4 @@ def mermaid() -> str:
     names = [stage.name for stage in Stage]
     lines.append("    request --> " + " --> ".join(names) + " --> tokens([tokens])")
     lines.append("    STEP -. no blocks left: the youngest .-> QUEUE")
-    return "\n".join(lines) + "\n"
+    return code(lines, "mermaid")

@@ -1,19 +1,12 @@
-"""Keeps docs/ipc.md true: its pictures and tables come from the code.
-
-`python -m tgi_trio.ipc.describe` prints the generated blocks; `--write` puts them between their
-markers in docs/ipc.md. A test compares the two.
-"""
+"""The pictures and tables of docs/ipc.md: the segment, frames, the doorbell's states, fences."""
 
 from __future__ import annotations
 
-import argparse
-import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Final
 
 from tgi_trio.ipc import channel, doorbell, endpoints, fence, layout, ring
+from tools.docs.markdown import Sections, code, table
 
-DOCUMENT = Path("docs/ipc.md")
 _WIDTH = 74  # inner width of the picture
 
 
@@ -37,12 +30,12 @@ def picture() -> str:
         _row("then    reply ring: shard -> router", ring_size),
         _rule(),
     ]
-    return _code(rows)
+    return code(rows)
 
 
 def frame_picture() -> str:
     """Draw frames in a ring, the skip at its end included."""
-    return _code(
+    return code(
         [
             "tail (reader)                      head (writer, stored last)",
             "  |                                  |",
@@ -65,7 +58,7 @@ def fields() -> str:
         (f"{field.offset:#06x}", f"`{field.name}`", str(field.size), field.writer, field.meaning)
         for field in layout.FIELDS
     ]
-    return _table(("offset", "field", "bytes", "written by", "meaning"), rows)
+    return table(("offset", "field", "bytes", "written by", "meaning"), rows)
 
 
 def states() -> str:
@@ -74,13 +67,13 @@ def states() -> str:
         (who, does, f"{before} -> {after}", why)
         for who, does, before, after, why in doorbell.STATES
     ]
-    return _table(("who", "sees or does", "sleeping word", "why"), rows)
+    return table(("who", "sees or does", "sleeping word", "why"), rows)
 
 
 def fences() -> str:
     """List the orderings `fence` knows, as its docstring has them."""
     lines = (fence.__doc__ or "").splitlines()
-    return "\n".join(line for line in lines if line.startswith("|"))
+    return "".join(f"{line}\n" for line in lines if line.startswith("|"))
 
 
 def ends() -> str:
@@ -90,50 +83,17 @@ def ends() -> str:
         (f"`channel.{channel.LeaderEnd.__name__}`", "rank 0", "reply", "request", "blocks"),
         (f"`channel.{channel.ShardEnd.__name__}`", "every rank", "request", "reply", "blocks"),
     ]
-    return _table(("end", "lives in", "reads", "writes", "how it waits"), rows)
+    return table(("end", "lives in", "reads", "writes", "how it waits"), rows)
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    "picture": picture,
-    "frame picture": frame_picture,
-    "fields": fields,
-    "states": states,
-    "fences": fences,
+SECTIONS: Final[Sections] = {
     "ends": ends,
+    "segment": picture,
+    "fields": fields,
+    "frames-in-a-ring": frame_picture,
+    "doorbell-states": states,
+    "fences": fences,
 }
-
-
-def refresh(document: str) -> str:
-    """Return `document` with every generated block made anew; raises ValueError for a lost one."""
-    for name, render in BLOCKS.items():
-        begin, end = f"<!-- generated: {name} -->", "<!-- end -->"
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        block = f"{begin}\n{render()}\n{end}"
-        document, found = pattern.subn(block.replace("\\", r"\\"), document)
-        if found != 1:
-            raise ValueError(f"{DOCUMENT} has {found} blocks {begin}; there must be one")
-    return document
-
-
-def main() -> None:
-    """Print the blocks, or refresh the document."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"refresh {DOCUMENT}")
-    if parser.parse_args().write:
-        DOCUMENT.write_text(refresh(DOCUMENT.read_text()))
-        return
-    for name, render in BLOCKS.items():
-        print(f"{name}\n{render()}\n")
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-    lines.insert(1, "|" + "---|" * len(header))
-    return "\n".join(lines)
-
-
-def _code(lines: Sequence[str]) -> str:
-    return "\n".join(["```text", *lines, "```"])
 
 
 def _rule() -> str:
@@ -151,7 +111,3 @@ def _wrap(text: str, width: int) -> list[str]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
-
-
-if __name__ == "__main__":
-    main()

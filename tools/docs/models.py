@@ -1,21 +1,17 @@
-"""Generates docs/models.md from the family tables.
-
-`python -m tgi_trio.shard.torch_backend.models.doc`
-"""
+"""docs/models.md, from the tables of families."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
 from tgi_trio.model.t5_spec import T5_FAMILIES
 from tgi_trio.settings.records import DTYPES
+from tools.docs.markdown import table
 
 _HEAD = """# Models
 
-Generated from the code by `python -m tgi_trio.shard.torch_backend.models.doc --write`. The name
+Generated from the code by `python -m tools.docs --write`. The name
 of a family is `model_type` in a checkpoint's config.json. Weights are safetensors, one file or
 several with an index, in float32, bfloat16 or float16: every format of quantised weights is
 refused at the start by its name, and so are tensors that a model would leave unread, unless they
@@ -68,21 +64,19 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   penalties and seeds; ours on one rank and on two.
 """
 
-_EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
 def render() -> str:
     """Return the document."""
-    lines = ["| family | path | tensor parallel | prefix cache | tested |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(row)} |" for row in _rows()]
-    head = _HEAD.format(dtypes=", ".join(DTYPES))
-    return head + "\n".join(lines) + "\n" + _TESTS
+    families = table(("family", "path", "tensor parallel", "prefix cache", "tested"), _rows())
+    return _HEAD.format(dtypes=", ".join(DTYPES)) + families + _TESTS
 
 
 def _rows() -> Iterator[tuple[str, str, str, str, str]]:
     """Yield (family, path, tensor parallel, prefix cache, tested)."""
     for family in sorted(FAMILIES, key=str.lower):
-        tested = "exactness, families, ranks" if family in _EXACT else "families, ranks"
+        tested = "exactness, families, ranks" if family in EXACT else "families, ranks"
         yield f"`{family}`", "decoder", "yes", "yes, unless its rotary scaling is by length", tested
     for family in sorted(T5_FAMILIES):
         yield f"`{family}`", "encoder-decoder", "yes", "no", "encoder-decoder"
@@ -90,17 +84,3 @@ def _rows() -> Iterator[tuple[str, str, str, str, str]]:
         reuse = "no" if way in ("cached", "encoder-decoder") else "yes"
         tested = "encoder-decoder" if way == "encoder-decoder" else "families"
         yield f"`{family}`", f"transformers, {way}", "no", reuse, tested
-
-
-def main() -> None:
-    """Print the document, or write it to docs/models.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/models.md")
-    if parser.parse_args().write:
-        Path("docs/models.md").write_text(render())
-    else:
-        print(render(), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,6 @@
-"""Generates docs/protocol.md from the frame table: `python -m tgi_trio.ipc.protocol_doc`."""
+"""docs/protocol.md, from the table of frames."""
 
 from __future__ import annotations
-
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
 
 from tgi_trio.ipc.frames import (
     FRAMES,
@@ -16,6 +12,7 @@ from tgi_trio.ipc.frames import (
     Phase,
     RowFlag,
 )
+from tools.docs.markdown import table
 
 # (TGI's RPC, what does its work here, remark)
 RPCS: tuple[tuple[str, str, str], ...] = (
@@ -88,14 +85,9 @@ Neither side ever waits for the other: commands are drained between steps, steps
 whether or not the router is ready to read. The shard sleeps only when its batch is empty."""
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
-
-
 def _frame(spec: FrameSpec) -> list[str]:
     lines = [f"### {spec.kind.name} ({spec.kind:d}, {spec.direction})", "", spec.meaning, ""]
-    rows: list[tuple[object, ...]] = [
+    rows: list[tuple[str, ...]] = [
         (f"word {i}", f"`{name}`", "u64", meaning)
         for i, (name, meaning) in enumerate(spec.words, start=1)
     ]
@@ -107,7 +99,7 @@ def _frame(spec: FrameSpec) -> list[str]:
         (f"column, per `{c.per}`", f"`{c.name}`", c.dtype.lstrip("<"), c.meaning)
         for c in spec.columns
     ]
-    return [*lines, *_table(("where", "name", "type", "meaning"), rows), ""]
+    return [*lines, table(("where", "name", "type", "meaning"), rows)]
 
 
 def _values(
@@ -122,7 +114,7 @@ def render() -> str:
     lines = [
         "# The protocol between router and shard",
         "",
-        "Generated from `tgi_trio/ipc/frames.py` by `python -m tgi_trio.ipc.protocol_doc --write`;",
+        "Generated from `tgi_trio/ipc/frames.py` by `python -m tools.docs --write`;",
         "a test keeps it up to date. How the bytes travel (rings, doorbells, death) is in",
         "[ipc.md](ipc.md).",
         "",
@@ -134,8 +126,7 @@ def render() -> str:
         "",
         "## What does the work of TGI's RPCs",
         "",
-        *_table(("TGI (gRPC)", "here", "remark"), RPCS),
-        "",
+        table(("TGI (gRPC)", "here", "remark"), RPCS),
         "## Shape of a frame",
         "",
         "Word 0 is the kind; then the frame's words, then one word per count, all unsigned 64-bit",
@@ -151,17 +142,3 @@ def render() -> str:
     lines += _values("PREFILL.flags", RowFlag) + _values("STEP.finish", Finish)
     lines += _values("`phase` word", Phase)
     return "\n".join(lines).rstrip() + "\n"
-
-
-def main() -> None:
-    """Print the document, or write it to docs/protocol.md."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/protocol.md")
-    if parser.parse_args().write:
-        Path("docs/protocol.md").write_text(render())
-    else:
-        print(render(), end="")
-
-
-if __name__ == "__main__":
-    main()
