@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 
 from tgi_trio import demo
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner, ShardSequence, WarmupRequest
+from tgi_trio.shard.contract import Runner, ShardSequence
 from tgi_trio.shard.loop.batch import Batch
 
 STEP_TOKENS = 256  # prompt tokens computed in a step at most

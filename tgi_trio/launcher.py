@@ -21,11 +21,11 @@ import trio
 from tgi_trio.devices import check_device_flags, has_driver
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.hub import read_pipeline_tag
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
 from tgi_trio.model.check import Serving, check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
-from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardSettings, real_shard
@@ -114,12 +114,12 @@ def memory_sizes(started: Started) -> dict[str, int]:
 
 def memory_table(started: Started) -> str:
     """Return what the warm-up found."""
-    memory, facts = started.memory, started.facts
+    memory, info = started.memory, started.info
     sizes = memory_sizes(started).items()
     rows = [f"  {name:<12} {size / 2**20:>10,.1f} MiB" for name, size in sizes]
     tokens = (memory.blocks - 1) * memory.block_size
     rows.append(f"  {memory.blocks - 1} KV blocks of {memory.block_size} = {tokens:,} tokens")
-    rows.append(f"  {facts.dtype} on {facts.device}, backend {facts.backend}")
+    rows.append(f"  {info.dtype} on {info.device}, backend {info.backend}")
     return "\n".join(["Memory", *rows])
 
 
@@ -191,7 +191,7 @@ class Launcher:
         self._supervisor = Supervisor(
             self._metrics,
             LocalGroup.starter(argv, shard_settings(settings, tokenizer), settings.spin_us),
-            WarmupLimits(
+            WarmupRequest(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,
                 max_batch_size=settings.max_batch_size,
@@ -268,12 +268,12 @@ class Launcher:
         memory = supervisor.started.memory
         timeline.mark("shard ready")
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
-        facts = supervisor.started.facts
+        info = supervisor.started.info
         settings, remarks = with_model(
             settings,
-            backend=facts.backend,
-            prefix_reuse=facts.prefix_reuse,
-            speculates=facts.speculates,
+            backend=info.backend,
+            prefix_reuse=info.prefix_reuse,
+            speculates=info.speculates,
         )
         for remark in remarks:
             log.warning("%s", remark)
@@ -285,7 +285,7 @@ class Launcher:
             recorder = ScheduleRecorder(settings.record_schedule)
             await nursery.start(recorder.run)
         limits = scheduling_limits(settings)
-        engine = front.open(settings, limits, supervisor, facts, recorder)
+        engine = front.open(settings, limits, supervisor, info, recorder)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()

@@ -12,8 +12,9 @@ import numpy as np
 
 from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.__main__ import ShardSettings, load
-from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 

@@ -30,8 +30,9 @@ from tqdm import tqdm
 from bench.harness import stats
 from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 

@@ -29,13 +29,13 @@ from bench.harness.stats import Summary
 from tgi_trio.demo import model_path
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, encode_prefill
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model_facts import read_model_facts
 from tgi_trio.router.assembly import Assembly
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.http.wire.sockets import bind_sockets
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shards import handshake
-from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.shard_instance import ShardSettings
 from tgi_trio.router.shards.supervisor import Supervisor, Watch
@@ -65,8 +65,8 @@ def busy_argv(step_ms: float, spec: str, settings: str) -> list[str]:
     return [sys.executable, "-m", "bench.step_gap.busy_shard", spec, json.dumps(options), settings]
 
 
-def warmup(streams: int) -> WarmupLimits:
-    return WarmupLimits(1024, TOKENS_PER_STREAM, streams, streams * TOKENS_PER_STREAM)
+def warmup(streams: int) -> WarmupRequest:
+    return WarmupRequest(1024, TOKENS_PER_STREAM, streams, streams * TOKENS_PER_STREAM)
 
 
 @dataclass
@@ -142,7 +142,7 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
             prefix_caching=False,
         )
         settings = stretch(settings)
-        engine = front.open(settings, limits, supervisor, started.facts)
+        engine = front.open(settings, limits, supervisor, started.info)
         supervisor.attach(engine)
         with bind_sockets(["127.0.0.1:0"]) as listeners:
             await nursery.start(front.serve, listeners, [], shutdown)

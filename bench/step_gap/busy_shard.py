@@ -14,19 +14,17 @@ import time
 
 import numpy as np
 
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard import process
 from tgi_trio.shard.__main__ import ShardSettings
 from tgi_trio.shard.contract import (
     Choices,
     Computed,
-    ModelInfo,
     Pending,
     Runner,
     ShardSequence,
     StepPlan,
     StepResult,
-    WarmupRequest,
-    WarmupResult,
 )
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 
@@ -39,7 +37,18 @@ class BusyRunner:
 
     def __init__(self, step_ms: float) -> None:
         self._step_ns = int(step_ms * 1e6)
-        self.info = ModelInfo(VOCAB, 16, 1, 4, 0, (), "none", "cpu", "busy", 0)
+        self.info = ShardInfo(
+            vocab_size=VOCAB,
+            block_size=16,
+            layers=1,
+            kv_bytes_per_token=4,
+            max_positions=0,
+            eos_ids=(),
+            dtype="none",
+            device="cpu",
+            backend="busy",
+            load_ns=0,
+        )
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         return WarmupResult(1 + request.max_batch_total_tokens // 16, 16, 0, 0, 0, 0, 0)

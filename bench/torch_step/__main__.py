@@ -27,7 +27,8 @@ from bench.harness import checkpoints
 from bench.harness.stats import add_output_flags, reporting, table_of
 from bench.torch_step.floor import Floor
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 

@@ -22,7 +22,7 @@ import sys
 import numpy as np
 from pathlib import Path
 from tgi_trio.ipc.messages import PrefillRow
-from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.soundness import RunnerBroken, prove_sound
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner

@@ -15,12 +15,12 @@ import trio
 from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shards import handshake
-from tgi_trio.router.shards.handshake import ShardFacts, WarmupLimits
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import Tokenizer
@@ -96,7 +96,7 @@ class Bench:
     metrics: Metrics
     shard: FakeShard
     end: RouterEnd
-    facts: ShardFacts
+    info: ShardInfo
 
     def settled(self) -> bool:
         """Return whether nothing is left anywhere."""
@@ -137,13 +137,13 @@ async def engine_on_fake_shard(
     with ReplyBell() as bell, Endpoints.create(0, 1, reply_bell=bell.fd) as endpoints:
         with FakeShard(endpoints.spec, fake) as shard, RouterEnd(endpoints, bell) as end:
             await handshake.hello(end, 1)
-            facts = await handshake.info(end)
-            memory = await handshake.warm_up(end, WarmupLimits(512, 4096, 64, 0))
-            limits = scheduling_limits(memory.blocks, facts.block_size)
+            info = await handshake.info(end)
+            memory = await handshake.warm_up(end, WarmupRequest(512, 4096, 64, 0))
+            limits = scheduling_limits(memory.blocks, info.block_size)
             limits = replace(limits, reserve=not growing)
             engine = Engine(AdmissionLimits(permits), limits, tokenizer, metrics)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.serve, ShardLink(end))
                 nursery.start_soon(engine.watch_deadlines)
-                yield Bench(engine, tokenizer, metrics, shard, end, facts)
+                yield Bench(engine, tokenizer, metrics, shard, end, info)
                 nursery.cancel_scope.cancel()

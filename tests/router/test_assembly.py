@@ -30,10 +30,10 @@ async def test_the_compute_type_names_what_computes(
 ) -> None:
     fake = FakeSettings(vocab_size=259, device=device, device_name=name)
     async with engine_on_fake_shard(tmp_path, fake) as bench:
-        facts = bench.facts
+        info = bench.info
     monkeypatch.delenv("COMPUTE_TYPE", raising=False)
-    assert compute_type(facts, ranks) == expected
+    assert compute_type(info, ranks) == expected
     monkeypatch.setenv("COMPUTE_TYPE", "mine")
-    assert compute_type(facts, ranks) == "mine"
+    assert compute_type(info, ranks) == "mine"
     monkeypatch.setenv("COMPUTE_TYPE", "")  # counts as not set
-    assert compute_type(facts, ranks) == expected
+    assert compute_type(info, ranks) == expected

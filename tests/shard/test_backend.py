@@ -16,7 +16,7 @@ from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.shard.__main__ import ShardSettings, load
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.speculation.ngram import NgramDrafter
-from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
 
 folder = sys.argv[1]
 runner = load(ShardSettings(folder, device="cpu", tokenizer_path=folder + "/tokenizer.json"))

@@ -12,9 +12,9 @@ import pytest
 from tests.shard.numba_backend.numba_support import FITTING
 from tests.shard.torch_backend.models_support import Golden, generated, run, sequence
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import RopeScaling
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import WarmupRequest
 
 Make = Callable[..., Path]
 PROMPT = list(range(20, 80))  # with what follows longer than the 64 that are trained for

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 6
+VERSION = 7
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -180,7 +180,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("kv_bytes_per_token", "bytes of K and V per token, all layers, this rank"),
             ("max_positions", "longest sequence the model accepts; 0 = unbounded"),
             ("prefix_reuse", "1: blocks computed for one sequence serve another, same tokens"),
-            ("speculates", "1: a step may hold guesses of further tokens"),
+            ("draft_budget", "query tokens up to which guesses fill a step; 0: it may hold none"),
             ("load_ns", "nanoseconds spent loading weights"),
         ),
         counts=("eos", "name_chars"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import trio
 
+from tgi_trio.ipc.startup import ShardInfo
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.facade import EngineFacade
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
@@ -18,7 +19,6 @@ from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.routes import operations
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.scheduling.scheduler import Scheduler, SchedulingLimits
-from tgi_trio.router.shards.handshake import ShardFacts
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.telemetry.schedule_recorder import ScheduleRecorder
@@ -57,7 +57,7 @@ class Assembly:
         settings: Settings,
         limits: SchedulingLimits,
         supervisor: Supervisor,
-        facts: ShardFacts,
+        info: ShardInfo,
         recorder: ScheduleRecorder | None = None,
     ) -> Engine:
         """Make the engine and the application in front of it."""
@@ -72,7 +72,7 @@ class Assembly:
         validation = ValidationLimits(
             max_input_tokens=settings.max_input_tokens,
             max_total_tokens=settings.max_total_tokens,
-            vocab_size=facts.vocab_size,
+            vocab_size=info.vocab_size,
             max_best_of=settings.max_best_of,
             max_stop_sequences=settings.max_stop_sequences,
             max_top_n_tokens=settings.max_top_n_tokens,
@@ -90,7 +90,7 @@ class Assembly:
             ),
             metrics=self._metrics,
         )
-        http = http_settings(settings, compute_type(facts, settings.num_shard))
+        http = http_settings(settings, compute_type(info, settings.num_shard))
         self._application = Application(self._service, http, self._tracer)
         self._server = server_settings(settings)
         return engine
@@ -148,10 +148,10 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
     )
 
 
-def compute_type(facts: ShardFacts, ranks: int) -> str:
+def compute_type(info: ShardInfo, ranks: int) -> str:
     """Return the value of `x-compute-type`: ranks and device as TGI names them, or COMPUTE_TYPE."""
-    kind = facts.device.partition(":")[0]  # as torch names it: "cuda:0"
-    name = "-".join(facts.device_name.lower().split())
+    kind = info.device.partition(":")[0]  # as torch names it: "cuda:0"
+    name = "-".join(info.device_name.lower().split())
     return os.environ.get("COMPUTE_TYPE") or (f"{ranks}-{name}" if name else f"{kind}+optimized")
 
 

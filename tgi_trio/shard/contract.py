@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import PeerError
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 
 BLOCK_SIZE = 16  # tokens per KV block
 BEAT_S = 1.0  # an idle shard shows life this often
@@ -288,52 +289,6 @@ class Computed:
         return self.found
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Static facts of a loaded model (INFO_REPLY)."""
-
-    vocab_size: int
-    block_size: int
-    layers: int
-    kv_bytes_per_token: int
-    max_positions: int  # 0 = unbounded
-    eos_ids: tuple[int, ...]
-    dtype: str
-    device: str
-    backend: str
-    load_ns: int
-    # False where a token's K and V depend on more than the tokens before it (rotary frequencies
-    # that change with the length), or are not in the blocks at all (a cache of transformers' own).
-    prefix_reuse: bool = True
-    # Query tokens of a step up to which one more costs little: guesses (`StepPlan.drafts`) fill a
-    # step so far and no farther. 0: its plans may have none.
-    draft_budget: int = 0
-    device_name: str = ""  # what a device's maker calls it; empty for a CPU
-
-
-@dataclass(frozen=True, slots=True)
-class WarmupRequest:
-    """What the KV cache must be sized for (WARMUP)."""
-
-    max_prefill_tokens: int
-    max_total_tokens: int
-    max_batch_size: int
-    max_batch_total_tokens: int  # 0 = as many as memory allows
-
-
-@dataclass(frozen=True, slots=True)
-class WarmupResult:
-    """What the warm-up found (WARMUP_REPLY); bytes, nanoseconds."""
-
-    blocks: int
-    block_size: int
-    weight_bytes: int
-    activation_bytes: int
-    kv_bytes: int
-    spare_bytes: int
-    warmup_ns: int
-
-
 class Drafter(Protocol):
     """Guesses the next tokens of a sequence."""
 
@@ -350,7 +305,7 @@ class Runner(Protocol):
     """A model that can step. `step` must leave sequences untouched: the worker moves them."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ShardInfo: ...
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Run the largest step, size and allocate the KV cache."""

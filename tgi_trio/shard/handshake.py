@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tgi_trio.errors import ProtocolMismatch
-from tgi_trio.ipc.frames import LAYOUT_HASH, VERSION, Frame, Kind
+from tgi_trio.ipc.frames import Frame
+from tgi_trio.ipc.startup import decode_hello
 
 HELLO_S = 30.0  # how long the other end may take to say HELLO
 _LOOK_S = 1.0
@@ -30,15 +31,6 @@ def expect_hello(end: Receiver, peer: str) -> None:
         if time.monotonic() > deadline:
             raise ProtocolMismatch(peer, f"it has not said HELLO for {HELLO_S:g} s")
         end.wait(_LOOK_S)
-    frame = Frame(view)
-    if frame.kind is not Kind.HELLO:
-        raise ProtocolMismatch(peer, f"its first frame is {frame.kind.name}, not HELLO")
-    version, layout_hash = frame.word("version"), frame.word("layout_hash")
-    del frame, view
+    decode_hello(Frame(view), peer)
+    del view
     end.release()
-    if (version, layout_hash) != (VERSION, LAYOUT_HASH):
-        raise ProtocolMismatch(
-            peer,
-            f"it speaks protocol {version} with layout {layout_hash:016x}, this shard {VERSION} "
-            f"with {LAYOUT_HASH:016x}; both must come from the same tgi-trio installation",
-        )

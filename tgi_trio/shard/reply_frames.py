@@ -14,55 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, encode
+from tgi_trio.ipc.frames import SPECS, Finish, Kind, encode
 from tgi_trio.ipc.messages import Fault, encode_faults
-from tgi_trio.shard.contract import ModelInfo, WarmupResult
 
 _STEP = SPECS[Kind.STEP]
 _NO_WORDS = {name: 0 for name, _ in _STEP.words}
 _STEP_DTYPES = {name: dtype for name, dtype, _ in _STEP.plan}
 _ROW_COLUMNS = ("sequence", "computed", "token_count", "prompt_count", "finish")
 _MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
-
-
-def encode_hello(rank: int, world_size: int, pid: int, incarnation: int) -> bytes:
-    """Return this end's HELLO."""
-    words = {
-        "version": VERSION,
-        "layout_hash": LAYOUT_HASH,
-        "rank": rank,
-        "world_size": world_size,
-        "pid": pid,
-        "incarnation": incarnation,
-    }
-    return encode(Kind.HELLO, words, {})
-
-
-def encode_info(command: int, info: ModelInfo) -> bytes:
-    """Return the INFO_REPLY to `command`."""
-    names = "\n".join((info.dtype, info.device, info.backend, info.device_name)).encode()
-    words = {
-        "command": command,
-        "vocab_size": info.vocab_size,
-        "block_size": info.block_size,
-        "layers": info.layers,
-        "kv_bytes_per_token": info.kv_bytes_per_token,
-        "max_positions": info.max_positions,
-        "prefix_reuse": info.prefix_reuse,
-        "speculates": info.draft_budget > 0,
-        "load_ns": info.load_ns,
-    }
-    columns: dict[str, NDArray[Any]] = {
-        "eos_ids": np.array(info.eos_ids, np.int32),
-        "names": np.frombuffer(names, np.uint8),
-    }
-    return encode(Kind.INFO_REPLY, words, columns)
-
-
-def encode_warmup(command: int, found: WarmupResult) -> bytes:
-    """Return the WARMUP_REPLY to `command`."""
-    words = {name: getattr(found, name) for name in WarmupResult.__dataclass_fields__}
-    return encode(Kind.WARMUP_REPLY, {"command": command, **words}, {})
 
 
 def encode_step(

@@ -19,17 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import (
     Computed,
     Drafter,
-    ModelInfo,
     Pending,
     RowResult,
     ShardSequence,
     StepPlan,
     StepResult,
-    WarmupRequest,
-    WarmupResult,
 )
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
@@ -126,7 +124,7 @@ class FakeRunner:
         self._steps = 0
         self._broken = False  # for good, as a CUDA context is after a fault
         self._kv: NDArray[np.int64] = np.empty(0, np.int64)
-        self._info = ModelInfo(
+        self._info = ShardInfo(
             vocab_size=settings.vocab_size,
             block_size=settings.block_size,
             layers=1,
@@ -142,7 +140,7 @@ class FakeRunner:
         )
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> ShardInfo:
         """Static facts of the fake model."""
         return self._info
 

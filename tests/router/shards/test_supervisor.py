@@ -16,6 +16,7 @@ import trio
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
 from tgi_trio.errors import GenerationError, ShardCannotStart
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.shards.group_states import (
@@ -25,7 +26,6 @@ from tgi_trio.router.shards.group_states import (
     ShardState,
     next_state,
 )
-from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.shard_instance import ShardSettings, describe_exit
 from tgi_trio.router.shards.supervisor import BACK_OFF, STABLE_AFTER, CrashCount, Supervisor, Watch
@@ -53,7 +53,7 @@ def make_supervisor(argv: FakeArgv, stall: float = 60.0, limit: int = 5) -> Supe
     return Supervisor(
         metrics,
         LocalGroup.starter(argv, ShardSettings(model_path="unused")),
-        WarmupLimits(512, 4096, 64, 0),
+        WarmupRequest(512, 4096, 64, 0),
         watch=Watch(stall, limit),
     )
 

@@ -24,7 +24,7 @@ from tgi_trio.ipc.messages import (
     encode_filter,
     encode_prefill,
 )
-from tgi_trio.shard.reply_frames import encode_hello
+from tgi_trio.ipc.startup import Hello, encode_hello
 from tgi_trio.testing.fake_model import FakeSettings, continuation
 from tgi_trio.testing.fake_shard import FakeShard
 
@@ -68,7 +68,7 @@ class ScriptedRouter:
         return self.command
 
     def hello(self) -> None:
-        self.end.send(encode_hello(0, 1, os.getpid(), 1))
+        self.end.send(encode_hello(Hello.of_this_process(0, 1, 1)))
 
     def start(self, *, max_prefill_tokens: int = 1000, blocks: int = 256) -> None:
         """Say HELLO and warm up."""

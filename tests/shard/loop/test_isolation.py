@@ -18,8 +18,9 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     tables,
 )
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner, ShardSequence, WarmupRequest
+from tgi_trio.shard.contract import Runner, ShardSequence
 from tgi_trio.testing.checkpoints import poison_token
 
 POISON, NEW = 77, 20

@@ -16,8 +16,9 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     tables,
 )
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.soundness import RunnerBroken, prove_sound
 
 PROMPTS = prompts(7)[4:]

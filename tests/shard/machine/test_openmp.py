@@ -16,7 +16,7 @@ from tgi_trio.shard.machine.openmp import openmp_settings
 LOAD = """
 import json, os, sys
 from tgi_trio.shard.__main__ import ShardSettings, load
-from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
 
 folder = sys.argv[1]
 grammars = folder + "/tokenizer.json"

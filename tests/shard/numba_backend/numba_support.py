@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
-from tgi_trio.shard.contract import WarmupRequest
 from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner

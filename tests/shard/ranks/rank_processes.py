@@ -11,15 +11,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from tgi_trio.ipc.frames import Frame
-from tgi_trio.shard.contract import (
-    ModelInfo,
-    Runner,
-    ShardSequence,
-    StepPlan,
-    StepResult,
-    WarmupRequest,
-    WarmupResult,
-)
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
@@ -52,7 +45,7 @@ class Ranks:
         self._together = together
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> ShardInfo:
         return self.runners[0].info
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
-from tgi_trio.shard.contract import GroupBroken, StepPlan, StepResult, WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.contract import GroupBroken, StepPlan, StepResult
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings

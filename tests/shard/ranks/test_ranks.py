@@ -27,8 +27,8 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.families.registry import FAMILIES
-from tgi_trio.shard.contract import WarmupRequest
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 
 Checkpoint = Callable[..., Path]

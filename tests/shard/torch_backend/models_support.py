@@ -12,14 +12,8 @@ import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.contract import (
-    Choices,
-    RowResult,
-    Runner,
-    ShardSequence,
-    StepPlan,
-    WarmupRequest,
-)
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.contract import Choices, RowResult, Runner, ShardSequence, StepPlan
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 

@@ -29,8 +29,9 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio import devices
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import StepPlan, WarmupRequest
+from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine import device
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.decode_graphs import (

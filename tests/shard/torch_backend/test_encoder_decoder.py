@@ -26,7 +26,8 @@ from tests.shard.torch_backend.models_support import (
     tables,
 )
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.shard.contract import Runner, ShardSequence, WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.contract import Runner, ShardSequence
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.models.t5 import T5, _DistanceBias
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler

@@ -19,7 +19,7 @@ import torch
 from tests.shard.torch_backend.models_support import advance, sequence
 from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
-from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
 from pathlib import Path
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.shard.torch_backend.models_support import GreedyRecorder, generated, load, run, sequence
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
@@ -272,7 +272,7 @@ def test_transformers_is_not_imported_on_the_served_path(checkpoint: Checkpoint)
 import sys
 from pathlib import Path
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
-from tgi_trio.shard.contract import WarmupRequest
+from tgi_trio.ipc.startup import WarmupRequest
 
 class Nothing:
     pass

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.control import Vitals
-from tgi_trio.router.shards.handshake import WarmupLimits
+from tgi_trio.ipc.startup import WarmupRequest
 
 
 class Group(Protocol):
@@ -58,4 +58,4 @@ class Group(Protocol):
 
 # (what the KV cache is sized for, number of the incarnation) -> the group, which leaving the block
 # ends. Called once per incarnation.
-StartGroup = Callable[[WarmupLimits, int], AbstractContextManager[Group]]
+StartGroup = Callable[[WarmupRequest, int], AbstractContextManager[Group]]

@@ -20,9 +20,9 @@ from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frames import Kind, Phase, frame_bytes
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.watch import wait_for_death
 from tgi_trio.router.shards.group import Group, StartGroup
-from tgi_trio.router.shards.handshake import WarmupLimits
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance, ShardSettings
 
 _LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
@@ -46,8 +46,8 @@ class LocalGroup:
         """
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
-        def start(limits: WarmupLimits, incarnation: int) -> AbstractContextManager[Group]:
-            return LocalGroup.spawn(argv, settings, limits, incarnation, affordable)
+        def start(request: WarmupRequest, incarnation: int) -> AbstractContextManager[Group]:
+            return LocalGroup.spawn(argv, settings, request, incarnation, affordable)
 
         return start
 
@@ -57,7 +57,7 @@ class LocalGroup:
         cls,
         argv: ShardArgv,
         settings: ShardSettings,
-        limits: WarmupLimits,
+        request: WarmupRequest,
         incarnation: int,
         spin_us: int,
     ) -> Iterator[LocalGroup]:
@@ -68,7 +68,7 @@ class LocalGroup:
             channels = [stack.enter_context(leading)]
             for rank in range(1, settings.world_size):
                 follower = Endpoints.create(
-                    rank, incarnation, request_bytes=_plan_ring_bytes(limits), spin_us=spin_us
+                    rank, incarnation, request_bytes=_plan_ring_bytes(request), spin_us=spin_us
                 )
                 channels.append(stack.enter_context(follower))
             meeting = os.memfd_create("tgi-trio ranks") if len(channels) > 1 else -1
@@ -158,9 +158,9 @@ class LocalGroup:
                 nursery.start_soon(watch, shard)
 
 
-def _plan_ring_bytes(limits: WarmupLimits) -> int:
+def _plan_ring_bytes(request: WarmupRequest) -> int:
     """Return the bytes of a ring in which a few of the largest plans find room."""
-    rows, tokens = limits.max_batch_size, max(limits.max_prefill_tokens, limits.max_batch_size)
-    entries = rows * -(-limits.max_total_tokens // _SMALLEST_BLOCK)
+    rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
+    entries = rows * -(-request.max_total_tokens // _SMALLEST_BLOCK)
     largest = frame_bytes(Kind.PLAN, rows=rows, tokens=tokens, entries=entries)
     return max(DEFAULT_RING_BYTES, 1 << (_PLANS_IN_A_RING * largest - 1).bit_length())

@@ -17,11 +17,11 @@ import trio
 from tgi_trio.errors import CorruptFrame, PeerError, PeerStalled, ShardCannotStart
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frames import Kind, encode
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.ipc.watch import StallDetector
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.group import Group, StartGroup
 from tgi_trio.router.shards.group_states import ShardEvent, ShardState, next_state
-from tgi_trio.router.shards.handshake import KVMemory, ShardFacts, WarmupLimits
 from tgi_trio.router.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:  # the engine comes in while the first shards load
@@ -62,8 +62,8 @@ class CrashCount:
 class Started:
     """What the first incarnation reported."""
 
-    facts: ShardFacts
-    memory: KVMemory
+    info: ShardInfo
+    memory: WarmupResult
 
 
 class Supervisor:
@@ -73,10 +73,10 @@ class Supervisor:
         self,
         metrics: Metrics,
         start: StartGroup,
-        warmup: WarmupLimits,
+        warmup: WarmupRequest,
         *,
         watch: Watch,
-        on_loaded: Callable[[ShardFacts], None] | None = None,
+        on_loaded: Callable[[ShardInfo], None] | None = None,
     ) -> None:
         self.state = ShardState.GONE
         self.why = "no shard has been started yet"  # any client may read it: no paths, no output
@@ -199,16 +199,16 @@ class Supervisor:
         end = group.end
         await handshake.hello(end, number, group.world_size)
         self._move(ShardEvent.HELLO, "loading weights")
-        facts = await handshake.info(end)
+        info = await handshake.info(end)
         if self._on_loaded is not None:
-            self._on_loaded(facts)
+            self._on_loaded(info)
         self._move(ShardEvent.LOADED, "warming up")
         memory = await handshake.warm_up(end, self._warmup)
         self._move(ShardEvent.WARMED, "")
         self._ready_at = trio.current_time()
         self._metrics.gauge("tgi_shard_ready", 1)
         if self.started is None:
-            self.started = Started(facts, memory)
+            self.started = Started(info, memory)
             # The block count must not change under a replay: fix what the first one found.
             self._warmup = replace(
                 self._warmup, max_batch_total_tokens=(memory.blocks - 1) * memory.block_size

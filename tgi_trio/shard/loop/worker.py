@@ -7,7 +7,6 @@ writes one STEP frame that also acknowledges the commands. It sleeps only when n
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import traceback
@@ -16,6 +15,13 @@ from collections.abc import Callable, Iterable
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.frames import Frame, Kind, Phase
 from tgi_trio.ipc.messages import Fault, decode_extend, decode_prefill
+from tgi_trio.ipc.startup import (
+    Hello,
+    decode_warmup,
+    encode_hello,
+    encode_info,
+    encode_warmup_reply,
+)
 from tgi_trio.shard import reply_frames
 from tgi_trio.shard.contract import (
     BEAT_S,
@@ -26,8 +32,6 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
     StepResult,
-    WarmupRequest,
-    WarmupResult,
     slice_plan,
 )
 from tgi_trio.shard.handshake import expect_hello
@@ -57,7 +61,7 @@ def run(
     """
     try:
         channel.beat(0, Phase.LOADING)
-        channel.send(reply_frames.encode_hello(rank, world_size, os.getpid(), incarnation))
+        channel.send(encode_hello(Hello.of_this_process(rank, world_size, incarnation)))
         expect_hello(channel, "router")
         worker = Worker(channel, factory(), speculate, successor=incarnation > 1)
         worker.serve()
@@ -140,14 +144,13 @@ class Worker:
             release()
 
     def _on_info(self, frame: Frame) -> None:
-        self._channel.send(reply_frames.encode_info(frame.word("command"), self._runner.info))
+        self._channel.send(encode_info(frame.word("command"), self._runner.info))
 
     def _on_warmup(self, frame: Frame) -> None:
         self._beat(Phase.WARMING)
-        names = WarmupRequest.__dataclass_fields__
-        request = WarmupRequest(**{name: frame.word(name) for name in names})
+        request = decode_warmup(frame)
         self._drop(self._batch.clear())
-        found: WarmupResult = self._runner.warm_up(request)
+        found = self._runner.warm_up(request)
         if self._successor:
             prove_sound(self._runner)
         info = self._runner.info
@@ -160,7 +163,7 @@ class Worker:
             draft_budget=info.draft_budget,
         )
         self._token_budget = max(1, request.max_prefill_tokens)
-        self._channel.send(reply_frames.encode_warmup(frame.word("command"), found))
+        self._channel.send(encode_warmup_reply(frame.word("command"), found))
 
     def _on_limits(self, frame: Frame) -> None:
         self._token_budget = max(1, frame.word("token_budget"))

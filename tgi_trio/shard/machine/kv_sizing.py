@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.shard.contract import ModelInfo, WarmupRequest
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
 
 _MEMORY_SHARE = 0.9  # of what is free after the warm-up
 _HOST_LEAST_TOKENS = 65536
@@ -11,13 +11,13 @@ _HOST_SEQUENCES = 16
 _DEFAULT_LENGTH = 4096  # where neither the model nor a flag bounds a sequence
 
 
-def longest_sequence(request: WarmupRequest, info: ModelInfo) -> int:
+def longest_sequence(request: WarmupRequest, info: ShardInfo) -> int:
     """Return the tokens that the longest sequence may have."""
     return request.max_total_tokens or info.max_positions or _DEFAULT_LENGTH
 
 
 def kv_tokens(
-    request: WarmupRequest, info: ModelInfo, free: int, activation: int, *, host: bool
+    request: WarmupRequest, info: ShardInfo, free: int, activation: int, *, host: bool
 ) -> tuple[int, int]:
     """Return (KV tokens to allocate, bytes they come from), of `free` bytes in all.
 
@@ -44,7 +44,7 @@ def kv_tokens(
     return wanted, spare
 
 
-def _too_small(wanted: int, fits: int, spare: int, info: ModelInfo, flag: str) -> str:
+def _too_small(wanted: int, fits: int, spare: int, info: ShardInfo, flag: str) -> str:
     return (
         f"The KV cache would need {wanted} tokens of {info.kv_bytes_per_token} bytes, but the "
         f"{spare >> 20} MiB left hold {fits}; lower {flag}, or use a smaller --dtype."

@@ -9,20 +9,18 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.contract import (
     BLOCK_SIZE,
     Choices,
     Computed,
     Drafter,
-    ModelInfo,
     Pending,
     PromptValues,
     ShardSequence,
     StepPlan,
     StepResult,
-    WarmupRequest,
-    WarmupResult,
     prompt_spans,
 )
 from tgi_trio.shard.loop.soundness import proof_plan
@@ -55,7 +53,7 @@ class CpuRunner:
         self._forward = forward
         self.close = weakref.finalize(self, forward.close)
         spec, team = forward.spec, forward.team
-        self._info = ModelInfo(
+        self._info = ShardInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
             layers=len(spec.layers),
@@ -70,7 +68,7 @@ class CpuRunner:
         )
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> ShardInfo:
         return self._info
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:

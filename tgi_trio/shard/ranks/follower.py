@@ -6,16 +6,15 @@ rank needs neither sampler nor grammars of its own.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.frames import Frame, Kind, Phase
-from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Runner, ShardSequence, WarmupRequest
+from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
+from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Runner, ShardSequence
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.ranks.plan_frames import decode_plan
-from tgi_trio.shard.reply_frames import encode_hello
 
 if TYPE_CHECKING:
     from tgi_trio.shard.sampling.logits_processors import Scores
@@ -49,7 +48,7 @@ def run(
     """
     try:
         channel.beat(0, Phase.LOADING)
-        channel.send(encode_hello(rank, world_size, os.getpid(), incarnation))
+        channel.send(encode_hello(Hello.of_this_process(rank, world_size, incarnation)))
         expect_hello(channel, "rank 0")
         _follow(channel, factory())
     except PeerGone:
@@ -73,8 +72,7 @@ def _follow(channel: Channel, runner: Runner) -> None:
             runner.step(plan)
         elif frame.kind is Kind.WARMUP:
             channel.beat(step, Phase.WARMING)
-            names = WarmupRequest.__dataclass_fields__
-            runner.warm_up(WarmupRequest(**{name: frame.word(name) for name in names}))
+            runner.warm_up(decode_warmup(frame))
         elif frame.kind is Kind.SHUTDOWN:
             return
         else:

@@ -6,29 +6,32 @@ others must do, it tells them over rings of the same kind: size your cache, comp
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as ListLike
 
 from tgi_trio.ipc.broadcast import Broadcast
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.frames import Kind, encode
+from tgi_trio.ipc.startup import (
+    Hello,
+    ShardInfo,
+    WarmupRequest,
+    WarmupResult,
+    encode_hello,
+    encode_warmup,
+)
 from tgi_trio.shard.contract import (
     Computed,
     Drafter,
     GroupBroken,
-    ModelInfo,
     Pending,
     Runner,
     ShardSequence,
     StepPlan,
     StepResult,
-    WarmupRequest,
-    WarmupResult,
 )
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.soundness import proof_plan
 from tgi_trio.shard.ranks.plan_frames import encode_plan
-from tgi_trio.shard.reply_frames import encode_hello
 
 
 class Followers:
@@ -47,14 +50,14 @@ class Followers:
         """Exchange HELLO with every follower; raises ProtocolMismatch naming one that is wrong."""
         ends = self._all.ends
         incarnation = ends[0].page.incarnation
-        self._all.send(encode_hello(0, 1 + len(ends), os.getpid(), incarnation))
+        ours = Hello.of_this_process(0, 1 + len(ends), incarnation)
+        self._all.send(encode_hello(ours))
         for end in ends:
             expect_hello(end, end.describe_peer())
 
     def warm_up(self, request: WarmupRequest) -> None:
         """Have every follower warm up as this rank does now."""
-        words = {name: getattr(request, name) for name in request.__dataclass_fields__}
-        self._all.send(encode(Kind.WARMUP, {"command": 0, **words}, {}))
+        self._all.send(encode_warmup(0, request))
 
     def compute(self, plan: StepPlan) -> None:
         """Have every follower compute its part of a plan as this rank does now."""
@@ -76,7 +79,7 @@ class GroupRunner:
         self._followers = followers
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> ShardInfo:
         return self._runner.info
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.check import check_checkpoint, check_rotary, model_spec, split_refusal
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.spec import DecoderSpec
@@ -26,14 +27,11 @@ from tgi_trio.shard.contract import (
     Choices,
     Computed,
     Drafter,
-    ModelInfo,
     Pending,
     Runner,
     ShardSequence,
     StepPlan,
     StepResult,
-    WarmupRequest,
-    WarmupResult,
 )
 from tgi_trio.shard.loop.soundness import proof_plan
 from tgi_trio.shard.machine.cores import sensible_threads
@@ -71,7 +69,7 @@ class Model(Protocol):
     @property
     def needs_lengths(self) -> bool: ...  # forward reads `lengths`
     @property
-    def prefix_reuse(self) -> bool: ...  # see ModelInfo
+    def prefix_reuse(self) -> bool: ...  # see ShardInfo
     @property
     def predicts_prompt(self) -> bool: ...  # False: an encoder reads the prompt
     @property
@@ -117,7 +115,7 @@ class TorchRunner:
         )
         self._cache: KVCache | None = None  # set by warm_up
         self._kv_shape = model.kv_shape
-        self._info = ModelInfo(
+        self._info = ShardInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
             layers=self._kv_shape.layers,
@@ -199,7 +197,7 @@ class TorchRunner:
         )
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> ShardInfo:
         return self._info
 
     @torch.inference_mode()
@@ -294,7 +292,7 @@ class TorchRunner:
 
 
 def _draft_budget(device: torch.device) -> int:
-    """Return what `ModelInfo` says of them.
+    """Return what `ShardInfo` says of them.
 
     On a CPU a token adds a twentieth to a step or more; on a device reading the weights sets the
     pace for hundreds of tokens.

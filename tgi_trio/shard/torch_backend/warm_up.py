@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
-from tgi_trio.shard.contract import BLOCK_SIZE, ModelInfo, ShardSequence, StepPlan, WarmupRequest
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
+from tgi_trio.shard.contract import BLOCK_SIZE, ShardSequence, StepPlan
 from tgi_trio.shard.machine.device_memory import peak_bytes, reset_peak
 
 # On a CPU activations grow with the tokens of a step and nothing else, so a part of the largest
@@ -35,7 +36,7 @@ class LargestStep:
 
 
 def warm_up_plan(
-    request: WarmupRequest, info: ModelInfo, device: torch.device
+    request: WarmupRequest, info: ShardInfo, device: torch.device
 ) -> LargestStep | None:
     """Return the largest step the limits allow, or the part of it a CPU needs to run."""
     largest = request.max_prefill_tokens

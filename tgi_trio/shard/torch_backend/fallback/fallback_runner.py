@@ -24,19 +24,17 @@ import torch
 from safetensors import SafetensorError
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.check import check_unread, is_known
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.own_code import own_code, runnable_code
 from tgi_trio.shard.contract import (
     Computed,
-    ModelInfo,
     Pending,
     RowResult,
     ShardSequence,
     StepPlan,
     StepResult,
-    WarmupRequest,
-    WarmupResult,
     cut_plan,
     prompt_span,
     slice_plan,
@@ -87,7 +85,7 @@ class FallbackRunner:
         self.device = device
         self.sampler = sampler
         text = way.model.config.get_text_config(decoder=True)
-        self._info = ModelInfo(
+        self._info = ShardInfo(
             vocab_size=int(text.vocab_size),
             block_size=BLOCK_SIZE,
             layers=int(getattr(text, "num_hidden_layers", 0)),
@@ -129,7 +127,7 @@ class FallbackRunner:
         )
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> ShardInfo:
         return self._info
 
     @torch.inference_mode()
