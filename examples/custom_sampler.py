@@ -15,10 +15,11 @@ import torch
 from tokenizers import Tokenizer
 
 from tgi_trio import demo
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
-from tgi_trio.shard.contract import Choices, ShardSequence
+from tgi_trio.shard.contract import Choices, Runner, ShardSequence
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 
 class WithoutLetter:
@@ -41,12 +42,13 @@ class WithoutLetter:
         self._inner.drop(sequence)
 
 
-def load(folder: Path, letter: str) -> TorchRunner:
+def load(folder: Path, letter: str) -> Runner:
     """Return a runner of the torch backend that never writes `letter`."""
     config = read_config(folder)
     inner = Sampler(config.vocab_size, config.eos_ids, torch.device("cpu"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return TorchRunner.load(folder, sampler=WithoutLetter(inner, tokenizer, letter))
+    sampler = WithoutLetter(inner, tokenizer, letter)
+    return load_torch_runner(ShardSettings(model_path=folder), sampler=sampler)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from tgi_trio import demo
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner, ShardSequence
@@ -34,7 +35,7 @@ class LLM:
     ) -> None:
         """`max_tokens`: of a prompt and its answer. `runner`: one of one's own, not yet warm."""
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._runner = runner or load_runner(folder)
+        self._runner = runner or load_runner(ShardSettings(model_path=folder))
         memory = self._runner.warm_up(WarmupRequest(STEP_TOKENS, max_tokens, MAX_ROWS, 0))
         info = self._runner.info
         self._blocks_per_row = -(-max_tokens // memory.block_size)

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +21,15 @@ import trio
 from tgi_trio.devices import check_device_flags, has_driver
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.hub import read_pipeline_tag
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
-from tgi_trio.model.check import Serving, check_model
+from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.shard_instance import ShardArgv, ShardSettings, real_shard
+from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 from tgi_trio.router.shards.supervisor import Started, Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
@@ -84,15 +85,7 @@ def check_start(settings: Settings) -> list[str]:
     """
     if not has_driver():  # otherwise the shard asks torch, and refuses them if there is none
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
-    serving = Serving(
-        dtype=settings.dtype,
-        ranks=settings.num_shard,
-        quantize=settings.quantize,
-        cpu_backend=settings.cpu_backend,
-        remote_code=settings.trust_remote_code,
-        rope=settings.rope,
-    )
-    return check_model(read_config(settings.model_path, settings.rope), serving)
+    return check_model(read_config(settings.model_path, settings.rope), settings)
 
 
 def settings_table(settings: Settings) -> str:
@@ -151,20 +144,11 @@ def shard_settings(settings: Settings, tokenizer: Path) -> ShardSettings:
 
     `tokenizer`: the tokenizer.json that grammars are compiled for.
     """
-    return ShardSettings(
-        model_path=str(settings.model_path),
+    return ShardSettings.of(
+        settings,
+        model_path=settings.model_path,
         dtype=settings.dtype,
-        threads=settings.cpu_threads,
-        quantize=settings.quantize,
-        rope=None if settings.rope is None else astuple(settings.rope),
-        cpu_backend=settings.cpu_backend,
-        cuda_graphs=settings.cuda_graphs,
-        cuda_memory_fraction=settings.cuda_memory_fraction,
-        speculate=settings.speculate,
-        trust_remote_code=settings.trust_remote_code,
-        tokenizer_path=None if settings.disable_grammar_support else str(tokenizer),
-        watermark_gamma=settings.watermark_gamma,
-        watermark_delta=settings.watermark_delta,
+        tokenizer_file=None if settings.disable_grammar_support else tokenizer,
         world_size=settings.num_shard,
     )
 

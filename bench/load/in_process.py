@@ -7,7 +7,9 @@ from pathlib import Path
 
 def load_here(folder: Path, dtype: str, backend: str) -> float:
     """Load as a shard does; return the seconds that took without imports."""
-    from tgi_trio.shard.__main__ import ShardSettings, load
+    from tgi_trio.ipc.shard_settings import ShardSettings
+    from tgi_trio.shard.__main__ import load
 
-    runner = load(ShardSettings(str(folder), dtype=dtype, device="cpu", cpu_backend=backend))
+    settings = ShardSettings(model_path=folder, dtype=dtype, device="cpu", cpu_backend=backend)
+    runner = load(settings)
     return runner.info.load_ns / 1e9

@@ -12,8 +12,9 @@ import numpy as np
 
 from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.__main__ import ShardSettings, load
+from tgi_trio.shard.__main__ import load
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
@@ -29,13 +30,13 @@ class BareModel:
         quantize: str | None = None,
         threads: int = 0,
     ) -> None:
-        """`quantize` and `threads` as in ShardSettings."""
+        """`quantize` and `threads` (`cpu_threads`) as in ShardSettings."""
         settings = ShardSettings(
-            str(folder),
+            model_path=folder,
             device="cpu",
             cpu_backend=cpu_backend,
             quantize=quantize,
-            threads=threads,
+            cpu_threads=threads,
         )
         self.runner: Runner = load(settings)
         memory = self.runner.warm_up(WarmupRequest(512, 1088, 128, 65536))

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from bench.harness import stats
 from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner
@@ -141,7 +142,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = Path(resolve_model(args.model_id, None))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    runner = load_runner(folder, cpu_backend=args.cpu_backend)
+    runner = load_runner(ShardSettings(model_path=folder, cpu_backend=args.cpu_backend))
     blocks = runner.warm_up(WarmupRequest(BUDGET, 1024, 64, 32768)).blocks
     cases = [(k, b, s) for k in ("again", "plain") for b in args.batch for s in (False, True)]
     results: list[dict[str, Any]] = []

@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from bench.harness.stats import Summary
 from tgi_trio.demo import model_path
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, encode_prefill
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model_facts import read_model_facts
 from tgi_trio.router.assembly import Assembly
@@ -37,7 +39,6 @@ from tgi_trio.router.http.wire.sockets import bind_sockets
 from tgi_trio.router.scheduling.scheduler import SchedulingLimits
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.shard_instance import ShardSettings
 from tgi_trio.router.shards.supervisor import Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer import Tokenizer
@@ -81,7 +82,7 @@ class Reading:
 async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) -> Reading:
     """Measure with a reader that only reads."""
     argv = functools.partial(busy_argv, step_ms)
-    shard = ShardSettings(model_path="", world_size=ranks)
+    shard = ShardSettings(model_path=Path(), world_size=ranks)
     with LocalGroup.spawn(argv, shard, warmup(streams), 1, 0) as group:
         end = group.end
         await handshake.hello(end, 1)
@@ -116,7 +117,7 @@ async def router(streams: int, step_ms: float, seconds: float) -> Reading:
     settings = resolve(options, read_model_facts(model_path()))
     supervisor = Supervisor(
         metrics,
-        LocalGroup.starter(functools.partial(busy_argv, step_ms), ShardSettings(model_path="")),
+        LocalGroup.starter(functools.partial(busy_argv, step_ms), ShardSettings(model_path=Path())),
         warmup(streams),
         watch=Watch(),
     )

@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard import process
-from tgi_trio.shard.__main__ import ShardSettings
 from tgi_trio.shard.contract import (
     Choices,
     Computed,
@@ -98,7 +98,7 @@ def main() -> int:
         followers.greet()
         return TimedGroup(runner, followers)
 
-    return process.serve(spec, factory, world_size=told.world_size)
+    return process.serve(spec, factory, told, world_size=told.world_size)
 
 
 if __name__ == "__main__":

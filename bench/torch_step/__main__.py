@@ -27,10 +27,11 @@ from bench.harness import checkpoints
 from bench.harness.stats import add_output_flags, reporting, table_of
 from bench.torch_step.floor import Floor
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 Step = Callable[[], list[int]]
 
@@ -106,7 +107,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as spare:
         folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
-        runner = TorchRunner.load(folder, dtype="bfloat16")
+        runner = load_torch_runner(ShardSettings(model_path=folder, dtype="bfloat16"))
         blocks = max(options.batches) * (options.context // BLOCK_SIZE + 2)
         runner.warm_up(WarmupRequest(64, 512, max(options.batches), blocks * BLOCK_SIZE))
         rows: list[dict[str, Any]] = []

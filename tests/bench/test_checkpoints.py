@@ -9,7 +9,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from bench.harness import checkpoints
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 _SMALL = {
     "hidden_size": 64,
@@ -26,7 +27,7 @@ _SMALL = {
 def test_a_shape_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
     monkeypatch.setitem(checkpoints.SHAPES, shape, checkpoints.SHAPES[shape] | _SMALL)
     folder = checkpoints.make(shape, tmp_path / shape)
-    assert TorchRunner.load(folder).info.vocab_size == 5000
+    assert load_torch_runner(ShardSettings(model_path=folder)).info.vocab_size == 5000
     written = (folder / "model.safetensors").stat().st_mtime_ns
     checkpoints.make(shape, folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == written

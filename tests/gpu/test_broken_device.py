@@ -22,12 +22,13 @@ import sys
 import numpy as np
 from pathlib import Path
 from tgi_trio.ipc.messages import PrefillRow
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.soundness import RunnerBroken, prove_sound
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
-runner = TorchRunner.load(Path(sys.argv[1]), device="cuda")
+runner = load_torch_runner(ShardSettings(model_path=Path(sys.argv[1])), device="cuda")
 memory = runner.warm_up(WarmupRequest(64, 64, 4, 256))
 prove_sound(runner)
 batch = Batch(vocab_size=runner.info.vocab_size, block_size=memory.block_size,

@@ -51,7 +51,7 @@ def test_float32_says_what_transformers_says(
 ) -> None:
     folder = checkpoint(family)
     torch.backends.cuda.matmul.allow_tf32 = False
-    runner, recorder = load(folder, device="cuda", dtype="float32", cuda_graphs=graphs)
+    runner, recorder = load(folder, device="cuda", dtype="float32", graph_sizes=graphs)
     blocks = tables(PROMPTS, shuffle=3, new=NEW)
     rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
     run(runner, rows, chunk=chunk, joins=2)
@@ -66,7 +66,7 @@ def test_float32_says_what_transformers_says(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_stays_near(checkpoint: Checkpoint, family: str) -> None:  # noqa: F811
     folder = checkpoint(family)
-    runner, recorder = load(folder, device="cuda", dtype="bfloat16", cuda_graphs=(2, 8))
+    runner, recorder = load(folder, device="cuda", dtype="bfloat16", graph_sizes=(2, 8))
     blocks = tables(PROMPTS, new=NEW)
     rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
     run(runner, rows, chunk=16, joins=3)

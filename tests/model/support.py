@@ -6,10 +6,11 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tgi_trio.model.config import read_config
+from tgi_trio.model.config import RopeScaling, read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.tensors import decoder_claims
 
@@ -25,6 +26,18 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "I32": 4, "U32": 4}  # others: 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a model is to be served: what `check_model` reads of the settings."""
+
+    dtype: str = "float32"
+    num_shard: int = 1
+    quantize: str | None = None
+    cpu_backend: str = "auto"
+    trust_remote_code: bool = False
+    rope: RopeScaling | None = None
 
 
 def write_json(folder: Path, content: object, name: str = "config.json") -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.model.support import LLAMA, make_folder, write_json, write_safetensors
+from tests.model.support import LLAMA, Asked, make_folder, write_json, write_safetensors
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.model.check import Serving, check_model
+from tgi_trio.model.check import check_model
 from tgi_trio.model.config import RopeScaling, read_config
 from tgi_trio.model.transformers_types import text_types
 
@@ -21,7 +21,7 @@ LARGE = LLAMA | {"hidden_size": 64, "intermediate_size": 64}  # the kernels fit 
 
 
 def check(folder: Path, **serving: Any) -> list[str]:
-    return check_model(read_config(folder), Serving(**serving))
+    return check_model(read_config(folder), Asked(**serving))
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_a_model_that_cannot_be_divided(
     make_folder(tmp_path, LLAMA | changes)
     assert check(tmp_path) == []
     with pytest.raises(ModelLoadError, match=f"{message}.*--num-shard"):
-        check(tmp_path, ranks=ranks)
+        check(tmp_path, num_shard=ranks)
 
 
 def test_a_model_that_can_be_divided(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    assert check(tmp_path, ranks=2) == []
+    assert check(tmp_path, num_shard=2) == []
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_type_that_nobody_knows(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"code for it \(m.py\).*give --trust-remote-code"):
         check(tmp_path)
     with pytest.raises(ModelLoadError, match=r"lacks m\.py"):
-        check(tmp_path, remote_code=True)
+        check(tmp_path, trust_remote_code=True)
     (tmp_path / "m.py").touch()
-    (warning,) = check(tmp_path, remote_code=True)
+    (warning,) = check(tmp_path, trust_remote_code=True)
     assert "code that comes with" in warning
 
 
@@ -91,16 +91,16 @@ def test_a_type_that_generates_text_by_its_own_code_alone(tmp_path: Path) -> Non
     with pytest.raises(ModelLoadError, match="its own code, which is run with --trust-remote-code"):
         check(tmp_path)
     with pytest.raises(ModelLoadError, match="its own code is not all in the folder"):
-        check(tmp_path, remote_code=True)
+        check(tmp_path, trust_remote_code=True)
     (tmp_path / "m.py").touch()
-    (warning,) = check(tmp_path, remote_code=True)
+    (warning,) = check(tmp_path, trust_remote_code=True)
     assert "code that comes with" in warning
 
 
 def test_a_type_of_transformers(tmp_path: Path) -> None:
     write_plain(tmp_path, "codegen")
     assert check(tmp_path) == []
-    for asked in ({"ranks": 2}, {"quantize": "eetq"}, {"rope": RopeScaling("linear", 2.0)}):
+    for asked in ({"num_shard": 2}, {"quantize": "eetq"}, {"rope": RopeScaling("linear", 2.0)}):
         with pytest.raises((ModelLoadError, ConfigurationError), match="through transformers"):
             check(tmp_path, **asked)
 
@@ -128,7 +128,7 @@ def test_frequencies_by_length_do_not_fit_the_kernels(tmp_path: Path) -> None:
     make_folder(tmp_path, LARGE)
     config = read_config(tmp_path, RopeScaling("dynamic", 2.0))
     with pytest.raises(ConfigurationError, match="depend on the length"):
-        check_model(config, Serving(cpu_backend="numba", rope=RopeScaling("dynamic", 2.0)))
+        check_model(config, Asked(cpu_backend="numba", rope=RopeScaling("dynamic", 2.0)))
 
 
 def test_a_folder_of_medusa_heads_alone(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_speculator_is_no_model(tmp_path: Path) -> None:
     ("config", "asked"),
     [
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, {}),
-        (LLAMA, {"ranks": 3}),
+        (LLAMA, {"num_shard": 3}),
         (LLAMA, {"quantize": "eetq"}),
         (LLAMA | {"model_type": "no_such_model"}, {}),
         (LLAMA | {"model_type": "no_such_model", "auto_map": {"AutoConfig": "m.M"}}, {}),
@@ -173,11 +173,12 @@ def test_no_heavy_library_is_needed_to_refuse(
     code = f"""
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from tgi_trio.errors import TgiTrioError
-from tgi_trio.model.check import Serving, check_model
+from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 try:
-    check_model(read_config(Path({str(tmp_path)!r})), Serving(**{asked!r}))
+    check_model(read_config(Path({str(tmp_path)!r})), SimpleNamespace(**{vars(Asked(**asked))!r}))
 except TgiTrioError:
     print(sys.modules.keys() & {{"torch", "transformers", "numba", "numpy", "safetensors"}})
 """

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.model.support import LLAMA, Stored, claimed, make_folder, write_json, write_safetensors
+from tests.model.support import (
+    LLAMA,
+    Asked,
+    Stored,
+    claimed,
+    make_folder,
+    write_json,
+    write_safetensors,
+)
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.check import Serving, check_model
+from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 
 LAYER = "model.layers.0."
@@ -18,7 +26,7 @@ Changes = dict[str, Stored | None]
 
 
 def check(folder: Path, **serving: Any) -> list[str]:
-    return check_model(read_config(folder), Serving(**serving))
+    return check_model(read_config(folder), Asked(**serving))
 
 
 def quantised(pieces: Changes, keep: bool = False) -> Changes:

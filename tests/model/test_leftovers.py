@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.model.support import LLAMA, Stored, make_folder, write_json
+from tests.model.support import LLAMA, Asked, Stored, make_folder, write_json
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.check import Serving, check_model, check_unread
+from tgi_trio.model.check import check_model, check_unread
 from tgi_trio.model.config import read_config
 
 F32 = ("F32", (2, 2))
@@ -25,7 +25,7 @@ MTP = "model.layers.1."  # behind the only layer
 
 
 def check(folder: Path) -> list[str]:
-    return check_model(read_config(folder), Serving())
+    return check_model(read_config(folder), Asked())
 
 
 # (config, tensor, what it is): as real checkpoints of these types have them.

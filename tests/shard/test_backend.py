@@ -13,13 +13,17 @@ import sys
 from pathlib import Path
 import numpy as np
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
-from tgi_trio.shard.__main__ import ShardSettings, load
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.__main__ import load
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 from tgi_trio.ipc.startup import WarmupRequest
 
-folder = sys.argv[1]
-runner = load(ShardSettings(folder, device="cpu", tokenizer_path=folder + "/tokenizer.json"))
+folder = Path(sys.argv[1])
+settings = ShardSettings(
+    model_path=folder, device="cpu", tokenizer_file=folder / "tokenizer.json"
+)
+runner = load(settings)
 blocks = runner.warm_up(WarmupRequest(64, 64, 4, 256)).blocks
 eos = runner.info.eos_ids
 batch = Batch(

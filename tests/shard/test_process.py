@@ -17,6 +17,7 @@ from tgi_trio.errors import PeerGone
 from tgi_trio.ipc.channel import ShardEnd
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.spawn import spawn_shard
+from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.loop import worker
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
 
@@ -70,5 +71,5 @@ def test_the_death_of_the_router_ends_the_loop_quietly() -> None:
     with channel() as (endpoints, router):
         router.hello()
         end = Orphan.attach(endpoints.spec.text())
-        worker.run(end, lambda: FakeRunner(FakeSettings()))
+        worker.run(end, lambda: FakeRunner(FakeSettings()), ShardOptions())
         assert np.frombuffer(router.end.try_receive() or b"", "<u8")[0] == Kind.HELLO

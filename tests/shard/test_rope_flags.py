@@ -12,8 +12,8 @@ import pytest
 from tests.shard.numba_backend.numba_support import FITTING
 from tests.shard.torch_backend.models_support import Golden, generated, run, sequence
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model.config import RopeScaling
 from tgi_trio.shard.backend import load_runner
 
 Make = Callable[..., Path]
@@ -22,10 +22,18 @@ NEW = 20
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def tokens(folder: Path, backend: str, rope: RopeScaling | None) -> list[int]:
-    runner = load_runner(folder, dtype="float32", cpu_backend=backend, rope=rope, threads=1)
+def tokens(folder: Path, backend: str, kind: str | None) -> list[int]:
+    settings = ShardSettings(
+        model_path=folder,
+        dtype="float32",
+        cpu_backend=backend,
+        rope_scaling=kind,
+        rope_factor=None if kind is None else 2.0,
+        cpu_threads=1,
+    )
+    runner = load_runner(settings)
     runner.warm_up(WarmupRequest(64, 128, 4, 512))
-    assert runner.info.max_positions == (64 if rope is None else 128)
+    assert runner.info.max_positions == (64 if kind is None else 128)
     row = sequence(0, PROMPT, range(1, 9), new=NEW)
     run(runner, [row])
     return generated(row)
@@ -44,7 +52,7 @@ def test_tokens_are_those_of_the_same_scaling_in_the_file(
     config["rope_scaling"] = {"rope_type": kind, "factor": 2.0}
     (edited / "config.json").write_text(json.dumps(config))
     expected = Golden(edited).greedy(PROMPT, NEW)[0]
-    assert tokens(folder, backend, RopeScaling(kind, 2.0)) == expected
+    assert tokens(folder, backend, kind) == expected
     assert tokens(folder, backend, None) != expected
 
 
@@ -55,4 +63,4 @@ def test_models_without_rotary_positions_of_ours_refuse(
     checkpoint: Make, family: str, why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"--rope-scaling.*{why}"):
-        load_runner(checkpoint(family), rope=RopeScaling("linear", 2.0))
+        load_runner(ShardSettings(model_path=checkpoint(family), rope_factor=2.0))

@@ -12,6 +12,7 @@ import pytest
 
 from tests.shard.numba_backend.numba_support import FITTING
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model import kernel_fit
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.families import names
@@ -117,5 +118,5 @@ def test_what_is_not_claimed_is_refused_at_load(
     with pytest.raises(
         ModelLoadError, match=r"DecoderSpec\.residual_scale is .* not computed here"
     ):
-        load_runner(folder, dtype="float32")
+        load_runner(ShardSettings(model_path=folder, dtype="float32"))
     assert "not with the CPU kernels: DecoderSpec.residual_scale is" in capfd.readouterr().err

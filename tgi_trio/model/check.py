@@ -7,7 +7,7 @@ second with a sentence; every rank asks again as it loads, whoever started it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Protocol
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
@@ -24,16 +24,21 @@ from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
 from tgi_trio.model.transformers_types import configured_types, text_types
 
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How a model is to be served, as far as the model may forbid it."""
+class Serving(Protocol):
+    """How a model is to be served, as far as the model may forbid it; the settings are one."""
 
-    dtype: str = "float32"
-    ranks: int = 1
-    quantize: str | None = None  # "eetq": 8-bit weights, by the CPU kernels
-    cpu_backend: str = "auto"  # "numba" where only the CPU kernels will do
-    remote_code: bool = False  # the folder's own code may be run
-    rope: RopeScaling | None = None  # asked for in place of the checkpoint's
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def num_shard(self) -> int: ...
+    @property
+    def quantize(self) -> str | None: ...  # "eetq": 8-bit weights, by the CPU kernels
+    @property
+    def cpu_backend(self) -> str: ...  # "numba" where only the CPU kernels will do
+    @property
+    def trust_remote_code(self) -> bool: ...  # the folder's own code may be run
+    @property
+    def rope(self) -> RopeScaling | None: ...  # asked for in place of the checkpoint's
 
 
 def check_model(config: ModelConfig, serving: Serving) -> list[str]:
@@ -45,11 +50,11 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     spec = model_spec(config)
     check_checkpoint(config, spec)
     needed = not is_known(config.model_type)
-    warnings += check_own_code(config, serving.remote_code, needed=needed)
+    warnings += check_own_code(config, serving.trust_remote_code, needed=needed)
     if spec is None:
         _check_transformers(config, serving)
-    elif serving.ranks > 1:
-        check_split(spec, serving.ranks)
+    elif serving.num_shard > 1:
+        check_split(spec, serving.num_shard)
     if serving.rope is not None:
         check_rotary(config, spec)
     if serving.quantize is not None or serving.cpu_backend == "numba":
@@ -163,19 +168,18 @@ def _check_claims(
 def _check_transformers(config: ModelConfig, serving: Serving) -> None:
     """Raise for what transformers cannot run, or cannot run so."""
     name, known = config.model_type, text_types()
-    code = runnable_code(config) if serving.remote_code else None
-    nested = any(isinstance(config.get(key), dict) for key in ("text_config", "decoder"))
-    if known and name not in known and not nested and code is None:
+    code = runnable_code(config) if serving.trust_remote_code else None
+    if known and name not in known and not config.composite and code is None:
         advice = "transformers does not know it"
         if own_code(config) is not None:
             advice = "it brings its own code, which is run with --trust-remote-code alone"
-            if serving.remote_code:
+            if serving.trust_remote_code:
                 advice = "its own code is not all in the folder"
         raise ModelLoadError(
             f"Model type {name!r} is not one of ours, and transformers cannot load "
             f"{config.folder} as a model that generates text: {advice}."
         )
-    if serving.ranks > 1:
+    if serving.num_shard > 1:
         raise ModelLoadError(split_refusal(config))
 
 

@@ -59,6 +59,11 @@ class ModelConfig:
         return value
 
     @property
+    def composite(self) -> bool:
+        """Whether a nested config describes what writes the text."""
+        return _nested_text(self.values) is not None
+
+    @property
     def trained_positions(self) -> int:
         """Return the longest sequence that config.json states; 0: none.
 
@@ -91,8 +96,7 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
     model_type = content.get("model_type")
     if not isinstance(model_type, str):
         raise ModelLoadError(f"{folder / 'config.json'} does not say its model_type.")
-    nested = (content[key] for key in _TEXT_KEYS if isinstance(content.get(key), dict))
-    text: dict[str, Any] = next(nested, {})
+    text = _nested_text(content) or {}
     values = {**content, **text, "model_type": model_type}
     dtype = _dtype(text) or _dtype(content)
     generation = read_json(folder / "generation_config.json") or {}
@@ -119,6 +123,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} holds no JSON object")
     return content
+
+
+def _nested_text(values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the config of what writes the text, None where it is the whole."""
+    nested = (values[key] for key in _TEXT_KEYS if isinstance(values.get(key), dict))
+    return next(nested, None)
 
 
 def _dtype(values: Mapping[str, Any]) -> str | None:

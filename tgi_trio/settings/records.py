@@ -20,12 +20,39 @@ CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsGiven:
+class ShardOptions:
+    """What a shard is told as it was given: flags whose values travel whole to where they act.
+
+    A new flag of the shard is a field here, a row of `cli.flags.FLAGS`, and the code that acts.
+    """
+
+    quantize: str | None = None  # of QUANTIZATIONS
+    rope_scaling: str | None = None  # of ROPE_SCALINGS
+    rope_factor: float | None = None  # how many times as long sequences may become
+    cpu_backend: str = "auto"  # of CPU_BACKENDS
+    cpu_threads: int = 0  # 0: as many as the model's size is worth
+    cuda_graphs: tuple[int, ...] | None = None  # batch sizes; (): none; None: TGI's, on CUDA
+    cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
+    trust_remote_code: bool = False
+    speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    watermark_gamma: float = 0.5  # share of the vocabulary that a watermark prefers
+    watermark_delta: float = 2.0  # what it adds to their logits
+
+    @property
+    def rope(self) -> RopeScaling | None:
+        """Return the rotary scaling that was asked for; a factor alone is linear, as TGI has it."""
+        if self.rope_scaling is None and self.rope_factor is None:
+            return None
+        factor = 1.0 if self.rope_factor is None else self.rope_factor
+        return RopeScaling(self.rope_scaling or "linear", factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsGiven(ShardOptions):
     """What needs no decision: the same in `Options` and in `Settings`."""
 
     revision: str | None = None
     huggingface_hub_cache: Path | None = None
-    trust_remote_code: bool = False
     tokenizer_name: str | None = None  # folder or repository; None: the model's
     tokenizer_config_path: Path | None = None
     chat_template: str | None = None  # a path or the template itself; overrides the model's
@@ -44,16 +71,6 @@ class AsGiven:
     target_itl: float = 0.05  # seconds between tokens that are fine while requests wait
     target_ttft: float | None = None  # seconds to a first token; None: from what prompts take here
     prefix_caching: bool = True  # only where the model allows it
-    speculate: int = 0  # tokens guessed ahead per step and sequence at most
-    watermark_gamma: float = 0.5  # share of the vocabulary that a watermark prefers
-    watermark_delta: float = 2.0  # what it adds to their logits
-    quantize: str | None = None  # of QUANTIZATIONS
-    rope_scaling: str | None = None  # of ROPE_SCALINGS
-    rope_factor: float | None = None  # how many times as long sequences may become
-    cpu_backend: str = "auto"  # of CPU_BACKENDS
-    cpu_threads: int = 0  # 0: as many as the model's size is worth
-    cuda_graphs: tuple[int, ...] | None = None  # batch sizes; (): none; None: TGI's, on CUDA
-    cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
     hostname: str = "0.0.0.0"
     port: int = 3000  # 0: any free one
     cors_allow_origin: tuple[str, ...] = ()
@@ -76,14 +93,6 @@ class AsGiven:
     shard_restart_limit: int = 5  # starts that may fail in a row
     record_schedule: Path | None = None  # a trace of every scheduling decision goes there
     spin_us: int = 0  # microseconds a reader of a ring spins before it sleeps
-
-    @property
-    def rope(self) -> RopeScaling | None:
-        """Return the rotary scaling that was asked for; a factor alone is linear, as TGI has it."""
-        if self.rope_scaling is None and self.rope_factor is None:
-            return None
-        factor = 1.0 if self.rope_factor is None else self.rope_factor
-        return RopeScaling(self.rope_scaling or "linear", factor)
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 
 from tgi_trio.errors import PeerGone, TgiTrioError
 from tgi_trio.ipc.channel import ChannelSpec
 from tgi_trio.ipc.death import start_shard_end
+from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop import worker
 from tgi_trio.shard.ranks import follower
@@ -19,17 +19,14 @@ from tgi_trio.shard.ranks import follower
 def serve(
     spec_text: str,
     factory: Callable[[], Runner],
+    options: ShardOptions,
     *,
     world_size: int = 1,
-    spin_us: int | None = None,
-    speculate: int = 0,
 ) -> int:
     """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
 
     0 after SHUTDOWN or when the router has died. 1 with a last paragraph on stderr otherwise: the
     router shows the last lines of a shard that could not start. Call from the main thread.
-    `spin_us` replaces the channel's own spinning time, in microseconds; `speculate` as for
-    `worker.run`.
     """
     # These are the router's to handle, which drains first. It starts shards in a process group of
     # their own, but a service manager signals every process of a service.
@@ -37,20 +34,11 @@ def serve(
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = 0
     try:
-        spec = ChannelSpec.parse(spec_text)
-        rank = spec.rank
-        if spin_us is not None:
-            spec = replace(spec, spin_us=spin_us)
-        end = start_shard_end(spec.text())
+        rank = ChannelSpec.parse(spec_text).rank
+        end = start_shard_end(spec_text)
         incarnation = end.page.incarnation
         if rank == 0:
-            worker.run(
-                end,
-                factory,
-                world_size=world_size,
-                incarnation=incarnation,
-                speculate=speculate,
-            )
+            worker.run(end, factory, options, world_size=world_size, incarnation=incarnation)
         else:
             follower.run(end, factory, rank=rank, world_size=world_size, incarnation=incarnation)
     except PeerGone:

@@ -16,6 +16,7 @@ from typing import cast
 
 from tgi_trio.errors import ConfigurationError, PeerGone
 from tgi_trio.ipc.channel import ChannelSpec, ControlPage, ShardEnd
+from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard import process
 from tgi_trio.shard.loop import worker
 from tgi_trio.testing.fake_model import FakeCrash, FakeRunner, FakeSettings
@@ -79,9 +80,9 @@ class FakeShard:
             worker.run(
                 end,
                 self._load,
+                ShardOptions(speculate=self.settings.speculate),
                 rank=end.spec.rank,
                 incarnation=end.page.incarnation,
-                speculate=self.settings.speculate,
             )
         except FakeCrash:
             return
@@ -131,7 +132,8 @@ def main(argv: list[str]) -> int:
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return 2
-    return process.serve(argv[0], lambda: FakeRunner(settings), speculate=settings.speculate)
+    options = ShardOptions(speculate=settings.speculate)
+    return process.serve(argv[0], lambda: FakeRunner(settings), options)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import trio
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
 from tgi_trio.errors import GenerationError, ShardCannotStart
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.engine.stream import TokenStream
@@ -27,7 +28,7 @@ from tgi_trio.router.shards.group_states import (
     next_state,
 )
 from tgi_trio.router.shards.local_group import LocalGroup
-from tgi_trio.router.shards.shard_instance import ShardSettings, describe_exit
+from tgi_trio.router.shards.shard_instance import describe_exit
 from tgi_trio.router.shards.supervisor import BACK_OFF, STABLE_AFTER, CrashCount, Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.testing.fake_model import FakeSettings, continuation
@@ -52,7 +53,7 @@ def make_supervisor(argv: FakeArgv, stall: float = 60.0, limit: int = 5) -> Supe
     metrics = Metrics(max_input_tokens=4096, max_total_tokens=4096)
     return Supervisor(
         metrics,
-        LocalGroup.starter(argv, ShardSettings(model_path="unused")),
+        LocalGroup.starter(argv, ShardSettings(model_path=Path("unused"))),
         WarmupRequest(512, 4096, 64, 0),
         watch=Watch(stall, limit),
     )

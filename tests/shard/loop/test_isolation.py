@@ -18,6 +18,7 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     tables,
 )
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner, ShardSequence
@@ -47,7 +48,9 @@ def texts(folder: Path) -> list[list[int]]:
 
 @pytest.fixture(params=["numba", "torch"])
 def runner(folder: Path, request: pytest.FixtureRequest) -> Runner:
-    runner = load_runner(folder, dtype="float32", threads=1, cpu_backend=request.param)
+    runner = load_runner(
+        ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, cpu_backend=request.param)
+    )
     runner.warm_up(WarmupRequest(256, 256, 16, 63 * BLOCK))
     return runner
 

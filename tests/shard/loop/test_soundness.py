@@ -16,6 +16,7 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     tables,
 )
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner
@@ -41,7 +42,9 @@ KINDS = [
 def case(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> tuple[Runner, str]:
     family, backend, part = request.param
     folder = checkpoint(family, **(FITTING["llama"] if backend == "numba" else {}))
-    runner = load_runner(folder, dtype="float32", threads=1, cpu_backend=backend)
+    runner = load_runner(
+        ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, cpu_backend=backend)
+    )
     runner.warm_up(WarmupRequest(256, 256, 16, 63 * BLOCK))
     return runner, part
 

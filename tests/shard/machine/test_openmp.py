@@ -15,13 +15,18 @@ from tgi_trio.shard.machine.openmp import openmp_settings
 # As the shard's main program does it; the affinities of all threads after a step of two.
 LOAD = """
 import json, os, sys
-from tgi_trio.shard.__main__ import ShardSettings, load
+from pathlib import Path
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.__main__ import load
 from tgi_trio.ipc.startup import WarmupRequest
 
-folder = sys.argv[1]
-grammars = folder + "/tokenizer.json"
+folder = Path(sys.argv[1])
 settings = ShardSettings(
-    folder, device="cpu", cpu_backend="torch", threads=2, tokenizer_path=grammars
+    model_path=folder,
+    device="cpu",
+    cpu_backend="torch",
+    cpu_threads=2,
+    tokenizer_file=folder / "tokenizer.json",
 )
 runner = load(settings)
 runner.warm_up(WarmupRequest(64, 64, 4, 256))

@@ -23,6 +23,7 @@ from tests.shard.torch_backend.models_support import (
     tables,
 )
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.backend import load_runner
@@ -166,9 +167,13 @@ def test_what_the_kernels_cannot_serve_is_refused(tmp_path: Path, backend: str) 
     config = {"model_type": "gpt2", "vocab_size": 10, "n_head": 2, "n_embd": 64, "n_layer": 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigurationError, match=r"(--quantize eetq is served|Leave --quantize)"):
-        load_runner(tmp_path, dtype="float32", quantize="eetq", cpu_backend=backend)
+        load_runner(
+            ShardSettings(
+                model_path=tmp_path, dtype="float32", quantize="eetq", cpu_backend=backend
+            )
+        )
 
 
 def test_a_cuda_device_is_refused(llama: Path) -> None:
     with pytest.raises(ConfigurationError, match="--quantize eetq is served by the CPU kernels"):
-        load_runner(llama, device="cuda:0", quantize="eetq")
+        load_runner(ShardSettings(model_path=llama, quantize="eetq"), device="cuda:0")

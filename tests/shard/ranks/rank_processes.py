@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from tgi_trio.ipc.frames import Frame
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 from tgi_trio.shard.sampling.base import RowSampler
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 T = TypeVar("T")
 
@@ -80,12 +81,11 @@ def groups(size: int) -> Iterator[tuple[Together, list[ProcessGroup]]]:
 @contextmanager
 def ranks_of(folder: Path, size: int, sampler: RowSampler, **options: Any) -> Iterator[Ranks]:
     """A checkpoint over `size` ranks; rank 0 chooses with `sampler`."""
+    settings = ShardSettings(model_path=folder, cpu_threads=1, **options)
     with groups(size) as (together, members):
 
         def load(rank: int) -> Runner:
             chooses = NoSampler() if rank else sampler
-            return TorchRunner.load(
-                folder, ranks=members[rank], sampler=chooses, threads=1, **options
-            )
+            return load_torch_runner(settings, ranks=members[rank], sampler=chooses)
 
         yield Ranks(together, together(load))

@@ -7,15 +7,17 @@ import random
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import Choices, RowResult, Runner, ShardSequence, StepPlan
 from tgi_trio.shard.sampling.logits_processors import Scores
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 BLOCK = 16
 NEW_TOKENS = 40
@@ -48,10 +50,18 @@ class GreedyRecorder:
         return torch.stack(list(self.by_place[sequence].values()))
 
 
-def load(folder: Path, blocks: int = 512, **options: object) -> tuple[Runner, GreedyRecorder]:
-    """Return a warmed-up runner and its sampler."""
+def load(
+    folder: Path,
+    blocks: int = 512,
+    *,
+    device: str = "cpu",
+    graph_sizes: tuple[int, ...] = (),
+    **options: Any,
+) -> tuple[Runner, GreedyRecorder]:
+    """Return a warmed-up runner and its sampler; `options` are fields of ShardSettings."""
     sampler = GreedyRecorder()
-    runner = TorchRunner.load(folder, sampler=sampler, **options)  # type: ignore[arg-type]
+    settings = ShardSettings(model_path=folder, **options)
+    runner = load_torch_runner(settings, device=device, sampler=sampler, graph_sizes=graph_sizes)
     runner.warm_up(WarmupRequest(64, 256, 16, (blocks - 1) * BLOCK))
     return runner, sampler
 

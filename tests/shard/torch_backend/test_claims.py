@@ -13,6 +13,7 @@ import torch
 from tests.shard.numba_backend.numba_support import FITTING
 from tests.shard.torch_backend.models_support import RENAMED, GreedyRecorder
 from tests.shard.torch_backend.test_models_families import VARIANTS
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.checkpoint_files import read_headers
 from tgi_trio.model.config import read_config
@@ -24,7 +25,7 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS as KERNELS_ACTIVATIONS
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
 Make = Callable[..., Path]
@@ -65,7 +66,7 @@ def test_torch_reads_what_is_claimed(
     folder = checkpoint(family, **changes)
     claims = claims_of(folder)
     with recorded(monkeypatch, SafetensorsFiles, "tensor") as read:
-        TorchRunner.load(folder, sampler=GreedyRecorder())
+        load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
     assert claims.needed <= read <= claims.needed | claims.known
     stored = read_headers(folder).keys()  # as save_pretrained writes it: nothing beside the model
     assert stored <= claims.needed | claims.known

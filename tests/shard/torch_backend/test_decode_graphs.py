@@ -29,6 +29,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio import devices
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import StepPlan
@@ -43,6 +44,7 @@ from tgi_trio.shard.torch_backend.decode_graphs import (
     pad_plan,
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 Batch = dict[str, Any]
@@ -179,7 +181,7 @@ def test_tokens_are_those_without_graphs(checkpoint: Callable[..., Path], family
     folder, texts, new = checkpoint(family), prompts(6, longest=20), 12
 
     def answers(sizes: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
-        runner = TorchRunner.load(folder, sampler=GreedyRecorder())
+        runner = load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
         assert isinstance(runner, TorchRunner)
         capture = Recording()
         runner._graphs = DecodeGraphs(runner.model.forward, FixedAttention(), capture, sizes, CPU)
@@ -243,14 +245,14 @@ def test_flags_of_a_device_are_refused_only_without_one() -> None:
 def test_graphs_that_cannot_be_recorded_are_told(
     checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str], family: str, why: str
 ) -> None:
-    TorchRunner.load(checkpoint(family), cuda_graphs=(1, 2))
+    load_torch_runner(ShardSettings(model_path=checkpoint(family)), graph_sizes=(1, 2))
     assert f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}" in (
         capsys.readouterr().err
     )
-    TorchRunner.load(checkpoint(family), cuda_graphs=())
+    load_torch_runner(ShardSettings(model_path=checkpoint(family)), graph_sizes=())
     assert "graphs" not in capsys.readouterr().err
 
 
 def test_the_kernels_are_not_asked_for_where_a_device_serves(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--cpu-backend numba computes on the CPU"):
-        load_runner(tmp_path, device="cuda:0", cpu_backend="numba")
+        load_runner(ShardSettings(model_path=tmp_path, cpu_backend="numba"), device="cuda:0")

@@ -28,10 +28,11 @@ from tests.shard.torch_backend.models_support import (
     tables,
 )
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.fallback import fallback_runner
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 PROMPTS = prompts(8)[2:]
@@ -243,7 +244,7 @@ def test_a_tensor_that_transformers_would_make_up_is_named(
     del tensors["transformer.h.1.mlp.fc_in.weight"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ModelLoadError, match=r"'transformer.h.1.mlp.fc_in.weight' is missing"):
-        TorchRunner.load(folder)
+        load_torch_runner(ShardSettings(model_path=folder))
 
 
 @pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=lambda v: str(v)[:60])
@@ -391,10 +392,10 @@ def test_a_model_says_whether_its_blocks_may_serve_another_sequence(
     tmp_path: Path, family: str, reuse: bool
 ) -> None:
     make_checkpoint(tmp_path, family)
-    assert TorchRunner.load(tmp_path).info.prefix_reuse is reuse
+    assert load_torch_runner(ShardSettings(model_path=tmp_path)).info.prefix_reuse is reuse
 
 
 def test_frequencies_that_change_with_the_length_forbid_reuse(tmp_path: Path) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     make_checkpoint(tmp_path, "llama", rope_parameters=scaling)
-    assert TorchRunner.load(tmp_path).info.prefix_reuse is False
+    assert load_torch_runner(ShardSettings(model_path=tmp_path)).info.prefix_reuse is False

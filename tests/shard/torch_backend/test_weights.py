@@ -14,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.shard.torch_backend.models_support import GreedyRecorder, generated, load, run, sequence
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 Checkpoint = Callable[..., Path]
@@ -35,7 +37,8 @@ def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
 
 
 def _load(folder: Path, **options: object) -> TorchRunner:
-    return TorchRunner.load(folder, sampler=GreedyRecorder(), **options)  # type: ignore
+    settings = ShardSettings(model_path=folder, **options)  # type: ignore
+    return load_torch_runner(settings, sampler=GreedyRecorder())  # type: ignore
 
 
 def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -271,13 +274,15 @@ def test_transformers_is_not_imported_on_the_served_path(checkpoint: Checkpoint)
     code = f"""
 import sys
 from pathlib import Path
-from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
 class Nothing:
     pass
 
-TorchRunner.load(Path({str(folder)!r}), sampler=Nothing()).warm_up(WarmupRequest(64, 128, 4, 512))
+settings = ShardSettings(model_path=Path({str(folder)!r}))
+load_torch_runner(settings, sampler=Nothing()).warm_up(WarmupRequest(64, 128, 4, 512))
 unwanted = {{"transformers", "trio", "quart", "hypercorn"}} & set(sys.modules)
 print("unwanted", sorted(unwanted))
 """

@@ -20,10 +20,11 @@ from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frames import Kind, Phase, frame_bytes
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.watch import wait_for_death
 from tgi_trio.router.shards.group import Group, StartGroup
-from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance, ShardSettings
+from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 
 _LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
 _SMALLEST_BLOCK = 16  # tokens per KV block at least: what the longest block table follows from

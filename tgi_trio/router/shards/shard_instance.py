@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -11,11 +10,11 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import trio
 
 from tgi_trio.ipc.channel import ControlPage, Endpoints
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 
 log = logging.getLogger("tgi_trio.shard")
@@ -41,33 +40,6 @@ def real_shard(spec: str, settings: str) -> list[str]:
     return [sys.executable, "-m", "tgi_trio.shard", spec, settings]
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSettings:
-    """What a shard process is told on its command line."""
-
-    model_path: str
-    dtype: str | None = None
-    device: str = "auto"  # CUDA where torch sees a device
-    rank: int = 0
-    world_size: int = 1
-    threads: int = 0  # 0 = as many as the model's size is worth
-    quantize: str | None = None
-    rope: tuple[str, float] | None = None  # rotary scaling: its kind and factor
-    cpu_backend: str = "auto"
-    cuda_graphs: tuple[int, ...] | None = None  # batch sizes recorded; None: TGI's
-    cuda_memory_fraction: float = 1.0
-    tokenizer_path: str | None = None  # tokenizer.json; None: grammars are refused
-    watermark_gamma: float = 0.5
-    watermark_delta: float = 2.0
-    speculate: int = 0  # tokens guessed ahead per step and sequence at most
-    trust_remote_code: bool = False  # a model's own Python code may be run
-    followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others
-    rendezvous: int = -1  # with several ranks: descriptor of the file they meet at
-
-    def as_json(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in self.__dataclass_fields__})
-
-
 class ShardInstance:
     """A running shard, what it says of itself, and its last words."""
 
@@ -88,7 +60,7 @@ class ShardInstance:
         Leaving the block kills what is left of it. Main thread only.
         """
         with spawn_shard(
-            argv(endpoints.spec.text(), settings.as_json()),
+            argv(endpoints.spec.text(), settings.text()),
             endpoints,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -22,6 +22,7 @@ from tgi_trio.ipc.startup import (
     encode_info,
     encode_warmup_reply,
 )
+from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard import reply_frames
 from tgi_trio.shard.contract import (
     BEAT_S,
@@ -45,17 +46,16 @@ _HELD_S = 0.001  # how often held sequences are looked at when nothing else can 
 def run(
     channel: Channel,
     factory: Callable[[], Runner],
+    options: ShardOptions,
     *,
     rank: int = 0,
     world_size: int = 1,
     incarnation: int = 0,
-    speculate: int = 0,
 ) -> None:
     """Serve one router until SHUTDOWN arrives or the router dies.
 
     HELLO is sent before `factory` is called: it may import torch and load weights for minutes, and
-    the router knows meanwhile that this process lives. `speculate`: tokens guessed ahead per step
-    and sequence at most, where the runner takes guesses. Raises ProtocolMismatch when the router
+    the router knows meanwhile that this process lives. Raises ProtocolMismatch when the router
     reads the wire differently, RunnerBroken when the runner computes nothing any more, and whatever
     `factory` or the runner's warm-up raise.
     """
@@ -63,7 +63,7 @@ def run(
         channel.beat(0, Phase.LOADING)
         channel.send(encode_hello(Hello.of_this_process(rank, world_size, incarnation)))
         expect_hello(channel, "router")
-        worker = Worker(channel, factory(), speculate, successor=incarnation > 1)
+        worker = Worker(channel, factory(), options, successor=incarnation > 1)
         worker.serve()
     except PeerGone:
         return  # nobody is left to report to
@@ -73,7 +73,7 @@ class Worker:
     """The state of the loop: the running set, the standing limits, what is acknowledged."""
 
     def __init__(
-        self, channel: Channel, runner: Runner, speculate: int = 0, *, successor: bool = False
+        self, channel: Channel, runner: Runner, options: ShardOptions, *, successor: bool = False
     ) -> None:
         """Start with an empty batch; WARMUP must come before the first PREFILL.
 
@@ -83,7 +83,7 @@ class Worker:
         self._runner = runner
         self._judge = Judge(runner)
         self._successor = successor
-        self._speculate = speculate if runner.info.draft_budget else 0
+        self._speculate = options.speculate if runner.info.speculates else 0
         # WARMUP makes the one with a KV cache; this one refuses every row.
         self._batch = Batch(vocab_size=0, block_size=1, blocks=0, eos_ids=())
         self._token_budget = 1  # set by WARMUP, then by LIMITS

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
-from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.loading import load
 from tgi_trio.shard.numba_backend.unfit import UnsupportedError
@@ -27,10 +26,9 @@ def main(argv: list[str]) -> int:
         )
         return 2
     try:
-        config = read_config(Path(argv[0]))
-        dtype = compute_dtype(None, config, on_cpu=True)
+        settings = ShardSettings(model_path=Path(argv[0]), quantize="eetq" if int8 else None)
         with pause_collection():
-            load(config, decoder_spec(config), dtype=dtype, int8=int8).close()
+            load(settings, read_config(settings.model_path)).close()
     except (ModelLoadError, UnsupportedError) as error:
         print(f"the CPU kernels cannot serve {argv[0]}: {error}", file=sys.stderr)
         return 1

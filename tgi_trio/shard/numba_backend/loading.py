@@ -6,13 +6,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import check_checkpoint
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_unsupported
-from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
+from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.unfit import UnsupportedError
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
@@ -22,30 +24,28 @@ if TYPE_CHECKING:
 
 
 def load(
+    settings: ShardSettings,
     config: ModelConfig,
-    spec: DecoderSpec | None,
     *,
-    dtype: str,
-    int8: bool = False,
     grammars: GrammarMasks | None = None,
-    watermark: Watermark | None = None,
-    threads: int | None = None,
     fresh_files: frozenset[Path] = frozenset(),
 ) -> CpuRunner:
-    """Load a checkpoint into a runner with `threads` threads (None: what its size is worth).
+    """Load the checkpoint of `config`; its sampler serves `grammars`.
 
-    `int8`: its linear layers' weights are quantised to 8 bits on the way. `fresh_files` leave the
-    page cache again as they are packed, but for the embedding's rows. Raises UnfitError when the
-    kernels do not fit, or fail their self-test; ModelLoadError for a checkpoint that cannot be
-    used.
+    `fresh_files` leave the page cache again as they are packed, but for the embedding's rows.
+    Raises UnsupportedError when the kernels do not fit, or fail their self-test; ModelLoadError for
+    a checkpoint that cannot be used.
     """
     began = time.monotonic_ns()
+    spec, dtype = decoder_spec(config), compute_dtype(settings.dtype, config, on_cpu=True)
+    int8 = settings.quantize == "eetq"
     reason = find_unsupported(spec, dtype)
     if spec is None or reason is not None:
         raise UnsupportedError(reason)
     check_checkpoint(config, spec)
     cores = usable_cores()
-    count = threads or sensible_threads(config.folder, len(cores))
+    given = settings.cpu_threads
+    count = given or sensible_threads(config.folder, len(cores))
     embedding = outer_refs(spec).embedding.pieces[0].matrix.name
     with (
         open_checkpoint(
@@ -59,7 +59,8 @@ def load(
         from tgi_trio.shard.numba_backend.verified import choose_sampler, choose_variant
 
         variant = choose_variant(spec, dtype, int8=int8)
-        sampler = choose_sampler(config, cores[:threads], grammars, watermark)
+        watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
+        sampler = choose_sampler(config, cores[: given or None], grammars, watermark)
     forward = Forward(program, variant, cores[:count])
     return CpuRunner(
         config, forward, dtype=dtype, sampler=sampler, load_ns=time.monotonic_ns() - began

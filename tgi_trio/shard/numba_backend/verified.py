@@ -18,7 +18,7 @@ from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 
 def choose_variant(spec: DecoderSpec, dtype: str, *, int8: bool) -> Variant:
-    """Return how to compile for a model; raises UnfitError if no kernels work.
+    """Return how to compile for a model; raises UnsupportedError if no kernels work.
 
     Compiles them, and those of the sampler beside them, where the cache does not have them yet.
     """

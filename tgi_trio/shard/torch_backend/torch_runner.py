@@ -1,64 +1,41 @@
-"""The torch runner: a plan in, chosen tokens out.
-
-`TorchRunner.load` picks the generic decoder where the family table knows the model and the
-transformers fallback otherwise; both are runners to the worker loop.
-"""
+"""The torch runner: a plan in, chosen tokens out. `torch_loading.py` makes one of a folder."""
 
 from __future__ import annotations
 
 import math
-import sys
 import time
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
-from tgi_trio.model.check import check_checkpoint, check_rotary, model_spec, split_refusal
-from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
-from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.t5_spec import T5Spec
-from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.contract import (
     Choices,
     Computed,
     Drafter,
     Pending,
-    Runner,
     ShardSequence,
     StepPlan,
     StepResult,
 )
 from tgi_trio.shard.loop.soundness import proof_plan
-from tgi_trio.shard.machine.cores import sensible_threads
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
-from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
-from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
-from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.speculation.ngram import NgramDrafter
-from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
-from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
-from tgi_trio.shard.torch_backend.models.t5 import T5Layout
-from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
-from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
-from tgi_trio.shard.torch_backend.torch_device import resolve_device
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
-from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
 class Model(Protocol):
@@ -129,71 +106,6 @@ class TorchRunner:
             load_ns=load_ns,
             prefix_reuse=model.prefix_reuse,
             draft_budget=_draft_budget(device) if model.predicts_prompt else 0,
-        )
-
-    @staticmethod
-    def load(
-        folder: Path,
-        *,
-        dtype: str | None = None,
-        device: str = "cpu",
-        ranks: Ranks | None = None,
-        rope: RopeScaling | None = None,
-        threads: int | None = None,
-        sampler: RowSampler | None = None,
-        grammars: GrammarMasks | None = None,
-        watermark: Watermark | None = None,
-        cuda_graphs: tuple[int, ...] = (),
-        trust_remote_code: bool = False,
-        fresh_files: frozenset[Path] = frozenset(),
-    ) -> Runner:
-        """Load a folder as written by `save_pretrained`.
-
-        `cuda_graphs`: batch sizes whose decodes are recorded, where device and model allow it.
-        `sampler` None: one for the model, which serves `grammars` and `watermark`; without grammars
-        they are refused. `dtype` None or "auto" is the checkpoint's own (float16 becomes float32 on
-        a CPU). With `ranks`, this rank's part is loaded. Raises ModelLoadError for files that
-        cannot be used, ConfigurationError for settings that cannot. `fresh_files` leave the page
-        cache again as they are packed.
-        """
-        began = time.monotonic_ns()
-        rank, world_size = (ranks.rank, ranks.size) if ranks else (0, 1)
-        if not threads:
-            threads = max(1, sensible_threads(folder, torch.get_num_threads()) // world_size)
-        torch.set_num_threads(threads)
-        config, where = read_config(folder, rope), resolve_device(device)
-        kind: torch.dtype = getattr(torch, compute_dtype(dtype, config, on_cpu=where.type == "cpu"))
-        if sampler is None:
-            sampler = Sampler(
-                config.vocab_size, config.eos_ids, where, grammars=grammars, watermark=watermark
-            )
-        spec = _checked_spec(config, rope)
-        if isinstance(spec, T5Spec):
-            if cuda_graphs:
-                _tell_no_graphs("the model has an encoder")
-            return _load_t5(config, spec, dtype=kind, device=where, sampler=sampler, ranks=ranks)
-        if spec is None:
-            if cuda_graphs:
-                _tell_no_graphs("the model runs through transformers")
-            if world_size > 1:
-                raise ModelLoadError(split_refusal(config))
-            return _load_fallback(config, kind, where, sampler, trust_remote_code)
-        opened = open_checkpoint(config, spec.names.base, given_back=fresh_files, writable=True)
-        with opened as checkpoint, torch.inference_mode():
-            source = WeightSource(
-                checkpoint, dtype=kind, device=where, rank=rank, world_size=world_size
-            )
-            model = load_decoder(spec, source, ranks)
-        return TorchRunner(
-            model,
-            config,
-            dtype=kind,
-            device=where,
-            sampler=sampler,
-            attention=choose_attention(where, kind, model.kv_shape.head_dim),
-            graphs=_graphs(model, where, cuda_graphs),
-            ranks=ranks,
-            load_ns=time.monotonic_ns() - began,
         )
 
     @property
@@ -305,75 +217,6 @@ def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     if len(places) == len(hidden):
         return hidden
     return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
-
-
-def _checked_spec(config: ModelConfig, rope: RopeScaling | None) -> DecoderSpec | T5Spec | None:
-    """Return how we run a model, None where transformers does; raises what `check_model` does."""
-    spec = model_spec(config)
-    check_checkpoint(config, spec)
-    if rope is not None:
-        check_rotary(config, spec)
-    return spec
-
-
-def _load_fallback(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    sampler: RowSampler,
-    trust_remote_code: bool,
-) -> Runner:
-    """Load a model through transformers, which is imported for it alone."""
-    from tgi_trio.shard.torch_backend.fallback.fallback_runner import FallbackRunner
-
-    return FallbackRunner.load(
-        config, dtype=dtype, device=device, sampler=sampler, trust_remote_code=trust_remote_code
-    )
-
-
-def _load_t5(
-    config: ModelConfig,
-    spec: T5Spec,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    sampler: RowSampler,
-    ranks: Ranks | None,
-) -> TorchRunner:
-    """Load an encoder-decoder; raises ModelLoadError as `TorchRunner.load` does."""
-    began = time.monotonic_ns()
-    rank, world_size = (ranks.rank, ranks.size) if ranks else (0, 1)
-    with open_checkpoint(config, writable=True) as checkpoint, torch.inference_mode():
-        source = WeightSource(
-            checkpoint, dtype=dtype, device=device, rank=rank, world_size=world_size
-        )
-        model = load_t5(spec, source, ranks)
-        model.pack()
-    return TorchRunner(
-        model,
-        config,
-        dtype=dtype,
-        device=device,
-        sampler=DecoderSampler(sampler, spec.start_token),
-        attention=T5Layout(),
-        ranks=ranks,
-        load_ns=time.monotonic_ns() - began,
-    )
-
-
-def _graphs(model: Model, device: torch.device, sizes: tuple[int, ...]) -> DecodeGraphs | None:
-    """Return what records the model's decodes; None where nothing can or is to be recorded."""
-    if not sizes:
-        return None
-    attention = capturable_attention(device)
-    if attention is None or not model.capturable:
-        _tell_no_graphs("its steps cannot be recorded")
-        return None
-    return DecodeGraphs(model.forward, attention, CudaCapture(device), sizes, device)
-
-
-def _tell_no_graphs(why: str) -> None:
-    print(f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}", file=sys.stderr)
 
 
 def _lengths(plan: StepPlan) -> NDArray[np.int64]:

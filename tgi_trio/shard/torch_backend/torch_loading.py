@@ -1,0 +1,191 @@
+"""From a model folder to the runner that serves it with torch.
+
+The generic decoder where the family table knows the model, T5 for its kin, transformers for the
+rest; all are runners to the worker loop.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.check import check_checkpoint, check_rotary, model_spec, split_refusal
+from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.t5_spec import T5Spec
+from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
+from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.machine.cores import sensible_threads
+from tgi_trio.shard.machine.dtypes import compute_dtype
+from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
+from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
+from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
+from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.models.decoder import Ranks
+from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
+from tgi_trio.shard.torch_backend.models.t5 import T5Layout
+from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
+from tgi_trio.shard.torch_backend.torch_device import resolve_device
+from tgi_trio.shard.torch_backend.torch_runner import Model, TorchRunner
+from tgi_trio.shard.torch_backend.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a model is loaded to, and which part of it."""
+
+    dtype: torch.dtype
+    device: torch.device
+    ranks: Ranks | None
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks.size if self.ranks else 1
+
+    def weights(self, checkpoint: Checkpoint) -> WeightSource:
+        """Return this rank's part of a checkpoint's tensors."""
+        rank = self.ranks.rank if self.ranks else 0
+        return WeightSource(
+            checkpoint,
+            dtype=self.dtype,
+            device=self.device,
+            rank=rank,
+            world_size=self.world_size,
+        )
+
+
+def load_torch_runner(
+    settings: ShardSettings,
+    *,
+    device: str = "cpu",
+    ranks: Ranks | None = None,
+    sampler: RowSampler | None = None,
+    grammars: GrammarMasks | None = None,
+    graph_sizes: tuple[int, ...] = (),
+    fresh_files: frozenset[Path] = frozenset(),
+) -> Runner:
+    """Load `settings.model_path`, as written by `save_pretrained`.
+
+    `device`: a name of torch's; `graph_sizes`: batch sizes whose decodes are recorded, where device
+    and model allow it. `sampler` None: one for the model, which serves `grammars`; without them
+    they are refused. With `ranks`, this rank's part is loaded. `fresh_files` leave the page cache
+    again as they are packed. Raises ModelLoadError for files that cannot be used,
+    ConfigurationError for settings that cannot.
+    """
+    began = time.monotonic_ns()
+    config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
+    dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
+    target = _Target(getattr(torch, dtype), where, ranks)
+    torch.set_num_threads(_count_threads(settings, target.world_size))
+    if sampler is None:
+        watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
+        sampler = Sampler(
+            config.vocab_size, config.eos_ids, where, grammars=grammars, watermark=watermark
+        )
+    spec = _checked_spec(config, settings.rope)
+    if isinstance(spec, DecoderSpec):
+        model = _load_decoder(config, spec, target, fresh_files)
+        return TorchRunner(
+            model,
+            config,
+            dtype=target.dtype,
+            device=where,
+            sampler=sampler,
+            attention=choose_attention(where, target.dtype, model.kv_shape.head_dim),
+            graphs=_graphs(model, where, graph_sizes),
+            ranks=ranks,
+            load_ns=time.monotonic_ns() - began,
+        )
+    if isinstance(spec, T5Spec):
+        _tell_no_graphs(graph_sizes, "the model has an encoder")
+        return _load_t5(config, spec, target, sampler)
+    _tell_no_graphs(graph_sizes, "the model runs through transformers")
+    return _load_fallback(config, target, sampler, settings.trust_remote_code)
+
+
+def _count_threads(settings: ShardSettings, world_size: int) -> int:
+    """Return how many threads torch is to have in this process."""
+    if settings.cpu_threads:
+        return settings.cpu_threads
+    worth = sensible_threads(settings.model_path, torch.get_num_threads())
+    return max(1, worth // world_size)
+
+
+def _checked_spec(config: ModelConfig, rope: RopeScaling | None) -> DecoderSpec | T5Spec | None:
+    """Return how we run a model, None where transformers does; raises what `check_model` does."""
+    spec = model_spec(config)
+    check_checkpoint(config, spec)
+    if rope is not None:
+        check_rotary(config, spec)
+    return spec
+
+
+def _load_decoder(
+    config: ModelConfig, spec: DecoderSpec, target: _Target, fresh_files: frozenset[Path]
+) -> Model:
+    opened = open_checkpoint(config, spec.names.base, given_back=fresh_files, writable=True)
+    with opened as checkpoint, torch.inference_mode():
+        return load_decoder(spec, target.weights(checkpoint), target.ranks)
+
+
+def _load_t5(
+    config: ModelConfig, spec: T5Spec, target: _Target, sampler: RowSampler
+) -> TorchRunner:
+    """Load an encoder-decoder; raises ModelLoadError as `load_torch_runner` does."""
+    began = time.monotonic_ns()
+    with open_checkpoint(config, writable=True) as checkpoint, torch.inference_mode():
+        model = load_t5(spec, target.weights(checkpoint), target.ranks)
+        model.pack()
+    return TorchRunner(
+        model,
+        config,
+        dtype=target.dtype,
+        device=target.device,
+        sampler=DecoderSampler(sampler, spec.start_token),
+        attention=T5Layout(),
+        ranks=target.ranks,
+        load_ns=time.monotonic_ns() - began,
+    )
+
+
+def _load_fallback(
+    config: ModelConfig, target: _Target, sampler: RowSampler, trust_remote_code: bool
+) -> Runner:
+    """Load a model through transformers, which is imported for it alone."""
+    if target.world_size > 1:
+        raise ModelLoadError(split_refusal(config))
+    from tgi_trio.shard.torch_backend.fallback.fallback_runner import FallbackRunner
+
+    return FallbackRunner.load(
+        config,
+        dtype=target.dtype,
+        device=target.device,
+        sampler=sampler,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _graphs(model: Model, device: torch.device, sizes: tuple[int, ...]) -> DecodeGraphs | None:
+    """Return what records the model's decodes; None where nothing can or is to be recorded."""
+    if not sizes:
+        return None
+    attention = capturable_attention(device)
+    if attention is None or not model.capturable:
+        _tell_no_graphs(sizes, "its steps cannot be recorded")
+        return None
+    return DecodeGraphs(model.forward, attention, CudaCapture(device), sizes, device)
+
+
+def _tell_no_graphs(sizes: tuple[int, ...], why: str) -> None:
+    """Say that graphs of these sizes are not recorded, if there were to be any."""
+    if sizes:
+        print(f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}", file=sys.stderr)
