@@ -43,15 +43,14 @@ RULES: dict[str, Rule] = {
     "logs": Rule(ours("log_levels"), only=ours("orjson")),
     "devices": Rule(ours("errors"), only=NOTHING),
     "model": Rule(ours("errors"), only=NOTHING),
-    "model_facts": Rule(ours("errors model"), only=NOTHING),
-    "settings": Rule(ours("errors model.config model_facts"), only=NOTHING),
+    "settings": Rule(ours("errors model.config model.facts"), only=NOTHING),
     # Reads what strangers wrote, so it has no use for anything that could run it.
     "conversion": Rule(ours("errors"), only=ours("numpy safetensors")),
     "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub": Rule(ours("errors demo conversion hub_download"), only=ours("huggingface_hub")),
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
     "grammars": Rule(ours("errors ipc.parent"), only=ours("llguidance numpy")),
-    "router": Rule(ours("errors settings model_facts logs ipc"), banned=MODEL),
+    "router": Rule(ours("errors settings logs ipc"), banned=MODEL),
     "router.request": Rule(ours("ipc.messages"), only=ours("numpy")),
     "router.scheduling": Rule(
         ours("errors router.request ipc.messages ipc.frames"), only=ours("numpy")
@@ -65,13 +64,13 @@ RULES: dict[str, Rule] = {
     "router.http.wire.http2": Rule(ours("router.http.wire"), only=ours("trio hypercorn")),
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
     "launcher": Rule(
-        ours("errors settings model model_facts") | ours("devices logs hub demo ipc router"),
+        ours("errors settings model devices logs hub demo ipc router"),
         banned=MODEL,
     ),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(
-            "errors settings model_facts log_levels logs hub hub_download "
+            "errors settings log_levels logs hub hub_download "
             "conversion demo ipc router launcher client"
         ),
         banned=MODEL,
@@ -79,12 +78,12 @@ RULES: dict[str, Rule] = {
     # A made-up shard runs the real worker loop on a made-up model, without torch.
     "testing": Rule(ours("errors settings ipc router shard"), banned=MODEL),
     "testing.fake_server": Rule(
-        ours("__main__ cli demo model_facts"), banned=MODEL
+        ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__
     "testing.checkpoints": Rule(ours("errors"), banned=SERVER),  # writes tiny model folders
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(
-        ours("cli errors hub log_levels logs launcher model_facts settings"),
+        ours("cli errors hub log_levels logs launcher model.facts settings"),
         banned=MODEL,
     ),
     "__init__": Rule(NOTHING, only=NOTHING),

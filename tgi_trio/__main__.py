@@ -87,7 +87,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     from tgi_trio.cli.files import check_tokenizer_config, read_key_file
     from tgi_trio.hub import resolve_model, resolve_tokenizer
     from tgi_trio.launcher import Launcher, Timeline, bind, check_start
-    from tgi_trio.model_facts import read_model_facts
+    from tgi_trio.model.facts import read_model_facts
     from tgi_trio.settings.resolve import resolve
 
     timeline = Timeline()

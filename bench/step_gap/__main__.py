@@ -32,7 +32,7 @@ from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import PrefillRow, encode_prefill
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model_facts import read_model_facts
+from tgi_trio.model.facts import read_model_facts
 from tgi_trio.router.assembly import Assembly
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.http.wire.sockets import bind_sockets

@@ -96,7 +96,6 @@ COVERED = (
     "hub",
     "launcher.py",
     "model/",
-    "model_facts.py",
     "router/",
     "settings/",
 )

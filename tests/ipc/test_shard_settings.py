@@ -23,7 +23,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.launcher import shard_settings
-from tgi_trio.model_facts import ModelFacts
+from tgi_trio.model.facts import ModelFacts
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.settings import resolve as resolve_module
 from tgi_trio.settings.records import Options, Settings, ShardOptions

@@ -11,7 +11,7 @@ import pytest
 from tests.model.support import LLAMA, write_json
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import RopeScaling, read_config
-from tgi_trio.model_facts import read_model_facts
+from tgi_trio.model.facts import read_model_facts
 
 TEXT = {"max_position_embeddings": 77, "vocab_size": 5, "dtype": "bfloat16", "eos_token_id": 3}
 POSITION_KEYS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.model_facts import ModelFacts
+from tgi_trio.model.facts import ModelFacts
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
 from tgi_trio.settings.served import with_model

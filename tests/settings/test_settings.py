@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.model_facts import ModelFacts, read_model_facts
+from tgi_trio.model.facts import ModelFacts, read_model_facts
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import resolve, with_kv
 from tgi_trio.settings.shown import as_json, as_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tgi_trio.model_facts import ModelFacts
+from tgi_trio.model.facts import ModelFacts
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
 from tgi_trio.settings.shown import as_json, as_rows, public_json

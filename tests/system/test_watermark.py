@@ -10,7 +10,7 @@ import pytest
 from tests.shard.test_watermark import green_list
 from tests.system.server import serving
 from tgi_trio import demo
-from tgi_trio.model_facts import read_model_facts
+from tgi_trio.model.facts import read_model_facts
 
 pytestmark = pytest.mark.system
 

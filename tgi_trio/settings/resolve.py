@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.model_facts import ModelFacts
+from tgi_trio.model.facts import ModelFacts
 from tgi_trio.settings.checks import check, number_of_shards
 from tgi_trio.settings.records import AsGiven, Options, Settings
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from tgi_trio.__main__ import serve
 from tgi_trio.cli.parser import parse
 from tgi_trio.demo import model_path
-from tgi_trio.model_facts import read_model_facts
+from tgi_trio.model.facts import read_model_facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
