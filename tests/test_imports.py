@@ -45,12 +45,12 @@ RULES: dict[str, Rule] = {
     "model": Rule(ours("errors"), only=NOTHING),
     "settings": Rule(ours("errors model.config model.facts"), only=NOTHING),
     # Reads what strangers wrote, so it has no use for anything that could run it.
-    "conversion": Rule(ours("errors"), only=ours("numpy safetensors")),
+    "conversion": Rule(ours("errors model.config"), only=ours("numpy safetensors")),
     "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub": Rule(ours("errors demo conversion hub_download"), only=ours("huggingface_hub")),
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
     "grammars": Rule(ours("errors ipc.parent"), only=ours("llguidance numpy")),
-    "router": Rule(ours("errors settings logs ipc"), banned=MODEL),
+    "router": Rule(ours("errors settings model.config logs ipc"), banned=MODEL),
     "router.request": Rule(ours("ipc.messages"), only=ours("numpy")),
     "router.scheduling": Rule(
         ours("errors router.request ipc.messages ipc.frames"), only=ours("numpy")

@@ -103,7 +103,15 @@ def test_a_module_s_state_dict_and_what_a_trainer_wraps_it_in(tmp_path: Path) ->
         assert_equal(converted(folder), module.state_dict())
 
 
-@pytest.mark.parametrize(("config", "kept"), [({}, False), ({"tie_word_embeddings": False}, True)])
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({}, False),
+        ({"tie_word_embeddings": False}, True),
+        ({"text_config": {"tie_word_embeddings": False}}, True),
+        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, False),
+    ],
+)
 def test_tied_weights_are_written_once_unless_the_model_wants_them_apart(
     tmp_path: Path, config: dict[str, Any], kept: bool
 ) -> None:

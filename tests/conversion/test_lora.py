@@ -201,9 +201,11 @@ def test_an_adapter_of_another_base(llama: Path) -> None:
 def test_bases_that_nothing_can_be_added_to(llama: Path) -> None:
     config = llama / "base" / "config.json"
     plain = config.read_text()
-    config.write_text(json.dumps({**json.loads(plain), "quantization_config": {"bits": 4}}))
-    with pytest.raises(ModelLoadError, match="quantised weights"):
-        merged(llama)
+    quantised = {"quantization_config": {"bits": 4}}
+    for changes in (quantised, {"text_config": quantised}):
+        config.write_text(json.dumps({**json.loads(plain), **changes}))
+        with pytest.raises(ModelLoadError, match="quantised weights"):
+            merged(llama)
     config.write_text(plain)
     path = llama / "base" / "model.safetensors"
     base = load_file(path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tgi_trio
 from tests.model.support import LLAMA, write_json
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.config import RopeScaling, read_config
+from tgi_trio.model.config import RopeScaling, read_config, read_values
 from tgi_trio.model.facts import read_model_facts
 
 TEXT = {"max_position_embeddings": 77, "vocab_size": 5, "dtype": "bfloat16", "eos_token_id": 3}
@@ -92,3 +95,64 @@ def test_scaling_makes_sequences_longer_for_everybody(tmp_path: Path) -> None:
     assert read.max_positions == facts.max_positions == 160
     assert read.trained_positions == 64
     assert facts.tokenizer_max_length == 120
+
+
+def test_values_of_what_writes_the_text_win_but_for_its_type_and_its_ends(tmp_path: Path) -> None:
+    assert read_values(tmp_path) is None
+    text = {"model_type": "inner", "hidden_size": 8, "bos_token_id": 1, "eos_token_id": 2}
+    whole = {"model_type": "outer", "hidden_size": 4, "bos_token_id": 5, "eos_token_id": None}
+    write_json(tmp_path, whole | {"text_config": text})
+    values = read_values(tmp_path)
+    assert values is not None and values.pop("text_config") == text
+    assert values == {
+        "model_type": "outer", "hidden_size": 8, "bos_token_id": 5, "eos_token_id": 2,
+    }  # fmt: skip
+    assert read_config(tmp_path).composite
+    write_json(tmp_path, whole)
+    assert read_values(tmp_path) == whole and not read_config(tmp_path).composite
+
+
+# Who names the file, and what for; texts of messages aside.
+NAMED = {
+    "model/config.py: read_json(folder / 'config.json')",
+    "hub.py: not (folder / 'config.json').is_file()",
+    "router/text/tokenizer_files.py: ('config.json', 'tokenizer_config.json', "
+    "'special_tokens_map.json', '*.py')",  # what a converted tokenizer may depend on
+}
+
+
+def uses(tree: ast.Module) -> Iterator[str]:
+    """Yield the expressions with the name of the file in them, but for texts that it is put in."""
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value == "config.json":
+            whole: ast.AST = node
+            while isinstance(parents[whole], ast.expr | ast.FormattedValue):
+                whole = parents[whole]
+                if isinstance(whole, ast.JoinedStr):
+                    break
+            else:
+                yield ast.unparse(whole)
+
+
+def test_nobody_else_reads_config_json() -> None:
+    package = Path(tgi_trio.__file__).parent
+    found = {
+        f"{path.relative_to(package)}: {use}"
+        for path in package.rglob("*.py")
+        for use in uses(ast.parse(path.read_bytes()))
+    }
+    assert found == NAMED
+
+
+def test_the_search_sees_readers() -> None:
+    code = """
+def f(folder):
+    name = "config.json"
+    if json.loads((folder / "config.json").read_text()):
+        raise ModelLoadError(f"{folder / 'config.json'} is damaged")
+"""
+    assert list(uses(ast.parse(code))) == [
+        "'config.json'",
+        "json.loads((folder / 'config.json').read_text())",
+    ]

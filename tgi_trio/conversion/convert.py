@@ -41,6 +41,7 @@ from tgi_trio.conversion.safetensors_file import (
 )
 from tgi_trio.conversion.torch_file import TorchFile, element_count, open_torch_file
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_values
 
 Say = Callable[[str], None]
 MOST_TIMES: Final = 4  # that a storage may be written: views of it may overlap, but fill no disk
@@ -105,10 +106,10 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 def _is_tied(folder: Path) -> bool:
     """Whether a model needs a tensor that has two names only once; False says it needs both."""
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+        config = read_values(folder)
+    except ModelLoadError:
         return False
-    return bool(config.get("tie_word_embeddings", True)) if isinstance(config, dict) else False
+    return config is not None and bool(config.get("tie_word_embeddings", True))
 
 
 def _names(source: TorchFile, tied: bool) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -32,6 +32,7 @@ from tgi_trio.conversion.safetensors_file import (
 )
 from tgi_trio.conversion.torch_file import open_torch_file
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_config
 
 Matrix = NDArray[np.float32]
 _KEY: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
@@ -94,7 +95,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
     merged, and OSError.
     """
     found = read_adapter(adapter)
-    config = _read_object(base / "config.json")
+    config = read_config(base)
     if config.get("quantization_config"):
         raise ModelLoadError(
             f"{base} has quantised weights, which nothing can be added to: name a base in 16 or 32 "
@@ -106,7 +107,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     transposed = bool(found.config.get("fan_in_fan_out"))
-    transposed |= config.get("model_type") in _TRANSPOSED
+    transposed |= config.model_type in _TRANSPOSED
     for number, file in enumerate(files, 1):
         say(f"merging into {file.path.name}, {number} of {len(files)}")
         entries = [

@@ -1,7 +1,8 @@
 """What a checkpoint folder says about its model: config.json and generation_config.json.
 
-The one reader of these files, for the router's settings and for every backend. Read as plain JSON,
-so that nothing here imports transformers (half a second, and a lot of memory).
+The one reader of these files, for settings, tokenizer, conversions and every backend (a test looks
+for others). Read as plain JSON, so that nothing here imports transformers (half a second, and a lot
+of memory).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ct
 # Where composite models (text and images, speech, ...) keep the numbers of what writes the text, in
 # the order in which transformers looks.
 _TEXT_KEYS = ("text_config", "decoder", "generator")
+# What the whole says for its text as well, where it says anything.
+_KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +42,7 @@ class ModelConfig:
     vocab_size: int  # 0 = not stated
     max_positions: int  # longest sequence in tokens; 0 = unbounded, or not stated
     eos_ids: tuple[int, ...]
-    # config.json, with the numbers of a nested text config on the top level: they win, since those
-    # beside them are of the whole (transformers' `get_text_config` is held to the same).
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # config.json, as `read_values` returns it
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a config value; a null counts as absent."""
@@ -87,29 +88,40 @@ def read_config(folder: Path, rope: RopeScaling | None = None) -> ModelConfig:
     """
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is not a folder; --model-id names a folder or a hub model.")
-    content = read_json(folder / "config.json")
-    if content is None:
+    values = read_values(folder)
+    if values is None:
         raise ModelLoadError(
             f"{folder} holds no config.json, so it is not a model folder as save_pretrained "
             "writes it"
         )
-    model_type = content.get("model_type")
+    model_type = values.get("model_type")
     if not isinstance(model_type, str):
         raise ModelLoadError(f"{folder / 'config.json'} does not say its model_type.")
-    text = _nested_text(content) or {}
-    values = {**content, **text, "model_type": model_type}
-    dtype = _dtype(text) or _dtype(content)
     generation = read_json(folder / "generation_config.json") or {}
     config = ModelConfig(
         folder=folder,
         model_type=model_type,
-        dtype=dtype,
+        dtype=_dtype(_nested_text(values) or {}) or _dtype(values),
         vocab_size=_first_count(folder, values, ("vocab_size",)),
         max_positions=_first_count(folder, values, _POSITION_KEYS),
-        eos_ids=_eos_ids(generation, content, text),
+        eos_ids=_eos_ids(generation, values),
         values=values,
     )
     return config if rope is None else config.with_rope(rope)
+
+
+def read_values(folder: Path) -> dict[str, Any] | None:
+    """Return config.json with the numbers of a nested text config on the top level; None: no file.
+
+    They win, since those beside them are of the whole (transformers' `get_text_config` is held to
+    the same), but for the type of the model and the ids where a text begins and ends. Raises
+    ModelLoadError when the file cannot be read.
+    """
+    content = read_json(folder / "config.json")
+    if content is None:
+        return None
+    whole = {key: content[key] for key in _KEYS_OF_THE_WHOLE if content.get(key) is not None}
+    return {**content, **(_nested_text(content) or {}), **whole}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

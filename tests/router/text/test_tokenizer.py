@@ -150,12 +150,14 @@ class TestFromFolder:
         assert tokenizer.encode_ids("<|new|>").tolist() == [size]
         assert tokenizer.vocab_size == size + 1
 
-    def test_bos_and_eos_by_the_ids_of_the_model(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("nested", [False, True])
+    def test_bos_and_eos_by_the_ids_of_the_model(self, tmp_path: Path, nested: bool) -> None:
         backend = byte_level()
         folder = save(backend, tmp_path)
         ids = {name: backend.token_to_id(name) for name in ("<s>", "</s>")}
         model = {"bos_token_id": ids["<s>"], "eos_token_id": [ids["</s>"], 3]}
-        (folder / "config.json").write_text(json.dumps(model))
+        config = {"text_config": model} if nested else model
+        (folder / "config.json").write_text(json.dumps(config))
         tokenizer = Tokenizer.from_folder(folder)
         assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
 

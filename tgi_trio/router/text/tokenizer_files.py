@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_values
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +254,7 @@ def _with_ids_from_model_config(
     missing = [name for name in ("bos_token", "eos_token") if name not in special | dict(config)]
     if not missing or not (folder / "tokenizer.json").is_file():
         return special
-    model = _read_object(folder / "config.json")
+    model = read_values(folder) or {}
     added = {
         entry["id"]: entry["content"]
         for entry in _read_object(folder / "tokenizer.json").get("added_tokens") or []
