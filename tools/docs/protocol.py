@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import MISSING, fields
+
+from tgi_trio.cli.flags import all_flags
 from tgi_trio.ipc.frames import (
     FRAMES,
     LAYOUT_HASH,
@@ -12,6 +16,8 @@ from tgi_trio.ipc.frames import (
     Phase,
     RowFlag,
 )
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.settings.records import ShardOptions
 from tools.docs.markdown import table
 
 # (TGI's RPC, what does its work here, remark)
@@ -109,14 +115,30 @@ def _values(
     return [f"**{title}**: {listed}", ""]
 
 
+def _command_line() -> str:
+    """List what a shard is told before the first frame."""
+    options = {each.name for each in fields(ShardOptions)}
+    flags = {flag.field: f"`--{flag.name}`" for flag in all_flags() if flag.field in options}
+    rows = [
+        (
+            f"`{each.name}`",
+            str(each.type).replace(" | None", " or null"),
+            "" if each.default is MISSING else f"`{json.dumps(each.default)}`",
+            flags.get(each.name, ""),
+        )
+        for each in fields(ShardSettings)
+    ]
+    return table(("key", "type", "default", "flag"), rows)
+
+
 def render() -> str:
     """Return the whole document."""
     lines = [
         "# The protocol between router and shard",
         "",
-        "Generated from `tgi_trio/ipc/frames.py` by `python -m tools.docs --write`;",
-        "a test keeps it up to date. How the bytes travel (rings, doorbells, death) is in",
-        "[ipc.md](ipc.md).",
+        "Generated from `tgi_trio/ipc/frames.py` and `shard_settings.py` beside it by",
+        "`python -m tools.docs --write`; a test keeps it up to date. How the bytes travel (rings,",
+        "doorbells, death) is in [ipc.md](ipc.md).",
         "",
         f"Version {VERSION}, layout hash `{LAYOUT_HASH:016x}`. Both ends compare the two in HELLO.",
         "",
@@ -127,6 +149,14 @@ def render() -> str:
         "## What does the work of TGI's RPCs",
         "",
         table(("TGI (gRPC)", "here", "remark"), RPCS),
+        "## What a shard is told before the first frame",
+        "",
+        "`python -m tgi_trio.shard CHANNEL SETTINGS`: the descriptors of its channel, and",
+        "`ShardSettings` as a JSON object. What has a flag is passed on as it was given; the rest",
+        "is the router's decision, or the shard's place in its group. What is said next (HELLO,",
+        "INFO, WARMUP) are the records of `tgi_trio/ipc/startup.py`, field by field.",
+        "",
+        _command_line(),
         "## Shape of a frame",
         "",
         "Word 0 is the kind; then the frame's words, then one word per count, all unsigned 64-bit",
