@@ -15,8 +15,7 @@ from tests.shard.torch_backend.models_support import (
     load,
     prompts,
     run,
-    sequence,
-    tables,
+    sequences,
 )
 
 pytestmark = [
@@ -52,8 +51,7 @@ def test_float32_says_what_transformers_says(
     folder = checkpoint(family)
     torch.backends.cuda.matmul.allow_tf32 = False
     runner, recorder = load(folder, device="cuda", dtype="float32", graph_sizes=graphs)
-    blocks = tables(PROMPTS, shuffle=3, new=NEW)
-    rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, shuffle=3, new=NEW)
     run(runner, rows, chunk=chunk, joins=2)
     golden = Golden(folder)
     for row in rows:
@@ -67,8 +65,7 @@ def test_float32_says_what_transformers_says(
 def test_bfloat16_stays_near(checkpoint: Checkpoint, family: str) -> None:  # noqa: F811
     folder = checkpoint(family)
     runner, recorder = load(folder, device="cuda", dtype="bfloat16", graph_sizes=(2, 8))
-    blocks = tables(PROMPTS, new=NEW)
-    rows = [sequence(i, p, blocks[i], NEW) for i, p in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, new=NEW)
     run(runner, rows, chunk=16, joins=3)
     golden = Golden(folder)
     for row in rows[::2]:

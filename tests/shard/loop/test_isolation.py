@@ -16,6 +16,7 @@ from tests.shard.torch_backend.models_support import (
     plan,
     prompts,
     sequence,
+    sequences,
     tables,
 )
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -81,10 +82,9 @@ def test_a_row_that_turns_nan_fails_alone(
 ) -> None:
     ill = [*PROMPTS[5][:9], POISON, *PROMPTS[5][9:]]
     given = [*PROMPTS, ill, PROMPTS[4]]
-    blocks = tables(given, shuffle=1, new=NEW)
-    rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(given)]
+    rows = sequences(given, shuffle=1, new=NEW)
     # One is ill from the start; one falls ill as it says the word.
-    rows[8] = sequence(8, given[8], blocks[8], new=NEW, logit_bias=((POISON, 1e6),))
+    rows[8] = sequence(8, given[8], rows[8].block_ids, new=NEW, logit_bias=((POISON, 1e6),))
     faults = run(runner, rows, chunk)
     assert {i: count for i, (count, _) in faults.items()} == {7: 0, 8: 1}
     for i, place in ((7, len(ill) - 1), (8, len(given[8]))):

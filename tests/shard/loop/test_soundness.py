@@ -13,8 +13,7 @@ from tests.shard.torch_backend.models_support import (
     advance,
     generated,
     prompts,
-    sequence,
-    tables,
+    sequences,
 )
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
@@ -51,11 +50,7 @@ def case(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> tup
 
 def texts(runner: Runner, *, proving: bool) -> list[list[int]]:
     """Run sequences together to their ends, with a proof between any two steps."""
-    blocks = tables(PROMPTS, new=NEW)
-    rows = [
-        sequence(i, prompt, table, new=NEW, ignore_eos=True)
-        for i, (prompt, table) in enumerate(zip(PROMPTS, blocks, strict=True))
-    ]
+    rows = sequences(PROMPTS, new=NEW, ignore_eos=True)
     counts = [row.length for row in rows]
     for _ in range(NEW):
         advance(runner, rows, counts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +14,12 @@ from tests.shard.torch_backend.models_support import (
     Golden,
     advance,
     assert_greedy,
+    check_prompt_logprobs,
     generated,
     prompts,
     run,
     sequence,
-    tables,
+    sequences,
 )
 from tgi_trio.shard.numba_backend.instructions import has_dot
 
@@ -30,8 +30,7 @@ Checkpoint = Callable[..., Path]
 
 
 def rows(shuffle: int | None = None) -> list:
-    blocks = tables(PROMPTS, shuffle)
-    return [sequence(i, prompt, blocks[i]) for i, prompt in enumerate(PROMPTS)]
+    return sequences(PROMPTS, shuffle)
 
 
 @pytest.mark.parametrize("family", FITTING)
@@ -91,20 +90,7 @@ def test_a_long_context(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_prompt_logprobs(runner: tuple, golden: Golden, chunk: int) -> None:
-    prompt = PROMPTS[5]
-    row = sequence(5, prompt, range(1, 20), new=2, prompt_logprobs=True, prompt_top_n=4)
-    other = sequence(6, PROMPTS[6], range(20, 40), new=2)
-    found: list[float] = []
-    tops: list[list[tuple[int, float]]] = []
-    while row.length == len(prompt):
-        count = min(chunk, row.length - row.computed)
-        results = advance(runner[0], [row, other], [count, 1])
-        found += results[0].prompt_logprobs
-        tops += results[0].prompt_tops
-        assert not results[1].prompt_logprobs
-    assert len(found) == len(prompt) and math.isnan(found[0])
-    assert found[1:] == pytest.approx(golden.prompt_logprobs(prompt), abs=1e-4)
-    golden.assert_prompt_tops(prompt, tops, 4)
+    check_prompt_logprobs(runner[0], golden, PROMPTS[5:7], chunk)
     runner[1].by_place.clear()
 
 

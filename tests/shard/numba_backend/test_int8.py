@@ -19,8 +19,7 @@ from tests.shard.torch_backend.models_support import (
     generated,
     prompts,
     run,
-    sequence,
-    tables,
+    sequences,
 )
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -42,8 +41,7 @@ Checkpoint = Callable[..., Path]
 
 
 def rows() -> list:
-    blocks = tables(PROMPTS, 3)
-    return [sequence(i, prompt, blocks[i]) for i, prompt in enumerate(PROMPTS)]
+    return sequences(PROMPTS, 3)
 
 
 def dequantised(golden: Golden) -> Golden:

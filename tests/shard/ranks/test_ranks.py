@@ -23,7 +23,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
-    tables,
+    sequences,
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
@@ -39,8 +39,7 @@ SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads":
 
 def rows_for(count: int = 4) -> list:
     some = prompts(8)[8 - count :]
-    blocks = tables(some, shuffle=3, new=NEW)
-    return [sequence(i, p, blocks[i], new=NEW) for i, p in enumerate(some)]
+    return sequences(some, shuffle=3, new=NEW)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RENAMED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
@@ -175,11 +177,46 @@ def tables(
     return [[ids.pop(0) for _ in range(size)] for size in sizes]
 
 
+def sequences(
+    prompts: ListLike[ListLike[int]],
+    shuffle: int | None = None,
+    new: int = NEW_TOKENS,
+    **sampling: object,
+) -> list[ShardSequence]:
+    """Return a sequence for each prompt, with blocks of its own; `shuffle` as for `tables`."""
+    blocks = tables(prompts, shuffle, new)
+    return [sequence(i, prompt, blocks[i], new, **sampling) for i, prompt in enumerate(prompts)]
+
+
 def prompts(count: int, longest: int = 70, vocab: int = 512, seed: int = 7) -> list[list[int]]:
     """Return prompts of mixed lengths, the first of them a single token."""
     draw = random.Random(seed)
     lengths = [1, 2, 15, 16, 17, 33] + [draw.randint(3, longest) for _ in range(count)]
     return [[draw.randrange(3, vocab) for _ in range(n)] for n in lengths[:count]]
+
+
+def check_prompt_logprobs(
+    runner: Runner, golden: Golden, prompts: ListLike[ListLike[int]], chunk: int
+) -> None:
+    """Check what the first of two prompts is told of its tokens; the other asks for nothing.
+
+    `chunk`: how many tokens of the first a step computes.
+    """
+    prompt = prompts[0]
+    row = sequence(5, prompt, range(1, 20), new=2, prompt_logprobs=True, prompt_top_n=4)
+    other = sequence(6, prompts[1], range(20, 40), new=2)
+    found: list[float] = []
+    tops: list[list[tuple[int, float]]] = []
+    while row.length == len(prompt):
+        count = min(chunk, row.length - row.computed)
+        results = advance(runner, [row, other], [count, 1])
+        found += results[0].prompt_logprobs
+        tops += results[0].prompt_tops
+        assert not results[1].prompt_logprobs
+    assert not advance(runner, [row], [1])[0].prompt_logprobs
+    assert len(found) == len(prompt) and math.isnan(found[0])
+    assert found[1:] == pytest.approx(golden.prompt_logprobs(prompt), abs=1e-4)
+    golden.assert_prompt_tops(prompt, tops, 4)
 
 
 def generated(row: ShardSequence) -> list[int]:

@@ -25,7 +25,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
-    tables,
+    sequences,
 )
 from tgi_trio import devices
 from tgi_trio.errors import ConfigurationError
@@ -114,8 +114,7 @@ class Recording:
 
 
 def decodes(lengths: list[int]) -> StepPlan:
-    blocks = tables([[0] * n for n in lengths], shuffle=1, new=1)
-    rows = [sequence(i, [5] * n, blocks[i], new=1) for i, n in enumerate(lengths)]
+    rows = sequences([[5] * n for n in lengths], shuffle=1, new=1)
     for row in rows:
         row.computed = row.length - 1
     return plan(rows, [1] * len(rows))
@@ -186,8 +185,7 @@ def test_tokens_are_those_without_graphs(checkpoint: Callable[..., Path], family
         capture = Recording()
         runner._graphs = DecodeGraphs(runner.model.forward, FixedAttention(), capture, sizes, CPU)
         runner.warm_up(WarmupRequest(64, 96, 16, 63 * BLOCK))
-        blocks = tables(texts, shuffle=3, new=new)
-        rows = [sequence(i, text, blocks[i], new) for i, text in enumerate(texts)]
+        rows = sequences(texts, shuffle=3, new=new)
         run(runner, rows, joins=2)
         return [generated(row) for row in rows], capture.replays
 

@@ -23,7 +23,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
-    tables,
+    sequences,
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -116,8 +116,7 @@ def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[Mo
 
 
 def _rows(shuffle: int | None = None) -> list[ShardSequence]:
-    blocks = tables(PROMPTS, shuffle, NEW)
-    return [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(PROMPTS)]
+    return sequences(PROMPTS, shuffle, NEW)
 
 
 def test_prompts_differ_and_answers_too(model: Model) -> None:
@@ -191,11 +190,7 @@ def test_penalties_look_at_the_decoder_alone(
 ) -> None:
     golden = Golden(checkpoint("umt5"))
     expected = [golden.greedy(prompt, repetition_penalty=1.5)[0] for prompt in PROMPTS[:6]]
-    blocks = tables(PROMPTS, None, NEW)
-    rows = [
-        sequence(i, prompt, blocks[i], NEW, repetition_penalty=1.5)
-        for i, prompt in enumerate(PROMPTS[:6])
-    ]
+    rows = sequences(PROMPTS[:6], new=NEW, repetition_penalty=1.5)
     run(sampling_runner, rows)
     assert [generated(row) for row in rows] == expected
 
@@ -259,7 +254,7 @@ def test_a_long_prompt_makes_no_square(
 def test_bfloat16_stays_near(checkpoint: Checkpoint) -> None:
     folder = checkpoint("umt5")
     runner, recorder = load(folder, dtype="bfloat16")
-    rows = [sequence(i, p, tables(PROMPTS)[i], new=1) for i, p in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, new=1)
     run(runner, rows)
     golden = Golden(folder)
     ours = torch.cat([recorder.logits(row.id) for row in rows])

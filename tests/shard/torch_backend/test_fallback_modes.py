@@ -16,8 +16,7 @@ from tests.shard.torch_backend.models_support import (
     load,
     prompts,
     run,
-    sequence,
-    tables,
+    sequences,
 )
 from tgi_trio.model.families.registry import THROUGH_TRANSFORMERS
 from tgi_trio.shard.torch_backend.fallback import fallback_runner, modes
@@ -57,8 +56,7 @@ def test_bfloat16_is_as_far_from_float32_as_rounding_takes_it(
     folder = checkpoint(family, dtype="bfloat16")
     runner, recorder = load(folder, dtype="bfloat16")
     assert runner.info.backend == f"transformers, {THROUGH_TRANSFORMERS[family]}"
-    blocks = tables(PROMPTS, shuffle=3, new=NEW)
-    rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, shuffle=3, new=NEW)
     run(runner, rows, chunk=20, joins=2)
     golden, rounded = Golden(folder), Golden(folder)
     rounded.model.to(torch.bfloat16)

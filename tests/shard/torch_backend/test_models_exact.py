@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tests.shard.torch_backend.models_support import (
     Golden,
     advance,
     assert_greedy,
+    check_prompt_logprobs,
     generated,
     guessing_plan,
     load,
@@ -21,6 +21,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
+    sequences,
     tables,
 )
 
@@ -63,8 +64,7 @@ def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Model:
 
 
 def _rows(shuffle: int | None = None) -> list:
-    blocks = tables(PROMPTS, shuffle)
-    return [sequence(i, prompt, blocks[i]) for i, prompt in enumerate(PROMPTS)]
+    return sequences(PROMPTS, shuffle)
 
 
 def test_the_output_wanders(model: Model) -> None:
@@ -180,21 +180,7 @@ def test_a_step_may_be_repeated(model: Model) -> None:
 
 @pytest.mark.parametrize("chunk", [1000, 5])
 def test_prompt_logprobs(model: Model, chunk: int) -> None:
-    prompt = PROMPTS[5]
-    row = sequence(5, prompt, range(1, 20), new=2, prompt_logprobs=True, prompt_top_n=4)
-    other = sequence(6, PROMPTS[6], range(20, 40), new=2)
-    found: list[float] = []
-    tops: list[list[tuple[int, float]]] = []
-    while row.length == len(prompt):
-        count = min(chunk, row.length - row.computed)
-        results = advance(model.runner, [row, other], [count, 1])
-        found += results[0].prompt_logprobs
-        tops += results[0].prompt_tops
-        assert not results[1].prompt_logprobs
-    assert not advance(model.runner, [row], [1])[0].prompt_logprobs
-    assert len(found) == len(prompt) and math.isnan(found[0])
-    assert found[1:] == pytest.approx(model.golden.prompt_logprobs(prompt), abs=1e-4)
-    model.golden.assert_prompt_tops(prompt, tops, 4)
+    check_prompt_logprobs(model.runner, model.golden, PROMPTS[5:7], chunk)
     model.recorder.by_place.clear()
 
 

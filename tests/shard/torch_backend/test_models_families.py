@@ -25,6 +25,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
+    sequences,
     tables,
 )
 from tgi_trio.errors import ModelLoadError
@@ -99,8 +100,7 @@ def _check(folder: Path, backend: str, new: int = NEW, tolerance: float = 1e-4) 
     """Run mixed chunks and decodes over shuffled blocks and compare with transformers."""
     runner, recorder = load(folder)
     assert runner.info.backend == backend
-    blocks = tables(PROMPTS, shuffle=3, new=new)
-    rows = [sequence(i, prompt, blocks[i], new=new) for i, prompt in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, shuffle=3, new=new)
     run(runner, rows, chunk=20, joins=2)
     golden = Golden(folder)
     for row in rows:
@@ -115,8 +115,7 @@ def test_family(checkpoint: Checkpoint, family: str) -> None:
 
 def _check_against(folder: Path, golden: Golden) -> None:
     runner, recorder = load(folder)
-    blocks = tables(PROMPTS, shuffle=3, new=NEW)
-    rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, shuffle=3, new=NEW)
     run(runner, rows, chunk=20, joins=2)
     for row in rows:
         assert_greedy(golden, recorder, row)
@@ -271,8 +270,7 @@ def test_rotary_scaling_by_length(checkpoint: Checkpoint, kind: str) -> None:
     limit = 160 if kind == "longrope" else 40
     folder = checkpoint("llama", rope_parameters=parameters, max_position_embeddings=limit)
     runner, _ = load(folder)
-    blocks = tables(PROMPTS, shuffle=3, new=NEW)
-    rows = [sequence(i, p, blocks[i], new=NEW) for i, p in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, shuffle=3, new=NEW)
     run(runner, rows, chunk=20, joins=2)
     for row, prompt in zip(rows, PROMPTS, strict=True):
         # A model of its own per prompt: transformers' dynamic frequencies outlive a sequence.
@@ -325,8 +323,7 @@ def test_a_state_that_takes_one_token_at_a_time(checkpoint: Checkpoint, family: 
     folder = checkpoint(family)
     runner, recorder = load(folder)
     assert runner.info.backend == "transformers, cached"
-    blocks = tables(PROMPTS, new=NEW)
-    rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(PROMPTS)]
+    rows = sequences(PROMPTS, new=NEW)
     run(runner, rows, chunk=20, joins=2)
     golden = Golden(folder)
     for row in rows:
