@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import get_native_id as gettid
 
@@ -205,22 +206,29 @@ def test_a_sequence_is_ready_when_its_grammar_is_compiled_well_or_not(
     assert not broken.state
 
 
-def test_grammars_are_compiled_wherever_a_core_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("niceness", [0, 12])
+def test_grammars_are_compiled_wherever_a_core_is_idle(
+    monkeypatch: pytest.MonkeyPatch, niceness: int
+) -> None:
+    """And give way to the steps, also where the whole server is to give way to others."""
     everywhere, seen = os.sched_getaffinity(0), []
 
     def noted(text: str, tokenizer: object) -> LLMatcher:
         seen.append((os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, gettid())))
         return compile_grammar(text, TOKENIZER)
 
+    def step() -> int:
+        own = os.nice(niceness)  # Linux: of this thread, and of those that it starts
+        grammars = Grammars(TOKENIZER)
+        os.sched_setaffinity(0, {min(everywhere)})  # as the CPU kernels pin the thread that steps
+        allowed(grammars, sequence(texts.choice(["yes"])))
+        return own
+
     monkeypatch.setattr("tgi_trio.shard.sampling.guides.compile_grammar", noted)
-    own, before = Grammars(TOKENIZER), os.getpriority(os.PRIO_PROCESS, gettid())
-    os.sched_setaffinity(0, {min(everywhere)})  # as the CPU kernels pin the thread that steps
-    try:
-        allowed(own, sequence(texts.choice(["yes"])))
-    finally:
-        os.sched_setaffinity(0, everywhere)
+    with ThreadPoolExecutor(1) as thread:
+        own = thread.submit(step).result()
     assert [cores for cores, _ in seen] == [everywhere]
-    assert seen[0][1] > before
+    assert seen[0][1] > own
 
 
 def test_a_tokenizer_that_is_none_is_refused(tmp_path: Path) -> None:

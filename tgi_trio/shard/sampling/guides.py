@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +28,7 @@ STATE = "grammar"  # key in Sequence.state
 
 _KEPT = 64  # compiled grammars
 _COMPILING = 2  # at the same time
-_NICENESS = 10  # of the threads that compile
+_NICENESS = 10  # of the threads that compile, beyond that of the steps
 _TEAM_ROWS = 32  # masks that are worth waking other threads for; most take 10 us
 
 
@@ -173,4 +172,4 @@ def _has_one_bit(mask: NDArray[np.uint8]) -> bool:
 def _give_way(cores: set[int]) -> None:
     """Let this thread run on any of `cores` that the steps leave idle."""
     os.sched_setaffinity(0, cores)
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    os.nice(_NICENESS)  # Linux: of this thread alone
