@@ -77,6 +77,26 @@ class Clocked:
         report.top_count += [0] * count
 
 
+def behind_a_long_prompt(decodes: int, **changes: object) -> Clocked:
+    """Return what decodes sequences 1 to `decodes`, when it is given a long prompt, 10."""
+    clocked = Clocked(**changes)
+    for id in range(1, decodes + 1):
+        clocked.scheduler.add(id, request(10, 5000), 0.0)
+    for _ in range(10):
+        clocked.step()
+    clocked.scheduler.add(10, request(20_000, 10), 0.0)
+    return clocked
+
+
+def learned(**changes: object) -> Clocked:
+    """Return the same with four, when it has learned how long steps take; nobody waits behind."""
+    clocked = behind_a_long_prompt(4, **changes)
+    for _ in range(20):
+        tokens, _ = clocked.step()
+    assert tokens < 120
+    return clocked
+
+
 def test_a_prompt_alone_gets_full_steps() -> None:
     clocked = Clocked()
     clocked.scheduler.add(1, request(2000, 500), 0.0)
@@ -84,11 +104,7 @@ def test_a_prompt_alone_gets_full_steps() -> None:
 
 
 def test_a_prompt_alone_gets_full_steps_whatever_was_learned() -> None:
-    clocked = Clocked()
-    clocked.scheduler.add(1, request(10, 5000), 0.0)
-    for _ in range(10):
-        clocked.step()
-    clocked.scheduler.add(2, request(20_000, 10), 0.0)
+    clocked = behind_a_long_prompt(1)
     for _ in range(10):
         tokens, _ = clocked.step()
     assert tokens < 200
@@ -100,13 +116,9 @@ def test_a_prompt_alone_gets_full_steps_whatever_was_learned() -> None:
 
 
 def test_a_long_prompt_stretches_the_steps_of_others_twofold_at_most() -> None:
-    clocked = Clocked()
-    clocked.scheduler.add(1, request(10, 5000), 0.0)
-    for _ in range(10):
-        clocked.step()
-    clocked.scheduler.add(2, request(20_000, 10), 0.0)
+    clocked = behind_a_long_prompt(1)
     chunks = []
-    while 2 not in clocked.running:
+    while 10 not in clocked.running:
         chunks.append(clocked.step())
     times = [ns for _, ns in chunks]
     assert sum(ns > 2.2 * DECODE_NS for ns in times) <= 1  # the one that taught it
@@ -114,11 +126,7 @@ def test_a_long_prompt_stretches_the_steps_of_others_twofold_at_most() -> None:
 
 
 def test_the_share_of_prompts_grows_again_when_there_is_time() -> None:
-    clocked = Clocked()
-    clocked.scheduler.add(1, request(10, 5000), 0.0)
-    for _ in range(10):
-        clocked.step()
-    clocked.scheduler.add(2, request(20_000, 10), 0.0)
+    clocked = behind_a_long_prompt(1)
     for _ in range(20):
         slow, _ = clocked.step()
     clocked.token_ns = TOKEN_NS // 3
@@ -128,37 +136,19 @@ def test_the_share_of_prompts_grows_again_when_there_is_time() -> None:
 
 
 def test_a_queue_for_memory_does_not_get_full_steps() -> None:
-    clocked = Clocked(blocks=10_100, max_waiting_tokens=3)
-    for id in range(4):
-        clocked.scheduler.add(id, request(10, 5000), 0.0)
-    for _ in range(10):
-        clocked.step()
-    clocked.scheduler.add(10, request(20_000, 10), 0.0)  # 20,040 and 20,009 tokens of 40,396
+    # 20,040 and 20,009 tokens of 40,396
+    clocked = behind_a_long_prompt(4, blocks=10_100, max_waiting_tokens=3)
     clocked.scheduler.add(11, request(500, 10), 0.0)
     chunks = [clocked.step()[0] for _ in range(30)]
     assert clocked.scheduler.queue_size == 1
     assert max(chunks[3:]) < 200
 
 
-def behind_a_long_prompt(**changes: object) -> Clocked:
-    """Four generate beside a long prompt, and nobody waits behind it yet."""
-    clocked = Clocked(**changes)
-    for id in range(4):
-        clocked.scheduler.add(id, request(10, 5000), 0.0)
-    for _ in range(10):
-        clocked.step()
-    clocked.scheduler.add(10, request(20_000, 10), 0.0)
-    for _ in range(20):
-        tokens, _ = clocked.step()
-    assert tokens < 120
-    return clocked
-
-
 @pytest.mark.parametrize(("target", "least", "most"), [(0.05, 260, 320), (0.2, 900, 1024)])
 def test_many_that_wait_get_steps_as_long_as_the_target_allows(
     target: float, least: int, most: int
 ) -> None:
-    clocked = behind_a_long_prompt(waiting_served_ratio=0.5, target_itl=target)
+    clocked = learned(waiting_served_ratio=0.5, target_itl=target)
     for id in range(11, 14):
         clocked.scheduler.add(id, request(20_000, 10), 0.0)
     steps = [clocked.step() for _ in range(12)]
@@ -167,7 +157,7 @@ def test_many_that_wait_get_steps_as_long_as_the_target_allows(
 
 
 def test_few_that_wait_get_one_such_step_after_every_max_waiting_tokens() -> None:
-    clocked = behind_a_long_prompt(waiting_served_ratio=1000.0, max_waiting_tokens=9)
+    clocked = learned(waiting_served_ratio=1000.0, max_waiting_tokens=9)
     clocked.scheduler.add(11, request(20_000, 10), 0.0)
     tokens = [clocked.step()[0] for _ in range(40)]
     large = [step for step, count in enumerate(tokens) if count > 200]

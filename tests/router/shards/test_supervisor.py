@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -83,31 +83,46 @@ async def ids_of(stream: TokenStream) -> list[int]:
     return [token.id async for tokens in stream for token in tokens]
 
 
+class Clients:
+    """Clients of an engine, and what they got, by prompt."""
+
+    def __init__(self, engine: Engine, folder: Path, tokens: int) -> None:
+        self.engine = engine
+        self.tokenizer = byte_tokenizer(folder)
+        self.tokens = tokens
+        self.results: dict[str, list[int]] = {}
+
+    async def run(self, prompt: str) -> None:
+        with self.engine.submit(make_request(self.tokenizer, prompt, self.tokens)) as stream:
+            self.results[prompt] = await ids_of(stream)
+
+    def expect(self, settings: FakeSettings, prompts: Iterable[str]) -> dict[str, list[int]]:
+        """Return what a shard that never dies answers."""
+        ids = {prompt: self.tokenizer.encode_ids(prompt, False).tolist() for prompt in prompts}
+        return {prompt: continuation(settings, ids[prompt], self.tokens) for prompt in ids}
+
+    def check_that_all_is_free(self) -> None:
+        scheduler = self.engine.scheduler
+        scheduler.check()
+        assert scheduler.free_blocks == scheduler.total_blocks
+
+
 @pytest.mark.trio
 async def test_a_killed_shard_is_a_pause_for_32_streams(tmp_path: Path) -> None:
     argv = FakeArgv()
     async with supervised(tmp_path, argv) as (engine, supervisor):
-        tokenizer = byte_tokenizer(tmp_path)
-        results: dict[int, list[int]] = {}
-
-        async def client(n: int) -> None:
-            with engine.submit(make_request(tokenizer, f"stream {n}", 60)) as stream:
-                results[n] = await ids_of(stream)
-
+        clients, prompts = Clients(engine, tmp_path, 60), [f"stream {n}" for n in range(32)]
         async with trio.open_nursery() as nursery:
-            for n in range(32):
-                nursery.start_soon(client, n)
+            for prompt in prompts:
+                nursery.start_soon(clients.run, prompt)
             for _ in range(2):
                 await trio.sleep(0.05)
                 while not supervisor.ready:
                     await trio.sleep(0.01)
                 os.kill(supervisor.pids[0], signal.SIGKILL)
-        for n, ids in results.items():
-            prompt = tokenizer.encode_ids(f"stream {n}", False).tolist()
-            assert ids == continuation(argv.base, prompt, 60)
+        assert clients.results == clients.expect(argv.base, prompts)
         assert argv.spawned >= 2
-        engine.scheduler.check()
-        assert engine.scheduler.free_blocks == engine.scheduler.total_blocks
+        clients.check_that_all_is_free()
 
 
 @pytest.mark.trio
@@ -143,36 +158,26 @@ async def test_a_request_that_crashes_every_shard_fails_alone(tmp_path: Path) ->
     poison = 3 + 255
     argv = FakeArgv(FakeSettings(vocab_size=259, step_ms=2, crash_token=poison))
     async with supervised(tmp_path, argv, limit=2) as (engine, supervisor):
-        tokenizer = byte_tokenizer(tmp_path)
-        answers = {
-            prompt: continuation(argv.base, tokenizer.encode_ids(prompt, False).tolist(), 25)
-            for prompt in (f"good {n}" for n in range(14))
-        }
+        clients = Clients(engine, tmp_path, 25)
+        answers = clients.expect(argv.base, (f"good {n}" for n in range(14)))
         # Not those that come upon the token by themselves.
         answers = {prompt: ids for prompt, ids in answers.items() if poison not in ids}
         assert len(answers) > 8
-        results: dict[str, list[int]] = {}
-
-        async def client(prompt: str) -> None:
-            with engine.submit(make_request(tokenizer, prompt, 25)) as stream:
-                results[prompt] = await ids_of(stream)
-
         async with trio.open_nursery() as nursery:
             for prompt in answers:
-                nursery.start_soon(client, prompt)
+                nursery.start_soon(clients.run, prompt)
             await trio.sleep(0.02)
-            request = make_request(tokenizer, "bad", 30)
+            request = make_request(clients.tokenizer, "bad", 30)
             request.prompt_ids[1] = poison
             with engine.submit(request) as bad:
                 with pytest.raises(GenerationError, match="ended again and again"):
                     await ids_of(bad)
-        assert results == answers
-        engine.scheduler.check()
-        assert engine.scheduler.free_blocks == engine.scheduler.total_blocks
+        assert clients.results == answers
+        clients.check_that_all_is_free()
         while not supervisor.ready:
             await trio.sleep(0.01)
-        with engine.submit(make_request(tokenizer, "after", 5)) as stream:
-            assert len(await ids_of(stream)) == 5
+        await clients.run("after")
+        assert len(clients.results["after"]) == clients.tokens
 
 
 @pytest.mark.trio
@@ -180,22 +185,13 @@ async def test_a_device_that_breaks_is_a_pause_for_all_streams(tmp_path: Path) -
     """Not one of them is blamed, though every row of every step fails until the shard ends."""
     argv = FakeArgv(plan=[{"break_at_step": 6}, {"break_at_step": 15}])
     async with supervised(tmp_path, argv) as (engine, _):
-        tokenizer = byte_tokenizer(tmp_path)
-        results: dict[int, list[int]] = {}
-
-        async def client(n: int) -> None:
-            with engine.submit(make_request(tokenizer, f"stream {n}", 40)) as stream:
-                results[n] = await ids_of(stream)
-
+        clients, prompts = Clients(engine, tmp_path, 40), [f"stream {n}" for n in range(5)]
         async with trio.open_nursery() as nursery:
-            for n in range(5):
-                nursery.start_soon(client, n)
-        for n, ids in results.items():
-            prompt = tokenizer.encode_ids(f"stream {n}", False).tolist()
-            assert ids == continuation(argv.base, prompt, 40)
-        assert len(results) == 5 and argv.spawned == 3
-        engine.scheduler.check()
-        assert engine.scheduler.free_blocks == engine.scheduler.total_blocks
+            for prompt in prompts:
+                nursery.start_soon(clients.run, prompt)
+        assert clients.results == clients.expect(argv.base, prompts)
+        assert argv.spawned == 3
+        clients.check_that_all_is_free()
 
 
 @pytest.mark.trio
@@ -230,29 +226,19 @@ async def test_a_request_that_breaks_the_device_is_found(tmp_path: Path) -> None
     poison = 3 + 255
     argv = FakeArgv(FakeSettings(vocab_size=259, step_ms=2, break_token=poison))
     async with supervised(tmp_path, argv, limit=2) as (engine, supervisor):
-        tokenizer = byte_tokenizer(tmp_path)
-        prompts = [f"good {n}" for n in range(6)]
-        answers = {
-            prompt: continuation(argv.base, tokenizer.encode_ids(prompt, False).tolist(), 25)
-            for prompt in prompts
-        }
+        clients = Clients(engine, tmp_path, 25)
+        answers = clients.expect(argv.base, (f"good {n}" for n in range(6)))
         answers = {prompt: ids for prompt, ids in answers.items() if poison not in ids}
         assert len(answers) > 3
-        results: dict[str, list[int]] = {}
-
-        async def client(prompt: str) -> None:
-            with engine.submit(make_request(tokenizer, prompt, 25)) as stream:
-                results[prompt] = await ids_of(stream)
-
         async with trio.open_nursery() as nursery:
             for prompt in answers:
-                nursery.start_soon(client, prompt)
-            request = make_request(tokenizer, "bad", 30)
+                nursery.start_soon(clients.run, prompt)
+            request = make_request(clients.tokenizer, "bad", 30)
             request.prompt_ids[1] = poison
             with engine.submit(request) as bad:
                 with pytest.raises(GenerationError, match="ended again and again"):
                     await ids_of(bad)
-        assert results == answers and not supervisor.given_up
+        assert clients.results == answers and not supervisor.given_up
 
 
 @pytest.mark.trio
