@@ -6,7 +6,7 @@ A reader raises ValueError with what is allowed, as the end of a sentence.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,17 @@ def read_bool(text: str) -> bool:
     if word not in BOOLEANS:
         raise ValueError("expected true or false")
     return word in _TRUE
+
+
+def _one_of(words: Sequence[str]) -> Callable[[str], str]:
+    """Return the reader of a word out of a few."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"expected one of {', '.join(words)}")
+        return text
+
+    return read
 
 
 def _int(text: str) -> int:
@@ -108,24 +119,6 @@ def _collector(text: str) -> str:
     return text
 
 
-def _extension(text: str) -> str:
-    if text not in EXTENSIONS:
-        raise ValueError(f"expected one of {', '.join(EXTENSIONS)}")
-    return text
-
-
-def _cpu_backend(text: str) -> str:
-    if text not in CPU_BACKENDS:
-        raise ValueError(f"expected one of {', '.join(CPU_BACKENDS)}")
-    return text
-
-
-def _rope(text: str) -> str:
-    if text not in ROPE_SCALINGS:
-        raise ValueError(f"expected one of {', '.join(ROPE_SCALINGS)}")
-    return text
-
-
 def _quantization(text: str) -> str:
     if text not in QUANTIZATIONS:
         raise ValueError(
@@ -143,20 +136,8 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(size for part in parts if (size := int(part)) > 0)
 
 
-def _dtype(text: str) -> str:
-    if text not in DTYPES:
-        raise ValueError(f"expected one of {', '.join(DTYPES)}")
-    return text
-
-
 def _levels(text: str) -> str:
     parse_log_levels(text)
-    return text
-
-
-def _shell(text: str) -> str:
-    if text not in SHELLS:
-        raise ValueError(f"expected one of {', '.join(SHELLS)}")
     return text
 
 
@@ -182,10 +163,10 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "text": ("TEXT", _text),
     "model": ("MODEL", _model),
     "path": ("PATH", _path),
-    "dtype": ("DTYPE", _dtype),
+    "dtype": ("DTYPE", _one_of(DTYPES)),
     "quantization": ("FORMAT", _quantization),
-    "rope": ("KIND", _rope),
-    "backend": ("BACKEND", _cpu_backend),
+    "rope": ("KIND", _one_of(ROPE_SCALINGS)),
+    "backend": ("BACKEND", _one_of(CPU_BACKENDS)),
     "sizes": ("SIZES", _sizes),
     "ip": ("IP", _text),
     "key": ("KEY", _key),
@@ -194,8 +175,8 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "route": ("PATH", _route),
     "collector": ("URL", _collector),
     "levels": ("LEVEL", _levels),
-    "shell": ("SHELL", _shell),
-    "extension": ("EXT", _extension),
+    "shell": ("SHELL", _one_of(SHELLS)),
+    "extension": ("EXT", _one_of(EXTENSIONS)),
     "usage-stats": ("WHEN", _usage_stats),
 }
 SECRET: Final = frozenset(("key",))  # never stripped, split or shown

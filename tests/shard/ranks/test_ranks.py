@@ -38,45 +38,34 @@ SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads":
 
 
 def rows_for(count: int = 4) -> list:
-    some = prompts(8)[8 - count :]
-    return sequences(some, shuffle=3, new=NEW)
+    return sequences(prompts(8)[8 - count :], shuffle=3, new=NEW)
+
+
+def check_ranks(folder: Path, ranks: int, rows: list, tolerance: float, **order: int) -> None:
+    """Run `rows` over several ranks, in the `order` that `run` takes; they say what one says."""
+    recorder = GreedyRecorder()
+    with ranks_of(folder, ranks, recorder) as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        run(runner, rows, **order)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance)
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RENAMED))
 def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, family: str) -> None:
-    folder, recorder = checkpoint(family), GreedyRecorder()
-    with ranks_of(folder, 2, recorder) as runner:
-        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
-        rows = rows_for()
-        run(runner, rows, chunk=20, joins=2)
-    golden = Golden(folder)
-    for row in rows:
-        assert_greedy(golden, recorder, row, tolerance=2e-4)
+    check_ranks(checkpoint(family), 2, rows_for(), 2e-4, chunk=20, joins=2)
 
 
 @pytest.mark.parametrize(("family", "kv_heads"), [("llama", 2), ("llama", 1), ("qwen3", 1)])
 def test_four_ranks_share_the_heads_there_are(
     checkpoint: Checkpoint, family: str, kv_heads: int
 ) -> None:
-    folder, recorder = checkpoint(family, num_key_value_heads=kv_heads), GreedyRecorder()
-    with ranks_of(folder, 4, recorder) as runner:
-        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
-        rows = rows_for(3)
-        run(runner, rows)
-    golden = Golden(folder)
-    for row in rows:
-        assert_greedy(golden, recorder, row, tolerance=2e-4)
+    check_ranks(checkpoint(family, num_key_value_heads=kv_heads), 4, rows_for(3), 2e-4)
 
 
 def test_a_vocabulary_that_does_not_divide(checkpoint: Checkpoint) -> None:
-    folder, recorder = checkpoint("llama", vocab_size=515), GreedyRecorder()
-    with ranks_of(folder, 2, recorder) as runner:
-        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
-        rows = rows_for(2)
-        run(runner, rows)
-    golden = Golden(folder)
-    for row in rows:
-        assert_greedy(golden, recorder, row)
+    check_ranks(checkpoint("llama", vocab_size=515), 2, rows_for(2), 1e-4)
 
 
 def test_prompt_logprobs_of_two_ranks(checkpoint: Checkpoint) -> None:
