@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,6 +16,9 @@ from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.server import ServerSettings, listen, serve
 from tgi_trio.router.telemetry.tracing import Tracer
+
+STREAM = b'{"inputs":"x","parameters":{"max_new_tokens":2000}}'
+ENDLESS = "ab" * 3000  # the answer of an engine whose streams do not end by themselves
 
 
 @dataclass
@@ -125,6 +128,28 @@ def unchunked(response: bytes) -> bytes:
         if length == 0:
             assert rest == b""
             return body
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens by itself; `served` bounds the wait."""
+    while not condition():
+        await trio.sleep(0.001)
+
+
+async def read_until(stream: trio.abc.Stream, what: bytes) -> bytes:
+    data = b""
+    while what not in data:
+        more = await stream.receive_some(65536)
+        assert more, data
+        data += more
+    return data
+
+
+async def read_all(stream: trio.abc.Stream) -> bytes:
+    data = b""
+    while more := await stream.receive_some(65536):
+        data += more
+    return data
 
 
 @dataclass

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,11 +21,9 @@ from tests.shard.loop.scripted_router import (
     rows_of,
 )
 from tgi_trio.errors import ProtocolMismatch
-from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Frame, Kind, Phase, encode
+from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Finish, Kind, Phase, encode
 from tgi_trio.ipc.messages import StepReport
-from tgi_trio.shard.contract import RowResult, StepPlan, StepResult
-from tgi_trio.shard.loop.soundness import IN_A_ROW, RunnerBroken
-from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
+from tgi_trio.testing.fake_model import FakeRunner
 from tgi_trio.testing.fake_shard import FakeShard
 
 
@@ -326,170 +321,3 @@ def test_right_guesses_save_steps_and_wrong_ones_change_nothing() -> None:
     steps = sum(len(report.sequence) for report in router.reports)
     tokens = sum(len(report.token_ids) for report in router.reports)
     assert 0 < tokens - steps < drafts
-
-
-# --- faults --------------------------------------------------------------------------------------
-
-
-def test_a_row_that_cannot_be_run_faults_and_the_others_of_its_command_run() -> None:
-    with fake_shard() as (router, _):
-        router.prefill(row(1, PROMPT, 5), row(2, [1000], 5), row(3, [8, 9], 5, blocks=[999]))
-        router.finished(1)
-    assert router.tokens(1) == answer(PROMPT, 5)
-    assert "from 1000 to 1000; the model has 0 to 999" in (router.fault(2) or "")
-    assert "KV blocks [999]" in (router.fault(3) or "")
-    assert router.faults[0].sequence == 2
-
-
-def test_an_extension_by_blocks_that_do_not_exist_faults_the_sequence() -> None:
-    with fake_shard() as (router, _):
-        router.prefill(row(1, PROMPT, 10, blocks=[1]))
-        router.until(lambda report: report.stalled_rows == 1)
-        report = router.acknowledged(router.extend(1, 0))
-    assert "KV blocks [0]" in (router.fault(1) or "")
-    assert report.held == 0
-
-
-def test_prefill_before_warm_up_faults() -> None:
-    with channel() as (endpoints, router), FakeShard(endpoints.spec):
-        router.hello()
-        router.receive()
-        router.end.release()
-        router.acknowledged(router.prefill(row(1, PROMPT, 5)))
-    assert "before WARMUP" in (router.fault(1) or "")
-
-
-@pytest.mark.parametrize("culprits", [{1}, {7}, {3, 4}, {1, 2, 3, 5, 6, 7}])
-def test_rows_that_fail_alone_fault_and_the_others_go_on(culprits: set[int]) -> None:
-    prompts = {i: [i + 10, 666] if i in culprits else [i + 10, 5] for i in range(1, 8)}
-    with fake_shard(fail_token=666) as (router, _):
-        router.prefill(*(row(i, prompt, 6) for i, prompt in prompts.items()))
-        router.finished(*prompts)
-        router.acknowledged(router.prefill(row(8, PROMPT, 6)))
-        router.finished(8)
-    for i, prompt in prompts.items():
-        if i in culprits:
-            assert "RuntimeError: token 666 cannot be computed" in (router.fault(i) or "")
-            assert router.tokens(i) == []
-        else:
-            assert router.tokens(i) == answer(prompt, 6)
-            assert [r.step for r in router.rows(i)] == list(range(1, 7))
-    assert router.tokens(8) == answer(PROMPT, 6)
-    assert not any(report.recovered for report in router.reports)
-
-
-def test_a_step_that_raises_and_can_be_computed_in_parts_fails_nobody_and_says_so() -> None:
-    prompts = {i: [i + 10, 5] for i in range(1, 6)}
-    with fake_shard(fail_above=2) as (router, _):
-        router.prefill(row(9, PROMPT, 3))
-        router.finished(9)
-        router.prefill(*(row(i, prompt, 6) for i, prompt in prompts.items()))
-        router.finished(*prompts)
-    for i, prompt in prompts.items():
-        assert router.tokens(i) == answer(prompt, 6)
-        assert router.fault(i) is None
-    steps = [report.recovered for report in router.reports if report.sequence]
-    assert steps == [0] * 3 + [1] * 6
-
-
-# --- a runner that is broken ---------------------------------------------------------------------
-
-
-@contextmanager
-def ending_shard(**settings: object) -> Iterator[tuple[ScriptedRouter, FakeShard]]:
-    """A warmed-up fake shard; leaving waits until its loop has ended by itself."""
-    fake = FakeSettings(block_size=BLOCK, **settings)  # type: ignore[arg-type]
-    with channel() as (endpoints, router), FakeShard(endpoints.spec, fake) as shard:
-        router.start()
-        yield router, shard
-        shard.wait()
-        while (view := router.end.try_receive()) is not None:
-            assert Frame(view).kind is not Kind.FAULT  # nobody's: all are to be replayed
-            del view
-            router.end.release()
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_a_shard_whose_device_breaks_ends_and_faults_nobody(count: int) -> None:
-    with ending_shard(break_at_step=4) as (router, shard):
-        router.prefill(*(row(i, [i + 10, 5], 20) for i in range(1, count + 1)))
-        router.until(lambda report: report.step == 3)
-    assert isinstance(shard.error, RunnerBroken)
-    assert "single token any more: RuntimeError: the device is broken" in str(shard.error)
-    assert not router.faults
-    for i in range(1, count + 1):
-        assert router.tokens(i) == answer([i + 10, 5], 20)[:3]
-
-
-def test_a_device_that_breaks_before_anyone_has_come_is_found_by_the_first_request() -> None:
-    with ending_shard(break_at_step=1) as (router, shard):
-        router.prefill(row(1, PROMPT, 5))
-    assert isinstance(shard.error, RunnerBroken)
-
-
-def test_several_rows_that_all_fail_alone_are_not_to_blame() -> None:
-    """Even when the runner computes a token of its own: it may lack memory for more."""
-    with ending_shard(fail_token=666) as (router, shard):
-        router.prefill(*(row(i, [i + 10, 666], 6) for i in range(1, 5)))
-    assert isinstance(shard.error, RunnerBroken) and not router.faults
-    assert "each of 4 rows of a step failed alone" in str(shard.error)
-    assert "token 666 cannot be computed" in str(shard.error)
-
-
-def test_a_row_in_every_step_that_fails_is_blamed_a_few_times_only() -> None:
-    with ending_shard(fail_token=666) as (router, shard):
-        for i in range(1, IN_A_ROW):
-            router.prefill(row(i, [666], 6))
-            router.finished(i)
-        router.prefill(row(IN_A_ROW, PROMPT, 6))  # a step that succeeds: they were to blame
-        router.finished(IN_A_ROW)
-        for i in range(IN_A_ROW + 1, 2 * IN_A_ROW):
-            router.prefill(row(i % 15, [666], 6))
-            router.finished(i % 15)
-        assert len(router.faults) == 2 * (IN_A_ROW - 1)
-        router.prefill(row(1, [666], 6))
-    assert isinstance(shard.error, RunnerBroken)
-    assert f"{IN_A_ROW} steps in a row failed" in str(shard.error)
-
-
-@pytest.mark.parametrize("sound", [True, False])
-def test_rows_that_fault_without_raising_have_the_runner_prove_itself(
-    monkeypatch: pytest.MonkeyPatch, sound: bool
-) -> None:
-    def step(self: FakeRunner, plan: StepPlan) -> StepResult:
-        return StepResult.of([RowResult(fault="NaN") for _ in plan.rows], 0, 0)
-
-    monkeypatch.setattr(FakeRunner, "step", step)
-    if sound:
-        with fake_shard() as (router, _):
-            for turn in range(2 * IN_A_ROW):
-                router.prefill(*(row(1 + i, PROMPT, 5) for i in range(turn % 2 + 1)))
-                router.acknowledged(router.command)
-            assert len(router.faults) == 3 * IN_A_ROW
-    else:
-        with ending_shard(break_at_step=0) as (router, shard):
-            assert shard.runner is not None
-            monkeypatch.setattr(shard.runner, "prove_sound", lambda: 1 / 0)
-            router.prefill(row(1, PROMPT, 5), row(2, PROMPT, 5))
-        assert isinstance(shard.error, RunnerBroken) and "ZeroDivisionError" in str(shard.error)
-
-
-@pytest.mark.parametrize(("incarnation", "ready"), [(1, True), (2, False)])
-def test_a_shard_that_follows_another_proves_itself_before_it_is_ready(
-    tmp_path: Path, incarnation: int, ready: bool
-) -> None:
-    (tmp_path / "broken").touch()
-    fake = FakeSettings(block_size=BLOCK, broken_while=str(tmp_path / "broken"))
-    with (
-        channel(incarnation=incarnation) as (endpoints, router),
-        FakeShard(endpoints.spec, fake) as shard,
-    ):
-        router.greet()
-        router.warm_up()
-        if ready:
-            assert router.receive().kind is Kind.WARMUP_REPLY
-            router.end.release()
-        else:
-            shard.wait()
-            assert isinstance(shard.error, RunnerBroken)
-            assert router.end.try_receive() is None

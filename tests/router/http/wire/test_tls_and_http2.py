@@ -12,8 +12,7 @@ import pytest
 import trio
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import Client, served
-from tests.router.http.wire.test_conduct import ENDLESS, STREAM, close, until
+from tests.router.http.served import ENDLESS, STREAM, Client, served, until
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.server import ServerSettings
 
@@ -39,7 +38,7 @@ async def test_tls_serves_streams_and_notices_who_leaves():
         server.engine.answer = lambda prompt: ENDLESS
         await stream.send_all(Client.request("POST", "/generate_stream", STREAM, {}))
         await until(lambda: bool(server.engine.live))
-        close(stream.transport_stream)
+        stream.transport_stream.socket.close()
         await until(lambda: server.engine.permits == 0)
 
 
