@@ -71,7 +71,7 @@ def _load_kernels(
     Raises ConfigurationError where the kernels do not fit and torch will not do.
     """
     from tgi_trio.shard.numba_backend.loading import load
-    from tgi_trio.shard.numba_backend.unfit import UnsupportedError
+    from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
     try:
         return load(settings, config, grammars=grammars, fresh_files=fresh_files)

@@ -13,7 +13,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.loading import load
-from tgi_trio.shard.numba_backend.unfit import UnsupportedError
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
 
 def main(argv: list[str]) -> int:

@@ -16,7 +16,7 @@ from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.numba_backend.program import pack_program
-from tgi_trio.shard.numba_backend.unfit import UnsupportedError
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
 from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel
-from tgi_trio.shard.numba_backend.unfit import UnsupportedError
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
