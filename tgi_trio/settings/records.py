@@ -1,7 +1,7 @@
 """What the server can be told, and what it runs with: every setting with its type and default.
 
 `Options` is what came from flags and environment, `Settings` what the server runs with.
-`settings_checks` says what cannot be asked for, `settings_resolve` makes the one into the other.
+`checks.py` says what cannot be asked for, `resolve.py` makes the one into the other.
 Names and defaults are TGI's wherever TGI has them.
 """
 

@@ -52,7 +52,7 @@ class FakeSettings:
     step_ms: float = 0.0  # time of every step
     token_us: float = 0.0  # and of every query token in it
     eos_after: int = 0  # a sequence's EOS comes after this many generated tokens; 0 = never
-    replies: tuple[tuple[int, ...], ...] = ()  # whole answers, EOS follows; see `reply_to`
+    replies: tuple[tuple[int, ...], ...] = ()  # whole answers, EOS follows; see `next_token`
     verify_kv: bool = True
     load_error: str = ""  # loading fails with this message
     crash_at_step: int = 0  # the process ends in this step, counted from 1

@@ -61,11 +61,10 @@ class Admission:
         skips = 0  # of the one of `without_room` that was passed most often
         room = self._available
         anyone_has_turn = batch.has_turn(1)
+        may_go = anyone_has_turn and places != 0 and not batch.is_full
         # A copy: who is admitted leaves the queue. Nearly every look at a waiting sequence in
         # nearly every step is the shortest way through this loop, so that is kept short.
-        for sequence in (
-            list(queue) if anyone_has_turn and places != 0 and not batch.is_full else ()
-        ):
+        for sequence in list(queue) if may_go else ():
             if places is not None and sequence not in self._isolation:
                 held_back += 1
                 continue

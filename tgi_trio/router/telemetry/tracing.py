@@ -122,7 +122,7 @@ class Tracer:
 def stages(timings: Timings, ended: float) -> Iterator[tuple[str, float, float]]:
     """Yield (stage, start, end) of a generation as far as it came; the last may be cut by `ended`.
 
-    Trio clock, seconds. The stages are those of `Receipt`.
+    Trio clock, seconds. The stages are those of `RequestStats`.
     """
     finished = timings.finished if timings.finished is not None else ended
     moments = (timings.received, timings.queued, timings.started, timings.first_token, finished)

@@ -77,7 +77,7 @@ async def _text_of(call: Call, ids: list[int]) -> str:
 
 
 def simple_tokens_json(encoding: Encoding) -> bytes:
-    """Return a list of SimpleTokens, with byte offsets as TGI gives them."""
+    """Return a list of `SimpleToken`, with byte offsets as TGI gives them."""
     data = encoding.text.encode()
     pieces = []
     for id, (start, stop) in zip(encoding.ids.tolist(), encoding.byte_offsets(), strict=True):
