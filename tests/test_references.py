@@ -1,10 +1,12 @@
-"""What documents and docstrings name in back-ticks is there: files, classes, their attributes."""
+"""What is named in back-ticks, in documents, docstrings and comments, is there."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -44,12 +46,20 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
             yield ast.get_docstring(node) or ""
 
 
+def comments(source: bytes) -> Iterator[str]:
+    for token in tokenize.tokenize(io.BytesIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
 @cache
 def mentions() -> tuple[tuple[Path, str], ...]:
-    """Return (file, what stands in back-ticks) of every document and every docstring."""
+    """Return (file, what stands in back-ticks) of every document, docstring and comment."""
     texts = [(path, path.read_text()) for path in tracked("*.md")]
     for path in tracked("tgi_trio/*.py", "bench/*.py", "tests/*.py", "tools/*.py", "examples/*.py"):
-        texts += [(path, text) for text in docstrings(ast.parse(path.read_text()))]
+        source = path.read_bytes()
+        texts += [(path, text) for text in docstrings(ast.parse(source))]
+        texts += [(path, text) for text in comments(source)]
     return tuple((path, code) for path, text in texts for code in CODE.findall(text))
 
 

@@ -79,7 +79,7 @@ CLAIMS: Final[Claims] = {
     ),
     "RotarySpec.theta": ANY,
     "RotarySpec.max_positions": ANY,
-    "RotarySpec.parameters": ANY,  # `frequencies.py` reads them, by kind
+    "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
 }
 
 

@@ -78,7 +78,7 @@ CLAIMS: Final[Claims] = {
     ),
     "RotarySpec.interleaved": ANY,
     "RotarySpec.max_positions": ANY,
-    "RotarySpec.parameters": ANY,  # `frequencies.py` reads them, by kind
+    "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
     "ExpertsSpec.count": ANY,
     "ExpertsSpec.per_token": ANY,
     "ExpertsSpec.width": ANY,
