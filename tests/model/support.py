@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import RopeScaling, read_config
-from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.tensors import decoder_claims
+from tgi_trio.model.t5_spec import T5Spec
+from tgi_trio.model.tensors import decoder_claims, t5_claims
 
 Stored = tuple[str, tuple[int, ...]]  # dtype as safetensors names it, and shape
 
@@ -61,10 +62,11 @@ def write_safetensors(file: Path, tensors: Mapping[str, Stored]) -> None:
 
 
 def claimed(folder: Path) -> dict[str, Stored]:
-    """Return what a folder's config.json asks for; the sizes do not matter to any check."""
-    spec = decoder_spec(read_config(folder))
+    """Return what a folder's config.json asks for."""
+    spec = model_spec(read_config(folder))
     assert spec is not None
-    return {name: ("F32", (2, 2)) for name in sorted(decoder_claims(spec).needed)}
+    claims = t5_claims(spec) if isinstance(spec, T5Spec) else decoder_claims(spec)
+    return {name: ("F32", shape) for name, shape in sorted(claims.needed.items())}
 
 
 def make_folder(

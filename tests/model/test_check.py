@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,15 @@ from tgi_trio.model.transformers_types import text_types
 
 F32 = ("F32", (2, 2))
 GPT2 = {"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2}
+T5 = {
+    "model_type": "t5",
+    "vocab_size": 8,
+    "d_model": 4,
+    "d_ff": 8,
+    "d_kv": 3,
+    "num_heads": 2,
+    "num_layers": 1,
+}
 LARGE = LLAMA | {"hidden_size": 64, "intermediate_size": 64}  # the kernels fit it
 
 
@@ -184,3 +194,36 @@ except TgiTrioError:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "shape", "message"),
+    [
+        (LLAMA, "model.layers.0.mlp.up_proj.weight", (8, 5), "[8, 5], but config.json asks"),
+        (LLAMA, "model.norm.weight", (4, 1), "[4, 1], but config.json asks for [4]"),
+        (LLAMA, "model.embed_tokens.weight", (9, 4), "[9, 4], but config.json asks for [8, 4]"),
+        # Stored the other way round.
+        (
+            GPT2,
+            "transformer.h.0.mlp.c_fc.weight",
+            (16, 4),
+            "[16, 4], but config.json asks for [4, 16]",
+        ),
+        (T5, "lm_head.weight", (8, 6), "[8, 6], but config.json asks for [8, 4]"),
+        (T5, "decoder.block.0.layer.1.EncDecAttention.o.weight", (4, 4), "asks for [4, 6]"),
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(
+    tmp_path: Path, config: dict[str, Any], name: str, shape: tuple[int, ...], message: str
+) -> None:
+    make_folder(tmp_path, config)
+    assert check(tmp_path) == []
+    make_folder(tmp_path, config, {name: ("F32", shape)})
+    with pytest.raises(ModelLoadError, match=re.escape(message)) as caught:
+        check(tmp_path)
+    assert str(caught.value).startswith(f"Tensor {name!r} in {tmp_path / 'model.safetensors'} has")
+
+
+def test_a_copy_that_nobody_reads_may_have_any_shape(tmp_path: Path) -> None:
+    make_folder(tmp_path, LLAMA | {"tie_word_embeddings": True}, {"lm_head.weight": F32})
+    assert check(tmp_path) == []

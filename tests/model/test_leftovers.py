@@ -59,7 +59,7 @@ def test_names_without_the_base_prefix(tmp_path: Path) -> None:
     from tests.model.support import claimed, write_safetensors
 
     write_json(tmp_path, GPT | {"model_type": "gpt2"})
-    bare = {name.removeprefix("transformer."): F32 for name in claimed(tmp_path)}
+    bare = {n.removeprefix("transformer."): stored for n, stored in claimed(tmp_path).items()}
     mask = {"h.0.attn.bias": ("F32", (1, 1, 16, 16))}
     write_safetensors(tmp_path / "model.safetensors", bare | mask)
     assert check(tmp_path) == []

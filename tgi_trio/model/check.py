@@ -20,7 +20,7 @@ from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import check_split
 from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec, t5_spec
-from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
+from tgi_trio.model.tensors import Shape, TensorClaims, decoder_claims, t5_claims
 from tgi_trio.model.transformers_types import configured_types, text_types
 
 
@@ -152,17 +152,30 @@ def _check_claims(
     base = claims.base
     if any(name.startswith(base) for name in tensors):
         base = ""
-    needed = {name.removeprefix(base) for name in claims.needed}
-    known = needed | {name.removeprefix(base) for name in claims.known}
+    shapes = {name.removeprefix(base): shape for name, shape in claims.known.items()}
+    needed = {name.removeprefix(base): shape for name, shape in claims.needed.items()}
+    known = shapes.keys() | needed.keys()
     unread = tensors.keys() - known
     check_dtypes({name: tensors[name] for name in known & tensors.keys()})
     # Before what is missing: of a quantised matrix the weight is missing, too.
     refuse_pieces(tensors, (name for name in unread if not is_harmless(name, config)))
-    if missing := sorted(needed - tensors.keys()):
+    if missing := sorted(needed.keys() - tensors.keys()):
         raise ModelLoadError(
             f"Tensor {missing[0]!r} is missing from the checkpoint {config.folder}."
         )
     refuse_leftovers(tensors, unread, config)
+    _check_shapes(tensors, shapes | needed)
+
+
+def _check_shapes(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, Shape | None]) -> None:
+    """Raise ModelLoadError for a tensor of another shape than it must have; None: any."""
+    for name in sorted(shapes.keys() & tensors.keys()):
+        wanted, found = shapes[name], tensors[name]
+        if wanted not in (None, found.shape):
+            raise ModelLoadError(
+                f"Tensor {name!r} in {found.file} has shape {list(found.shape)}, but config.json "
+                f"asks for {list(wanted)}."
+            )
 
 
 def _check_transformers(config: ModelConfig, serving: Serving) -> None:
