@@ -64,13 +64,14 @@ RULES: dict[str, Rule] = {
     "router.http.wire.http2": Rule(ours("router.http.wire"), only=ours("trio hypercorn")),
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
     "launcher": Rule(
-        ours("errors settings model devices logs hub demo ipc router"),
+        ours("errors settings model logs hub demo ipc router"),
         banned=MODEL,
     ),
+    "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(
-            "errors settings log_levels logs hub hub_download "
+            "errors settings devices log_levels logs hub hub_download "
             "conversion demo ipc router launcher client"
         ),
         banned=MODEL,
@@ -83,7 +84,7 @@ RULES: dict[str, Rule] = {
     "testing.checkpoints": Rule(ours("errors"), banned=SERVER),  # writes tiny model folders
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(
-        ours("cli errors hub log_levels logs launcher model.facts settings"),
+        ours("cli errors hub log_levels logs launcher model.facts settings start_checks"),
         banned=MODEL,
     ),
     "__init__": Rule(NOTHING, only=NOTHING),

@@ -86,9 +86,10 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
 
     from tgi_trio.cli.files import check_tokenizer_config, read_key_file
     from tgi_trio.hub import resolve_model, resolve_tokenizer
-    from tgi_trio.launcher import Launcher, Timeline, bind, check_start
+    from tgi_trio.launcher import Launcher, Timeline, bind
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.settings.resolve import resolve
+    from tgi_trio.start_checks import check_start
 
     timeline = Timeline()
     _start_logging(invocation)

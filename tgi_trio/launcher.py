@@ -18,14 +18,11 @@ from pathlib import Path
 
 import trio
 
-from tgi_trio.devices import check_device_flags, has_driver
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.hub import read_pipeline_tag
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
-from tgi_trio.model.check import check_model
-from tgi_trio.model.config import read_config
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
@@ -76,16 +73,6 @@ def bind(options: Options) -> Iterator[Listeners]:
     tls_context(options.ssl_certfile, options.ssl_keyfile)
     with bind_sockets(options.addresses) as api, bind_sockets(options.metrics_addresses) as metrics:
         yield Listeners(api, metrics)
-
-
-def check_start(settings: Settings) -> list[str]:
-    """Refuse a model that cannot be served so, before a shard is spawned for it.
-
-    Returns warnings. Raises ModelLoadError, ConfigurationError.
-    """
-    if not has_driver():  # otherwise the shard asks torch, and refuses them if there is none
-        check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
-    return check_model(read_config(settings.model_path, settings.rope), settings)
 
 
 def settings_table(settings: Settings) -> str:
@@ -170,7 +157,6 @@ class Launcher:
         self._metrics = Metrics(
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
-        # Converted first where it has to be: a tokenizer that cannot serve ends the start here.
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
         self._supervisor = Supervisor(
             self._metrics,

@@ -14,7 +14,7 @@ from tgi_trio.settings.records import Options
 
 @pytest.fixture(autouse=True)
 def torch_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_count, "_torch_is_for_cpus", lambda: False)
+    monkeypatch.setattr(device_count, "torch_is_for_cpus", lambda: False)
 
 
 def test_devices_that_are_present(tmp_path: Path) -> None:
@@ -81,5 +81,5 @@ def test_more_ranks_than_devices_are_refused_where_devices_are() -> None:
 
 
 def test_a_torch_for_cpus_sees_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_count, "_torch_is_for_cpus", lambda: True)
+    monkeypatch.setattr(device_count, "torch_is_for_cpus", lambda: True)
     assert choose_num_shard(Options(num_shard=3), {}, 2) == Options(num_shard=3)

@@ -83,5 +83,9 @@ def test_a_tokenizer_config_must_be_there(tmp_path: Path) -> None:
         check_tokenizer_config(tmp_path / "nowhere.json")
     with pytest.raises(ConfigurationError, match=r"--tokenizer-config-path .* directory"):
         check_tokenizer_config(tmp_path)
+    for text, why in (("{", "it is no JSON"), ("[1]", "must hold a JSON object")):
+        (tmp_path / "here.json").write_text(text)
+        with pytest.raises(ConfigurationError, match=f"--tokenizer-config-path .* {why}"):
+            check_tokenizer_config(tmp_path / "here.json")
     (tmp_path / "here.json").write_text("{}")
     check_tokenizer_config(tmp_path / "here.json")

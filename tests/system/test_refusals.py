@@ -70,6 +70,57 @@ def test_a_start_that_cannot_work_ends_before_a_shard_is_spawned(
     assert said.startswith("tgi-trio: ") and message in said
 
 
+TOKENIZER = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "flags", "message"),
+    [
+        ({"tokenizer.json": "{"}, (), "tokenizer.json cannot be loaded as a tokenizer: "),
+        ({"tokenizer.json": "{}"}, (), "missing required field `model`"),
+        ({"tokenizer.json": '{"model": {"type": "BPE"}}'}, (), "missing required field `vocab`"),
+        ({"tokenizer.json": '{"model": {"type": "T9", "vocab": {}}}'}, (), "'T9'"),
+        ({}, ("--chat-template", "{% if %}"), "The chat template 'default' does not compile"),
+        ({}, ("--chat-template", "/no/where"), "--chat-template /no/where cannot be read: No such"),
+        ({"c.json": "{'a'"}, ("--tokenizer-config-path", "c.json"), "c.json cannot be read: it is"),
+        ({"c.json": "[]"}, ("--tokenizer-config-path", "c.json"), "must hold a JSON object"),
+        (
+            {"c.json": '{"chat_template": [{"name": "default"}]}'},
+            ("--tokenizer-config-path", "c.json"),
+            "cannot be read as the configuration of a tokenizer: KeyError('template')",
+        ),
+        ({"special_tokens_map.json": "[]"}, (), "special_tokens_map.json must hold a JSON object"),
+    ],
+)
+def test_a_damaged_file_ends_a_start_before_a_shard_is_spawned(
+    tmp_path: Path, files: dict[str, str], flags: tuple[str, ...], message: str
+) -> None:
+    make_folder(tmp_path)
+    write_json(tmp_path, TOKENIZER, "tokenizer.json")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = start(tmp_path, *(str(tmp_path / each) if each in files else each for each in flags))
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["loaded:"]
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("tgi-trio: ") and message in said
+
+
+def test_a_tensor_of_another_shape_ends_a_start_before_a_shard_is_spawned(tmp_path: Path) -> None:
+    make_folder(tmp_path, changes={"model.norm.weight": ("F32", (5,))})
+    write_json(tmp_path, TOKENIZER, "tokenizer.json")
+    done = start(tmp_path)
+    assert done.returncode == 1 and done.stdout.splitlines() == ["loaded:"]
+    assert "'model.norm.weight' in " in done.stderr
+    assert "has shape [5], but config.json asks for [4]" in done.stderr
+
+
+def test_a_start_that_can_work_spawns_a_shard(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    write_json(tmp_path, TOKENIZER, "tokenizer.json")
+    assert "spawned" in start(tmp_path, "--chat-template", "{{ messages }}").stdout
+
+
 @pytest.mark.skipif(devices.has_driver(), reason="a device may be there")
 @pytest.mark.parametrize(
     "flags", [("--cuda-graphs", "1,2"), ("--cuda-memory-fraction", "0.5")], ids=str

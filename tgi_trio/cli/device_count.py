@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from tgi_trio.devices import torch_is_for_cpus
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import Options
 
@@ -56,7 +57,7 @@ def choose_num_shard(
     if not options.sharded and (options.num_shard or 1) == 1:
         return options
     present = present_devices() if present is None else present
-    if not present or _torch_is_for_cpus():
+    if not present or torch_is_for_cpus():
         return options
     count, source = visible_devices(environ, present)
     if options.num_shard is None:
@@ -72,12 +73,3 @@ def choose_num_shard(
             f"CUDA devices ({source}), and each rank has one of its own"
         )
     return options
-
-
-def _torch_is_for_cpus() -> bool:
-    from importlib.metadata import PackageNotFoundError, version  # slow, and rarely needed
-
-    try:
-        return version("torch").endswith("+cpu")
-    except PackageNotFoundError:
-        return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import stat
 from dataclasses import replace
@@ -44,12 +45,16 @@ def read_key_file(options: Options) -> Options:
 
 
 def check_tokenizer_config(path: Path | None) -> None:
-    """Raise ConfigurationError when `--tokenizer-config-path` names nothing that can be read."""
+    """Raise ConfigurationError unless `--tokenizer-config-path` names a file of a JSON object."""
     if path is None:
         return
+    why: str | None = None
     try:
-        path.open("rb").close()
+        if not isinstance(json.loads(path.read_bytes()), dict):
+            why = "it must hold a JSON object, as tokenizer_config.json does"
     except OSError as error:
-        raise ConfigurationError(
-            f"--tokenizer-config-path {path} cannot be read: {error.strerror}"
-        ) from error
+        why = error.strerror
+    except ValueError as error:
+        why = f"it is no JSON: {error}"
+    if why is not None:
+        raise ConfigurationError(f"--tokenizer-config-path {path} cannot be read: {why}")

@@ -6,7 +6,6 @@ import gc
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 import trio
 
@@ -187,9 +186,7 @@ def load_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate
     if given is None:
         sources = tokenizer.chat_templates
         return ChatTemplate(sources, tokenizer.special_tokens) if sources else None
-    if "{" in given:
-        return ChatTemplate({"default": given}, tokenizer.special_tokens)
-    return ChatTemplate.from_file(Path(given), tokenizer.special_tokens)
+    return ChatTemplate.given(given, tokenizer.special_tokens)
 
 
 async def load_front(settings: Settings, metrics: Metrics) -> Assembly:

@@ -42,6 +42,16 @@ class RequestSpan:
     failed: bool = False
 
 
+def check_tracing_installed() -> None:
+    """Raise ConfigurationError where opentelemetry's exporter cannot be imported."""
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--otlp-endpoint needs opentelemetry: pip install 'tgi-trio[otlp]' ({error})"
+        ) from error
+
+
 class Tracer:
     """Makes the spans of exchanges and hands them to the exporting thread."""
 
@@ -64,12 +74,9 @@ class Tracer:
 
         Raises ConfigurationError where opentelemetry is not installed.
         """
-        try:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        except ImportError as error:
-            raise ConfigurationError(
-                f"--otlp-endpoint needs opentelemetry: pip install 'tgi-trio[otlp]' ({error})"
-            ) from error
+        check_tracing_installed()
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
         exporter = OTLPSpanExporter(endpoint, insecure=not endpoint.startswith("https:"))
         return cls(exporter, service_name)
 

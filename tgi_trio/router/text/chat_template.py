@@ -57,12 +57,21 @@ class ChatTemplate:
                 ) from error
 
     @classmethod
-    def from_file(cls, path: Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """Read the file of `--chat-template`; raises ConfigurationError."""
+    def given(cls, text: str, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Return the template of `--chat-template`: a file, or the template itself.
+
+        Raises ConfigurationError.
+        """
+        if "{" in text:
+            return cls({"default": text}, special_tokens)
         try:
-            source = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"--chat-template {path} cannot be read: {error}") from error
+            source = Path(text).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:  # a name with a NUL, or no UTF-8
+            why = error.strerror if isinstance(error, OSError) else error
+            raise ConfigurationError(
+                f"--chat-template {text} cannot be read: {why}; give a file with a Jinja template, "
+                "or the template itself"
+            ) from error
         return cls({"default": source}, special_tokens)
 
     def uses(self, variable: str, *, tools: bool = False) -> bool:

@@ -77,9 +77,19 @@ def read_config(folder: Path, config_path: Path | None = None) -> TokenizerConfi
     """Read the configuration of the tokenizer in `folder`; files that are missing are skipped.
 
     `config_path` (`--tokenizer-config-path`) stands in for the folder's tokenizer_config.json.
-    Raises ModelLoadError for a file that is not a JSON object, and when there is none at
-    `config_path`.
+    Raises ModelLoadError for a file that is not a JSON object or of another form, and when there is
+    none at `config_path`.
     """
+    try:
+        return _read_config(folder, config_path)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelLoadError(
+            f"{config_path or folder / 'tokenizer_config.json'} or a file beside it cannot be "
+            f"read as the configuration of a tokenizer: {error!r}"
+        ) from error
+
+
+def _read_config(folder: Path, config_path: Path | None) -> TokenizerConfig:
     if config_path is not None:
         config = _read_object(config_path, may_be_missing=False)
     else:
