@@ -56,6 +56,19 @@ def test_a_litmus_without_a_partner_counts_as_failed(monkeypatch: pytest.MonkeyP
     assert not litmus.holds(orderings()[0])
 
 
+@two_cores
+def test_what_a_partner_prints_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(litmus, "_MODULE", "no_such_module")
+    assert not litmus.holds(orderings()[0])
+    (line,) = caplog.messages
+    assert line.startswith("fence test | ") and "no_such_module" in line
+    assert capfd.readouterr().err == ""
+
+
 def test_arm_uses_libatomic_and_fences_publication_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence, "_libatomic_fence", lambda: lambda: None)
     (only,) = orderings("aarch64")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -187,3 +189,47 @@ async def test_a_process_that_is_killed_is_replaced() -> None:
             os.kill(pid, 9)
         await trio.sleep(0.05)
         await one.check(grammars.regex("b"))
+
+
+TALKS = """
+import sys
+print("loading it", file=sys.stderr, flush=True)
+print("null", flush=True)
+for line in sys.stdin:
+    print("a panic\\nwithout an end", end="", file=sys.stderr, flush=True)
+    if "die" in line:
+        raise RuntimeError("gone")
+    print("null", flush=True)
+"""
+
+
+@pytest.mark.trio
+async def test_what_its_processes_print_is_logged_line_by_line(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with checker() as one:
+        one._argv = [sys.executable, "-c", TALKS]
+        await one.check("{}")
+        assert "takes more than 256 MiB" in await wrong(one, "die")
+    said = [line for line in caplog.messages if line.startswith("grammars | ")]
+    assert said[:4] == [
+        "grammars | loading it",
+        "grammars | a panic",
+        "grammars | without an enda panic",
+        "grammars | without an endTraceback (most recent call last):",
+    ]
+    assert said[-1] == "grammars | RuntimeError: gone"
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.trio
+async def test_a_keyboards_interrupt_is_the_servers_to_obey(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with checker() as one:
+        await one.check(grammars.regex("a"))
+        (process,) = children()
+        os.kill(process, signal.SIGINT)
+        await one.check(grammars.regex("b"))
+        assert children() == {process}
+    assert not caplog.messages

@@ -137,6 +137,7 @@ def _tell(value: str | int | None) -> None:
 def main(argv: list[str]) -> int:
     """Answer until standard input ends; returns the process's exit code."""
     path, cpu, wall, memory = Path(argv[0]), float(argv[1]), float(argv[2]), int(argv[3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the server, which ends this
     os.nice(_NICENESS)
     try:
         trials = _Trials(load_tokenizer(path), cpu, wall, memory)

@@ -8,6 +8,7 @@ prints a table for every fence of this machine, the broken "none" as the control
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from typing import NamedTuple
 from tgi_trio.ipc.fence import Ordering, choose_ordering, ordering_named, orderings
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.ipc.segment import Segment
+
+log = logging.getLogger(__name__)
 
 # Word indices in the shared segment. What one side writes is 128 bytes away from everything else.
 _READY, _STORED, _STOP, _RESULTS = (0, 16), (64, 96), 128, 256
@@ -71,7 +74,7 @@ def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
         facts = (segment.fd, ordering.name, cores[1], os.getpid())
         command = [sys.executable, "-m", _MODULE, *map(str, facts)]
         with (
-            subprocess.Popen(command, pass_fds=(segment.fd,)) as child,
+            subprocess.Popen(command, pass_fds=(segment.fd,), stderr=subprocess.PIPE) as child,
             _pin_to(cores[0]),
         ):
             try:
@@ -86,6 +89,14 @@ def run(ordering: Ordering, *, rounds: int, seconds: float) -> LitmusOutcome:
                 return _count(words, done, rounds)
             finally:
                 child.kill()
+                _log_errors(child)
+
+
+def _log_errors(child: subprocess.Popen[bytes]) -> None:
+    """Log what a child that has ended printed: the traceback of why it did."""
+    if child.stderr is not None:
+        for line in child.stderr.read().decode(errors="replace").splitlines():
+            log.warning("fence test | %s", line)
 
 
 def _side(words: memoryview, me: int, ordering: Ordering, rounds: int) -> Iterator[int]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
+import os
 import signal
 import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,8 @@ import trio
 
 from tgi_trio.errors import GrammarError, Overloaded, Unavailable, ValidationError
 from tgi_trio.router.text.grammars import check_size
+
+log = logging.getLogger(__name__)
 
 _REMEMBERED = 4096  # verdicts
 _MEMORY = 256 * 2**20  # bytes a compilation may take
@@ -33,6 +38,7 @@ _AGAIN_S = 30.0  # after which what found no CPU time may try again
 _GRACE_S = 10.0  # for a process to say that it has ended a trial in time
 _BUSY = "too many grammars wait to be checked"
 _LINE = 2**16  # longest answer
+_LONGEST_SAID = 4096  # bytes of a line of its standard error
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class _Process:
     def __init__(self, process: trio.Process) -> None:
         self._process = process
         self._rest = b""
+        self._begun = b""  # of a line of standard error
         self._owed = 0  # answers that are still to come
         self._sending = False
 
@@ -68,7 +75,7 @@ class _Process:
     async def start(cls, argv: Sequence[str]) -> _Process:
         """Start one and wait until it is ready; raises ValidationError when it cannot be."""
         process = await trio.lowlevel.open_process(
-            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         self = cls(process)
         wrong: str | int | None = f"it is not ready after {_START_S:g} s"
@@ -122,6 +129,7 @@ class _Process:
             if not data:
                 raise _Ended
             self._rest += data
+        self._log_errors()
         line, _, self._rest = self._rest.partition(b"\n")
         answer: str | int | None = json.loads(line)
         return answer
@@ -134,6 +142,26 @@ class _Process:
                     await stream.aclose()
             self._process.kill()
             await self._process.wait()
+            self._log_errors()
+            if self._process.stderr is not None:
+                await self._process.stderr.aclose()
+
+    def _log_errors(self) -> None:
+        """Log what has come on standard error: a panic of llguidance, a traceback.
+
+        It is looked at with each answer: whoever fills the pipe meanwhile waits, within its time.
+        """
+        stderr = self._process.stderr
+        if not isinstance(stderr, trio.lowlevel.FdStream):
+            raise RuntimeError("started without a pipe")
+        data = b"..."
+        with suppress(BlockingIOError):
+            while data:
+                data = os.read(stderr.fileno(), _LINE)
+                *lines, begun = (self._begun + (data or b"\n")).split(b"\n")
+                self._begun = begun[-_LONGEST_SAID:]
+                for line in filter(None, lines):
+                    log.warning("grammars | %s", line[:_LONGEST_SAID].decode(errors="replace"))
 
 
 class GrammarChecker:
