@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.system.client import TIMEOUT
 from tests.system.server import ServerProcess, serving
@@ -23,11 +24,13 @@ def wait_for(condition: Callable[[], bool], server: ServerProcess) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("kind", ["broken_while", "nan_while"])
 def test_streams_survive_a_broken_device_and_the_limit_ends_one_that_stays_so(
-    tmp_path: Path,
+    tmp_path: Path, kind: str
 ) -> None:
+    """Whether it says so, or computes NaN."""
     broken = tmp_path / "broken"
-    fake = {"broken_while": str(broken), "step_ms": 5.0, "replies": [list(range(20, 220)) * 2]}
+    fake = {kind: str(broken), "step_ms": 5.0, "replies": [list(range(20, 220)) * 2]}
     with serving("--shard-restart-limit", "3", fake=json.dumps(fake)) as server:
 
         def ask(text: str) -> httpx.Response:

@@ -338,9 +338,10 @@ class Runner(Protocol):
         ...
 
     def prove_sound(self) -> None:
-        """Compute a made-up token with the whole model, and wait for it; after `warm_up` only.
+        """Compute a made-up token with the whole model, and choose the next; after `warm_up` only.
 
-        Raises whatever a device raises that is broken. No sequence notices.
+        Raises whatever a device raises that is broken, RuntimeError where nothing but NaN comes
+        out. No sequence notices.
         """
         ...
 

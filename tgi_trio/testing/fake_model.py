@@ -32,6 +32,7 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 CRASH_EXIT_CODE = 70
+_NAN = "the model's logits contain NaN"
 _LOGPROB = -0.5  # of every chosen token; the alternatives follow in steps of 1
 _PROMPT_LOGPROB = -1.0
 
@@ -65,6 +66,9 @@ class FakeSettings:
     )
     break_token: int = -1  # the device breaks in a step with a sequence that has this token
     broken_while: str = ""  # a path: the device is broken for every process while it exists
+    nan_at_step: int = 0  # from this step on all that the device computes is NaN; 0 = never
+    nan_while: str = ""  # a path: so it is for every process while it exists
+    nan_token: int = -1  # the row of a sequence that has this token is NaN, and no other
     speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
 
     @classmethod
@@ -195,12 +199,20 @@ class FakeRunner:
         path = self.settings.broken_while
         if self._broken or (path and os.path.exists(path)):
             raise RuntimeError("the device is broken")
+        if self._silent():
+            raise RuntimeError(_NAN)
+
+    def _silent(self) -> bool:
+        """Return whether the device computes nothing but NaN, and does not say so."""
+        first, path = self.settings.nan_at_step, self.settings.nan_while
+        return bool(first and self._steps >= first) or bool(path and os.path.exists(path))
 
     def _misbehave(self, plan: StepPlan) -> None:
         settings = self.settings
         if self._steps == settings.break_at_step or _has_token(plan, settings.break_token):
             self._broken = True
-        self.prove_sound()
+        if not self._silent():
+            self.prove_sound()
         if self._steps == settings.crash_at_step or _has_token(plan, settings.crash_token):
             if self._in_thread:
                 raise FakeCrash
@@ -229,6 +241,8 @@ class FakeRunner:
             if count := sequence.sampling.prompt_top_n:
                 best = [(n, _PROMPT_LOGPROB - n) for n in range(count)]
                 result.prompt_tops = [[] for _ in start] + [best] * known
+        if plan.samples[i] and (self._silent() or _has_token(plan, self.settings.nan_token, i)):
+            return RowResult(fault=_NAN)
         if plan.samples[i]:
             drafts = 0 if plan.drafts is None else int(plan.drafts[i])
             tokens = self._choose(sequence, drafts)
@@ -263,9 +277,13 @@ class FakeRunner:
         return f"KV of position {wrong[0]} is not this sequence's (block {table[wrong[0] // size]})"
 
 
-def _has_token(plan: StepPlan, token: int) -> bool:
-    """Return whether a sequence of the plan has `token`, computed yet or not; none has -1."""
-    return token >= 0 and any(token in row.token_ids[: row.length] for row in plan.rows)
+def _has_token(plan: StepPlan, token: int, index: int | None = None) -> bool:
+    """Return whether a sequence of the plan has `token`, computed yet or not; none has -1.
+
+    `index`: of this row alone.
+    """
+    rows = plan.rows if index is None else [plan.rows[index]]
+    return token >= 0 and any(token in row.token_ids[: row.length] for row in rows)
 
 
 def _kv_entries(token_ids: NDArray[np.integer], positions: NDArray[np.int64]) -> NDArray[np.int64]:

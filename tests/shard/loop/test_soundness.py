@@ -19,7 +19,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner
-from tgi_trio.shard.loop.soundness import RunnerBroken, prove_sound
+from tgi_trio.shard.loop.soundness import PROOF_TOKENS, RunnerBroken, prove_sound
 
 PROMPTS = prompts(7)[4:]
 NEW = 12
@@ -85,3 +85,33 @@ def test_a_runner_that_cannot_compute_says_so(
     monkeypatch.setattr(holder, name, broken)
     with pytest.raises(RunnerBroken, match=r"any more: RuntimeError: .*illegal memory"):
         prove_sound(runner)
+
+
+@pytest.mark.parametrize("nan_steps", [1, PROOF_TOKENS])
+def test_a_runner_that_computes_nothing_but_nan_says_so(
+    case: tuple[Runner, str], monkeypatch: pytest.MonkeyPatch, nan_steps: int
+) -> None:
+    """And one that does so for a token or two does not: they may be the checkpoint's."""
+    runner, part = case
+    *path, name = part.split(".")
+    holder = runner
+    for each in path:
+        holder = getattr(holder, each)
+    original, calls = getattr(holder, name), list[int]()
+
+    def silent(*args: object, **options: object) -> object:
+        out = original(*args, **options)
+        calls.append(1)
+        if len(calls) > nan_steps:
+            return out
+        numbers = getattr(out, "logits", out)
+        numbers[:] = float("nan")
+        return out
+
+    monkeypatch.setattr(holder, name, silent)
+    if nan_steps < PROOF_TOKENS:
+        prove_sound(runner)
+    else:
+        with pytest.raises(RunnerBroken, match=r"any more: RuntimeError: .*logits contain NaN"):
+            prove_sound(runner)
+    assert len(calls) == min(nan_steps + 1, PROOF_TOKENS)

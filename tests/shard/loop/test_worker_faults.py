@@ -145,6 +145,39 @@ def test_a_row_in_every_step_that_fails_is_blamed_a_few_times_only() -> None:
     assert f"{IN_A_ROW} steps in a row failed" in str(shard.error)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_shard_whose_device_computes_nan_alone_ends_and_faults_nobody(count: int) -> None:
+    with ending_shard(nan_at_step=4) as (router, shard):
+        router.prefill(*(row(i, [i + 10, 5], 20) for i in range(1, count + 1)))
+        router.until(lambda report: report.step == 3)
+    assert isinstance(shard.error, RunnerBroken)
+    assert "single token any more: RuntimeError: the model's logits contain NaN" in str(shard.error)
+    assert not router.faults
+    for i in range(1, count + 1):
+        assert router.tokens(i) == answer([i + 10, 5], 20)[:3]
+
+
+def test_nan_beside_a_prompt_that_gets_no_token_yet_is_looked_into_as_well() -> None:
+    with ending_shard(nan_at_step=3) as (router, shard):
+        router.limits(4)
+        router.prefill(row(1, [5, 6], 20), row(2, list(range(10, 40)), 5))
+        router.until(lambda report: report.step == 2)
+    assert isinstance(shard.error, RunnerBroken) and not router.faults
+
+
+def test_nan_of_one_row_ends_that_row_alone() -> None:
+    with fake_shard(nan_token=666) as (router, _):
+        router.prefill(row(1, PROMPT, 6), row(2, [9, 666], 6), row(3, [8, 7], 6))
+        router.finished(1, 3)
+        router.prefill(row(4, [666], 6))  # alone: the device proves itself
+        router.acknowledged(router.command)
+        router.prefill(row(5, PROMPT, 6))
+        router.finished(5)
+        assert "contain NaN" in str(router.fault(2)) and "contain NaN" in str(router.fault(4))
+        assert router.tokens(1) == router.tokens(5) == answer(PROMPT, 6)
+        assert len(router.faults) == 2
+
+
 @pytest.mark.parametrize("sound", [True, False])
 def test_rows_that_fault_without_raising_have_the_runner_prove_itself(
     monkeypatch: pytest.MonkeyPatch, sound: bool

@@ -1,11 +1,13 @@
 """Is it a bad row, or is the device broken? What the worker asks when a step fails.
 
 A row that makes a step raise fails alone, and the others go on. But where a device is broken for
-good (CUDA's errors stick to their process), every row of every step fails, and a shard that blamed
-the rows would fail each request from then on while it looks well. So:
+good (CUDA's errors stick to their process, or everything it computes is NaN), every row of every
+step fails, and a shard that blamed the rows would fail each request from then on while it looks
+well. So:
 
-- A runner whose step has raised, or of whose step no row has come out, has to prove itself with a
-  token of its own (`Runner.prove_sound`). The shard ends when it cannot.
+- A runner whose step has raised, or has failed each row that was to get a token, has to prove
+  itself with a token of its own (`Runner.prove_sound`). The shard ends when it cannot, or when
+  there is nothing but NaN to choose from.
 - The proof does not show everything: memory may suffice for one token only. Several rows that each
   raised alone are hardly all bad, nor are the rows of `IN_A_ROW` steps in turn that each raised.
   The shard ends.
@@ -17,6 +19,7 @@ proves itself before it is ready, so a device that stays broken ends at `--shard
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -26,6 +29,7 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, StepResult
 
 IN_A_ROW: Final = 8  # steps of one row that raise, without one in between that does not
+PROOF_TOKENS: Final = 4  # ids that are tried: a sound checkpoint may hold NaN for one of them
 
 
 class RunnerBroken(TgiTrioError):
@@ -46,11 +50,10 @@ class Judge:
         Where the step has raised, the runner has proved itself since.
         """
         faults, count = result.choices.faults, len(result.choices.counts)
-        if len(faults) < count:
+        if len(faults) < count or not result.raised:
             self._raised = 0
-            return
-        if not result.raised:
-            prove_sound(self._runner)
+            if faults and not result.raised and not result.choices.counts.any():
+                prove_sound(self._runner)
             return
         self._raised += 1
         last = faults[count - 1]
@@ -75,17 +78,31 @@ def prove_sound(runner: Runner) -> None:
         ) from error
 
 
-def proof_plan() -> StepPlan:
-    """Return a step of one made-up token, in the null block; nothing is chosen."""
-    ids = np.zeros(1, dtype=np.int32)
+def prove_by_step(step: Callable[[StepPlan], StepResult], vocab_size: int) -> None:
+    """Have `step` compute a made-up token and choose the next; raises RuntimeError when it cannot.
+
+    Raises whatever `step` raises, too.
+    """
+    fault = ""
+    for token in range(min(PROOF_TOKENS, vocab_size)):
+        faults = step(proof_plan(token)).choices.faults
+        if not faults:
+            return
+        fault = faults[0]
+    raise RuntimeError(fault)
+
+
+def proof_plan(token: int = 0) -> StepPlan:
+    """Return a step of one made-up token, in the null block, that chooses the next."""
+    ids = np.full(1, token, dtype=np.int32)
     row = ShardSequence(-1, ids, 1, 1, 0, [0], 0, 0, SamplingParameters())
     return StepPlan(
         rows=[row],
-        token_ids=np.zeros(1, dtype=np.int64),
+        token_ids=np.full(1, token, dtype=np.int64),
         positions=np.zeros(1, dtype=np.int64),
         kv_slots=np.zeros(1, dtype=np.int64),
         query_starts=np.array([0, 1], dtype=np.int32),
         context_lengths=np.ones(1, dtype=np.int32),
         block_tables=np.zeros((1, 1), dtype=np.int32),
-        samples=np.zeros(1, dtype=np.bool_),
+        samples=np.ones(1, dtype=np.bool_),
     )

@@ -23,7 +23,7 @@ from tgi_trio.shard.contract import (
     StepResult,
     prompt_spans,
 )
-from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
@@ -123,7 +123,7 @@ class CpuRunner:
         self.sampler.drop(sequence)
 
     def prove_sound(self) -> None:
-        self.step(proof_plan())
+        prove_by_step(self.step, self.info.vocab_size)
 
     def _prompt_values(self, plan: StepPlan, index: int, first: int, end: int) -> PromptValues:
         """Return what the row's prompt tokens get in this step; see `PromptLogprobs`."""

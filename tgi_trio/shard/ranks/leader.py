@@ -30,7 +30,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.handshake import expect_hello
-from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.ranks.plan_frames import encode_plan
 
 
@@ -109,4 +109,4 @@ class GroupRunner:
         self._runner.drop(sequence)
 
     def prove_sound(self) -> None:
-        self.step(proof_plan())
+        prove_by_step(self.step, self.info.vocab_size)

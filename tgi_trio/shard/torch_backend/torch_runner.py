@@ -22,7 +22,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
-from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
@@ -178,7 +178,7 @@ class TorchRunner:
         self.sampler.drop(sequence)
 
     def prove_sound(self) -> None:
-        self.step(proof_plan())
+        prove_by_step(self.step, self.info.vocab_size)
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         """Return hidden states [T, hidden] and leave K and V in the cache."""

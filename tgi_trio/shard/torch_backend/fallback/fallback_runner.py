@@ -39,7 +39,7 @@ from tgi_trio.shard.contract import (
     prompt_span,
     slice_plan,
 )
-from tgi_trio.shard.loop.soundness import proof_plan
+from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import kv_tokens
@@ -198,15 +198,15 @@ class FallbackRunner:
         self.way.drop(sequence)
         self.sampler.drop(sequence)
 
-    @torch.inference_mode()
     def prove_sound(self) -> None:
-        plan = proof_plan()
-        outcome = self.way.forward(plan, [np.zeros(1, dtype=np.int64)])[0]
-        self.way.drop(plan.rows[0])
-        if isinstance(outcome, str):
-            raise RuntimeError(outcome)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        prove_by_step(self._prove_step, self._info.vocab_size)
+
+    def _prove_step(self, plan: StepPlan) -> StepResult:
+        """Compute a plan and forget its rows."""
+        result = self.step(plan)
+        for row in plan.rows:
+            self.drop(row)
+        return result
 
     def _prompts_ahead(self, plan: StepPlan, results: list[RowResult]) -> StepPlan:
         """Keep the logits of prompts within bounds: return the plan that is left to compute.
