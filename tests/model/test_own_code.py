@@ -26,7 +26,8 @@ def write(folder: Path, *files: str, **config: Any) -> ModelConfig:
 
 
 def check(config: ModelConfig, trusted: bool) -> list[str]:
-    return check_own_code(config, trusted, needed=not is_known(config.model_type))
+    known, ours = is_known(config.model_type), config.model_type in FAMILIES
+    return check_own_code(config, trusted, needed=not known, ours=ours)
 
 
 def test_known_are_the_types_of_ours_and_those_that_transformers_knows() -> None:
@@ -51,8 +52,17 @@ def test_a_type_that_nobody_knows_needs_the_flag(tmp_path: Path) -> None:
 def test_a_known_type_needs_no_code(tmp_path: Path, model_type: str) -> None:
     config = write(tmp_path, model_type=model_type, auto_map=AUTO_MAP)
     assert check(config, trusted=False) == []
-    assert check(config, trusted=True)
+    (warning,) = check(config, trusted=True)
+    assert "changes nothing" in warning
     assert runnable_code(config) is None  # it is not there
+
+
+def test_the_warning_is_of_code_that_is_run(tmp_path: Path) -> None:
+    files = ("configuration_x.py", "modeling_x.py")
+    (warning,) = check(write(tmp_path, *files, model_type="bamba", auto_map=AUTO_MAP), trusted=True)
+    assert "is run in the shard" in warning
+    (warning,) = check(write(tmp_path, *files, model_type="llama", auto_map=AUTO_MAP), trusted=True)
+    assert "changes nothing for the model: type 'llama' is computed here" in warning
 
 
 @pytest.mark.parametrize("changes", [{}, {"auto_map": {"AutoTokenizer": ["x.X", None]}}])

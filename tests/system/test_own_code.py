@@ -49,7 +49,7 @@ def test_the_code_runs_in_the_shard_alone(folder: Path) -> None:
         assert witnesses(folder) == set(server.shards())
         output = server.output
     assert "--trust-remote-code: code that comes with" in output
-    assert "may be run in the shard, with all rights of this server" in output
+    assert "is run in the shard, with all rights of this server" in output
     assert "running code that comes with the model: configuration_wave.py, modeling_wave.py" in (
         output
     )

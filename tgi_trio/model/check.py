@@ -49,8 +49,12 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     warnings = check_drafter(config)
     spec = model_spec(config)
     check_checkpoint(config, spec)
-    needed = not is_known(config.model_type)
-    warnings += check_own_code(config, serving.trust_remote_code, needed=needed)
+    warnings += check_own_code(
+        config,
+        serving.trust_remote_code,
+        needed=not is_known(config.model_type),
+        ours=spec is not None,
+    )
     if spec is None:
         _check_transformers(config, serving)
     elif serving.num_shard > 1:

@@ -8,9 +8,12 @@ alone, and never for a type that this package serves itself (docs/models.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
+
+_NOTHING: Final = "--trust-remote-code changes nothing for the model: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,18 @@ def runnable_code(config: ModelConfig) -> OwnCode | None:
     return None if code is None or code.elsewhere or _find_missing(config, code) else code
 
 
-def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool) -> list[str]:
+def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool, ours: bool) -> list[str]:
     """Return what to warn of before a model is served, a sentence each.
 
-    `needed`: nothing but its own code knows the model's type. Raises ModelLoadError where that code
-    may not, or cannot, be run.
+    `needed`: nothing but its own code knows the model's type. `ours`: this package computes it, and
+    never runs such code. Raises ModelLoadError where that code may not, or cannot, be run.
     """
     code, folder = own_code(config), config.folder
-    if code is None:
-        none = f"--trust-remote-code changes nothing for the model: {folder} brings no code for it"
-        return [none] if trusted else []
+    if code is None or ours:
+        why = f"{folder} brings no code for it"
+        if code is not None:
+            why = f"type {config.model_type!r} is computed here, without the code in {folder}"
+        return [_NOTHING + why] if trusted else []
     if needed and not trusted:
         raise ModelLoadError(
             f"Model type {config.model_type!r} is known neither here nor to transformers; {folder} "
@@ -68,11 +73,14 @@ def check_own_code(config: ModelConfig, trusted: bool, *, needed: bool) -> list[
             f"{folder} lacks {', '.join(missing)}, the code that its config.json names. Copy the "
             "*.py files of the model into it, or download it again with --trust-remote-code."
         )
-    warning = (
-        f"--trust-remote-code: code that comes with {folder} ({_list_files(code)}) may be run in "
-        "the shard, with all rights of this server"
-    )
-    return [warning] if trusted else []
+    if not trusted:
+        return []
+    if runnable_code(config) is None:
+        return [_NOTHING + f"the code it names ({_list_files(code)}) is not all in {folder}"]
+    return [
+        f"--trust-remote-code: code that comes with {folder} ({_list_files(code)}) is run in the "
+        "shard, with all rights of this server"
+    ]
 
 
 def _find_missing(config: ModelConfig, code: OwnCode) -> list[str]:
