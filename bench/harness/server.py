@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from tgi_trio.ipc.parent import die_with_parent
+from tgi_trio.testing.ports import held_port
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
+    """Return a port that is free now, for a program beside which no socket may be bound to it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -64,16 +65,17 @@ def running(
     fake: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Serve with `flags` on a free port; SIGTERM on leaving.
+    """Serve with `flags` on a port of its own; SIGTERM on leaving.
 
     `fake`: FakeSettings as JSON, for a shard without a model. `environment` as for `serving`.
     """
-    port = free_port()
     module = ["tgi_trio"] if fake is None else ["tgi_trio.testing.fake_server", fake]
-    argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
+    argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1"]
     output = subprocess.DEVNULL if quiet else None
-    with serving([*argv, *flags], port, output=output, environment=environment) as server:
-        yield server
+    with held_port() as port:
+        command = [*argv, "--port", str(port), *flags]
+        with serving(command, port, output=output, environment=environment) as server:
+            yield server
 
 
 @contextmanager

@@ -8,8 +8,6 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tgi_trio.ipc.segment import NAME_PREFIX
-
 
 @dataclass(frozen=True)
 class Vitals:
@@ -63,11 +61,6 @@ def _runs(pid: int) -> bool:
     except OSError:
         return False
     return state not in "ZX"
-
-
-def shared_memory() -> set[str]:
-    """Return the names of our segments in /dev/shm; other programs have theirs."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(NAME_PREFIX)}
 
 
 def metrics(port: int) -> dict[str, float]:

@@ -29,10 +29,10 @@ from typing import Any
 from tqdm import tqdm
 
 from bench.harness import stats
-from bench.harness.server import free_port
 from bench.harness.vitals import cpu_seconds
 from bench.http import load_generator
 from bench.http.load_generator import Load
+from tgi_trio.testing.ports import held_port
 
 ENDLESS = 10**9
 SERVER_CORE, CLIENT_CORE = 0, 1
@@ -85,26 +85,26 @@ class Point:
 @contextmanager
 def server(kind: str, paced: bool) -> Iterator[tuple[int, int]]:
     """Run a server on its core; yields (port, pid)."""
-    port = free_port()
     mode = "paced" if paced else "lockstep"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.http.servers", kind, str(port), mode],
-        preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(600):
-            try:
-                socket.create_connection(("127.0.0.1", port), 0.2).close()
-                break
-            except OSError:
-                if process.poll() is not None:
-                    raise RuntimeError(f"the server {kind} did not start") from None
-                time.sleep(0.05)
-        yield port, process.pid
-    finally:
-        process.kill()
-        process.wait()
+    with held_port() as port:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.http.servers", kind, str(port), mode],
+            preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            for _ in range(600):
+                try:
+                    socket.create_connection(("127.0.0.1", port), 0.2).close()
+                    break
+                except OSError:
+                    if process.poll() is not None:
+                        raise RuntimeError(f"the server {kind} did not start") from None
+                    time.sleep(0.05)
+            yield port, process.pid
+        finally:
+            process.kill()
+            process.wait()
 
 
 def resident(pid: int) -> int:

@@ -24,9 +24,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.harness.server import free_port, running
+from bench.harness.server import running
 from bench.harness.stats import Summary, add_output_flags, reporting, table
 from bench.http import load_generator
+from tgi_trio.testing.ports import held_port
 
 GOAL_MS = 5.0  # 99th percentile
 _RECEIVE = 1 << 16
@@ -155,10 +156,10 @@ def connected(port: int) -> Iterator[Probe]:
 
 def measure(case: Case, probes: int, period: float) -> tuple[Summary, Summary]:
     """Return the milliseconds of `/live` and of the floor, `probes` of each, `period` s apart."""
-    floor_port = free_port()
     live: list[float] = []
     floor: list[float] = []
     with (
+        held_port() as floor_port,
         running(case.flags, fake=case.fake) as server,
         beside(answer_for_ever, floor_port),
         connected(floor_port) as bare,

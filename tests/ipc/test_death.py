@@ -21,6 +21,7 @@ from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.parent import guard_death_pipe
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 from tgi_trio.ipc.watch import StallDetector, wait_for_death, watch_heartbeat
+from tgi_trio.testing.segments import names_left, segment_names
 
 MakeEndpoints = Callable[..., Endpoints]
 SpawnChild = Callable[..., ShardProcess]
@@ -103,7 +104,7 @@ async def test_nobody_waits_for_a_death_that_is_no_longer_of_interest(
 
 @pytest.mark.trio
 async def test_a_router_that_dies_takes_its_shards_with_it_and_leaves_no_names() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = segment_names()
     router = subprocess.Popen(
         [sys.executable, str(CHILDREN / "router.py"), "2", "family"],
         stdout=subprocess.PIPE,
@@ -120,7 +121,7 @@ async def test_a_router_that_dies_takes_its_shards_with_it_and_leaves_no_names()
             os.close(pidfd)
     router.wait()
     router.stdout.close()
-    assert set(os.listdir("/dev/shm")) == before
+    assert not names_left(before)
 
 
 def test_the_death_pipe_is_a_second_line() -> None:

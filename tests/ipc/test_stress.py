@@ -20,6 +20,7 @@ from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.fence import ordering_named
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess
+from tgi_trio.testing.segments import names_left, segment_names
 
 
 @pytest.mark.trio
@@ -70,7 +71,7 @@ async def receive(router: RouterEnd, expected: deque[bytes]) -> None:
 
 
 def test_a_killed_writer_leaves_no_partial_frame() -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = segment_names()
     run = subprocess.run(
         [sys.executable, str(CHILDREN / "kill_writers.py"), "200"],
         capture_output=True,
@@ -83,7 +84,7 @@ def test_a_killed_writer_leaves_no_partial_frame() -> None:
     assert kills == 200
     assert frames > kills
     assert mid_write > 20, "too few kills hit a write: the test shows too little"
-    assert set(os.listdir("/dev/shm")) == before
+    assert not names_left(before)
 
 
 def system_calls(messages: int, report: Path) -> Counter[str]:

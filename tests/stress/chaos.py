@@ -30,12 +30,14 @@ import trio
 from tqdm import tqdm
 
 from bench.harness import stats
-from bench.harness.server import free_port, mortal, wait_healthy
+from bench.harness.server import mortal, wait_healthy
 from bench.harness.stats import Summary
-from bench.harness.vitals import children, metrics, shared_memory, still_running, vitals
+from bench.harness.vitals import children, metrics, still_running, vitals
 from tests.stress.chaos_faults import FAULTS, STALL_TIMEOUT, Fault, Victim, grammar_bombs
 from tgi_trio.client.address import parse_address
 from tgi_trio.client.http import Client, HTTPFailure
+from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.segments import names_left, segment_names
 
 RECOVERY = 60.0  # seconds until the server serves again after a fault, on a busy machine
 PROBE_PERIOD = 0.05  # seconds between two looks at /live
@@ -235,9 +237,8 @@ def descriptors_at_rest(pid: int, most: int) -> int:
 @contextmanager
 def server(demo: bool) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]]:
     """Serve with the log in a file; yields the process, its port and the log."""
-    port = free_port()
     module = ["tgi_trio"] if demo else ["tgi_trio.testing.fake_server", FAKE]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, held_port() as port:
         path = Path(folder) / "log"
         argv = [sys.executable, "-m", *module, "--port", str(port), *FLAGS]
         with path.open("wb") as log:
@@ -258,7 +259,7 @@ def run(
     report: Report | None = None,
 ) -> Report:
     """Start a server, torment it, stop it, and return what was found: `report`, as it grows."""
-    report, names = report or Report(), shared_memory()
+    report, names = report or Report(), segment_names()
     with server(demo) as (process, port, log):
         pid = process.pid
         chaos = Chaos(pid, port, seed, clients)
@@ -280,7 +281,7 @@ def run(
         if (code := process.wait(30)) != 0:
             problems[f"exit code {code}"] += 1
         problems.update(f"process {each} is left" for each in still_running(family))
-        problems.update(f"/dev/shm/{name} is left" for name in shared_memory() - names)
+        problems.update(f"/dev/shm/{name} is left" for name in names_left(names))
         problems.update(defects(log))
     report.problems = dict(problems)
     return report

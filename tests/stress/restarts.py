@@ -25,9 +25,11 @@ from typing import Any
 from tqdm import tqdm
 
 from bench.harness import stats
-from bench.harness.server import free_port, mortal, wait_healthy
+from bench.harness.server import mortal, wait_healthy
 from bench.harness.stats import Summary
-from bench.harness.vitals import children, shared_memory, still_running
+from bench.harness.vitals import children, still_running
+from tgi_trio.testing.ports import held_port
+from tgi_trio.testing.segments import names_left, segment_names
 
 KILLED = 5  # every fifth server is not told to stop but killed
 
@@ -72,12 +74,13 @@ def once(argv: list[str], port: int, kill: bool) -> tuple[float, float]:
 
 def run(times: int, demo: bool, seconds: list[tuple[float, float]]) -> None:
     """Add each start's seconds to ready and to the end; raises RuntimeError for what went wrong."""
-    port, names = free_port(), shared_memory()
+    names = segment_names()
     module = ["tgi_trio"] if demo else ["tgi_trio.testing.fake_server", "{}"]
-    argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
-    for n in tqdm(range(times), desc="starts", disable=None):
-        seconds.append(once(argv, port, kill=n % KILLED == KILLED - 1))
-    if left := shared_memory() - names:
+    with held_port() as port:
+        argv = [sys.executable, "-m", *module, "--hostname", "127.0.0.1", "--port", str(port)]
+        for n in tqdm(range(times), desc="starts", disable=None):
+            seconds.append(once(argv, port, kill=n % KILLED == KILLED - 1))
+    if left := names_left(names):
         raise RuntimeError(f"shared memory is left: {left}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -18,18 +17,11 @@ from pathlib import Path
 import httpx
 
 from tgi_trio.ipc.parent import die_with_parent
-from tgi_trio.ipc.segment import NAME_PREFIX
+from tgi_trio.testing.ports import held_port
 
 # Seconds after which something hangs; however busy the machine, whatever is alive has come by then.
 READY_TIMEOUT = 240.0
 PATIENCE = 120.0
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class ServerProcess:
@@ -156,11 +148,6 @@ def wait_gone(pids: Sequence[int], timeout: float = PATIENCE) -> list[int]:
     return left
 
 
-def shared_memory() -> set[str]:
-    """Return the names of our segments in /dev/shm; other programs have theirs."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(NAME_PREFIX)}
-
-
 @contextmanager
 def serving(
     *flags: str,
@@ -172,8 +159,8 @@ def serving(
 
     `fake`: FakeSettings as JSON, for a server whose shard has no model. `env`: more variables.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(flags, free_port(), Path(folder) / "output", fake, env)
+    with tempfile.TemporaryDirectory() as folder, held_port() as port:
+        server = ServerProcess(flags, port, Path(folder) / "output", fake, env)
         try:
             if ready:
                 server.wait_ready()

@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from tests.system.client import TIMEOUT
-from tests.system.server import free_port, serving
+from tests.system.server import serving
 from tests.system.test_bad_input import start
+from tgi_trio.testing.ports import held_port
 
 pytestmark = pytest.mark.system
 
@@ -22,11 +23,12 @@ QUERY = {"inputs": "x", "parameters": {"max_new_tokens": 2}}
 def test_every_address_serves_every_key(tmp_path: Path) -> None:
     path, keys = tmp_path / "server.sock", tmp_path / "keys"
     keys.write_text("three\nfour\n")
-    port, secure = free_port(), free_port()
-    flags = ["--bind", f"127.0.0.1:{secure}", "--bind", f"unix:{path}"]
-    flags += ["--ssl-certfile", CERTIFICATE, "--ssl-keyfile", CERTIFICATE]
+    flags = ["--ssl-certfile", CERTIFICATE, "--ssl-keyfile", CERTIFICATE, "--bind", f"unix:{path}"]
     flags += ["--api-key", "one", "--api-key", "two", "--api-key-file", str(keys)]
-    with serving(*flags, ready=False, fake="{}") as server:
+    with (
+        held_port() as secure,
+        serving(*flags, "--bind", f"127.0.0.1:{secure}", ready=False, fake="{}") as server,
+    ):
         context = ssl.create_default_context(cafile=CERTIFICATE)
         context.check_hostname = False
         tls = httpx.Client(base_url=f"https://127.0.0.1:{secure}", verify=context, timeout=TIMEOUT)
@@ -42,18 +44,21 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
                     answer = client.post("/generate", json=QUERY, headers=headers)
                     assert answer.status_code == 200
                 assert client.post("/generate", json=QUERY).status_code == 401
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"http://127.0.0.1:{port}/health", timeout=TIMEOUT)
-        assert f"at https://127.0.0.1:{secure} and unix:{path}" in server.output
+        with pytest.raises(httpx.ConnectError):  # not at --port, where addresses are named
+            httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=TIMEOUT)
+        assert f"at unix:{path} and https://127.0.0.1:{secure}" in server.output
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
     assert not path.exists()
 
 
 def test_metrics_have_a_port_of_their_own_and_a_missing_collector_holds_nothing_up() -> None:
-    watched = f"http://127.0.0.1:{(port := free_port())}"
-    flags = ["--prometheus-port", str(port), "--otlp-endpoint", "http://127.0.0.1:1"]
-    with serving(*flags, fake="{}") as server:
+    collector = ("--otlp-endpoint", "http://127.0.0.1:1")
+    with (
+        held_port() as port,
+        serving("--prometheus-port", str(port), *collector, fake="{}") as server,
+    ):
+        watched = f"http://127.0.0.1:{port}"
         for _ in range(20):
             assert (
                 httpx.post(f"{server.url}/generate", json=QUERY, timeout=TIMEOUT).status_code == 200
@@ -64,7 +69,7 @@ def test_metrics_have_a_port_of_their_own_and_a_missing_collector_holds_nothing_
         assert httpx.post(f"{watched}/generate", json=QUERY, timeout=TIMEOUT).status_code == 404
         assert "trace_id=" in server.output
         server.signal(signal.SIGTERM)
-        assert server.wait(60) == 0
+        assert server.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ import httpx
 import pytest
 
 from tests.system.client import TIMEOUT
-from tests.system.server import ServerProcess, free_port, serving, shared_memory
+from tests.system.server import ServerProcess, serving
 from tgi_trio.demo import model_path
+from tgi_trio.testing.segments import names_left, segment_names
 
 pytestmark = pytest.mark.system
 
@@ -45,7 +46,7 @@ def test_a_port_in_use_names_the_flag() -> None:
 
 
 def test_an_unknown_model_folder_is_named(tmp_path: Path) -> None:
-    result = start("--port", str(free_port()), "--model-id", str(tmp_path / "nothing-here"))
+    result = start("--port", "0", "--model-id", str(tmp_path / "nothing-here"))
     assert result.returncode == 1
     assert "nothing-here" in result.stderr and "Traceback" not in result.stderr
 
@@ -53,20 +54,20 @@ def test_an_unknown_model_folder_is_named(tmp_path: Path) -> None:
 def test_truncated_weights_are_refused_before_a_shard_is_spawned(broken_model: Path) -> None:
     weights = broken_model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    before = shared_memory()
-    result = start("--port", str(free_port()), "--model-id", str(broken_model))
+    before = segment_names()
+    result = start("--port", "0", "--model-id", str(broken_model))
     assert result.returncode == 1
     assert "model.safetensors" in result.stderr
     assert "it may be truncated: it has 5000 bytes" in result.stderr
     assert "LOADING" not in result.stderr and "Traceback" not in result.stderr
-    assert shared_memory() == before
+    assert not names_left(before)
 
 
 def test_a_missing_tensor_is_named(broken_model: Path) -> None:
     config = json.loads((broken_model / "config.json").read_text())
     config["num_hidden_layers"] += 1
     (broken_model / "config.json").write_text(json.dumps(config))
-    result = start("--port", str(free_port()), "--model-id", str(broken_model))
+    result = start("--port", "0", "--model-id", str(broken_model))
     assert result.returncode == 1
     assert f"model.layers.{config['num_hidden_layers'] - 1}." in result.stderr
 
@@ -88,7 +89,7 @@ def test_flags_that_cannot_work_are_refused_with_a_sentence() -> None:
         (("--max-total-tokens", "999999"), "max_total_tokens"),
         (("--no-such-flag",), "--no-such-flag"),
     ):
-        result = start("--port", str(free_port()), *flags)
+        result = start("--port", "0", *flags)
         assert result.returncode in (1, 2), flags
         assert word in result.stderr and "Traceback" not in result.stderr, result.stderr
 

@@ -14,7 +14,8 @@ import trio
 
 from tests.stress.chaos_faults import Victim
 from tests.system.client import TIMEOUT, generate, stream
-from tests.system.server import alive, serving, shared_memory, wait_gone
+from tests.system.server import alive, serving, wait_gone
+from tgi_trio.testing.segments import names_left, segment_names
 
 pytestmark = pytest.mark.system
 
@@ -120,7 +121,7 @@ async def test_a_shard_given_up_is_a_report_for_the_log_and_few_words_for_client
 
 @pytest.mark.parametrize("moment", [0.0, 0.3, 1.0, None])
 def test_kill_9_of_the_server_leaves_nothing(moment: float | None) -> None:
-    before = shared_memory()
+    before = segment_names()
     with serving(ready=moment is None) as server:
         if moment is not None:
             time.sleep(moment)
@@ -128,7 +129,7 @@ def test_kill_9_of_the_server_leaves_nothing(moment: float | None) -> None:
         server.signal(signal.SIGKILL)
         server.wait()
         assert wait_gone(shards) == []
-    assert shared_memory() == before
+    assert not names_left(before)
 
 
 @pytest.mark.trio
@@ -137,7 +138,7 @@ async def test_kill_9_of_the_shard_under_32_streams_is_a_pause() -> None:
         sampled = {"do_sample": True, "seed": n, "temperature": 0.9} if n % 2 else {}
         return {"max_new_tokens": 120, **sampled}
 
-    before = shared_memory()
+    before = segment_names()
     with serving("--dtype", "float32") as server:
         alone = [
             generate(server.url, PROMPTS[n], **parameters(n))["generated_text"] for n in range(4)
@@ -166,4 +167,4 @@ async def test_kill_9_of_the_shard_under_32_streams_is_a_pause() -> None:
         assert server.shards() != [shard] and not alive(shard)
         assert server.metric("tgi_shard_restarts") == 1
         server.wait_idle()
-    assert shared_memory() == before
+    assert not names_left(before)

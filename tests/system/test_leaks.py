@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from tests.system.client import TIMEOUT
-from tests.system.server import ServerProcess, alive, serving, shared_memory, wait_gone
+from tests.system.server import ServerProcess, alive, serving, wait_gone
+from tgi_trio.testing.segments import names_left, segment_names
 
 pytestmark = pytest.mark.system
 
@@ -47,7 +48,7 @@ def kill(server: ServerProcess, victim: str) -> None:
 def test_five_random_moments_of_death(seed: int) -> None:
     """Ten times five: of the start, of the warm-up, of prefill and of decode."""
     rng = random.Random(seed)
-    before = shared_memory()
+    before = segment_names()
     for _ in range(5):
         victim = rng.choice(VICTIMS)
         running = rng.random() < 0.5
@@ -68,7 +69,7 @@ def test_five_random_moments_of_death(seed: int) -> None:
             for reader in readers:
                 reader.join(120)
             assert wait_gone(sorted(family)) == [], (victim, running)
-        assert shared_memory() == before, (victim, running)
+        assert not names_left(before), (victim, running)
 
 
 def test_a_stopped_shard_turns_ready_red_and_a_continued_one_green_again() -> None:

@@ -13,8 +13,9 @@ import trio
 
 from tests.system.client import TIMEOUT, generate, stream
 from tests.system.golden import reference, tokenize
-from tests.system.server import ServerProcess, command, serving, shared_memory, wait_gone
+from tests.system.server import ServerProcess, command, serving, wait_gone
 from tgi_trio.testing.checkpoints import make_checkpoint
+from tgi_trio.testing.segments import names_left, segment_names
 
 NEW_TOKENS = 24
 pytestmark = pytest.mark.system
@@ -67,7 +68,7 @@ async def streamed(server: ServerProcess, harm: int, number: int) -> list[str]:
 async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
     demo: ServerProcess,
 ) -> None:
-    before = shared_memory()
+    before = segment_names()
     expected = texts(demo)
     with serving("--num-shard", "2", "--speculate", "3", "--stall-timeout", "2") as server:
         assert len(server.shards()) == 2
@@ -80,7 +81,7 @@ async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
         assert "shard rank 1 (pid" in server.output and "was ended by SIGKILL" in server.output
         assert "rank 1 (pid" in server.output and "no heartbeat" in server.output
         assert len(server.shards()) == 2
-    assert shared_memory() == before
+    assert not names_left(before)
 
 
 @pytest.mark.trio
@@ -122,7 +123,7 @@ async def test_an_encoder_decoder_over_two_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", [0.5, None])
 def test_kill_9_of_the_server_leaves_no_rank(moment: float | None) -> None:
-    before = shared_memory()
+    before = segment_names()
     with serving("--num-shard", "2", ready=moment is None) as server:
         if moment is not None:
             time.sleep(moment)
@@ -130,4 +131,4 @@ def test_kill_9_of_the_server_leaves_no_rank(moment: float | None) -> None:
         server.signal(signal.SIGKILL)
         server.wait()
         assert wait_gone(shards) == []
-    assert shared_memory() == before
+    assert not names_left(before)

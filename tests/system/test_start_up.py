@@ -10,10 +10,11 @@ import sys
 import httpx
 import pytest
 
-from bench.harness.server import free_port, wait_healthy
+from bench.harness.server import wait_healthy
 from tests.stress import restarts
 from tests.system.client import TIMEOUT
-from tests.system.server import serving
+from tests.system.server import PATIENCE, serving
+from tgi_trio.testing.ports import held_port
 
 pytestmark = pytest.mark.system
 
@@ -79,14 +80,14 @@ def test_five_starts_in_a_row_on_one_port() -> None:
 
 
 def test_a_full_disk_under_the_log_is_no_reason_not_to_serve() -> None:
-    port = free_port()
-    argv = [sys.executable, "-m", "tgi_trio.testing.fake_server", "{}", "--port", str(port)]
-    with open("/dev/full", "wb") as full:
-        process = subprocess.Popen(argv, stdout=full, stderr=full)
-    try:
-        wait_healthy(port, process)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
+    argv = [sys.executable, "-m", "tgi_trio.testing.fake_server", "{}"]
+    with held_port() as port:
+        with open("/dev/full", "wb") as full:
+            process = subprocess.Popen([*argv, "--port", str(port)], stdout=full, stderr=full)
+        try:
+            wait_healthy(port, process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+            process.wait()
