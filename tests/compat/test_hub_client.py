@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError, OverloadedError, ValidationError
 
 from tests.compat.conftest import KEY
-from tests.system.client import TIMEOUT
+from tests.system.client import post_stream
 from tests.system.server import ServerProcess
 
 pytestmark = pytest.mark.system
@@ -118,9 +117,7 @@ def test_a_key_is_sent_and_a_full_house_is_named(guarded: ServerProcess) -> None
     client = InferenceClient(base_url=guarded.url, token=KEY)
     endless = {"prompt": PROMPT, "max_tokens": 900, "stream": True, "ignore_eos": True}
     headers = {"authorization": f"Bearer {KEY}"}
-    with httpx.stream(
-        "POST", f"{guarded.url}/v1/completions", json=endless, headers=headers, timeout=TIMEOUT
-    ) as stream:
+    with post_stream(f"{guarded.url}/v1/completions", json=endless, headers=headers) as stream:
         lines = stream.iter_lines()  # kept: httpx closes the stream of a generator that is gone
         next(lines)
         with pytest.raises(OverloadedError, match="Model is overloaded"):

@@ -13,7 +13,7 @@ from huggingface_hub import InferenceClient
 from openai import OpenAI
 
 from tests.compat.conftest import KEY
-from tests.system.client import TIMEOUT
+from tests.system.client import TIMEOUT, post
 from tests.system.server import ServerProcess
 from tgi_trio import __version__
 from tgi_trio.demo import model_path
@@ -235,7 +235,7 @@ def test_the_key_in_a_header_of_its_own(guarded: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 1}
     url = f"{guarded.url}/v1/completions"
     for key, status in ((KEY, 200), ("wrong", 401)):
-        answer = httpx.post(url, json=body, headers={"x-api-key": key}, timeout=TIMEOUT)
+        answer = post(url, json=body, headers={"x-api-key": key})
         assert answer.status_code == status
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
-
-from tests.system.client import TIMEOUT
+from tests.system.client import post
 from tests.system.server import ServerProcess
 from tests.threads import one_torch_thread
 
@@ -35,5 +33,5 @@ def reference(folder: Path, ids: list[list[int]], new_tokens: int) -> list[list[
 
 def tokenize(server: ServerProcess, text: str) -> list[int]:
     """Return the ids that a served model's tokenizer gives a text."""
-    reply = httpx.post(f"{server.url}/tokenize", json={"inputs": text}, timeout=TIMEOUT)
+    reply = post(f"{server.url}/tokenize", json={"inputs": text})
     return [token["id"] for token in reply.json()]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.system.client import NO_TLS, get
 from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.testing.ports import held_port
 
@@ -55,7 +56,7 @@ class ServerProcess:
     def output(self) -> str:
         return self._output.read_text(errors="replace")
 
-    def wait_ready(self, verify: ssl.SSLContext | bool = True) -> None:
+    def wait_ready(self, verify: ssl.SSLContext = NO_TLS) -> None:
         """Wait until /health is green; the output is shown when that does not happen."""
         deadline = time.monotonic() + READY_TIMEOUT
         while time.monotonic() < deadline:
@@ -77,28 +78,28 @@ class ServerProcess:
             if "_trio.shard " in command(pid) or "fake_shard " in command(pid)
         ]
 
+    def metrics(self) -> dict[str, float]:
+        """Return every series of /metrics by its name and labels."""
+        lines = get(f"{self.url}/metrics").text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
     def metric(self, name: str) -> float:
         """Return the value of one series of /metrics."""
-        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
-        for line in text.splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.split()[-1])
-        raise AssertionError(f"no metric {name}")
+        return self.metrics()[name]
 
     def books(self) -> tuple[float, float]:
         """Return (accepted, finished + cancelled + failed)."""
-        ended = self.metric("tgi_request_finished") + self.metric("tgi_request_failed")
-        for phase in ("queue", "prefill", "decode"):
-            ended += self.metric(f'tgi_request_cancelled{{phase="{phase}"}}')
-        return self.metric("tgi_request_accepted"), ended
+        return balance(self.metrics())
 
     def wait_idle(self, timeout: float = PATIENCE) -> None:
         """Wait until every block is free and every accepted request has ended."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            free, total = self.metric("tgi_kv_blocks_free"), self.metric("tgi_kv_blocks_total")
-            cached = self.metric("tgi_prefix_cache_blocks")
-            accepted, ended = self.books()
+            now = self.metrics()
+            free, total = now["tgi_kv_blocks_free"], now["tgi_kv_blocks_total"]
+            cached = now["tgi_prefix_cache_blocks"]
+            accepted, ended = balance(now)
             if free + cached == total and accepted == ended:
                 return
             time.sleep(0.05)
@@ -109,6 +110,14 @@ class ServerProcess:
 
     def wait(self, timeout: float = PATIENCE) -> int:
         return self.process.wait(timeout)
+
+
+def balance(metrics: Mapping[str, float]) -> tuple[float, float]:
+    """Return (accepted, finished + cancelled + failed) of a server's series."""
+    ended = metrics["tgi_request_finished"] + metrics["tgi_request_failed"]
+    for phase in ("queue", "prefill", "decode"):
+        ended += metrics[f'tgi_request_cancelled{{phase="{phase}"}}']
+    return metrics["tgi_request_accepted"], ended
 
 
 def children(pid: int) -> list[int]:

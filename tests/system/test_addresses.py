@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.system.client import TIMEOUT
+from tests.system.client import TIMEOUT, get, post
 from tests.system.server import serving
 from tests.system.test_bad_input import start
 from tgi_trio.testing.ports import held_port
@@ -45,7 +45,7 @@ def test_every_address_serves_every_key(tmp_path: Path) -> None:
                     assert answer.status_code == 200
                 assert client.post("/generate", json=QUERY).status_code == 401
         with pytest.raises(httpx.ConnectError):  # not at --port, where addresses are named
-            httpx.get(f"http://127.0.0.1:{server.port}/health", timeout=TIMEOUT)
+            get(f"http://127.0.0.1:{server.port}/health")
         assert f"at unix:{path} and https://127.0.0.1:{secure}" in server.output
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
@@ -60,13 +60,11 @@ def test_metrics_have_a_port_of_their_own_and_a_missing_collector_holds_nothing_
     ):
         watched = f"http://127.0.0.1:{port}"
         for _ in range(20):
-            assert (
-                httpx.post(f"{server.url}/generate", json=QUERY, timeout=TIMEOUT).status_code == 200
-            )
+            assert post(f"{server.url}/generate", json=QUERY).status_code == 200
         for path in ("/health", "/live", "/ready"):
-            assert httpx.get(f"{watched}{path}", timeout=TIMEOUT).status_code == 200
-        assert "tgi_request_success 20\n" in httpx.get(f"{watched}/metrics", timeout=TIMEOUT).text
-        assert httpx.post(f"{watched}/generate", json=QUERY, timeout=TIMEOUT).status_code == 404
+            assert get(f"{watched}{path}").status_code == 200
+        assert "tgi_request_success 20\n" in get(f"{watched}/metrics").text
+        assert post(f"{watched}/generate", json=QUERY).status_code == 404
         assert "trace_id=" in server.output
         server.signal(signal.SIGTERM)
         assert server.wait() == 0

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from tests.system.client import TIMEOUT
+from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
 from tgi_trio.demo import model_path
 from tgi_trio.testing.segments import names_left, segment_names
@@ -110,7 +109,7 @@ BAD_BODIES: list[tuple[str, Any, int, str]] = [
 def test_bad_bodies(demo: ServerProcess, path: str, body: Any, status: int, text: str) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json"}
-    reply = httpx.post(f"{demo.url}{path}", content=content, headers=headers, timeout=TIMEOUT)
+    reply = post(f"{demo.url}{path}", content=content, headers=headers)
     assert reply.status_code == status, reply.text
     assert text in reply.text
-    assert httpx.get(f"{demo.url}/health", timeout=TIMEOUT).status_code == 200
+    assert get(f"{demo.url}/health").status_code == 200

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.system.client import TIMEOUT
+from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
 
 PATIENCE_S = 60.0
@@ -35,10 +35,10 @@ def test_streams_survive_a_broken_device_and_the_limit_ends_one_that_stays_so(
 
         def ask(text: str) -> httpx.Response:
             body = {"inputs": text, "parameters": {"max_new_tokens": 400, "details": True}}
-            return httpx.post(f"{server.url}/generate", json=body, timeout=TIMEOUT)
+            return post(f"{server.url}/generate", json=body)
 
         def health() -> tuple[int, str]:
-            answer = httpx.get(f"{server.url}/health", timeout=TIMEOUT)
+            answer = get(f"{server.url}/health")
             return answer.status_code, answer.text
 
         undisturbed = ask("question").json()
@@ -63,6 +63,6 @@ def test_streams_survive_a_broken_device_and_the_limit_ends_one_that_stays_so(
         assert "crashed 4 times in a row and is not started again" in answer.json()["error"]
         status, why = health()
         assert status == 503 and "is not started again" in why
-        assert httpx.get(f"{server.url}/live", timeout=TIMEOUT).status_code == 503
+        assert get(f"{server.url}/live").status_code == 503
         assert ask("another").status_code == 503
         assert "the model cannot compute a single token any more" in server.output

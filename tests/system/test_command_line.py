@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from tests.system.client import get, post
 from tests.system.server import serving
 
 pytestmark = pytest.mark.system
@@ -37,7 +37,7 @@ def records(output: str) -> list[dict[str, Any]]:
 
 def status(url: str, key: str | None) -> int:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{url}/generate", json=BODY, headers=headers, timeout=30).status_code
+    return post(f"{url}/generate", json=BODY, headers=headers).status_code
 
 
 def test_a_key_opens_whole_and_no_part_of_it_does(tmp_path: Path) -> None:
@@ -159,4 +159,4 @@ def test_the_schema_is_the_one_that_is_served_and_needs_no_torch() -> None:
     )
     assert "torch" not in done.stderr and "transformers" not in done.stderr
     with serving(fake="{}") as server:
-        assert httpx.get(f"{server.url}/api-doc/openapi.json").json() == json.loads(done.stdout)
+        assert get(f"{server.url}/api-doc/openapi.json").json() == json.loads(done.stdout)

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from tests.stress.chaos_faults import Victim
-from tests.system.client import TIMEOUT, generate, stream
+from tests.system.client import generate, get, open_session, post, post_stream, stream
 from tests.system.server import alive, serving, wait_gone
 from tgi_trio.testing.segments import names_left, segment_names
 
@@ -26,7 +26,7 @@ PROMPTS = [f"Chapter {n}. Once upon a time" for n in range(32)]
 async def test_sigterm_lets_streams_finish_and_exits_0() -> None:
     with serving(fake='{"step_ms": 20}') as server:
         tokens: list[int] = []
-        async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+        async with open_session() as session:
             async for event in stream(session, server.url, PROMPTS[0], max_new_tokens=200):
                 assert "error" not in event
                 tokens.append(event["token"]["id"])
@@ -50,7 +50,7 @@ async def test_sigterm_lets_streams_finish_and_exits_0() -> None:
 async def test_streams_that_outlast_the_drain_end_with_one_error() -> None:
     with serving("--graceful-termination-timeout", "0.3", fake='{"step_ms": 20}') as server:
         errors = []
-        async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+        async with open_session() as session:
             seen = 0
             async for event in stream(session, server.url, PROMPTS[0], max_new_tokens=900):
                 seen += 1
@@ -78,11 +78,9 @@ async def test_a_reader_that_has_stopped_reading_does_not_hold_the_drain() -> No
 
 def test_a_second_signal_stops_at_once() -> None:
     with serving(fake='{"step_ms": 50}') as server:
-        with httpx.stream(
-            "POST",
+        with post_stream(
             f"{server.url}/generate_stream",
             json={"inputs": "endless", "parameters": {"max_new_tokens": 900}},
-            timeout=TIMEOUT,
         ) as reply:
             lines = reply.iter_lines()  # held: dropping it would close the stream
             next(lines)
@@ -97,7 +95,7 @@ def test_a_second_signal_stops_at_once() -> None:
 async def test_a_shard_given_up_is_a_report_for_the_log_and_few_words_for_clients() -> None:
     why = "the shard crashed 1 times in a row and is not started again"
     with serving("--shard-restart-limit", "0", fake='{"step_ms": 20}') as server:
-        async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+        async with open_session() as session:
             async for event in stream(session, server.url, PROMPTS[0], max_new_tokens=900):
                 if event.get("index") == 3:
                     os.kill(server.shards()[0], signal.SIGKILL)
@@ -105,11 +103,9 @@ async def test_a_shard_given_up_is_a_report_for_the_log_and_few_words_for_client
             "error": f"Request failed during generation: {why}",
             "error_type": "generation",
         }
-        late = httpx.post(f"{server.url}/generate", json={"inputs": "too late"}, timeout=TIMEOUT)
+        late = post(f"{server.url}/generate", json={"inputs": "too late"})
         assert (late.status_code, late.json()["error"]) == (503, why)
-        ready, live = (
-            httpx.get(f"{server.url}/{path}", timeout=TIMEOUT) for path in ("ready", "live")
-        )
+        ready, live = (get(f"{server.url}/{path}") for path in ("ready", "live"))
         assert (ready.status_code, ready.json()["why"]) == (503, f"shard gone: {why}")
         assert (live.status_code, live.json()["why"]) == (503, why)
         assert "was ended by SIGKILL (Killed) in phase" in server.output
@@ -153,8 +149,7 @@ async def test_kill_9_of_the_shard_under_32_streams_is_a_pause() -> None:
                 ids.setdefault(n, []).append(event["index"])
                 texts[n] = event["generated_text"] or ""
 
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as session:
+        async with open_session() as session:
             async with trio.open_nursery() as nursery:
                 for n in range(32):
                     nursery.start_soon(client, session, n)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import trio
 
-from tests.system.client import TIMEOUT, generate, stream
+from tests.system.client import generate, open_session, stream
 from tests.system.golden import reference, tokenize
 from tests.system.server import serving
 from tgi_trio.testing.checkpoints import make_checkpoint
@@ -59,8 +59,7 @@ async def test_greedy_tokens_equal_transformers(tmp_path: Path, family: str) -> 
                     break
             await events.aclose()
 
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as session:
+        async with open_session() as session:
             async with trio.open_nursery() as nursery:  # all at once
                 for n in range(16):
                     nursery.start_soon(client, session, n, 0.0)

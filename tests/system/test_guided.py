@@ -9,11 +9,10 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 from jsonschema import validate  # type: ignore[import-untyped]
 
-from tests.system.client import TIMEOUT, generate
+from tests.system.client import generate, post
 from tests.system.server import ServerProcess, children, command, serving, wait_gone
 
 pytestmark = pytest.mark.system
@@ -96,10 +95,10 @@ def test_openais_json_schema_in_stream_and_body(demo: ServerProcess) -> None:
         "max_tokens": 200,
     }
     url = f"{demo.url}/v1/chat/completions"
-    choice = httpx.post(url, json=body, timeout=TIMEOUT).json()["choices"][0]
+    choice = post(url, json=body).json()["choices"][0]
     assert choice["finish_reason"] == "stop"
     validate(json.loads(choice["message"]["content"]), PERSON)
-    lines = httpx.post(url, json=body | {"stream": True}, timeout=TIMEOUT).text.splitlines()
+    lines = post(url, json=body | {"stream": True}).text.splitlines()
     events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
     assert "".join(pieces) == choice["message"]["content"]
@@ -119,9 +118,7 @@ def test_bad_and_monstrous_grammars_are_422(
     demo: ServerProcess, kind: str, value: object, text: str
 ) -> None:
     parameters = {"grammar": {"type": kind, "value": value}}
-    refused = httpx.post(
-        f"{demo.url}/generate", json={"inputs": "x", "parameters": parameters}, timeout=TIMEOUT
-    )
+    refused = post(f"{demo.url}/generate", json={"inputs": "x", "parameters": parameters})
     assert refused.status_code == 422 and text in refused.json()["error"]
     assert refused.json()["error_type"] == "validation"
 
@@ -140,10 +137,9 @@ def test_the_processes_that_check_grammars_end_with_the_server(number: int) -> N
 def test_disable_grammar_support() -> None:
     with serving("--disable-grammar-support") as server:
         grammar = {"type": "regex", "value": "a"}
-        refused = httpx.post(
+        refused = post(
             f"{server.url}/generate",
             json={"inputs": "x", "parameters": {"grammar": grammar}},
-            timeout=TIMEOUT,
         )
     assert refused.status_code == 422
     assert refused.json()["error"] == "Input validation error: grammar is not supported"

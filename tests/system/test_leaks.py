@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from tests.system.client import TIMEOUT
+from tests.system.client import get, post, post_stream
 from tests.system.server import ServerProcess, alive, serving, wait_gone
 from tgi_trio.testing.segments import names_left, segment_names
 
@@ -24,9 +24,7 @@ VICTIMS = ("router", "shard", "both", "group")
 def read_until_it_breaks(server: ServerProcess) -> None:
     body = {"inputs": "x", "parameters": {"max_new_tokens": 900}}
     try:
-        with httpx.stream(
-            "POST", f"{server.url}/generate_stream", json=body, timeout=TIMEOUT
-        ) as reply:
+        with post_stream(f"{server.url}/generate_stream", json=body) as reply:
             for _ in reply.iter_lines():
                 pass
     except httpx.TransportError:
@@ -75,19 +73,15 @@ def test_five_random_moments_of_death(seed: int) -> None:
 def test_a_stopped_shard_turns_ready_red_and_a_continued_one_green_again() -> None:
     with serving("--stall-timeout", "2", fake=FAKE) as server:
         (shard,) = server.shards()
-        httpx.post(f"{server.url}/generate", json={"inputs": "x"}, timeout=TIMEOUT)
+        post(f"{server.url}/generate", json={"inputs": "x"})
         os.kill(shard, signal.SIGSTOP)
         deadline = time.monotonic() + 120
-        while (reply := httpx.get(f"{server.url}/ready", timeout=TIMEOUT)).status_code == 200:
+        while (reply := get(f"{server.url}/ready")).status_code == 200:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert (
-            reply.status_code
-            == httpx.get(f"{server.url}/health", timeout=TIMEOUT).status_code
-            == 503
-        )
+        assert reply.status_code == get(f"{server.url}/health").status_code == 503
         assert "rank 0" in reply.json()["why"] and "no heartbeat" in reply.json()["why"]
-        assert httpx.get(f"{server.url}/live", timeout=TIMEOUT).status_code == 200
+        assert get(f"{server.url}/live").status_code == 200
         os.kill(shard, signal.SIGCONT)
         server.wait_ready()
         assert server.shards() == [shard]

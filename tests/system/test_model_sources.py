@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.fake_hub import FakeHub, running_hub
+from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
 from tgi_trio import demo
 
@@ -31,7 +31,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def answer(server: ServerProcess, path: str = "/generate") -> Any:
-    return httpx.post(f"{server.url}{path}", json=BODY, timeout=60).json()
+    return post(f"{server.url}{path}", json=BODY).json()
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_repository_of_pickles_and_what_the_hub_says_it_is_for(
     hub: FakeHub, expected: str, tmp_path: Path
 ) -> None:
     with serving("--model-id", "some/pickled", env=hub_variables(hub, tmp_path)) as server:
-        info = httpx.get(f"{server.url}/info").json()
+        info = get(f"{server.url}/info").json()
         assert answer(server)["generated_text"] == expected
         # not a text-generation model, so POST / leaves the prompt out
         assert answer(server, "/") == [{"generated_text": expected}]
@@ -75,7 +75,7 @@ def test_a_hub_that_is_silent_keeps_nobody_waiting(
     hub: FakeHub, expected: str, tmp_path: Path
 ) -> None:
     with serving("--model-id", "slow/whole", env=hub_variables(hub, tmp_path)) as server:
-        assert httpx.get(f"{server.url}/info").json()["model_pipeline_tag"] is None
+        assert get(f"{server.url}/info").json()["model_pipeline_tag"] is None
         assert answer(server, "/") == [{"generated_text": BODY["inputs"] + expected}]  # type: ignore
         assert "what slow/whole is for" in server.output
 
@@ -110,7 +110,7 @@ def test_an_adapter_is_merged_and_served(model: Path, expected: str, tmp_path: P
         variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
         with serving("--model-id", str(adapter), env=variables) as server:
             texts.append(answer(server)["generated_text"])
-            assert httpx.get(f"{server.url}/info").json()["model_id"] == str(adapter)
+            assert get(f"{server.url}/info").json()["model_id"] == str(adapter)
     assert texts[0] == expected != texts[1]
 
 
@@ -127,15 +127,15 @@ def test_another_model_s_tokenizer(model: Path, tmp_path: Path) -> None:
     (other / "tokenizer_config.json").write_text(json.dumps(config))
     with serving("--tokenizer-name", str(other)) as server:
         tokens = [
-            httpx.post(f"{server.url}/tokenize", json={"inputs": text}).json()
+            post(f"{server.url}/tokenize", json={"inputs": text}).json()
             for text in ("LOUD", "loud")
         ]
         messages = [{"role": "user", "content": "hi"}]
-        chat = httpx.post(f"{server.url}/chat_tokenize", json={"messages": messages}).json()
+        chat = post(f"{server.url}/chat_tokenize", json={"messages": messages}).json()
         grammar = {"type": "regex", "value": "[a-c]{5}"}
         guided = {"inputs": "x", "parameters": {"grammar": grammar, "max_new_tokens": 30}}
-        text = httpx.post(f"{server.url}/generate", json=guided, timeout=60).json()
-        info = httpx.get(f"{server.url}/info").json()
+        text = post(f"{server.url}/generate", json=guided).json()
+        info = get(f"{server.url}/info").json()
     assert [token["id"] for token in tokens[0]] == [token["id"] for token in tokens[1]]
     assert chat["templated_text"] == "other: hi"
     assert info["settings"]["tokenizer_name"] == str(other)

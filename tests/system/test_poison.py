@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from tests.system.client import TIMEOUT, decode, generate
+from tests.system.client import decode, generate, get, post
 from tests.system.golden import reference, tokenize
 from tests.system.server import serving
 from tgi_trio.testing.checkpoints import make_checkpoint, poison_token
@@ -20,13 +20,13 @@ METHODS = ("prefill", "decode")
 def test_only_the_request_that_kills_the_shard_fails() -> None:
     with serving(fake="{}") as server:
         body = {"inputs": "poison \u00fe\u00fe\u00fe"}
-        poison = httpx.post(f"{server.url}/tokenize", json=body, timeout=30).json()[-1]["id"]
+        poison = post(f"{server.url}/tokenize", json=body).json()[-1]["id"]
     fake = json.dumps({"crash_token": poison, "step_ms": 2, "replies": [list(range(10, 50))]})
     with serving("--shard-restart-limit", "2", fake=fake) as server:
 
         def generate(inputs: str) -> httpx.Response:
             body = {"inputs": inputs, "parameters": {"max_new_tokens": 40}}
-            return httpx.post(f"{server.url}/generate", json=body, timeout=120)
+            return post(f"{server.url}/generate", json=body)
 
         with ThreadPoolExecutor(9) as pool:
             good = [pool.submit(generate, f"question {n}") for n in range(8)]
@@ -61,7 +61,7 @@ def test_only_the_request_that_turns_nan_fails(tmp_path: Path) -> None:
 
         def fail(route: str) -> httpx.Response:
             body = {"inputs": ill, "parameters": {"max_new_tokens": 24}}
-            return httpx.post(f"{server.url}/{route}", json=body, timeout=TIMEOUT)
+            return post(f"{server.url}/{route}", json=body)
 
         with ThreadPoolExecutor(8) as pool:
             good = [pool.submit(ask, text) for text in texts]
@@ -79,4 +79,4 @@ def test_only_the_request_that_turns_nan_fails(tmp_path: Path) -> None:
         assert len(events) == 1 and message in events[0]["error"]
         server.wait_idle()
         assert server.metric("tgi_shard_restarts") == 0
-        assert httpx.get(f"{server.url}/health", timeout=TIMEOUT).status_code == 200
+        assert get(f"{server.url}/health").status_code == 200

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-import httpx
 import pytest
 
-from tests.system.client import TIMEOUT, generate
+from tests.system.client import generate, get
 from tests.system.server import alive, serving
 
 pytestmark = pytest.mark.system
@@ -18,10 +17,7 @@ PROMPT = "What is a KV cache?"
 
 def test_a_replaced_shard_has_the_same_8_bit_weights() -> None:
     with serving("--quantize", "eetq") as server:
-        assert (
-            httpx.get(f"{server.url}/info", timeout=TIMEOUT).json()["settings"]["quantize"]
-            == "eetq"
-        )
+        assert get(f"{server.url}/info").json()["settings"]["quantize"] == "eetq"
         assert "int8 weights" in server.output
         before = generate(server.url, PROMPT, max_new_tokens=60)
         (shard,) = server.shards()

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import trio
 
-from tests.system.client import TIMEOUT, generate, stream
+from tests.system.client import generate, open_session, stream
 from tests.system.golden import reference, tokenize
 from tests.system.server import ServerProcess, command, serving, wait_gone
 from tgi_trio.testing.checkpoints import make_checkpoint
@@ -54,7 +54,7 @@ async def streamed(server: ServerProcess, harm: int, number: int) -> list[str]:
             answers[n] = event["generated_text"] or ""
 
     victim = by_rank(server)[harm]
-    async with httpx.AsyncClient(timeout=TIMEOUT) as session, trio.open_nursery() as nursery:
+    async with open_session() as session, trio.open_nursery() as nursery:
         for n in range(len(PROMPTS)):
             nursery.start_soon(client, session, n)
         while seen < 4:
@@ -112,7 +112,7 @@ async def test_an_encoder_decoder_over_two_ranks(tmp_path: Path) -> None:
             await anext(events)
             await events.aclose()
 
-        async with httpx.AsyncClient(timeout=TIMEOUT) as session, trio.open_nursery() as nursery:
+        async with open_session() as session, trio.open_nursery() as nursery:
             nursery.start_soon(leaver, session)
             nursery.start_soon(again, session)
             for n in range(len(texts)):

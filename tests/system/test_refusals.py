@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.model.support import LLAMA, make_folder, write_json
-from tests.system.client import generate
+from tests.system.client import generate, get
 from tests.system.server import serving
 from tgi_trio import devices
 from tgi_trio.testing.checkpoints import make_checkpoint
@@ -136,7 +135,7 @@ def test_flags_of_a_device_are_refused_where_no_driver_is(
 def test_flags_that_cannot_act_on_a_model_of_transformers_are_told(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "codegen")
     with serving("--model-id", str(tmp_path), "--speculate", "3") as server:
-        shown = httpx.get(f"{server.url}/info").json()["settings"]
+        shown = get(f"{server.url}/info").json()["settings"]
         body = generate(server.url, "some text", max_new_tokens=4, details=True)
         output = server.output
     assert (shown["speculate"], shown["prefix_caching"]) == (0, False)
@@ -162,7 +161,7 @@ def test_scaled_positions_make_room_for_longer_sequences(tmp_path: Path) -> None
     write_json(tmp_path, settings | {"model_max_length": 64}, "tokenizer_config.json")
     flags = ("--rope-scaling", "dynamic", "--rope-factor", "2")
     with serving("--model-id", str(tmp_path), *flags) as server:
-        info = httpx.get(f"{server.url}/info").json()
+        info = get(f"{server.url}/info").json()
         body = generate(server.url, "some text", max_new_tokens=90, details=True)
     assert info["max_total_tokens"] == 128
     assert (info["settings"]["rope_scaling"], info["settings"]["rope_factor"]) == ("dynamic", 2.0)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import trio
 
-from tests.system.client import TIMEOUT, chat_events, generate, stream
+from tests.system.client import chat_events, generate, get, open_session, post, stream
 from tests.system.server import ServerProcess, serving
 
 pytestmark = pytest.mark.system
@@ -85,8 +85,7 @@ async def test_64_concurrent_streams_get_the_right_text_each(demo: ServerProcess
             texts[n] = event["generated_text"] or ""
         assert "".join(pieces) == texts[n]
 
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(timeout=TIMEOUT, limits=limits) as session:
+    async with open_session() as session:
         async with trio.open_nursery() as nursery:
             for n in range(64):
                 nursery.start_soon(client, session, n)
@@ -98,7 +97,7 @@ async def test_64_concurrent_streams_get_the_right_text_each(demo: ServerProcess
 @pytest.mark.trio
 async def test_a_client_that_leaves_frees_its_blocks(demo: ServerProcess) -> None:
     before = demo.metric('tgi_request_cancelled{phase="decode"}')
-    async with httpx.AsyncClient(timeout=TIMEOUT) as session:
+    async with open_session() as session:
         for _ in range(5):
             events = stream(session, demo.url, "Tell me a long story", max_new_tokens=900)
             async for _ in events:
@@ -118,13 +117,13 @@ def test_metrics_say_what_happened(demo: ServerProcess) -> None:
 
 
 def test_info_models_tokenize(demo: ServerProcess) -> None:
-    info = httpx.get(f"{demo.url}/info", timeout=TIMEOUT).json()
+    info = get(f"{demo.url}/info").json()
     assert info["model_id"] == "tgi-trio/demo"
     assert info["max_total_tokens"] > info["max_input_tokens"] > 0
-    models = httpx.get(f"{demo.url}/v1/models", timeout=TIMEOUT).json()
+    models = get(f"{demo.url}/v1/models").json()
     assert models["data"][0]["id"] == "tgi-trio/demo"
     text = "Greetings from the ring"
-    tokens = httpx.post(f"{demo.url}/tokenize", json={"inputs": text}, timeout=TIMEOUT).json()
+    tokens = post(f"{demo.url}/tokenize", json={"inputs": text}).json()
     joined = "".join(t["text"] for t in tokens)
     assert joined == text
 
@@ -143,7 +142,7 @@ def test_a_prompt_is_reused_by_requests_of_the_same_salt_alone(demo: ServerProce
     body = {"prompt": "A tenant's own words, said over and over. " * 8, "max_tokens": 1}
 
     def cached(**more: str) -> int:
-        reply = httpx.post(f"{demo.url}/v1/completions", json=body | more, timeout=TIMEOUT)
+        reply = post(f"{demo.url}/v1/completions", json=body | more)
         reply.raise_for_status()
         return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 

@@ -7,12 +7,11 @@ import signal
 import subprocess
 import sys
 
-import httpx
 import pytest
 
 from bench.harness.server import wait_healthy
 from tests.stress import restarts
-from tests.system.client import TIMEOUT
+from tests.system.client import get
 from tests.system.server import PATIENCE, serving
 from tgi_trio.testing.ports import held_port
 
@@ -23,7 +22,7 @@ def test_settings_are_told_in_all_three_places() -> None:
     flags = ("--json-output", "--api-key", "hush", "--max-best-of", "3")
     with serving(*flags, fake="{}") as server:
         output = server.output
-        shown = httpx.get(f"{server.url}/info", timeout=TIMEOUT).json()["settings"]
+        shown = get(f"{server.url}/info").json()["settings"]
     records = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     told = next(record["settings"] for record in records if record["message"] == "settings")
     memory = next(r["memory"] for r in records if r["message"] == "memory in bytes")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import orjson
 import pytest
 
-from tests.system.client import TIMEOUT, decode
+from tests.system.client import decode, post
 from tests.system.server import ServerProcess, serving
 
 pytestmark = pytest.mark.system
@@ -25,8 +24,8 @@ def slow() -> Iterator[ServerProcess]:
 
 def test_time_over_is_a_424_and_frees_everything(slow: ServerProcess) -> None:
     url = f"{slow.url}/v1/completions"
-    body = httpx.post(url, json={**ENDLESS, "timeout": 0.3}, timeout=TIMEOUT)
-    header = httpx.post(url, json=ENDLESS, headers={"x-request-timeout": "0.3"}, timeout=TIMEOUT)
+    body = post(url, json={**ENDLESS, "timeout": 0.3})
+    header = post(url, json=ENDLESS, headers={"x-request-timeout": "0.3"})
     for answer in (body, header):
         assert (answer.status_code, answer.json()["error"]["message"]) == (424, PASSED)
     slow.wait_idle()
@@ -37,9 +36,7 @@ def test_a_stream_shows_what_there_was_time_for(slow: ServerProcess) -> None:
         {"inputs": "x", "parameters": {"max_new_tokens": 900, "timeout": 3, "seed": 1}}
     )
     headers = {"content-type": "application/json"}
-    answer = httpx.post(
-        f"{slow.url}/generate_stream", content=body, headers=headers, timeout=TIMEOUT
-    )
+    answer = post(f"{slow.url}/generate_stream", content=body, headers=headers)
     *tokens, last = [event for line in answer.text.splitlines() if (event := decode(line))]
     assert tokens and all("token" in event for event in tokens)
     assert last == {"error": PASSED, "error_type": "generation"}
@@ -47,10 +44,9 @@ def test_a_stream_shows_what_there_was_time_for(slow: ServerProcess) -> None:
 
 
 def test_who_is_in_time_is_not_bothered(slow: ServerProcess) -> None:
-    answer = httpx.post(
+    answer = post(
         f"{slow.url}/v1/completions",
         json={**ENDLESS, "max_tokens": 3, "timeout": 60, "priority": 1},
-        timeout=TIMEOUT,
     )
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 3

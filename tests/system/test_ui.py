@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -13,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.system.client import TIMEOUT
+from tests.system.client import get
 from tests.system.server import ServerProcess, serving
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -144,11 +143,11 @@ def test_stop_cancels_the_request(browser: webdriver.Chrome) -> None:
 
 
 def test_the_page_asks_for_nothing_from_elsewhere(demo: ServerProcess) -> None:
-    answer = httpx.get(f"{demo.url}/ui", timeout=TIMEOUT)
+    answer = get(f"{demo.url}/ui")
     assert "default-src 'self'" in answer.headers["content-security-policy"]
     assert "http" not in answer.text
     for name in ("page.css", "page.js", "server.js", "chances.js", "dashboard.js"):
-        part = httpx.get(f"{demo.url}/ui/{name}", timeout=TIMEOUT)
+        part = get(f"{demo.url}/ui/{name}")
         assert part.status_code == 200
         assert "://" not in part.text
-    assert httpx.get(f"{demo.url}/ui/other.js", timeout=TIMEOUT).status_code == 404
+    assert get(f"{demo.url}/ui/other.js").status_code == 404

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import httpx
 import pytest
 
 from tests.shard.test_watermark import green_list
+from tests.system.client import get, post
 from tests.system.server import serving
 from tgi_trio import demo
 from tgi_trio.model.facts import read_model_facts
@@ -28,9 +28,9 @@ def test_with_a_large_delta_every_token_is_green(way: tuple[str, str]) -> None:
             "do_sample": True, "decoder_input_details": True,
         }  # fmt: skip
         body = {"inputs": "The old harbour", "parameters": parameters}
-        answer = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
-        again = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
-        settings = httpx.get(f"{server.url}/info").json()["settings"]
+        answer = post(f"{server.url}/generate", json=body).json()
+        again = post(f"{server.url}/generate", json=body).json()
+        settings = get(f"{server.url}/info").json()["settings"]
     prompt = [token["id"] for token in answer["details"]["prefill"]]
     ids = prompt[-1:] + [token["id"] for token in answer["details"]["tokens"]]
     assert len(ids) > 10
