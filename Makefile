@@ -3,11 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 3000
 ARGS ?=
+# Processes that run tests beside each other; 0: none, for a debugger.
+WORKERS ?= auto
 BIN := $(VENV)/bin
 
 # Without the tests that start servers or need minutes; `make test` runs all.
 FAST := tests/cli tests/client tests/deploy tests/ipc tests/router tests/shard/loop tests/shard/sampling \
 	tests/shard/machine tests/tools/docs tests/test_references.py tests/test_imports.py tests/test_logs.py tests/settings/test_settings.py
+# A file of tests runs in one process. In the order of the files the last ones are short.
+BESIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 
 # A processor without AVX512, whatever this one has: for torch, what it calls, and the kernels.
@@ -20,7 +24,7 @@ serve: $(VENV)/.serve
 	$(BIN)/python -m tgi_trio --port $(PORT) $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
 check: lint types
 	$(BIN)/python -m pytest -q -m "not system" $(FAST) $(ARGS)
@@ -29,7 +33,7 @@ gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 test-avx2: $(VENV)/.test
-	$(AVX2) $(BIN)/python -m pytest $(or $(ARGS),tests/shard tests/bench)
+	$(AVX2) $(BIN)/python -m pytest $(BESIDE) $(or $(ARGS),tests/shard tests/bench)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.threads import one_torch_thread
 
 # Tests assert behaviour, never wall-clock times: a busy machine must not fail a property.
 SLOW = [HealthCheck.too_slow]
@@ -16,3 +21,13 @@ settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 settings.load_profile("shared-machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cores_for_all_workers() -> Iterator[None]:
+    """With tests beside these, torch has one thread: the others of a team would wait in a spin."""
+    if "PYTEST_XDIST_WORKER" in os.environ and "torch" in sys.modules:
+        with one_torch_thread():
+            yield
+    else:
+        yield
