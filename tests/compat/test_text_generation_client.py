@@ -38,7 +38,7 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     interpreter, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists() or ready.read_text() != PACKAGE:
         try:
-            run(sys.executable, "-m", "venv", "--clear", folder, timeout=60)
+            run(sys.executable, "-m", "venv", "--clear", folder, timeout=240)
             run(interpreter, "-m", "pip", "install", "--quiet", PACKAGE, timeout=150)
         except (subprocess.SubprocessError, OSError) as error:
             pytest.skip(f"{PACKAGE} cannot be installed: {error}")
@@ -50,7 +50,7 @@ def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def seen(python: Path, served: ServerProcess) -> dict[str, Any]:
     """What the client's calls returned."""
     result = subprocess.run(
-        [python, CALLS, served.url], capture_output=True, text=True, timeout=120
+        [python, CALLS, served.url], capture_output=True, text=True, timeout=240
     )
     assert result.returncode == 0, result.stderr
     found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])

@@ -43,7 +43,7 @@ async def test_no_byte_changes_and_no_wake_up_is_lost(
             request_bytes=16384,
             reply_bytes=8192,
         )
-        with RouterEnd(endpoints, bell) as router, trio.fail_after(60):
+        with RouterEnd(endpoints, bell) as router, trio.fail_after(240):
             child = spawn_child("checksum_echo", endpoints)
             expected: deque[bytes] = deque()
             for _ in range(4000):

@@ -29,7 +29,7 @@ def run_shard(arguments: Callable[[str], list[str]]) -> tuple[int, str]:
         argv = [sys.executable, "-m", "tgi_trio.shard", *arguments(endpoints.spec.text())]
         with spawn_shard(argv, endpoints, stderr=subprocess.PIPE) as child:
             assert child.process.stderr is not None
-            code = child.process.wait(timeout=60)
+            code = child.process.wait(timeout=120)
             return code, child.process.stderr.read().decode()
 
 

@@ -178,7 +178,7 @@ def serving(
             if server.process.poll() is None:
                 server.signal(signal.SIGTERM)
                 try:
-                    server.wait(20)
+                    server.wait(60)
                 except subprocess.TimeoutExpired:
                     server.process.kill()
                     server.wait()

@@ -25,7 +25,7 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "tgi_trio", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         env={**os.environ, **env},
     )
 
@@ -106,7 +106,7 @@ raise ValueError("uncaught")
 
 def test_an_exception_that_nobody_catches_is_json() -> None:
     argv = [sys.executable, "-c", UNCAUGHT]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (1, "")
     warned, printed, ignored, uncaught = records(done.stderr)
     assert "beware" in warned["message"]
@@ -155,7 +155,7 @@ def test_the_schema_is_the_one_that_is_served_and_needs_no_torch() -> None:
         "sys.exit(code)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=True
     )
     assert "torch" not in done.stderr and "transformers" not in done.stderr
     with serving(fake="{}") as server:

@@ -39,7 +39,7 @@ sys.exit(code)
 def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     argv = ["--hostname", "127.0.0.1", "--port", "0", "--model-id", str(folder), *flags]
     return subprocess.run(
-        [sys.executable, "-c", START, *argv], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", START, *argv], capture_output=True, text=True, timeout=240
     )
 
 

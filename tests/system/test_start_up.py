@@ -67,7 +67,7 @@ serve(parse(["--hostname", "127.0.0.1", "--port", "0"], {}), spawned)
 
 def test_the_shard_is_spawned_before_the_web_stack_is_loaded() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_SPAWN], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FIRST_SPAWN], capture_output=True, text=True, timeout=240
     )
     assert done.stdout.splitlines() == ["loaded:"], done.stderr
 

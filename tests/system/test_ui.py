@@ -13,7 +13,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.system.client import get
-from tests.system.server import ServerProcess, serving
+from tests.system.server import PATIENCE, ServerProcess, serving
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -69,7 +69,7 @@ class Page:
             shown = (e for e in self.all(selector) if e.is_displayed() and text in e.text)
             return next(shown, False)
 
-        result = WebDriverWait(self.browser, 30).until(found)
+        result = WebDriverWait(self.browser, PATIENCE).until(found)
         assert isinstance(result, WebElement)
         return result
 

@@ -19,7 +19,7 @@ def plain(response):
 
 
 def sync_calls():
-    client = Client(URL, timeout=60)
+    client = Client(URL, timeout=240)
     messages = [{"role": "user", "content": "What is a KV block?"}]
     try:
         client.generate(PROMPT, max_new_tokens=1_000_000)
@@ -40,7 +40,7 @@ def sync_calls():
 
 
 async def async_calls():
-    client = AsyncClient(URL, timeout=60)
+    client = AsyncClient(URL, timeout=240)
     whole = await client.generate(PROMPT, max_new_tokens=6)
     stream = client.generate_stream(PROMPT, max_new_tokens=6)
     return {"whole": plain(whole), "events": [plain(each) async for each in stream]}

@@ -92,7 +92,7 @@ class Scripted:
 
 async def run(request: Request, link: Scripted) -> tuple[list[Token], Outcome]:
     engine = Engine(AdmissionLimits(1), scheduling_limits(), tokenizer(), Metrics())
-    with trio.fail_after(10):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.serve, link)
             with engine.submit(request) as stream:

@@ -46,7 +46,7 @@ def test_every_file_is_read_to_its_end(folder: Path, monkeypatch: pytest.MonkeyP
     sizes = {file.stat().st_ino: file.stat().st_size for file in folder.iterdir()}
     recorder = Recorder(monkeypatch, sum(sizes.values()))
     with reading_ahead(folder):
-        assert recorder.arrived.wait(30)
+        assert recorder.arrived.wait(120)
     assert recorder.read == sizes
 
 
@@ -56,7 +56,7 @@ def test_no_more_than_half_of_the_free_memory(
     monkeypatch.setattr(readahead, "free_bytes", lambda: 9000)
     recorder = Recorder(monkeypatch, 4500)
     with reading_ahead(folder):
-        assert recorder.arrived.wait(30)
+        assert recorder.arrived.wait(120)
     assert sum(recorder.read.values()) == 4500
 
 
