@@ -124,6 +124,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "gptj": _GPT | {"rotary_dim": 8},
     "gpt_neox": {"num_key_value_heads": _ABSENT},
     "phi": {},
+    "xlnet": {"max_position_embeddings": _ABSENT, "d_head": 16},
     "opt": {"num_key_value_heads": _ABSENT, "intermediate_size": _ABSENT, "ffn_dim": 128}
     | {"word_embed_proj_dim": 64},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},

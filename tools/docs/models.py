@@ -36,7 +36,10 @@ over the whole sequence, and the first that agrees is taken; `/info` and the sha
 They are compared on a small twin of the model, in float32 whatever is served: the same code and
 kinds of layers, narrow, with random weights, and with windows and scan chunks shorter than the
 sequences (`twin.py`). It takes seconds and tens of MB; in bfloat16 a wrong way could hide
-behind rounding. Where no twin can be built, recompute is taken.
+behind rounding. Where no twin can be built, recompute is taken. A type that does not write by
+plain passes over the tokens so far is refused: one whose tokens see those that follow them
+(encoders such as BERT, unless config.json says `is_decoder`, and XLNet), or that `generate` of
+`transformers` feeds in a way of its own (XLM).
 
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
 (`torch_backend/layers/latent.py`). On a GPU plain torch attends to it: no kernel here takes heads

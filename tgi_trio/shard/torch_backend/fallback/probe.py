@@ -19,8 +19,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.torch_backend.fallback.autoregression import find_other_writing
 from tgi_trio.shard.torch_backend.fallback.modes import (
     CachedWay,
     ExecutionMode,
@@ -55,10 +57,18 @@ CANDIDATES: Final[tuple[Make, ...]] = (
 
 @torch.inference_mode()
 def choose_way(model: Any) -> ExecutionMode:
-    """Return the first way that gives what a plain forward pass gives; at last that pass itself."""
+    """Return the first way that gives what a plain forward pass gives; at last that pass itself.
+
+    Raises ModelLoadError for a model that does not write by plain passes.
+    """
     plain = RecomputeWay(model)
     with _one_thread():
         twin = build_twin(model)
+    if (why := find_other_writing(model if twin is None else twin)) is not None:
+        raise ModelLoadError(
+            f"Model type {model.config.model_type!r} cannot be served as a model that generates "
+            f"text: {why}."
+        )
     if twin is None:
         print(
             f"no small copy of {type(model).__name__} could be built to try faster ways on: every "

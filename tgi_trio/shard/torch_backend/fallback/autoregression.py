@@ -1,0 +1,100 @@
+"""Whether a model of transformers writes token by token as a plain forward pass has it.
+
+Every way of running one is held to a plain pass over the tokens so far. Some types are another
+matter: an encoder's tokens see those that follow them (BERT, unless config.json calls it a
+decoder, and XLNet), and XLM is fed a made-up token to be predicted, which `generate` alone knows
+of. They would be served with other tokens than their authors', so they are not.
+
+What `generate` computes is asked without its cache and before its processors: a cache that loses
+something is found by `probe.py`, and is no reason to refuse.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from tgi_trio.shard.torch_backend.fallback.twin import FIRST_PLAIN_TOKEN
+
+# What logits may differ by, in parts of the largest. Other tokens behind them change nothing of a
+# model that writes one after the other, but for the order in which experts round.
+_SEEN: Final = 1e-3
+_SEEN_IN_HALF: Final = 2e-2
+_FED: Final = 2e-2  # of the same tokens, computed by the same code
+_FED_IN_HALF: Final = 2e-1
+_PROMPT: Final = 12  # tokens
+_WRITTEN: Final = 4
+_ERRORS: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    RuntimeError,
+    NotImplementedError,
+    AssertionError,
+)
+
+
+@torch.inference_mode()
+def find_other_writing(model: Any) -> str | None:
+    """Return why a plain forward pass is not how this model writes; None where it is.
+
+    `model`: a small twin, or the model itself. One whose code fails is not accused.
+    """
+    try:
+        return _compare(model)
+    except _ERRORS:
+        return None
+
+
+def _compare(model: Any) -> str | None:
+    exact = model.dtype == torch.float32
+    steps = torch.arange(_PROMPT, device=model.device)
+    prompt = (FIRST_PLAIN_TOKEN + 7 * steps % 64)[None]
+    half, other = _PROMPT // 2, prompt.clone()
+    other[:, half:] += 1
+    seen = _distance(_plain(model, other)[:half], _plain(model, prompt)[:half])
+    if seen > (_SEEN if exact else _SEEN_IN_HALF):
+        why = "its tokens see those that follow them, so it does not write one after the other"
+        if getattr(model.config, "is_decoder", None) is False:
+            why += "; if it was trained as a decoder, say is_decoder: true in its config.json"
+        return why
+    tokens, theirs = _generate(model, prompt)
+    each = [_plain(model, tokens[:, : _PROMPT + i])[-1] for i in range(len(theirs))]
+    if _distance(torch.stack(each), theirs) > (_FED if exact else _FED_IN_HALF):
+        return "transformers' own generate does not feed it the tokens so far, and they alone"
+    return None
+
+
+def _plain(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Return logits [T, vocabulary] of tokens [1, T]."""
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False, return_dict=True).logits[0]
+    return logits.float()
+
+
+def _generate(model: Any, prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what transformers writes: tokens [1, T], and the logits [written, vocabulary]."""
+    from transformers import GenerationConfig
+
+    plainly: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=_WRITTEN,
+        do_sample=False,
+        use_cache=False,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    before = model.generation_config
+    model.generation_config = plainly  # what it leaves open would come from there
+    try:
+        out = model.generate(prompt, attention_mask=torch.ones_like(prompt))
+    finally:
+        model.generation_config = before
+    return out.sequences, torch.cat([each[:1] for each in out.logits]).float()
+
+
+def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Return how far logits are from others of the same tokens, in parts of the largest."""
+    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
