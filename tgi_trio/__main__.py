@@ -19,7 +19,8 @@ EXIT_USAGE = 2
 
 
 def _stop_at_once(number: int, frame: object) -> None:
-    """What SIGTERM does until the launcher's nursery takes it over: nothing is served yet."""
+    """What SIGTERM does until the launcher runs: nothing is served yet."""
+    signal.signal(number, signal.SIG_IGN)  # one is enough, and another would change the exit code
     sys.exit(0)
 
 
@@ -82,11 +83,9 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     # Imported here: `--help` and mistakes in flags answer at once.
     import logging
 
-    import trio
-
     from tgi_trio.cli.files import check_tokenizer_config, read_key_file
     from tgi_trio.hub import resolve_model, resolve_tokenizer
-    from tgi_trio.launcher import Launcher, Timeline, bind
+    from tgi_trio.launcher import Launcher, Timeline, bind, run_server
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.settings.resolve import resolve
     from tgi_trio.start_checks import check_start
@@ -117,7 +116,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
-        trio.run(Launcher(settings, listeners, timeline, *([shard] if shard else [])).run)
+        run_server(Launcher(settings, listeners, timeline, *([shard] if shard else [])))
     return 0
 
 

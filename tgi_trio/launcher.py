@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +38,7 @@ from tgi_trio.settings.shown import as_json, as_rows
 log = logging.getLogger(__name__)
 
 HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, beside the loading
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
 
@@ -140,6 +141,24 @@ def shard_settings(settings: Settings, tokenizer: Path) -> ShardSettings:
     )
 
 
+def run_server(launcher: Launcher) -> None:
+    """Run a launcher to its end. Main thread only; raises what `Launcher.run` raises.
+
+    From here on no signal raises anything, however many come: an exception out of nowhere, inside
+    trio or in the middle of a clean-up, tears nurseries apart and leaves what was to be closed.
+    One that comes before the launcher receives signals is kept for it; one that comes when all is
+    done but to exit is too late.
+    """
+    early: list[int] = []
+    for number in _SIGNALS:
+        signal.signal(number, lambda number, frame: early.append(number))
+    try:
+        trio.run(launcher.run, early)
+    finally:
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 class Launcher:
     """One run of the server."""
 
@@ -170,35 +189,38 @@ class Launcher:
             watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
         )
 
-    async def run(self) -> None:
+    async def run(self, early: Sequence[int] = ()) -> None:
         """Serve until a signal says stop; the second one stops at once.
 
-        Raises ShardCannotStart when no shard comes up.
+        `early`: signals that came before this one could receive any. Raises ShardCannotStart when
+        no shard comes up.
         """
-        try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(self._obey_signals, nursery.cancel_scope)
-                await self._serve(nursery)
-                nursery.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            # An error of ours is for the operator to read, not the nurseries it came through.
-            if (ours := group.subgroup(TgiTrioError)) is not None:
-                raise _first_leaf(ours) from group
-            raise
+        # Around the nursery: until all of it has ended, signals are received, and raise nothing.
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
+            if early:
+                return
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._obey_signals, signals, nursery.cancel_scope)
+                    await self._serve(nursery)
+                    nursery.cancel_scope.cancel()
+            except BaseExceptionGroup as group:
+                # An error of ours is for the operator to read, not the nurseries it came through.
+                if (ours := group.subgroup(TgiTrioError)) is not None:
+                    raise _first_leaf(ours) from group
+                raise
 
     async def _obey_signals(
-        self, everything: trio.CancelScope, task_status: trio.TaskStatus[None]
+        self, signals: AsyncIterator[int], everything: trio.CancelScope
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for number in signals:
-                name = signal.Signals(number).name
-                if self._stopping.is_set() or self._supervisor.started is None:
-                    log.warning("%s: stopping at once", name)
-                    everything.cancel()
-                    return
-                log.warning("%s: draining; a second signal stops at once", name)
-                self._stopping.set()
+        async for number in signals:
+            name = signal.Signals(number).name
+            if self._stopping.is_set() or self._supervisor.started is None:
+                log.warning("%s: stopping at once", name)
+                everything.cancel()
+                return
+            log.warning("%s: draining; a second signal stops at once", name)
+            self._stopping.set()
 
     async def _start_supervisor(self, nursery: trio.Nursery) -> None:
         supervisor = self._supervisor
