@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tgi_trio.errors import ProtocolMismatch
+from tgi_trio.errors import CorruptFrame, ProtocolMismatch
 from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, VERSION, Frame, Kind, encode
 from tgi_trio.ipc.startup import (
     Hello,
@@ -27,7 +28,7 @@ from tgi_trio.ipc.startup import (
 )
 
 NUMBERS = st.integers(0, 2**64 - 1)
-NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"])).map(str.strip)
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]))  # one line
 BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "int": NUMBERS,
     "bool": st.booleans(),
@@ -51,6 +52,31 @@ def test_the_router_hears_of_a_model_what_the_shard_says(info: ShardInfo, comman
     frame = frame_of(encode_info(command, info))
     assert frame.kind is Kind.INFO_REPLY and frame.word("command") == command
     assert decode_info(frame) == info
+
+
+INFO = ShardInfo(
+    vocab_size=9,
+    block_size=16,
+    layers=1,
+    kv_bytes_per_token=8,
+    max_positions=0,
+    eos_ids=(2,),
+    dtype="float32",
+    device="cpu",
+    backend="one\ntwo",
+    load_ns=0,
+)
+
+
+def test_a_name_is_one_line() -> None:
+    assert decode_info(frame_of(encode_info(1, INFO))) == replace(INFO, backend="one two")
+
+
+def test_an_answer_without_all_its_names_is_corrupt() -> None:
+    words = dict.fromkeys((name for name, _ in SPECS[Kind.INFO_REPLY].words), 0)
+    payload = encode(Kind.INFO_REPLY, words, {"names": np.frombuffer(b"cpu", np.uint8)})
+    with pytest.raises(CorruptFrame, match="1 names, expected 4"):
+        decode_info(frame_of(payload))
 
 
 @given(anything(WarmupRequest), anything(WarmupResult), NUMBERS)

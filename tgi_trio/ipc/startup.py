@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.errors import ProtocolMismatch
+from tgi_trio.errors import CorruptFrame, ProtocolMismatch
 from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Frame, Kind, encode
 
 
@@ -122,9 +122,11 @@ def encode_info(command: int, info: ShardInfo) -> bytes:
 
 
 def decode_info(frame: Frame) -> ShardInfo:
-    """Return what an INFO_REPLY says."""
-    values = _values(frame)
-    values |= zip(_NAMES, frame.text("names").split("\n"), strict=True)
+    """Return what an INFO_REPLY says; raises CorruptFrame when a name is missing."""
+    values, names = _values(frame), frame.text("names").split("\n")
+    if len(names) != len(_NAMES):
+        raise CorruptFrame(f"INFO_REPLY: {len(names)} names, expected {len(_NAMES)}")
+    values |= zip(_NAMES, names, strict=True)
     values["prefix_reuse"] = bool(values["prefix_reuse"])
     return ShardInfo(**values, eos_ids=tuple(frame.column("eos_ids").tolist()))
 
