@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from tgi_trio.errors import CorruptFrame, ProtocolMismatch
 from tgi_trio.ipc.frames import LAYOUT_HASH, SPECS, VERSION, Frame, Kind, encode
 
+BLOCK_SIZE = 16  # tokens per KV block of every backend
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:

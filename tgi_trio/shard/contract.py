@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import PeerError
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 
-BLOCK_SIZE = 16  # tokens per KV block
 BEAT_S = 1.0  # an idle shard shows life this often
 
 

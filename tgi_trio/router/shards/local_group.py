@@ -21,13 +21,12 @@ from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
 from tgi_trio.ipc.frames import Kind, Phase, frame_bytes
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.ipc.watch import wait_for_death
 from tgi_trio.router.shards.group import Group, StartGroup
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 
 _LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
-_SMALLEST_BLOCK = 16  # tokens per KV block at least: what the longest block table follows from
 _PLANS_IN_A_RING = 4  # a follower is a step behind at most; the rest is room to wrap around
 
 
@@ -162,6 +161,6 @@ class LocalGroup:
 def _plan_ring_bytes(request: WarmupRequest) -> int:
     """Return the bytes of a ring in which a few of the largest plans find room."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
-    entries = rows * -(-request.max_total_tokens // _SMALLEST_BLOCK)
+    entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
     largest = frame_bytes(Kind.PLAN, rows=rows, tokens=tokens, entries=entries)
     return max(DEFAULT_RING_BYTES, 1 << (_PLANS_IN_A_RING * largest - 1).bit_length())
