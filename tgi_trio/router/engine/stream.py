@@ -69,9 +69,8 @@ class TokenStream:
         self.timings = timings
         self.end: StreamEnd | None = None
         self.prompt_logprobs: list[float] = []  # set by the engine as the prefill reports them
-        self.prompt_tops: list[
-            Sequence[tuple[int, float]]
-        ] = []  # alternatives of each, where asked for
+        # Alternatives of each, where they are asked for.
+        self.prompt_tops: list[Sequence[tuple[int, float]]] = []
         self.generated = 0  # tokens delivered so far
         self.cached_tokens = 0  # prompt tokens from the prefix cache; set by the engine
         self._leave = leave
@@ -137,8 +136,9 @@ class TokenStream:
         complete with it does not (TGI's order: length, EOS, stop strings). Called by the engine
         only.
         """
-        self.prompt_logprobs += progress.prompt_logprobs
-        self.prompt_tops += progress.prompt_tops
+        if progress.prompt_logprobs:
+            self.prompt_logprobs += progress.prompt_logprobs
+            self.prompt_tops += progress.prompt_tops
         output, finish, last = self.output, progress.finish, len(progress.token_ids) - 1
         for i, token_id in enumerate(progress.token_ids):
             top = progress.tops[i] if progress.tops else ()

@@ -185,6 +185,9 @@ class ChatEvents:
         if not self._plain:
             return b"".join([self._event(token, "", GOING_ON) for token in tokens])
         head = self._head
+        if len(tokens) == 1:  # nearly always, and to join a list would nearly double it
+            text = "" if tokens[0].special else tokens[0].text
+            return b"%b%b%b" % (head, text_json(text), _CHAT_TAIL)
         return b"".join(
             [
                 b"%b%b%b" % (head, text_json("" if token.special else token.text), _CHAT_TAIL)
@@ -266,6 +269,9 @@ class CompletionEvents:
         if self._echo or self._logprobs is not None or self._extras is not None:
             return b"".join([self._event(token) for token in tokens])
         head, tail = self._head, self._tail
+        if len(tokens) == 1:  # as for chats
+            text = "" if tokens[0].special else tokens[0].text
+            return b"%b%b%b" % (head, text_json(text), tail)
         return b"".join(
             [
                 b"%b%b%b" % (head, text_json("" if token.special else token.text), tail)
