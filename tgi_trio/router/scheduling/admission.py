@@ -94,13 +94,25 @@ class Admission:
                 anyone_has_turn = batch.has_turn(1, without_turn)
                 if not anyone_has_turn or places == 0 or batch.is_full:
                     break
-        self.behind = len(without_turn)
-        if not anyone_has_turn:
-            self.behind += len(queue) - passed - held_back
-        only_room_lacks = without_room and anyone_has_turn
-        only_room_lacks = only_room_lacks and len(without_room) == passed + held_back
-        self._no_room_at = (queue.version, self._available) if only_room_lacks else (-1, 0)
+        self._remember(
+            lacking_room=len(without_room),
+            lacking_turn=len(without_turn),
+            seen=passed + held_back,
+            anyone_has_turn=anyone_has_turn,
+        )
         return admitted
+
+    def _remember(
+        self, *, lacking_room: int, lacking_turn: int, seen: int, anyone_has_turn: bool
+    ) -> None:
+        """Keep what a look at the queue has found: for the step budget, and for the next look.
+
+        `seen`: who was looked at and not admitted; whoever was not looked at has no turn either.
+        """
+        unseen = len(self._queue) - seen
+        self.behind = lacking_turn + (0 if anyone_has_turn else unseen)
+        only_room_lacks = anyone_has_turn and 0 < lacking_room == seen
+        self._no_room_at = (self._queue.version, self._available) if only_room_lacks else (-1, 0)
 
     @property
     def _available(self) -> int:
