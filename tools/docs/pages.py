@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tools.docs import budgets, command_line, ipc, metrics, models, protocol, state_tables
+from tools.docs import (
+    budgets,
+    command_line,
+    ipc,
+    metrics,
+    models,
+    modules,
+    protocol,
+    state_tables,
+)
 from tools.docs.markdown import Sections, refresh_sections, section_names
 
 ROOT: Final = Path(__file__).parents[2]
@@ -20,6 +29,7 @@ WHOLE: Final[Mapping[str, Callable[[], str]]] = {
 SECTIONS: Final[Sections] = {
     **command_line.SECTIONS,
     **ipc.SECTIONS,
+    **modules.SECTIONS,
     **state_tables.SECTIONS,
     "budgets": budgets.render,
     "metrics": metrics.render,

@@ -189,6 +189,7 @@ class Engine:
         try:
             self._dispatch()
             while True:
+                # Control comes back from the shard's process (`Worker._reply`).
                 await link.wait()
                 await self._turn(link)
         finally:
@@ -291,7 +292,7 @@ class Engine:
             self._observe_tokens(stream.timings, len(tokens), now)
         if reason is None:
             if tokens:
-                stream.deliver(tokens, None)
+                stream.deliver(tokens, None)  # into what `stream_events` has attached
             return
         if reason is FinishReason.STOP_SEQUENCE:
             self.scheduler.finish(id, now)

@@ -39,6 +39,8 @@ class ShardLink:
     def send(self, command: Command) -> None:
         """Send now, or as soon as the ring has room."""
         self._backlog.append(encode_command(command))
+        # Control passes to the shard's process, which takes the frame between two steps
+        # (`Worker._drain`); its answers come to `Engine.serve`.
         self.flush()
 
     def flush(self) -> None:

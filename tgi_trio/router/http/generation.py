@@ -113,6 +113,8 @@ def stream_events(
     body = EventBody(limits, producers=len(requests))
     streams = [submit(call, request) for request in requests]
     for stream, render in zip(streams, events, strict=True):
+        # Control passes to the engine's task: it calls `deliver` in each of its steps
+        # (`Engine._deliver`), while this one only keeps the connection (`EventBody.run`).
         stream.attach(EventFeed(call, stream, render, body, last).deliver)
     return body
 

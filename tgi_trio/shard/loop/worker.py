@@ -132,6 +132,7 @@ class Worker:
 
     def _drain(self) -> None:
         """Apply every command that has arrived."""
+        # Control comes from the router's process (`ShardLink.send`).
         receive, release = self._channel.try_receive, self._channel.release
         while self._running and (view := receive()) is not None:
             frame = Frame(view)
@@ -249,6 +250,7 @@ class Worker:
                 channel.send(frame)
             self._faults.clear()
         words |= {"step": self._step, "acknowledged": acknowledged, "held": len(self._batch)}
+        # Control passes to the router's process (`Engine.serve`); this one goes on by itself.
         for frame in reply_frames.encode_step(words, columns, most):
             channel.send(frame)
         self._acknowledged, self._stalled = acknowledged, words.get("stalled_rows", 0)

@@ -1,0 +1,29 @@
+"""The server, and its shard by `traced_shard`, with their calls noted.
+
+python -m tools.walk.traced_server FOLDER [FLAGS]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from tgi_trio.__main__ import serve
+from tgi_trio.cli.parser import parse
+from tools.walk.calls import noting_calls
+
+
+def main(arguments: list[str]) -> int:
+    """Serve; the calls are in FOLDER afterwards."""
+    folder, *flags = arguments
+
+    def traced_shard(spec: str, settings: str) -> list[str]:
+        return [sys.executable, "-m", "tools.walk.traced_shard", folder, spec, settings]
+
+    with noting_calls(Path(folder) / "router.json"):
+        return serve(parse(flags, os.environ), traced_shard)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
