@@ -59,17 +59,26 @@ def steps(core: str, count: str, spec_text: str) -> None:
     time.sleep(3600)
 
 
+def _await_reply(end: LeaderEnd) -> None:
+    """Take a follower's next frame, which is waited for."""
+    while end.try_receive() is None:
+        end.wait(30.0)
+    end.release()
+
+
 def lead(payload: str, rounds: str, *specs: str) -> None:
     """Command all followers and gather their replies; print three figures in microseconds."""
     group = Broadcast([LeaderEnd.attach(spec) for spec in specs])
     message = b"e" + bytes(int(payload) - 1)
     clock = time.perf_counter_ns
-    sent, done = [], []
+    sent: list[int] = []
+    done: list[int] = []
     for number in range(int(rounds) + 10):
         start = clock()
         group.send(message)
         middle = clock()
-        group.gather(30.0)
+        for end in group.ends:
+            _await_reply(end)
         if number >= 10:  # the followers start up during the first ones
             sent.append(middle - start)
             done.append(clock() - start)

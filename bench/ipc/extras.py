@@ -17,11 +17,11 @@ import trio
 from bench.harness.vitals import cpu_seconds
 from bench.ipc.ours import Variant, channel
 from bench.ipc.sampling import Placement
-from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.channel import ControlPage, Endpoints
 from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
 from tgi_trio.ipc.router_end import RouterEnd
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
-from tgi_trio.ipc.watch import StallDetector, wait_for_death, watch_heartbeat
+from tgi_trio.ipc.watch import StallDetector, wait_for_death
 
 ROWS = 128
 STREAMS = 512
@@ -110,6 +110,14 @@ def _hold(endpoints: Endpoints, mebibytes: int) -> ShardProcess:
     return spawn_shard([*argv, endpoints.spec.text()], endpoints)
 
 
+async def _watch_heartbeat(page: ControlPage) -> None:
+    """Look at the heartbeat once a second, as the router's supervisor does."""
+    detector = StallDetector(30.0)
+    while True:
+        detector.observe(trio.current_time(), page.vitals, page.describe_shard)
+        await trio.sleep(1.0)
+
+
 def idle(seconds: float) -> Result:
     """Return the CPU time that router and shard use while nobody asks for anything; percent."""
 
@@ -117,7 +125,7 @@ def idle(seconds: float) -> Result:
         program = ("bench.ipc.children", "idle", "-1")
         with channel(Variant("idle", router_spin=50), -1, program) as end:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch_heartbeat, end.page, StallDetector(30.0), 1.0)
+                nursery.start_soon(_watch_heartbeat, end.page)
                 nursery.start_soon(_drain_for_ever, end)
                 while end.vitals.pid == 0 or not end.page.alive_held:
                     await trio.sleep(0.01)

@@ -20,7 +20,7 @@ from tgi_trio.ipc.channel import ControlPage, Endpoints
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.parent import guard_death_pipe
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
-from tgi_trio.ipc.watch import StallDetector, wait_for_death, watch_heartbeat
+from tgi_trio.ipc.watch import StallDetector, wait_for_death
 from tgi_trio.testing.segments import names_left, segment_names
 
 MakeEndpoints = Callable[..., Endpoints]
@@ -175,6 +175,13 @@ async def test_a_shard_may_close_its_end_in_good_order(
     child.kill()
     with trio.fail_after(120):
         await wait_for_death(child.pidfd, endpoints.page)
+
+
+async def watch_heartbeat(page: ControlPage, detector: StallDetector, every_s: float) -> None:
+    """Look again and again; raises PeerStalled."""
+    while True:
+        detector.observe(trio.current_time(), page.vitals, page.describe_shard)
+        await trio.sleep(every_s)
 
 
 @pytest.mark.trio

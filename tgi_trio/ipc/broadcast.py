@@ -6,10 +6,8 @@ follower that dies stalls only its own ring.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
-from tgi_trio.errors import PeerStalled
 from tgi_trio.ipc.channel import LeaderEnd
 
 
@@ -30,23 +28,3 @@ class Broadcast:
             end.reserve(len(payload))[:] = payload
         for end in self.ends:
             end.commit()
-
-    def gather(self, timeout: float) -> list[bytes]:
-        """Return one reply of every follower, in rank order.
-
-        Raises PeerStalled, which names the follower, when one is missing after `timeout` seconds,
-        PeerGone when the router dies meanwhile.
-        """
-        deadline = time.monotonic() + timeout
-        return [self._reply(end, deadline) for end in self.ends]
-
-    @staticmethod
-    def _reply(end: LeaderEnd, deadline: float) -> bytes:
-        while (frame := end.try_receive()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise PeerStalled(end.describe_peer(), "no reply to the leader in time")
-            end.wait(left)
-        reply = bytes(frame)
-        end.release()
-        return reply

@@ -46,7 +46,6 @@ class Kind(enum.IntEnum):
     PREFILL = 7
     EXTEND = 8
     FILTER = 9
-    CLEAR_CACHE = 10
     SHUTDOWN = 11
     STEP = 12
     FAULT = 13
@@ -262,9 +261,6 @@ FRAMES: tuple[FrameSpec, ...] = (
         words=(_COMMAND,),
         counts=("rows",),
         columns=(Column("sequence", "<u8", "rows", "sequence id; unknown ones are skipped"),),
-    ),
-    FrameSpec(
-        Kind.CLEAR_CACHE, "router->shard", "Drop every sequence and all state.", words=(_COMMAND,)
     ),
     FrameSpec(
         Kind.SHUTDOWN, "router->shard", "Finish the step in hand and exit 0.", words=(_COMMAND,)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.frames import Finish, Frame, Kind, RowFlag, encode
 
 IntArray = NDArray[np.int32]
-FloatArray = NDArray[np.float32]
 
 _NO_IDS: IntArray = np.empty(0, dtype=np.int32)
 

@@ -83,10 +83,3 @@ class StallDetector:
                 describe(),
                 f"no heartbeat for {now - self._since:.1f} s (allowed in this phase: {limit:g} s)",
             )
-
-
-async def watch_heartbeat(page: ControlPage, detector: StallDetector, every_s: float) -> None:
-    """Look every `every_s` seconds until the heartbeat stands still; raises PeerStalled then."""
-    while True:
-        detector.observe(trio.current_time(), page.vitals, page.describe_shard)
-        await trio.sleep(every_s)

@@ -54,7 +54,7 @@ RPCS: tuple[tuple[str, str, str], ...] = (
         "names who leaves, not who stays; blocks are freed by the first STEP whose `acknowledged` "
         "reaches it. A sequence that ended by EOS or length is dropped by the shard itself",
     ),
-    ("ClearCache", "CLEAR_CACHE", "drops every sequence; a new incarnation starts empty anyway"),
+    ("ClearCache", "none needed", "a new incarnation of the shard starts empty"),
     ("(process signal)", "SHUTDOWN", "the step in hand is finished, then the shard exits 0"),
     ("(no counterpart)", "LIMITS", "standing token budget of a step, so chunking needs no talk"),
     ("(whole batch fails)", "FAULT", "sequences that failed alone; the others go on"),

@@ -142,14 +142,6 @@ def test_filtering_the_last_sequence_is_acknowledged_without_a_step() -> None:
         assert report.sequence == []
 
 
-def test_clear_cache_drops_everything() -> None:
-    with fake_shard(step_ms=1) as (router, shard):
-        router.prefill(row(1, PROMPT, 60), row(2, PROMPT, 60))
-        report = router.acknowledged(router.send(Kind.CLEAR_CACHE))
-        assert (report.sequence, report.held) == ([], 0)
-        assert shard.runner is not None and sorted(shard.runner.dropped) == [1, 2]
-
-
 def test_a_stalled_sequence_is_reported_once_and_goes_on_when_extended() -> None:
     with fake_shard() as (router, _):
         router.prefill(row(1, PROMPT, 10, blocks=[1]))
@@ -249,7 +241,7 @@ def test_an_idle_shard_says_so() -> None:
         router.prefill(row(1, PROMPT, 3))
         router.finished(1)
         beats = router.end.vitals.heartbeat
-        router.acknowledged(router.send(Kind.CLEAR_CACHE))
+        router.acknowledged(router.filter(1))
         assert not router.end.wait(0.05)
         assert router.end.vitals.phase == Phase.IDLE
         assert router.end.vitals.step == 3

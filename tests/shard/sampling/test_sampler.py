@@ -25,7 +25,7 @@ from tests.shard.sampling.sampling_support import (
     top,
 )
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, token_logprobs
+from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 
 # --- against the oracle --------------------------------------------------------------------------
 
@@ -167,14 +167,6 @@ def test_ties_at_the_edge_of_top_k_are_kept_however_many() -> None:
     logits[0, 100:800] = 1.0
     (result,) = choose(logits, [sequence(top_k=3, top_n=900)])
     assert sorted(top(result)) == list(range(100, 800))
-
-
-@pytest.mark.parametrize("size", [30, 150_000])
-def test_token_logprobs_are_the_raw_log_softmax(size: int) -> None:
-    logits = torch.tensor(normal(5, size, 4.0)).to(torch.bfloat16)
-    ids = torch.tensor([1, 0, 29, 7, 7])
-    wanted = logits.double().log_softmax(-1)[torch.arange(5), ids]
-    assert token_logprobs(logits, ids).tolist() == pytest.approx(wanted.tolist(), abs=2e-6)
 
 
 # --- faults, masks, formats ----------------------------------------------------------------------

@@ -21,7 +21,6 @@ class KvMemory:
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
         self._cache = PrefixCache(block_size)
-        self.evicted = 0  # blocks, ever
 
     @property
     def total(self) -> int:
@@ -100,7 +99,6 @@ class KvMemory:
         short = count - self._allocator.free
         if short > 0:
             evicted = self._cache.evict(short)
-            self.evicted += len(evicted)
             self._allocator.give(evicted)
 
     def _take(self, count: int) -> list[int]:

@@ -21,6 +21,7 @@ class SchedulingLimits:
     max_queued_tokens: int  # prompt tokens of all queued requests
     token_budget: int  # tokens a step may compute at most
     reserve: bool  # True: blocks for prompt and max_new_tokens at once; False: grow by EXTEND
+    # (always False in a server: True is what `bench.schedule.policies` compares it with)
     prefix_caching: bool
     speculate: int = 0  # tokens the shard may draft per step; they need KV room too
     skip_limit: int = 16  # how many later requests may pass one that does not fit yet

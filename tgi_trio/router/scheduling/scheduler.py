@@ -241,11 +241,6 @@ class Scheduler:
             sequence_id
         )
 
-    def cached_tokens(self, sequence_id: int) -> int:
-        """Return how many prompt tokens came from the prefix cache."""
-        sequence = self.find(sequence_id)
-        return sequence.cached if sequence else 0
-
     def emitted(self, sequence_id: int) -> list[int]:
         """Return the token ids generated so far."""
         sequence = self.find(sequence_id)
@@ -271,10 +266,6 @@ class Scheduler:
         return len(self._queue)
 
     @property
-    def queued_tokens(self) -> int:
-        return self._queue.tokens
-
-    @property
     def batch_size(self) -> int:
         return len(self._batch)
 
@@ -289,14 +280,6 @@ class Scheduler:
     @property
     def cached_blocks(self) -> int:
         return self._memory.cached
-
-    @property
-    def evicted_blocks(self) -> int:
-        return self._memory.evicted
-
-    @property
-    def preemptions(self) -> int:
-        return self.counters["preempted"]
 
     @property
     def held_blocks(self) -> int:

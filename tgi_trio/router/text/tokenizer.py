@@ -95,16 +95,6 @@ class Tokenizer:
             raise ModelLoadError(f"{file} cannot be loaded as a tokenizer: {error}") from error
         return cls(backend, read_config(path, config_path))
 
-    @property
-    def bos_token(self) -> str | None:
-        """Return the text of the beginning-of-sequence token."""
-        return self.special_tokens.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        """Return the text of the end-of-sequence token."""
-        return self.special_tokens.get("eos_token")
-
     def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """Return the token ids of `text`, int32 [tokens]; raises ValidationError."""
         return np.array(self._encode_text(text, add_special_tokens).ids, dtype=np.int32)
@@ -194,20 +184,12 @@ class TokenizerPool:
         self.tokenizer = tokenizer
         self._limiter = trio.CapacityLimiter(workers)
 
-    async def encode_ids(self, text: str, add_special_tokens: bool = True) -> IntArray:
-        """Return `Tokenizer.encode_ids`; a checkpoint. Raises ValidationError."""
-        return await self._run(text, self.tokenizer.encode_ids, add_special_tokens)
-
     async def encode_prompt(
         self, text: str, add_special_tokens: bool, truncate: int | None, most: int
     ) -> tuple[IntArray, int]:
         """Return `Tokenizer.encode_prompt`; a checkpoint. Raises ValidationError."""
         encode = self.tokenizer.encode_prompt
         return await self._run(text, encode, add_special_tokens, truncate, most)
-
-    async def encode(self, text: str, add_special_tokens: bool = True) -> Encoding:
-        """Return `Tokenizer.encode`; a checkpoint. Raises ValidationError."""
-        return await self._run(text, self.tokenizer.encode, add_special_tokens)
 
     async def _run(
         self,

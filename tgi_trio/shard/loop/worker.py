@@ -103,7 +103,6 @@ class Worker:
             Kind.PREFILL: self._on_prefill,
             Kind.EXTEND: self._on_extend,
             Kind.FILTER: self._on_filter,
-            Kind.CLEAR_CACHE: self._on_clear_cache,
             Kind.SHUTDOWN: self._on_shutdown,
         }
 
@@ -189,9 +188,6 @@ class Worker:
     def _on_filter(self, frame: Frame) -> None:
         self._drop(self._batch.remove(frame.column("sequence").tolist()))
         self._dropped = True
-
-    def _on_clear_cache(self, frame: Frame) -> None:
-        self._drop(self._batch.clear())
 
     def _on_shutdown(self, frame: Frame) -> None:
         self._running = False
