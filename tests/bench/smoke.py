@@ -27,7 +27,7 @@ SMALL: dict[str, str] = {
     "bench.serve": "--concurrency 1 --requests 1 --max-tokens 4",
     "bench.serve.peers": "--checkpoints CHECKPOINTS --peers --shape tiny --clients 1 --requests 1"
     " --rounds 1",
-    "bench.step_gap": "--streams 1 --seconds 0.2",
+    "bench.step_gap": "--streams 1 --seconds 2",
     "bench.torch_step": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --batches 1 --count 2",
     "tests.stress.chaos": "--faults 1 --clients 2",
     "tests.stress.fuzz": "--count 40",
