@@ -6,6 +6,7 @@ python examples/chat_client.py [http://localhost:3000]
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from openai import OpenAI
 
@@ -23,7 +24,7 @@ for chunk in stream:
     print(chunk.choices[0].delta.content or "", end="", flush=True)
 print()
 
-CITY = {
+CITY: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "large": {"type": "boolean"}},
     "required": ["city", "large"],

@@ -18,6 +18,7 @@ from tgi_trio import demo
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.contract import Choices, Runner, ShardSequence
+from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 
@@ -30,8 +31,9 @@ class WithoutLetter:
         self._inner = inner
         self._banned = torch.tensor([letter in text.lower() for text in texts])  # [vocab]
 
-    def choose(self, logits: torch.Tensor, rows: list[ShardSequence]) -> Choices:
-        """`logits` [rows, vocab]; may be overwritten."""
+    def choose(self, scores: Scores, rows: list[ShardSequence]) -> Choices:
+        """`scores` [rows, vocab]; may be overwritten."""
+        logits = torch.as_tensor(scores)
         logits[:, : len(self._banned)][:, self._banned] = -torch.inf
         return self._inner.choose(logits, rows)
 

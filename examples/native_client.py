@@ -18,4 +18,5 @@ for token in client.text_generation(PROMPT, max_new_tokens=20, stream=True):
 print()
 
 answer = client.text_generation(PROMPT, max_new_tokens=20, details=True, seed=7, do_sample=True)
-print(answer.details.finish_reason, answer.details.generated_tokens, "tokens")
+if answer.details is not None:
+    print(answer.details.finish_reason, answer.details.generated_tokens, "tokens")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from openai import OpenAI
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:3000"
 
-WEATHER = {
+WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -26,11 +27,12 @@ WEATHER = {
 }
 
 client = OpenAI(base_url=f"{URL}/v1", api_key="-")
-messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
+messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
 asked = client.chat.completions.create(
     model="tgi", messages=messages, tools=[WEATHER], tool_choice="required", max_tokens=80
 )
-call = asked.choices[0].message.tool_calls[0]
+(call, *_) = asked.choices[0].message.tool_calls or []
+assert call.type == "function"
 print("called:", call.function.name, json.loads(call.function.arguments))
 
 messages += [

@@ -138,8 +138,8 @@ def test_names_of_ours_that_are_named_are_there() -> None:
     missing = set()
     for path, code in references(ATTRIBUTE):
         match = ATTRIBUTE.fullmatch(code)
-        path = code.replace(".", "/")
-        if match is None or FILE.fullmatch(code) or exists(f"{path}.py") or exists(f"{path}/"):
+        place = code.replace(".", "/")
+        if match is None or FILE.fullmatch(code) or exists(f"{place}.py") or exists(f"{place}/"):
             continue
         if FOREIGN_NAMES.fullmatch(code) is None and not is_there(match[2], match[3]):
             missing.add(f"{path.relative_to(ROOT)}: {code}")

@@ -98,7 +98,7 @@ def make(shape: str, folder: Path, *, seed: int = 0) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    config = _ALL | SHAPES[shape]
+    config: dict[str, Any] = _ALL | SHAPES[shape]
     done = folder / "config.json"  # written last
     if done.exists() and json.loads(done.read_text()) == config:
         return folder

@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 _RECEIVE = 1 << 16  # below what malloc maps and unmaps at every call
 
@@ -53,9 +54,10 @@ class _Connection:
 
         Raises RuntimeError when the server has closed the connection.
         """
+        notes: list[Any] = []
         try:
             if not self.stamped:
-                data, notes = self.sock.recv(_RECEIVE), []
+                data = self.sock.recv(_RECEIVE)
             else:
                 data, notes, _, _ = self.sock.recvmsg(_RECEIVE, 64)
         except BlockingIOError:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.http.tokens import STEP, Streams, event, max_new_tokens, token_text
+from tgi_trio.router.text.chat_template import ChatTemplate
 
 # ---- ours --------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class BenchEngine:
         self.model = ModelCard("bench")
         self.limits = ServedLimits(max_concurrent_requests=4096)
         self.tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
-        self.chat_template = None
+        self.chat_template: ChatTemplate | None = None
         self.validator = Validator(
             TokenizerPool(self.tokenizer, 1), ValidationLimits(most, most, 256)
         )
@@ -90,6 +91,7 @@ class BenchEngine:
         self._length = FinishReason.LENGTH
         self._paced = paced
         self._live: dict[int, Any] = {}
+        self._no_text: Any = None  # its tokens come with their text
         self._ends: dict[int, set[int]] = {}  # step -> streams that end with it
         self._step = 0
         self._next_id = 0
@@ -104,7 +106,7 @@ class BenchEngine:
         """Return a stream."""
         self._next_id += 1
         timings.queued = timings.started = timings.received
-        stream = self._stream(self._next_id, request, None, timings, self.leave)
+        stream = self._stream(self._next_id, request, self._no_text, timings, self.leave)
         self._live[stream.id] = stream
         # As a shard does it: what a stream's end takes must not be looked up for each token.
         last = self._step + request.stopping.max_new_tokens
@@ -119,6 +121,10 @@ class BenchEngine:
 
     def health(self) -> tuple[bool, str]:
         """Always well."""
+        return True, ""
+
+    def alive(self) -> tuple[bool, str]:
+        """Always."""
         return True, ""
 
     async def run(self) -> None:
@@ -137,7 +143,7 @@ class BenchEngine:
             else:
                 await trio.lowlevel.checkpoint()
             self._step += 1
-            ends = self._ends.pop(self._step, frozenset())
+            ends = self._ends.pop(self._step, set())
             text = token_text(self._step, self._paced)
             for served, stream in enumerate(list(self._live.values()), start=1):
                 if stream.end is None:
@@ -254,7 +260,7 @@ def fastapi(port: int, paced: bool) -> None:
             step += 1
             streams.step(step)
 
-    @app.on_event("startup")
+    @app.on_event("startup")  # type: ignore[untyped-decorator]  # typed where it is installed
     async def start() -> None:
         tasks.append(asyncio.create_task(engine()))
 

@@ -27,7 +27,7 @@ def event(index: int, step: int, text: str) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-def max_new_tokens(body: bytes) -> int:
+def max_new_tokens(body: bytes | str) -> int:
     """Return how many tokens a request asks for."""
     return int(orjson.loads(body)["parameters"]["max_new_tokens"])
 

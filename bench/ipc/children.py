@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -87,4 +88,10 @@ def lead(payload: str, rounds: str, *specs: str) -> None:
 
 
 if __name__ == "__main__":
-    {"hold": hold, "idle": idle, "steps": steps, "lead": lead}[sys.argv[1]](*sys.argv[2:])
+    PROGRAMS: dict[str, Callable[..., None]] = {
+        "hold": hold,
+        "idle": idle,
+        "steps": steps,
+        "lead": lead,
+    }
+    PROGRAMS[sys.argv[1]](*sys.argv[2:])

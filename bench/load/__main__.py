@@ -53,7 +53,7 @@ def read(file: Path) -> Times:
 def keep(file: Path) -> Times:
     """Read a file into new memory."""
     began = time.perf_counter()
-    buffer = memoryview(np.empty(file.stat().st_size, np.uint8))
+    buffer = memoryview(np.empty(file.stat().st_size, np.uint8).data)
     with file.open("rb", buffering=0) as source:
         place = 0
         while count := source.readinto(buffer[place : place + _BUFFER]):

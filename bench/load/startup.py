@@ -92,7 +92,8 @@ def main() -> None:
         "server first token, kernels compiled": [],
         "server ready": [],
         "server first token": [],
-    } | {FLOORS[name]: [] for name in args.floors}
+        **{FLOORS[name]: [] for name in args.floors},
+    }
     with stats.reporting(args.json, "load.startup", partial(summary, rows)):
         for _ in tqdm(range(args.cold), desc="cold starts"):
             with tempfile.TemporaryDirectory() as cache:

@@ -111,9 +111,11 @@ class Rounds:
         Raises Overtaken when that is not enough.
         """
         while True:
-            turn = partial(trio.run, round_of, client, args, self.max_tokens)
             try:
-                (alone, _), (beside, ttft) = (turn(2 * number + long, long) for long in (0, 1))
+                (alone, _), (beside, ttft) = (
+                    trio.run(round_of, client, args, self.max_tokens, 2 * number + long, long)
+                    for long in (False, True)
+                )
                 break
             except Overtaken:
                 if self.max_tokens >= most:
@@ -121,7 +123,8 @@ class Rounds:
                 self.max_tokens = min(2 * self.max_tokens, most)
         self.gaps[False].append(alone)
         self.gaps[True].append(beside)
-        self.ttft.append(ttft)
+        if ttft is not None:
+            self.ttft.append(ttft)
 
     def summary(self) -> tuple[str, dict[str, Any]]:
         """Return the table, and what is written."""

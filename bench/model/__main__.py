@@ -86,8 +86,8 @@ def read(contender: Contender, case: Case, machine: Machine) -> Reading:
     quiet = idle_share()
     before = machine.probe()
     ms = contender.measure(case)
-    limits = [statistics.mean(pair) for pair in zip(before, machine.probe(), strict=True)]
-    return Reading(ms, *limits, others=max(quiet, idle_share()))
+    memory, arithmetic = map(statistics.mean, zip(before, machine.probe(), strict=True))
+    return Reading(ms, memory, arithmetic, others=max(quiet, idle_share()))
 
 
 def idle_share() -> float:

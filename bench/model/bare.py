@@ -106,7 +106,8 @@ class BareModel:
 def _keys_and_values(runner: Any) -> tuple[Any, Any]:
     """Return a runner's K and V, arrays [layers, blocks, ...]."""
     if isinstance(runner, CpuRunner):
-        kept: tuple[Any, Any] = runner._forward.program.kv_cache
+        kept: tuple[Any, Any] | None = runner._forward.program.kv_cache
+        assert kept is not None
         return kept
     import torch
 

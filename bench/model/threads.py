@@ -60,7 +60,7 @@ def measure(folder: Path, teams: Sequence[int], repeats: int) -> list[dict[str, 
     for case in MEASURED:
         took = {count: statistics.median(times[case, count]) for count in teams}
         gains = {f"gain of {n}": took[teams[0]] / took[n] for n in teams[1:]}
-        rows.append({"case": case} | {f"{n}, ms": ms for n, ms in took.items()} | gains)
+        rows.append({"case": case, **{f"{n}, ms": ms for n, ms in took.items()}, **gains})
     return rows
 
 
@@ -127,7 +127,8 @@ def main() -> None:
                 make(shape, Path(folder))
                 spec = decoder_spec(read_config(Path(folder)))
                 assert spec is not None
-                found = results["shapes"][shape] = {"measured": [], "counted": []}
+                found: dict[str, Any] = {"measured": [], "counted": []}
+                results["shapes"][shape] = found
                 found["counted"] = [shared(spec, count) for count in TEAMS]
                 found["measured"] = measure(Path(folder), teams, args.repeats)
 

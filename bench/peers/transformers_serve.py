@@ -27,6 +27,9 @@ class TransformersServe:
         """Return the command that serves `checkpoint`."""
         main = "from transformers.cli.transformers import main; main()"
         return [
-            *(self._environment.python, "-c", main, "serve", checkpoint, *flags),
+            self._environment.python,
+            *("-c", main, "serve"),
+            checkpoint,
+            *flags,
             *("--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "bfloat16"),
         ]

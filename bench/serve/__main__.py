@@ -19,6 +19,7 @@ import statistics
 import sys
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -41,7 +42,13 @@ Result = dict[str, Any]
 
 def bare_steps(model_id: str | None, backend: str) -> Worker:
     """Start a process that holds the model alone."""
-    command = [sys.executable, "-m", "bench.model.worker", backend, resolve_model(model_id, None)]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "bench.model.worker",
+        backend,
+        resolve_model(model_id, None),
+    ]
     return Worker("bare step", command)
 
 

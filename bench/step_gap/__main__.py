@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,11 @@ def main() -> None:
     args: argparse.Namespace = parser.parse_args()
     os.sched_setaffinity(0, {0})
     results: list[dict[str, Any]] = []
-    kinds = {"floor": floor, "floor, 2 ranks": functools.partial(floor, ranks=2), "router": router}
+    kinds: dict[str, Callable[[int, float, float], Awaitable[Reading]]] = {
+        "floor": floor,
+        "floor, 2 ranks": functools.partial(floor, ranks=2),
+        "router": router,
+    }
     runs = [(n, name) for n in args.streams for name in kinds]
 
     def found() -> tuple[str, dict[str, Any]]:
@@ -193,7 +198,7 @@ def main() -> None:
 
     with stats.reporting(args.json, "step_gap", found):
         for streams, name in tqdm(runs, desc="runs"):
-            reading: Reading = trio.run(kinds[name], streams, args.step_ms, args.seconds)
+            reading = trio.run(kinds[name], streams, args.step_ms, args.seconds)
             results.append(
                 {
                     "streams": streams,

@@ -74,6 +74,9 @@ class BusyRunner:
     def drop(self, sequence: ShardSequence) -> None:
         pass
 
+    def prove_sound(self) -> None:
+        pass
+
 
 class TimedGroup(GroupRunner):
     """Counts what the other ranks are told as a part of the step."""
@@ -91,7 +94,7 @@ def main() -> int:
         os.sched_setaffinity(0, {options["cpu"] - told.rank})
 
     def factory() -> Runner:
-        runner = BusyRunner(options["step_ms"])
+        runner: Runner = BusyRunner(options["step_ms"])
         if not told.followers:
             return runner
         followers = Followers.attach(told.followers)

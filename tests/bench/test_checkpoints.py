@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from bench.harness import checkpoints
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+from tgi_trio.testing.checkpoints import make_tokenizer
 
 _SMALL = {
     "hidden_size": 64,
@@ -34,7 +35,7 @@ def test_a_shape_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: s
 
 
 def test_every_id_is_text(tmp_path: Path) -> None:
-    checkpoints.make_tokenizer(tmp_path, 5000)
+    make_tokenizer(tmp_path, 5000)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == 5000
     words = [tokenizer.decode([i]) for i in range(259, 5000)]

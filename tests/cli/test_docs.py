@@ -20,7 +20,10 @@ HOLE = "\0"  # stands for a part of a message that is filled in when it is shown
 
 def test_every_flag_has_its_row() -> None:
     text = (ROOT / "docs/operations.md").read_text()
-    for name in [flag.name for flag in all_flags()] + [row.name for row in (*REFUSED, *IDLE)]:
+    for name in [flag.name for flag in all_flags()] + [
+        *(row.name for row in REFUSED),
+        *(row.name for row in IDLE),
+    ]:
         variable = name.upper().replace("-", "_")
         rows = rf"^\| (`--{name}[ `]| \| `{variable}` \|)"
         assert re.search(rows, text, re.MULTILINE), name
@@ -108,7 +111,9 @@ def raised() -> Iterator[tuple[str, str]]:
         if not name.startswith(COVERED) or name == ELSEWHERE:
             continue
         for node in ast.walk(tree):
-            call = node.exc if isinstance(node, ast.Raise) else None
+            if not isinstance(node, ast.Raise):
+                continue
+            call = node.exc
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
                 continue
             position = SHOWN.get(call.func.id, len(call.args))

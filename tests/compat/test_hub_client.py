@@ -15,12 +15,14 @@ from tests.system.server import ServerProcess
 pytestmark = pytest.mark.system
 
 PROMPT = "Continuous batching is"
+USAGE: Any = {"include_usage": True}  # a class of theirs, or as it is written in JSON
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "What is a KV block?"}]
 
 
 @pytest.fixture(params=["base_url", "model"])
 def client(request: pytest.FixtureRequest, served: ServerProcess) -> InferenceClient:
-    return InferenceClient(**{request.param: served.url})
+    address: dict[str, Any] = {request.param: served.url}
+    return InferenceClient(**address)
 
 
 def test_generate_in_one_piece_and_as_a_stream(client: InferenceClient) -> None:
@@ -92,7 +94,7 @@ def test_chat_in_one_piece_and_as_a_stream(client: InferenceClient) -> None:
             stream=True,
             logprobs=True,
             top_logprobs=2,
-            stream_options={"include_usage": True},
+            stream_options=USAGE,
         )
     )
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)

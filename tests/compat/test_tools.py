@@ -42,7 +42,7 @@ DANGLING = {
 }
 ASKED: dict[str, Any] = {"messages": QUESTION, "tools": [WEATHER, CLOCK], "max_tokens": 300}
 GREEDY: dict[str, Any] = {**ASKED, "model": "tgi", "temperature": 0}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def check_call(name: str, arguments: str) -> None:

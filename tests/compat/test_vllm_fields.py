@@ -55,10 +55,9 @@ def test_answers_are_told_apart_by_their_ids(openai: OpenAI) -> None:
 
 def test_hubs_client_reads_the_id_and_the_usage_of_a_stream(served: ServerProcess) -> None:
     client = InferenceClient(base_url=served.url)
+    with_usage: Any = {"include_usage": True}
     chunks = list(
-        client.chat_completion(
-            QUESTION, max_tokens=3, stream=True, stream_options={"include_usage": True}
-        )
+        client.chat_completion(QUESTION, max_tokens=3, stream=True, stream_options=with_usage)
     )
     assert len({chunk.id for chunk in chunks}) == 1 and chunks[0].id.startswith("chatcmpl-")
     usage: Any = chunks[-1].usage

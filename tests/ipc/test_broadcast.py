@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ MakeEndpoints = Callable[..., Endpoints]
 SpawnChild = Callable[..., ShardProcess]
 
 
-def lead(endpoints: Endpoints, **changes: int) -> LeaderEnd:
+def lead(endpoints: Endpoints, **changes: Any) -> LeaderEnd:
     """Attach the leader's end in this process, on a descriptor of its own."""
     spec = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment), **changes)
     return LeaderEnd.attach(spec.text())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, Finish, Frame, Kind, encode
@@ -67,7 +69,7 @@ def test_a_step_round_trips(sequences: list[int], counts: list[int]) -> None:
     rows = min(len(sequences), len(counts))
     sequences, counts = sequences[:rows], counts[:rows]
     tokens = sum(counts)
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "sequence": np.array(sequences, np.uint64),
         "computed": np.arange(rows, dtype=np.uint32),
         "token_count": np.array(counts, np.uint32),
@@ -174,7 +176,7 @@ def test_a_count_that_lies_is_corrupt(count: int) -> None:
 
 
 def test_counts_within_columns_that_do_not_add_up_are_refused() -> None:
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "sequence": np.array([1], np.uint64),
         "block_count": np.array([5], np.uint32),
         "block_ids": np.array([1, 2], np.int32),

@@ -140,7 +140,7 @@ def named_options(node: ast.AST) -> set[str]:
     """Return the options that a piece of code gets or gives by name."""
     attributes = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
     keywords = {each.arg for each in ast.walk(node) if isinstance(each, ast.keyword)}
-    return (attributes | keywords) & OPTIONS
+    return {each for each in attributes | keywords if each in OPTIONS}
 
 
 def test_the_way_to_the_shard_knows_no_option_by_name() -> None:

@@ -13,6 +13,8 @@ from tgi_trio.model.check import check_model, check_unread
 from tgi_trio.model.config import read_config
 
 F32 = ("F32", (2, 2))
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
+
 GPT = {"vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 2, "n_positions": 16}
 NEOX = LLAMA | {"model_type": "gpt_neox"}
 DEEPSEEK = LLAMA | {

@@ -67,7 +67,9 @@ def ours(folder: Path, length: int, layer: int = 0, rope: RopeScaling | None = N
     spec = decoder_spec(read_config(folder, rope))
     assert spec is not None and spec.layers[layer].rotary is not None
     lengths = torch.full((length,), length)
-    rotary = Rotary(spec.layers[layer].rotary, torch.device("cpu"))
+    found = spec.layers[layer].rotary
+    assert found is not None
+    rotary = Rotary(found, torch.device("cpu"))
     return rotary.table(torch.arange(length), lengths, torch.float32)[0][:, 0]
 
 

@@ -34,7 +34,7 @@ def test_rows_say_where_values_come_from() -> None:
 
 
 def test_clients_are_not_told_where_things_lie() -> None:
-    settings = resolved(Options(huggingface_hub_cache="/secret/cache", port=81))
+    settings = resolved(Options(huggingface_hub_cache=Path("/secret/cache"), port=81))
     assert "/secret/cache" in json.dumps(as_json(settings))
     public = public_json(settings)
     assert public["port"] == 81

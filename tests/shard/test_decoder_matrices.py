@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_every_number_is_in_one_cut_of_one_rank(
         matrix = piece.matrix
         counts = seen.setdefault(matrix.name, np.zeros((matrix.rows, matrix.columns), int))
         for rank in range(1 if alone else ranks):
-            for cut in LinearRef((piece,)).cuts(lambda units, r=rank: unit_share(units, r, ranks)):
+            for cut in LinearRef((piece,)).cuts(partial(unit_share, rank=rank, ranks=ranks)):
                 assert cut.matrix is matrix
                 counts[cut.rows, cut.columns] += 1
     tied = outer_refs(spec).head.pieces[0].matrix.name if spec.tied_head else ""

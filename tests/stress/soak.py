@@ -175,9 +175,7 @@ def summary(soak: Soak) -> dict[str, Any]:
         result[name] = {
             "rss_mib_at_half": getattr(first, name).rss / 2**20,
             "rss_mib_at_end": getattr(last, name).rss / 2**20,
-            "bytes_per_request": slope(
-                soak.readings, lambda reading, name=name: getattr(reading, name).rss
-            ),
+            "bytes_per_request": slope(soak.readings, partial(resident_bytes, name)),
             "descriptors": [getattr(each, name).descriptors for each in (first, last)],
             "most_descriptors": max(getattr(each, name).descriptors for each in soak.readings),
             "threads": [getattr(each, name).threads for each in (first, last)],
@@ -215,13 +213,19 @@ def main() -> None:
         soak = Soak(server, random.Random(0), args.max_tokens)
         after: dict[str, dict[str, Any]] = {}
         with stats.reporting(args.json, "stress.soak", partial(report, args, soak, after)):
-            trio.run(run, soak, args, tuple(pids.values()))
+            trio.run(run, soak, args, (server.pid, shard))
             time.sleep(args.settle)
             used = {name: cpu_seconds(pid) for name, pid in pids.items()}
             time.sleep(args.idle)
             for name, pid in pids.items():
                 idle = (cpu_seconds(pid) - used[name]) / args.idle
                 after[name] = {**asdict(vitals(pid)), "idle_cores": idle}
+
+
+def resident_bytes(name: str, reading: Reading) -> int:
+    """Return the memory of one of the processes at a reading."""
+    vitals: Vitals = getattr(reading, name)
+    return vitals.rss
 
 
 def report(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -55,7 +55,7 @@ def generate(url: str, prompt: str, **parameters: Any) -> dict[str, Any]:
 
 async def stream(
     client: httpx.AsyncClient, url: str, prompt: str, **parameters: Any
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any]]:
     """Yield the events of /generate_stream."""
     body = {"inputs": prompt, "parameters": parameters}
     async with client.stream("POST", f"{url}/generate_stream", json=body) as response:

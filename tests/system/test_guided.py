@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from jsonschema import validate  # type: ignore[import-untyped]
+from jsonschema import validate
 
 from tests.system.client import generate, post
 from tests.system.server import ServerProcess, children, command, serving, wait_gone

@@ -237,7 +237,7 @@ def make_checkpoint(
     values = ({} if "vocab_size" in special else _COMMON) | special | overrides
     values = {name: value for name, value in values.items() if value is not _ABSENT}
     config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
-    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = kind.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

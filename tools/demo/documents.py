@@ -220,7 +220,7 @@ class Corpus:
         rng = self._rng
         kind, subject, value = rng.choice(self._facts)
         if kind == "capital":
-            templates = (
+            templates: tuple[str, ...] = (
                 "What is the capital of {}?",
                 "What's the capital of {}?",
                 "Which city is the capital of {}?",

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tgi_trio.demo import model_path
 from tools.demo.documents import ASSISTANT, END, END_OF_TEXT, SYSTEM, USER, Corpus, Document
@@ -140,7 +140,8 @@ def start(recipe: Recipe, resume: Path | None) -> tuple[LlamaForCausalLM, PreTra
         return build_model(len(tokenizer), recipe.seed), tokenizer
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(resume), AutoTokenizer.from_pretrained(resume)
+    loaded: Any = AutoTokenizer.from_pretrained(resume)
+    return LlamaForCausalLM.from_pretrained(resume), loaded
 
 
 def train(
@@ -227,17 +228,18 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
     import torch
     from transformers import GenerationConfig
 
-    end, end_of_text = tokenizer.convert_tokens_to_ids([END, END_OF_TEXT])
+    ends: Any = tokenizer.convert_tokens_to_ids([END, END_OF_TEXT])
     model.config.bos_token_id = tokenizer.bos_token_id
-    model.config.eos_token_id = [end, end_of_text]
+    model.config.eos_token_id = ends
     model.config.pad_token_id = tokenizer.pad_token_id
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=[end, end_of_text],
+        eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
     )
-    model.to(torch.bfloat16).save_pretrained(output)
+    halved: Any = model.bfloat16()
+    halved.save_pretrained(output)
     # Saving a bfloat16 model writes that dtype; the router and the shard compute in this one.
     model.config.dtype = torch.float32
     model.config.save_pretrained(output)

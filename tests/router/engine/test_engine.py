@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
@@ -20,6 +21,7 @@ from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
 from tgi_trio.ipc.frames import SPECS, Frame, Kind, encode
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.engine.engine import FRAMES_PER_TURN, AdmissionLimits, Engine
+from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
 from tgi_trio.router.request import FinishReason, Token
 from tgi_trio.router.scheduling import Scheduler
@@ -298,7 +300,7 @@ async def test_a_shard_that_is_always_ahead_does_not_keep_other_tasks_waiting(
     engine = Engine(AdmissionLimits(1), limits, byte_tokenizer(tmp_path), Metrics())
     flood = Flood(stop_after=20 * FRAMES_PER_TURN)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.serve, flood)
+        nursery.start_soon(engine.serve, cast("ShardLink", flood))
         while len(flood.turns) < 5:  # this task has its turn again and again
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()

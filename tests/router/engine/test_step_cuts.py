@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import trio
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from tests.step_frames import encode_report
 from tgi_trio.ipc.frames import Finish, Frame
 from tgi_trio.ipc.messages import StepReport
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
+from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.request import FinishReason, Outcome, Request, Token
 from tgi_trio.router.scheduling.shard_commands import Command, Prefill
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -94,7 +96,7 @@ async def run(request: Request, link: Scripted) -> tuple[list[Token], Outcome]:
     engine = Engine(AdmissionLimits(1), scheduling_limits(), tokenizer(), Metrics())
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(engine.serve, link)
+            nursery.start_soon(engine.serve, cast("ShardLink", link))
             with engine.submit(request) as stream:
                 tokens = [token async for some in stream for token in some]
             nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import h11
 import orjson
@@ -82,7 +83,7 @@ class Client:
 
     async def event(self):
         while (event := self.connection.next_event()) is h11.NEED_DATA:
-            self.connection.receive_data(await self.stream.receive_some(65536))
+            self.connection.receive_data(bytes(await self.stream.receive_some(65536)))
         return event
 
     async def answer(self) -> Answer:
@@ -106,7 +107,7 @@ class Client:
     async def post(self, path: str, body, **headers: str) -> Answer:
         return await self.ask("POST", path, body, **headers)
 
-    async def get(self, path: str, **headers: str) -> Answer:
+    async def get(self, path: str, **headers: Any) -> Answer:
         return await self.ask("GET", path, **headers)
 
 

@@ -84,6 +84,7 @@ async def test_completion_logprobs_in_stream_and_body():
         stream = await client.post("/v1/completions", {**body, "stream": True})
     reply = msgspec.json.decode(whole.body, type=replies.CompletionFinal)
     logprobs = reply.choices[0].logprobs
+    assert logprobs is not None and logprobs.top_logprobs is not None
     # The prompt's tokens: the beginning, two bytes of one character, and a third token.
     assert logprobs.tokens == ["<s>", "", "é", "!", "H", "i", "</s>"]
     assert logprobs.text_offset == [0, 0, 0, 1, 2, 3, 4]
@@ -107,6 +108,7 @@ async def test_the_log_probabilities_of_a_prompt_alone(http, prompt):
     choice = msgspec.json.decode(whole.body, type=replies.CompletionFinal).choices[0]
     start = ["<s>"] * isinstance(prompt, str)
     assert (choice.text, choice.finish_reason) == ("Yo", "length")
+    assert choice.logprobs is not None
     assert choice.logprobs.tokens == [*start, "Y", "o"]
     assert choice.logprobs.token_logprobs == [None, -1.0, -1.0][: len(start) + 2]
     tokens = choice.logprobs.tokens

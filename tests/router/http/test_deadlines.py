@@ -30,6 +30,7 @@ async def test_timeout_and_priority_reach_the_queue(path):
         ended = trio.current_time()
     assert answer.status == 200
     for request in server.engine.submitted:
+        assert request.deadline is not None
         assert began + 40 <= request.deadline <= ended + 40
         assert request.priority == -2
 

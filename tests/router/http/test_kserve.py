@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.router.http.fake_engine import FakeEngine
@@ -18,7 +20,7 @@ def echo() -> FakeEngine:
     return FakeEngine(lambda prompt: prompt.removeprefix("<s>")[::-1])
 
 
-def tensor(text: str | bytes) -> dict:
+def tensor(text: str | bytes) -> dict[str, Any]:
     data = text.encode() if isinstance(text, str) else text
     return {"name": "in", "shape": [1, len(data)], "datatype": "BYTES", "data": list(data)}
 

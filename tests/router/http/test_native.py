@@ -67,6 +67,7 @@ async def test_stream_events_come_in_tgis_order_without_a_marker(http):
     assert answer.headers["x-compute-characters"] == "2"
     assert "x-total-time" not in answer.headers
     receipt = msgspec.json.decode(answer.events()[-1], type=replies.StreamResponse).receipt
+    assert isinstance(receipt, replies.StreamReceipt)
     assert (receipt.prompt_tokens, receipt.cached_tokens, receipt.output_tokens) == (3, 0, 3)
     assert min(receipt.queue_ms, receipt.prefill_ms, receipt.decode_ms) >= 0
 
@@ -186,8 +187,9 @@ async def test_best_of_returns_the_others_in_details():
         parameters = {"best_of": 2, "do_sample": True, "details": True}
         answer = await client.post("/generate", {"inputs": "Yo", "parameters": parameters})
     response = msgspec.json.decode(answer.body, type=replies.GenerateResponse)
-    assert len(response.details.best_of_sequences) == 1
-    assert response.details.best_of_sequences[0].generated_text == "Hi"
+    assert isinstance(response.details, replies.Details)
+    assert isinstance(response.details.best_of_sequences, list)
+    assert [each.generated_text for each in response.details.best_of_sequences] == ["Hi"]
     seeds = [request.sampling.seed for request in server.engine.submitted]
     assert len(set(seeds)) == 2
     assert server.engine.permits == 0

@@ -92,7 +92,7 @@ async def test_stop_text_is_dropped_and_finish_reason_is_openais(http):
     chunks = [
         msgspec.json.decode(e, type=replies.ChatCompletionChunk) for e in stream.events()[:-1]
     ]
-    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "one "
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "one "
     assert chunks[-1].choices[0].finish_reason == "stop"
     assert listed["choices"][0]["text"] == "one"
 
@@ -111,7 +111,7 @@ async def test_several_choices_share_one_stream(http):
     assert msgspec.to_builtins(chunks.pop().usage) == usage(20, 9)
     texts = dict.fromkeys(range(3), "")
     for chunk in chunks:
-        texts[chunk.choices[0].index] += chunk.choices[0].delta.content
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert texts == dict.fromkeys(range(3), "Hi")
     assert [request.sampling.seed for request in server.engine.submitted[:3]] == [7, 8, 9]
 
@@ -212,7 +212,7 @@ async def test_an_error_mid_stream_is_one_event_and_then_done(http):
             assert (await client.post(path, body)).status == 424
 
 
-async def test_a_token_that_cannot_be_written_ends_its_own_stream_only(http, caplog):
+async def test_a_token_that_cannot_be_written_ends_its_own_stream_only(http, caplog, monkeypatch):
     fake = engine("Hello")
     next_token = fake.next_token
 
@@ -222,7 +222,7 @@ async def test_a_token_that_cannot_be_written_ends_its_own_stream_only(http, cap
             token.text = "\ud800"  # no JSON can carry it
         return token
 
-    fake.next_token = spoilt
+    monkeypatch.setattr(fake, "next_token", spoilt)
     async with served(fake, http) as server:
         client, other = await server.connect(), await server.connect()
         body = {"prompt": "x", "stream": True}

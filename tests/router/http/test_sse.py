@@ -7,6 +7,7 @@ import math
 import re
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import orjson
@@ -294,7 +295,7 @@ Make = Callable[[], NativeEvents | ChatEvents | CompletionEvents]
 TOKENIZER = byte_tokenizer()
 ENVELOPE = Envelope("chatcmpl-1", 0, "m", "f")
 SHOWN = Shown(LogprobWriter(TOKENIZER))
-FAMILIES: dict[str, tuple[bool, Make, Callable]] = {
+FAMILIES: dict[str, tuple[bool, Make, Callable[[Any], str]]] = {
     "native": (True, lambda: NativeEvents("", True), lambda event: event["token"]["text"]),
     "queries": (
         True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -25,7 +25,11 @@ async def test_keys_guard_what_tgi_guards():
         client = await server.connect()
         for method, path in [(route.method, route.path) for route in ROUTES]:
             path = re.sub("<path:[a-z]+>", "nick", path)
-            body = {"inputs": "x", "prompt": "x", "messages": [{"role": "a", "content": "b"}]}
+            body: dict[str, Any] = {
+                "inputs": "x",
+                "prompt": "x",
+                "messages": [{"role": "a", "content": "b"}],
+            }
             body["instances"], body["tokens"] = [{"inputs": "x"}], [5]
             if path.endswith("/infer"):
                 text = {"name": "x", "shape": [1, 1], "datatype": "BYTES", "data": [65]}
@@ -239,7 +243,7 @@ async def test_tokenize_gives_byte_offsets():
 async def test_a_defect_is_a_500_that_names_the_request(http, caplog):
     async with served(http=http) as server:
         client = await server.connect()
-        server.engine.validator = None  # as a bug would
+        server.engine.validator = cast("Any", None)  # as a bug would
         answer = await client.post("/generate", {"inputs": "x"}, x_request_id="bad-one")
         health = await client.get("/health")
     assert answer.status == 500
@@ -261,7 +265,7 @@ async def test_quarts_test_client_reaches_the_routes():
         whole = await client.post("/generate", json={"inputs": "x"})
         stream = await client.post("/generate_stream", json={"inputs": "x"})
         assert await whole.get_json() == {"generated_text": "Hello"}
-        assert (await stream.get_data()).count(b"data: ") == 6
+        assert bytes(await stream.get_data(as_text=False)).count(b"data: ") == 6
         nursery.cancel_scope.cancel()
 
 

@@ -25,7 +25,7 @@ FIRST, SECOND = IDS["é"]  # the two bytes of a character
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {}}}
 
 
-async def asked(path: str, found: FakeEngine | None = None, **more: Any) -> Answer:
+async def asked(path: str, found: Any = None, **more: Any) -> Answer:
     async with served(found or engine()) as server:
         client = await server.connect()
         return await client.post(path, {**BODIES[path], **more})
@@ -285,8 +285,10 @@ async def truncated(path: str, **more: Any) -> list[int]:
     return ids
 
 
-LONG = {CHAT: {"messages": [{"role": "user", "content": "a" * 50 + "b"}]},
-        TEXT: {"prompt": "a" * 50 + "b"}}  # fmt: skip
+LONG: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "a" * 50 + "b"}]},
+    TEXT: {"prompt": "a" * 50 + "b"},
+}
 WHOLE = {CHAT: "<user>" + "a" * 50 + "b\n<assistant>", TEXT: "a" * 50 + "b"}
 
 

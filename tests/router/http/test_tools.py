@@ -58,7 +58,9 @@ def chunks_of(answer: Answer) -> list[replies.ChatCompletionChunk]:
 
 def folded(chunks: list[replies.ChatCompletionChunk], index: int = 0) -> tuple[str, list[Any], Any]:
     """Return content, calls and finish reason as a client puts them together."""
-    content, calls, reasons = "", [], []
+    content = ""
+    calls: list[Any] = []
+    reasons: list[Any] = []
     for choice in (c for chunk in chunks for c in chunk.choices if c.index == index):
         content += choice.delta.content or ""
         for call in choice.delta.tool_calls or []:
@@ -95,7 +97,7 @@ async def test_stream_and_body_say_the_same(http, prose, calls, reason, step):
     assert streamed == expected
     if calls:
         assert message.content is None or prose
-        ids = [call.id for call in message.tool_calls]
+        ids = [call.id for call in message.tool_calls or []]
         assert len(set(ids)) == len(ids)
         assert all(len(id) == 9 and id.isalnum() for id in ids)
 
@@ -135,7 +137,7 @@ async def test_a_call_that_is_cut_off_says_length(http):
     message, finish = message_of(await asked(engine(text), http, **body))
     content, calls, last = folded(chunks_of(await asked(engine(text), http, stream=True, **body)))
     assert finish == last == "length"
-    assert [(c.function.name, c.function.arguments) for c in message.tool_calls] == calls
+    assert [(c.function.name, c.function.arguments) for c in message.tool_calls or []] == calls
     assert '{"city":"Rome"}'.startswith(calls[0][1]) and content == ""
 
 
@@ -153,7 +155,7 @@ async def test_several_answers_with_log_probabilities_and_usage(http):
             for entry in choice.logprobs.content
         ]
         assert "".join(tokens) == text + "</s>"
-    assert usage.usage.completion_tokens == 2 * (len(text) + 1)
+    assert usage.usage is not None and usage.usage.completion_tokens == 2 * (len(text) + 1)
     assert all(chunk.usage is None for chunk in chunks)
 
 

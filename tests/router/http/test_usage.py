@@ -109,7 +109,7 @@ async def test_cached_tokens_of_several_prompts_add_up():
     ],
 )
 async def test_where_usage_is_told(path, options, running, last):
-    more = {"stream": True} if options is None else {}
+    more: dict[str, Any] = {"stream": True} if options is None else {}
     found = usages(path, await asked(path, options=options, **more))
     count = PROMPT[path]
     so_far = [

@@ -263,7 +263,7 @@ def test_coming_back_does_not_count_as_cached(first: int) -> None:
     pair = cached(reserve=False, ask_ahead=2, grant_ahead=4, blocks=16)
     if first:
         serve(pair, 1, 9)
-    pair.scheduler.add(2, request(range(50, 59), 32), 0.0)
+    pair.scheduler.add(2, request(list(range(50, 59)), 32), 0.0)
     pair.scheduler.add(3, request(9, 32), 0.0)
     told = set()
     while not {2, 3} <= set(pair.finished):

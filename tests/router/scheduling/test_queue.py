@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +23,9 @@ def admitted(scheduler: Scheduler, now: float = 0.0) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 3)), max_size=30), st.randoms())
-def test_order_is_priority_then_started_then_arrival(wishes: list[tuple[int, int]], rng) -> None:
+def test_order_is_priority_then_started_then_arrival(
+    wishes: list[tuple[int, int]], rng: Random
+) -> None:
     queue = WaitingQueue(limits(), TtftTarget(None))
     sequences = []
     for arrival, (priority, order) in enumerate(wishes):
@@ -81,11 +86,23 @@ def test_max_batch_total_tokens_bounds_the_blocks() -> None:
     assert scheduler.total_blocks == 10
 
 
+def last_token(id: int) -> dict[str, Any]:
+    """Return the columns of a step that ends a sequence of three tokens."""
+    one = {"sequence": [id], "computed": [3], "token_count": [1], "prompt_count": [0]}
+    rest = {"finish": [1], "token_ids": [5], "logprobs": [0.0], "top_count": [0]}
+    return one | rest
+
+
 def serve_one_after_the_other(scheduler: Scheduler, now: float) -> int:
     """Admit one (the batch holds no more), end it, and return who it was."""
     (id,) = admitted(scheduler, now)
-    one = {"sequence": [id], "computed": [3], "token_count": [1], "prompt_count": [0]}
-    rest = {"finish": [1], "token_ids": [5], "logprobs": [0.0], "top_count": [0]}
+    one: dict[str, Any] = {
+        "sequence": [id],
+        "computed": [3],
+        "token_count": [1],
+        "prompt_count": [0],
+    }
+    rest: dict[str, Any] = {"finish": [1], "token_ids": [5], "logprobs": [0.0], "top_count": [0]}
     scheduler.commit(StepReport(id + 1, 1 << 30, **one, **rest), now)
     scheduler.check()
     return id
@@ -103,8 +120,13 @@ def test_without_a_target_who_is_late_is_learned_from_how_long_prompts_take() ->
     scheduler = Scheduler(limits(max_batch_size=1))
     scheduler.add(0, request(3, 1), 0.0)
     assert admitted(scheduler) == [0]
-    one = {"sequence": [0], "computed": [3], "token_count": [1], "prompt_count": [0]}
-    rest = {"finish": [1], "token_ids": [5], "logprobs": [0.0], "top_count": [0]}
+    one: dict[str, Any] = {
+        "sequence": [0],
+        "computed": [3],
+        "token_count": [1],
+        "prompt_count": [0],
+    }
+    rest: dict[str, Any] = {"finish": [1], "token_ids": [5], "logprobs": [0.0], "top_count": [0]}
     scheduler.commit(StepReport(1, 1 << 30, **one, **rest), 10.0)  # a prompt takes 10 s here
     for id, arrival in enumerate([10.0, 12.0, 24.0], start=1):
         scheduler.add(id, request(3, 1), arrival)

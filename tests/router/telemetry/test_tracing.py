@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import grpc
 import pytest
@@ -54,7 +55,7 @@ def collecting() -> Iterator[tuple[Collector, str]]:
         server.stop(0).wait()
 
 
-async def spans_of(*calls: tuple[str, dict[str, object]], engine: FakeEngine | None = None):
+async def spans_of(*calls: tuple[str, dict[str, object]], engine: FakeEngine | None = None) -> Any:
     """POST each body to its path at a traced server; return the spans by name, and the answers."""
     exporter = InMemorySpanExporter()
     tracer = Tracer(exporter, "test")

@@ -126,7 +126,7 @@ ANSWER = {"role": "assistant", "content": "I'm doing great.\n"}
 AGAIN = {"role": "user", "content": "Show me & tell me"}
 SYSTEM = {"role": "system", "content": "You are a pirate."}
 THOUGHTFUL = {"role": "assistant", "content": "Yes.", "reasoning": "Hm.", "tool_calls": None}
-CHATS = {
+CHATS: dict[str, list[Any]] = {
     "one": [USER],
     "three": [USER, ANSWER, AGAIN],
     "system": [SYSTEM, USER, ANSWER, AGAIN],

@@ -29,7 +29,7 @@ from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Tokenizer, Tokeniz
 
 LONG = "The server keeps a batch. " * 40
 
-plain_text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+plain_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
 
 def test_ids_are_int32_and_special_tokens_are_added_when_asked_for() -> None:

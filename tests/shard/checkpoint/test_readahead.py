@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ class Recorder:
         self.read: dict[int, int] = {}
         self.arrived = threading.Event()
         self._expected, self._sendfile = expected, os.sendfile
-        monkeypatch.setattr(readahead.os, "sendfile", self)
+        monkeypatch.setattr(os, "sendfile", self)
 
     def __call__(self, out: int, source: int, place: int, count: int) -> int:
         inode = os.fstat(source).st_ino
@@ -86,11 +87,11 @@ def test_files_that_are_not_in_memory_yet_are_named(
         assert fresh == frozenset()
     cold, preadv = folder / "model-2.safetensors", os.preadv
 
-    def wait_for_disk(file: int, *arguments: object) -> int:
+    def wait_for_disk(file: int, *arguments: Any) -> int:
         if os.fstat(file).st_ino == cold.stat().st_ino:
             raise BlockingIOError
         return preadv(file, *arguments)
 
-    monkeypatch.setattr(readahead.os, "preadv", wait_for_disk)
+    monkeypatch.setattr(os, "preadv", wait_for_disk)
     with reading_ahead(folder) as fresh:
         assert fresh == {cold}

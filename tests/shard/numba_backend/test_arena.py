@@ -46,8 +46,8 @@ def test_zeroed_has_shape_and_type() -> None:
 def test_an_arena_puts_small_arrays_next_to_each_other_in_huge_pages() -> None:
     arena = Arena()
     first, second = arena.allocate((3, 7), np.uint32), arena.allocate((5,), np.uint16)
-    assert (first.shape, first.dtype) == ((3, 7), np.uint32)
-    assert (second.shape, second.dtype) == ((5,), np.uint16)
+    assert first.shape == (3, 7) and first.dtype == np.uint32
+    assert second.shape == (5,) and second.dtype == np.uint16
     assert address(first) % (2 << 20) == 0
     assert address(second) == address(first) + 128  # the next cache line
     first[:] = 1

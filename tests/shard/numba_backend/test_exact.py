@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     sequences,
 )
+from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.numba_backend.instructions import has_dot
 
 PROMPTS = prompts(16)
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]
 
 
-def rows(shuffle: int | None = None) -> list:
+def rows(shuffle: int | None = None) -> list[ShardSequence]:
     return sequences(PROMPTS, shuffle)
 
 
@@ -56,12 +58,12 @@ def golden(llama: Path) -> Golden:
 
 
 @pytest.fixture(scope="module")
-def runner(llama: Path) -> Iterator[tuple]:
+def runner(llama: Path) -> Iterator[tuple[Any, ...]]:
     with cpu_runner(llama) as pair:
         yield pair
 
 
-def test_a_batch_at_once_and_one_by_one(runner: tuple, golden: Golden) -> None:
+def test_a_batch_at_once_and_one_by_one(runner: tuple[Any, ...], golden: Golden) -> None:
     batch = rows()
     run(runner[0], batch)
     for row in batch:
@@ -89,7 +91,7 @@ def test_a_long_context(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1000, 5])
-def test_prompt_logprobs(runner: tuple, golden: Golden, chunk: int) -> None:
+def test_prompt_logprobs(runner: tuple[Any, ...], golden: Golden, chunk: int) -> None:
     check_prompt_logprobs(runner[0], golden, PROMPTS[5:7], chunk)
     runner[1].by_place.clear()
 
@@ -106,7 +108,7 @@ def test_threads_share_every_operation(llama: Path, golden: Golden) -> None:
         os.sched_setaffinity(0, before)
 
 
-def bfloat16_distance(golden: Golden, recorder: object, batch: list) -> float:
+def bfloat16_distance(golden: Golden, recorder: object, batch: list[ShardSequence]) -> float:
     """Norm of the logits' difference to float32, relative; over what the runner chose from."""
     ours, exact = [], []
     for row in batch:

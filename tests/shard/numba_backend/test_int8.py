@@ -27,6 +27,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.checkpoint.formats.int8 import to_int8
+from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.packing import Packer
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]
 
 
-def rows() -> list:
+def rows() -> list[ShardSequence]:
     return sequences(PROMPTS, 3)
 
 

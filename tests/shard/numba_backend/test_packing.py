@@ -43,7 +43,8 @@ def test_parts_come_below_each_other(monkeypatch: pytest.MonkeyPatch, bf16: bool
             packer.pack(stack(*halves), paired=True),
         )
         packer.start()
-    expected, between = np.concatenate(parts), interleave(*halves)
+    expected: Any = np.concatenate(parts)
+    between: Any = interleave(*halves)
     if bf16:
         expected, between = to_bfloat16(expected), to_bfloat16(between)
     assert np.array_equal(unpacked(stacked)[: len(expected)], expected)

@@ -8,12 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from tgi_trio.ipc.frames import Frame
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
-from tgi_trio.shard.contract import Runner, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    Computed,
+    Drafter,
+    Pending,
+    Runner,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.follower import NoSampler
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
@@ -61,6 +69,15 @@ class Ranks:
 
         return self._together(part)[0]
 
+    def launch(self, plan: StepPlan) -> Pending:
+        return Computed(self.step(plan))
+
+    def drafter(self, most: int) -> Drafter | None:
+        return self.runners[0].drafter(most)
+
+    def prove_sound(self) -> None:
+        self._together(lambda rank: self.runners[rank].prove_sound())
+
     def prepare(self, sequence: ShardSequence) -> bool:
         return self.runners[0].prepare(sequence)
 
@@ -71,7 +88,7 @@ class Ranks:
 @contextmanager
 def groups(size: int) -> Iterator[tuple[Together, list[ProcessGroup]]]:
     """The process groups of `size` ranks, and how to call something on all of them."""
-    store, together = dist.HashStore(), Together(size)
+    store, together = HashStore(), Together(size)
     try:
         yield together, together(lambda r: ProcessGroup(gloo_group(store, r, size), r, size))
     finally:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.shard.torch_backend.models_support import plan, sequence
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
-from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import GroupBroken, StepPlan, StepResult
+from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
+from tgi_trio.shard.contract import Choices, GroupBroken, StepPlan, StepResult
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
@@ -27,13 +27,13 @@ class Recording(FakeRunner):
         self.plans: list[StepPlan] = []
         self.warmed: list[WarmupRequest] = []
 
-    def warm_up(self, request: WarmupRequest):  # type: ignore[no-untyped-def]
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
         self.warmed.append(request)
         return super().warm_up(request)
 
     def step(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        return StepResult([], 0, 0)
+        return StepResult(Choices.of([]), 0, 0)
 
 
 def test_a_follower_computes_what_rank_0_computes_until_it_is_dismissed() -> None:

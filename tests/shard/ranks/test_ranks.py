@@ -29,6 +29,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.families.registry import FAMILIES
+from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 
 Checkpoint = Callable[..., Path]
@@ -37,11 +38,13 @@ NEW = 8
 SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
 
 
-def rows_for(count: int = 4) -> list:
+def rows_for(count: int = 4) -> list[ShardSequence]:
     return sequences(prompts(8)[8 - count :], shuffle=3, new=NEW)
 
 
-def check_ranks(folder: Path, ranks: int, rows: list, tolerance: float, **order: int) -> None:
+def check_ranks(
+    folder: Path, ranks: int, rows: list[ShardSequence], tolerance: float, **order: int
+) -> None:
     """Run `rows` over several ranks, in the `order` that `run` takes; they say what one says."""
     recorder = GreedyRecorder()
     with ranks_of(folder, ranks, recorder) as runner:

@@ -91,7 +91,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "watermark": True,
     },
 }
-MIXED = [
+MIXED: list[dict[str, Any]] = [
     {"sample": True, "temperature": 0.8},
     {},
     {"sample": True, "top_k": 7, "top_n": 4},

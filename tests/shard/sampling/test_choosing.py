@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -60,7 +62,8 @@ def scores(token_ids: np.ndarray) -> torch.Tensor:
 
 def one_by_one(rows: list[ShardSequence], count: int) -> dict[int, list[RowResult]]:
     """Choose `count` tokens for every row without guesses."""
-    sampler, found = new_sampler(), {row.id: [] for row in rows}
+    sampler = new_sampler()
+    found: dict[int, list[Any]] = {row.id: [] for row in rows}
     for _ in range(count):
         logits = torch.stack([scores(row.token_ids[: row.length]) for row in rows])
         for row, result in zip(rows, sampler.choose(logits, rows).rows, strict=True):

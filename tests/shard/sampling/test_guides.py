@@ -9,6 +9,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import get_native_id as gettid
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_masks_are_those_of_a_matcher_that_is_asked_every_time(
     """And where a grammar leaves one way for several tokens, most of them are not asked for."""
     compute, asked = Grammars._compute, 0
 
-    def counted(own: Grammars, jobs: list, masks: np.ndarray) -> None:
+    def counted(own: Grammars, jobs: list[Any], masks: np.ndarray) -> None:
         nonlocal asked
         asked += len(jobs)
         compute(own, jobs, masks)

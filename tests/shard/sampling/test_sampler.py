@@ -86,7 +86,10 @@ def test_any_combination_equals_the_oracle(
 
 
 def test_penalties_follow_a_growing_sequence_and_a_replay_alike() -> None:
-    kinds = ({"repetition_penalty": 1.3}, {"frequency_penalty": 1.0, "absolute_penalties": True})
+    kinds: tuple[dict[str, Any], ...] = (
+        {"repetition_penalty": 1.3},
+        {"frequency_penalty": 1.0, "absolute_penalties": True},
+    )
     for kind in kinds:
         grown = sequence([5, 6, 7], **kind)
         for token in (9, 9, 5, 11):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,7 +104,8 @@ def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
     for count in growth:
         row.length = min(len(ids), row.length + count)
         if "ngrams" in row.state:
-            row.state["ngrams"].guesses = []  # none that could have been wrong
+            ngrams: Any = row.state["ngrams"]
+            ngrams.guesses = []  # none that could have been wrong
         got = drafter.draft(row, 100)
         drafted = row.token_ids[row.length : row.length + got].copy()
         row.token_ids[: len(ids)] = ids  # as if every guess had been wrong

@@ -44,6 +44,9 @@ class GreedyRecorder:
         best = logits.argmax(dim=-1).tolist()
         return Choices.of([RowResult(token_ids=[token], logprobs=[0.0]) for token in best])
 
+    def prepare(self, sequence: ShardSequence) -> bool:
+        return True
+
     def drop(self, sequence: ShardSequence) -> None:
         self.by_place.pop(sequence.id, None)
 
@@ -153,7 +156,8 @@ def run(
     `joins`: this many rows start at each step, so prefills and decodes share steps.
     """
     draw = random.Random(seed)
-    waiting, running = list(rows), []
+    waiting = list(rows)
+    running: list[ShardSequence] = []
     while waiting or running:
         take = len(waiting) if joins is None else joins
         running += waiting[:take]
@@ -211,7 +215,7 @@ def check_prompt_logprobs(
         count = min(chunk, row.length - row.computed)
         results = advance(runner, [row, other], [count, 1])
         found += results[0].prompt_logprobs
-        tops += results[0].prompt_tops
+        tops += map(list, results[0].prompt_tops)
         assert not results[1].prompt_logprobs
     assert not advance(runner, [row], [1])[0].prompt_logprobs
     assert len(found) == len(prompt) and math.isnan(found[0])

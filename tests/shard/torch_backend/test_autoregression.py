@@ -100,6 +100,7 @@ def test_a_model_whose_generate_fails_is_not_accused_and_keeps_its_own_settings(
     model = model_of(checkpoint("ctrl"))
     settings = model.generation_config
     assert find_other_writing(model) is None
-    monkeypatch.setattr(type(model), "generate", lambda *given, **named: {}["nothing"])
+    nothing: dict[str, Any] = {}
+    monkeypatch.setattr(type(model), "generate", lambda *given, **named: nothing["at all"])
     assert find_other_writing(model) is None
     assert model.generation_config is settings

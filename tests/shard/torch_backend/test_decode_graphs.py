@@ -144,7 +144,12 @@ class Traced:
     """A forward that says how many tokens it was given."""
 
     def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, *others: Any
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        lengths: torch.Tensor,
+        attention: Any,
+        batch: Any,
     ) -> torch.Tensor:
         return torch.stack((token_ids, positions), 1)
 

@@ -184,7 +184,7 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def test_a_twin_is_small_and_has_every_kind_of_layer(large: Any) -> None:
     before = torch.get_rng_state()
-    twin = build_twin(large)
+    twin: Any = build_twin(large)
     assert torch.equal(torch.get_rng_state(), before)
     assert type(twin) is type(large) and not twin.training
     assert {p.dtype for p in twin.parameters()} == {torch.float32}
@@ -194,7 +194,7 @@ def test_a_twin_is_small_and_has_every_kind_of_layer(large: Any) -> None:
     text = twin.config.get_text_config(decoder=True)
     spans = ("sliding_window", "attention_chunk_size", "mamba_chunk_size", "attention_window_size")
     assert all((getattr(text, name, 0) or 0) <= REACH for name in spans)
-    again = build_twin(large)
+    again: Any = build_twin(large)
     for first, second in zip(twin.parameters(), again.parameters(), strict=True):
         assert torch.equal(first, second)
 
@@ -202,7 +202,7 @@ def test_a_twin_is_small_and_has_every_kind_of_layer(large: Any) -> None:
 def test_a_twin_notices_where_a_token_stands(checkpoint: Checkpoint) -> None:
     """As initialised for training, scores are even, and a wrong position changes hardly a thing."""
     for family in ("bamba", "glm4", "llama4_text"):
-        twin = build_twin(transformers_model(checkpoint(family)))
+        twin: Any = build_twin(transformers_model(checkpoint(family)))
         ids = torch.arange(20, 40)[None]
         with torch.inference_mode():
             right = twin(input_ids=ids).logits

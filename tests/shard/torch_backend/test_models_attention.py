@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -102,7 +103,11 @@ rows_of_a_step = st.lists(
 @given(kind=st.sampled_from(sorted(KINDS)), rows=rows_of_a_step, seed=st.integers(0, 99))
 def test_any_mix_of_rows(kind: str, rows: list[tuple[int, str]], seed: int) -> None:
     contexts = [context for context, _ in rows]
-    sizes = {"decode": lambda n: 1, "all": lambda n: n, "chunk": lambda n: (n + 1) // 2}
+    sizes: dict[str, Callable[[int], int]] = {
+        "decode": lambda n: 1,
+        "all": lambda n: n,
+        "chunk": lambda n: (n + 1) // 2,
+    }
     _check(kind, contexts, [sizes[how](context) for context, how in rows], seed)
 
 

@@ -24,6 +24,7 @@ from tests.shard.torch_backend.models_support import (
     sequences,
     tables,
 )
+from tgi_trio.shard.contract import ShardSequence
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "deepseek_v3")
 PROMPTS = prompts(16)
@@ -49,7 +50,7 @@ class Model:
                 logits = self.golden.logits(PROMPTS[row.id], generated(row))
                 self.expected[row.id] = logits.argmax(-1).tolist(), logits
 
-    def check(self, rows: list) -> None:
+    def check(self, rows: list[ShardSequence]) -> None:
         for row in rows:
             tokens, logits = self.expected[row.id]
             assert generated(row) == tokens
@@ -63,7 +64,7 @@ def model(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Model:
     return Model(checkpoint(request.param))
 
 
-def _rows(shuffle: int | None = None) -> list:
+def _rows(shuffle: int | None = None) -> list[ShardSequence]:
     return sequences(PROMPTS, shuffle)
 
 

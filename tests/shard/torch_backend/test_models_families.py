@@ -224,7 +224,7 @@ def test_prompt_logprobs_through_transformers_come_in_pieces(
         results = advance(runner, rows, counts)
         for values, result in zip(found, results, strict=True):
             values += result.prompt_logprobs
-        tops += results[0].prompt_tops
+        tops += map(list, results[0].prompt_tops)
         assert not any(result.prompt_tops for result in results[1:])
     assert max(held) <= most + len(rows)
     golden.assert_prompt_tops(texts[0], tops, 2)
@@ -342,7 +342,7 @@ def test_paged_way_declines_frequencies_by_length(kind: str) -> None:
 
     text = SimpleNamespace(rope_parameters={"rope_type": kind})
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda decoder: text))
-    assert PagedWay.try_make(model) is None  # type: ignore[arg-type]
+    assert PagedWay.try_make(model) is None
 
 
 def test_prompt_logprobs_through_transformers(checkpoint: Checkpoint) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
@@ -36,9 +38,16 @@ def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _load(folder: Path, **options: object) -> TorchRunner:
-    settings = ShardSettings(model_path=folder, **options)  # type: ignore
-    return load_torch_runner(settings, sampler=GreedyRecorder())  # type: ignore
+def _load(folder: Path, **options: Any) -> TorchRunner:
+    settings = ShardSettings(model_path=folder, **options)
+    runner = load_torch_runner(settings, sampler=GreedyRecorder())
+    assert isinstance(runner, TorchRunner)
+    return runner
+
+
+def _decoder(runner: TorchRunner) -> Decoder:
+    assert isinstance(runner.model, Decoder)
+    return runner.model
 
 
 def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -144,7 +153,7 @@ def test_sharded_by_index(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
-    where = {}
+    where: dict[Any, Any] = {}
     for part in range(3):
         file = f"model-{part}.safetensors"
         save_file({name: tensors[name] for name in names[part::3]}, folder / file)
@@ -205,7 +214,7 @@ def test_eos_ids_come_from_the_generation_config_first(folder: Path) -> None:
 
 def test_tied_head_takes_no_memory_of_its_own(checkpoint: Checkpoint) -> None:
     runner = _load(checkpoint("llama", tie_word_embeddings=True))
-    model = runner.model
+    model = _decoder(runner)
     assert model.head.weight.data_ptr() == model.embedding.data_ptr()
     file = checkpoint("llama", tie_word_embeddings=True) / "model.safetensors"
     # Norm weights are so few that they are not counted.
@@ -215,7 +224,7 @@ def test_tied_head_takes_no_memory_of_its_own(checkpoint: Checkpoint) -> None:
 def test_whole_tensors_are_views_of_the_file(folder: Path) -> None:
     """What needs no change is not copied: a change in the file shows."""
     runner = _load(folder)
-    weight = runner.model.layers[0].output.weight
+    weight = _decoder(runner).layers[0].output.weight
     before = weight.clone()
     data = bytearray((folder / "model.safetensors").read_bytes())
     wanted = before.numpy().tobytes()
@@ -230,8 +239,8 @@ def test_whole_tensors_are_views_of_the_file(folder: Path) -> None:
 def test_large_weights_are_packed_and_given_up(checkpoint: Checkpoint) -> None:
     folder = checkpoint("llama", hidden_size=512, intermediate_size=1024)
     runner = _load(folder)
-    assert all(layer.qkv.packed is not None for layer in runner.model.layers)
-    assert not any(layer.qkv.weight.numel() for layer in runner.model.layers)
+    assert all(layer.qkv.packed is not None for layer in _decoder(runner).layers)
+    assert not any(layer.qkv.weight.numel() for layer in _decoder(runner).layers)
     file = folder / "model.safetensors"
     assert runner.model.nbytes() == pytest.approx(file.stat().st_size, rel=0.05)
 

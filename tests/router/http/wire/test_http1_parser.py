@@ -155,7 +155,9 @@ def test_a_head_without_an_end_is_refused() -> None:
         found = http1.receive(b"x: y\r\n" * 100)
         sent += 600
     assert found == [Refusal(431)] and 1 << 14 < sent < 1 << 15
-    assert found[0].answer() == (
+    refusal = found[0]
+    assert isinstance(refusal, Refusal)
+    assert refusal.answer() == (
         b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n"
         b"connection: close\r\n\r\n"
     )

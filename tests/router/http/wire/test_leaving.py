@@ -58,6 +58,7 @@ async def test_leaving_on_a_used_connection_aborts_it(http):
         assert (await client.get("/info")).status == 200
         await client.send("POST", "/generate_stream", {"inputs": "x"})
         await until(lambda: bool(engine.live))
+        assert isinstance(client.stream, trio.SocketStream)
         close(client.stream)
         await until(lambda: len(engine.left) == 1 and engine.permits == 0)
 

@@ -111,7 +111,7 @@ class Http2:
 async def test_http2_streams_end_and_errors_end_them_too(secure):
     settings = ServerSettings(certfile=CERTIFICATE, keyfile=CERTIFICATE) if secure else None
     async with served(settings=settings) as server:
-        stream = await server.raw()
+        stream: trio.abc.Stream = await server.raw()
         if secure:
             stream = trio.SSLStream(stream, tls("h2"), https_compatible=True)
         client = Http2(stream)

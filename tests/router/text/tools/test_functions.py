@@ -21,7 +21,10 @@ def test_arguments_are_an_object() -> None:
 
 def test_what_is_written_for_people_is_left_out_and_names_are_kept() -> None:
     said = {"title": "T", "description": "D", "default": 1, "examples": [1], "$schema": "s"}
-    properties = {"title": {"type": "string"}, "description": {"enum": ["title", {"title": 1}]}}
+    properties: dict[str, dict[str, Any]] = {
+        "title": {"type": "string"},
+        "description": {"enum": ["title", {"title": 1}]},
+    }
     told: dict[str, Any] = {
         **said,
         "properties": {name: {**said, **schema} for name, schema in properties.items()},

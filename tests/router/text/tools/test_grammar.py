@@ -141,7 +141,8 @@ def test_prose_or_calls(form: Format, added: str) -> None:
 
 
 def test_as_many_calls_as_allowed() -> None:
-    model, stops = Model(HERMES, "text"), [("stop", {})]
+    model = Model(HERMES, "text")
+    stops: list[Any] = [("stop", {})]
     for most in (1, 2, 4):
         use = use_of(required=True, most=most)
         assert model.accepts(use, HERMES.write(stops * most))

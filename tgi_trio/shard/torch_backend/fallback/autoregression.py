@@ -78,7 +78,7 @@ def _generate(model: Any, prompt: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     """Return what transformers writes: tokens [1, T], and the logits [written, vocabulary]."""
     from transformers import GenerationConfig
 
-    plainly: Any = GenerationConfig(  # type: ignore[no-untyped-call]
+    plainly: Any = GenerationConfig(
         max_new_tokens=_WRITTEN,
         do_sample=False,
         use_cache=False,
