@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 
 # Without the tests that start servers or need minutes; `make test` runs all.
 FAST := tests/cli tests/client tests/deploy tests/ipc tests/router tests/shard/loop tests/shard/sampling \
-	tests/shard/machine tests/tools/docs tests/test_references.py tests/test_imports.py tests/test_logs.py tests/settings/test_settings.py
+	tests/shard/machine tests/tools/docs tests/tools/test_walk.py tests/test_wheel.py tests/test_references.py \
+	tests/test_imports.py tests/test_logs.py tests/settings/test_settings.py
 # A file of tests runs in one process. In the order of the files the last ones are short.
 BESIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -69,16 +69,23 @@ def references(form: re.Pattern[str]) -> Iterator[tuple[Path, str]]:
 
 @cache
 def tree() -> frozenset[str]:
-    """Return every tracked file and its folders, as paths from the root."""
+    """Return every tracked file and its folders, each also without some folders above it."""
     files = [path.relative_to(ROOT) for path in tracked()]
     folders = {f"{parent}/" for path in files for parent in path.parents}
-    return frozenset({str(path) for path in files} | folders)
+    paths = {str(path) for path in files} | folders
+    return frozenset(path for whole in paths for path in (whole, *parts_of(whole)))
 
 
-@cache
+def parts_of(path: str) -> Iterator[str]:
+    """Yield what is left of a path without its first folder, its first two, and so on."""
+    while "/" in path.rstrip("/"):
+        path = path.partition("/")[2]
+        yield path
+
+
 def exists(name: str) -> bool:
     """Whether a path is there, as a whole or without the folders above it."""
-    return any(path == name or path.endswith(f"/{name}") for path in tree())
+    return name in tree()
 
 
 @cache

@@ -260,9 +260,10 @@ def fastapi(port: int, paced: bool) -> None:
             step += 1
             streams.step(step)
 
-    @app.on_event("startup")  # type: ignore[untyped-decorator]  # typed where it is installed
     async def start() -> None:
         tasks.append(asyncio.create_task(engine()))
+
+    app.on_event("startup")(start)
 
     async def generate_stream(body: Body) -> StreamingResponse:
         count = body.parameters.max_new_tokens
