@@ -317,12 +317,3 @@ def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     folder_with(tmp_path, weights__safetensors="x")
     with pytest.raises(ModelLoadError, match="is not a folder"):
         resolve_model(str(tmp_path / "weights.safetensors"))
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_gguf_is_refused_by_its_name(tmp_path: Path, inside: bool) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    (tmp_path / "config.json").write_text("{}")
-    model = tmp_path if inside else tmp_path / "model.gguf"
-    with pytest.raises(ModelLoadError, match=r"as GGUF, which nothing here reads.*\.safetensors"):
-        resolve_model(str(model))

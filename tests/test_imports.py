@@ -47,7 +47,8 @@ RULES: dict[str, Rule] = {
     # Reads what strangers wrote, so it has no use for anything that could run it.
     "conversion": Rule(ours("errors model.config"), only=ours("numpy safetensors")),
     "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
-    "hub": Rule(ours("errors demo conversion hub_download"), only=ours("huggingface_hub")),
+    "hub_gguf": Rule(ours("errors hub_download model.gguf"), only=NOTHING),
+    "hub": Rule(ours("errors demo conversion hub_download hub_gguf"), only=ours("huggingface_hub")),
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
     "grammars": Rule(ours("errors ipc.parent"), only=ours("llguidance numpy")),
     "router": Rule(ours("errors settings model.config logs ipc"), banned=MODEL),

@@ -103,6 +103,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
             cache_dir=options.huggingface_hub_cache,
             trust_remote_code=options.trust_remote_code,
             progress=not options.json_output,
+            own_tokenizer=options.tokenizer_name is None,
         )
         tokenizer = None
         if options.tokenizer_name is not None:

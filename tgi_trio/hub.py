@@ -23,6 +23,7 @@ from tgi_trio.conversion.folder import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub_download import Repository, download, hub_token, import_huggingface_hub
+from tgi_trio.hub_gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
 
 log = logging.getLogger("tgi_trio")
 
@@ -45,15 +46,17 @@ def resolve_model(
     progress: bool = True,
     auto_convert: bool = True,
     merge_lora: bool = True,
+    own_tokenizer: bool = True,
 ) -> Path:
     """Return the folder of a model, ready to load; downloads it where that is needed.
 
-    `model_id` is None or `demo.MODEL_ID` for the embedded model, a folder, or a hub repository
-    (`owner/name`) at `revision`. With `auto_convert` weights that are only there as pickles are
-    converted, beside them. With `merge_lora` an adapter is merged into its base, in a folder of our
-    cache; without it the adapter's own folder is returned. Blocks for as long as all that takes;
-    `progress` shows bars on stderr. Raises ModelLoadError, with what to do about it, when there is
-    no such model or it cannot be served.
+    `model_id` is None or `demo.MODEL_ID` for the embedded model, a folder, a GGUF file, or a hub
+    repository (`owner/name`) at `revision`; behind a colon it names one of several GGUF files
+    there, whose tokenizer is read if it is to be used (`own_tokenizer`). With `auto_convert`
+    weights that are only there as pickles are converted, beside them. With `merge_lora` an adapter
+    is merged into its base, in a folder of our cache; without it the adapter's own folder is
+    returned. Blocks for as long as all that takes; `progress` shows bars on stderr. Raises
+    ModelLoadError, with what to do about it, when there is no such model or it cannot be served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
         return check_folder(demo.model_path())
@@ -64,13 +67,21 @@ def resolve_model(
             name=name, revision=revision, cache_dir=cache_dir, token=token, progress=progress
         )
 
-    folder = local_folder(model_id, "--model-id")
+    name, choice = split_choice(model_id)
+    folder = local_folder(name, "--model-id")
     if folder is None:
-        folder = _fetch(repository(model_id, revision), trust_remote_code)
+        source = repository(name, revision)
+        if choice:
+            return fetch_gguf(source, choice, tokenizer=own_tokenizer)
+        folder = _fetch(source, trust_remote_code)
+        if not _has_weights(folder) and lists_gguf(source):
+            return fetch_gguf(source, choice, tokenizer=own_tokenizer)
     elif revision is not None:
         raise ModelLoadError(
             f"{model_id} is a local folder, so it has no revision: leave --revision out"
         )
+    elif choice or _is_gguf(folder):
+        return local_gguf(folder, choice, tokenizer=own_tokenizer)
     if not is_adapter(folder):
         return check_folder(folder, auto_convert=auto_convert)
     base_name, base_revision = base_of(folder)
@@ -101,10 +112,10 @@ def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
 
     Raises ModelLoadError if not.
     """
-    if folder.suffix == ".gguf" or (folder.is_dir() and _is_gguf_alone(folder)):
+    if _is_gguf(folder):
         raise ModelLoadError(
-            f"{folder} holds weights as GGUF, which nothing here reads: give the folder of the "
-            "model's original .safetensors weights, with its config.json"
+            f"{folder} holds weights as GGUF, which no adapter is merged into: name the model's "
+            "original .safetensors weights as the adapter's base"
         )
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is not a folder")
@@ -126,8 +137,13 @@ def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
     return folder
 
 
-def _is_gguf_alone(folder: Path) -> bool:
-    return any(folder.glob("*.gguf")) and not weights_of(folder) and not conversion_due(folder)
+def _is_gguf(place: Path) -> bool:
+    """Return whether a model is there as GGUF alone."""
+    return place.suffix == ".gguf" or (has_gguf(place) and not _has_weights(place))
+
+
+def _has_weights(folder: Path) -> bool:
+    return is_adapter(folder) or bool(weights_of(folder) or find_pickles(folder))
 
 
 def resolve_tokenizer(
@@ -163,7 +179,8 @@ def read_pipeline_tag(model_id: str, revision: str | None, *, timeout: float) ->
     None for local folders and the embedded model, without a network, and when the hub does not
     answer. Each wait for the network takes at most `timeout` seconds.
     """
-    if model_id == demo.MODEL_ID or Path(model_id).expanduser().exists():
+    name, _ = split_choice(model_id)
+    if name == demo.MODEL_ID or Path(name).expanduser().exists():
         return None
     hub = import_huggingface_hub()
     from huggingface_hub import constants
@@ -171,7 +188,7 @@ def read_pipeline_tag(model_id: str, revision: str | None, *, timeout: float) ->
     if constants.HF_HUB_OFFLINE:
         return None
     try:
-        found = hub.model_info(model_id, revision=revision, timeout=timeout, token=hub_token())
+        found = hub.model_info(name, revision=revision, timeout=timeout, token=hub_token())
     except Exception as error:  # of whichever HTTP library this version of the package uses
         log.warning("the hub does not say what %s is for: %s", model_id, str(error).split("\n")[0])
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+
+log = logging.getLogger("tgi_trio")
 
 _TOKEN_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN")
 
@@ -66,6 +69,27 @@ def download(repository: Repository, wanted: Sequence[str], unwanted: Sequence[s
     except Exception as error:
         raise ModelLoadError(_explain(error, repository)) from error
     return Path(folder)
+
+
+def list_files(repository: Repository) -> list[str]:
+    """Return the paths of a repository's files.
+
+    Where the hub is out of reach, of those that are in the cache. Raises ModelLoadError, saying
+    what to do.
+    """
+    hub = import_huggingface_hub()
+    from huggingface_hub import constants, errors
+
+    name, revision = repository.name, repository.revision
+    try:
+        if not constants.HF_HUB_OFFLINE:
+            return list(hub.list_repo_files(name, revision=revision, token=repository.token))
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise ModelLoadError(_explain(error, repository)) from error
+    except Exception as error:  # of whichever HTTP library this version of the package uses
+        log.warning("the hub does not list the files of %s: %s", name, str(error).split("\n")[0])
+    folder = download(repository, ["no file is called so"], ())
+    return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
 def _explain(error: Exception, repository: Repository) -> str:

@@ -115,6 +115,7 @@ def test_values_of_what_writes_the_text_win_but_for_its_type_and_its_ends(tmp_pa
 # Who names the file, and what for; texts of messages aside.
 NAMED = {
     "model/config.py: read_json(folder / 'config.json')",
+    "model/gguf/folder.py: {'config.json': config}",  # made of a file's metadata
     "hub.py: not (folder / 'config.json').is_file()",
     "router/text/tokenizer_files.py: ('config.json', 'tokenizer_config.json', "
     "'special_tokens_map.json', '*.py')",  # what a converted tokenizer may depend on

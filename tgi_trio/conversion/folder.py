@@ -118,8 +118,8 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the safetensors files that a model is loaded from; raises ModelLoadError."""
+    """Return the files that a model is loaded from, safetensors or GGUF; raises ModelLoadError."""
     if index := read_index(folder / NEW_INDEX):
         return [folder / name for name in sorted(set(index.values()))]
     whole = folder / "model.safetensors"
-    return [whole] if whole.is_file() else weights_of(folder)
+    return [whole] if whole.is_file() else weights_of(folder) or sorted(folder.glob("*.gguf"))

@@ -10,10 +10,17 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig, RopeScaling
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec
-from tgi_trio.model.formats import INDEX_DTYPES, check_dtypes, check_format, refuse_pieces
+from tgi_trio.model.formats import (
+    INDEX_DTYPES,
+    SERVED_DTYPES,
+    check_dtypes,
+    check_format,
+    refuse_pieces,
+)
 from tgi_trio.model.kernel_fit import find_unsupported, unserved
 from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
@@ -61,6 +68,8 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
         check_split(spec, serving.num_shard)
     if serving.rope is not None:
         check_rotary(config, spec)
+    if serving.quantize is not None:
+        _check_quantize(config, serving.quantize)
     if serving.quantize is not None or serving.cpu_backend == "numba":
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
@@ -89,7 +98,7 @@ def check_checkpoint(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> 
 
     `spec` None: transformers loads the model, and `check_unread` goes on when it has.
     """
-    tensors = read_headers(config.folder)
+    tensors = read_tensors(config)
     check_format(config, tensors)
     if spec is None:
         read = {name: t for name, t in tensors.items() if not is_harmless(name, config)}
@@ -102,7 +111,7 @@ def check_checkpoint(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> 
 
 def check_unread(config: ModelConfig, unread: list[str]) -> None:
     """Raise ModelLoadError for tensors that transformers has left unread, unless harmless."""
-    refuse_leftovers(read_headers(config.folder), unread, config, text_only=True)
+    refuse_leftovers(read_tensors(config), unread, config, text_only=True)
 
 
 def check_drafter(config: ModelConfig) -> list[str]:
@@ -120,7 +129,7 @@ def check_drafter(config: ModelConfig) -> list[str]:
         )
     if not config.get("medusa_num_heads"):
         return []
-    tensors = read_headers(config.folder)
+    tensors = read_tensors(config)
     if all(
         "medusa" in tensor.file.name or name.split(".")[0].isdigit() or "medusa" in name
         for name, tensor in tensors.items()
@@ -198,6 +207,18 @@ def _check_transformers(config: ModelConfig, serving: Serving) -> None:
         )
     if serving.num_shard > 1:
         raise ModelLoadError(split_refusal(config))
+
+
+def _check_quantize(config: ModelConfig, wanted: str) -> None:
+    """Raise ConfigurationError for weights that are quantised in another way already."""
+    if not (files := gguf_files(config.folder)):
+        return
+    kinds = {tensor.dtype for tensor in read_tensors(config).values()} - SERVED_DTYPES.keys()
+    if kinds:
+        raise ConfigurationError(
+            f"--quantize {wanted} contradicts {files[0].name}, whose weights are GGUF's "
+            f"{', '.join(sorted(kinds))}: leave --quantize out"
+        )
 
 
 def split_refusal(config: ModelConfig) -> str:

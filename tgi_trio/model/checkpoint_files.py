@@ -41,14 +41,25 @@ _BITS = {
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """How a tensor was changed as its file was made, in ways that no format knows of."""
+
+    # Of so many heads; in each the rows that are turned together were half a head apart, and lie
+    # side by side. 0: they are where they were.
+    rotary_heads: int = 0
+    plus_one: bool = False  # one was added to every number
+
+
+@dataclass(frozen=True, slots=True)
 class StoredTensor:
     """What a file's header says of one tensor."""
 
     file: Path
-    dtype: str  # as safetensors names it, e.g. "BF16"
+    dtype: str  # as safetensors or GGUF names it, "BF16", "Q4_K"
     shape: tuple[int, ...]
     first: int  # of its bytes in the file
     end: int
+    change: Change | None = None
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:

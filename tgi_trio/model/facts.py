@@ -34,7 +34,6 @@ def read_model_facts(
     config, stretch = read_config(path, rope), 1.0 if rope is None else rope.factor
     tokenizer_config = read_json((tokenizer_path or path) / "tokenizer_config.json") or {}
     longest = tokenizer_config.get("model_max_length")
-    inside_cache = path.parent.name == "snapshots"
     return ModelFacts(
         path=path,
         model_type=config.model_type,
@@ -47,5 +46,15 @@ def read_model_facts(
         vocab_size=config.vocab_size or None,
         tokenizer_path=tokenizer_path,
         dtype=config.dtype,
-        revision_sha=path.name if inside_cache else None,
+        revision_sha=_revision(path),
     )
+
+
+def _revision(folder: Path) -> str | None:
+    """Return the commit of a hub snapshot, None for a folder that is none.
+
+    A GGUF model's folder has links into it.
+    """
+    linked = (path.parent / path.readlink() for path in folder.glob("*.gguf") if path.is_symlink())
+    places = [folder, *next(linked, folder).parents]
+    return next((place.name for place in places if place.parent.name == "snapshots"), None)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig, read_json
+from tgi_trio.model.gguf.block_types import BY_NAME
 
 SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 SERVED: Final = (
@@ -78,7 +79,7 @@ def unread_format(config: ModelConfig, where: str, name: str, hint: str = "") ->
 
 def check_dtypes(tensors: Mapping[str, StoredTensor], more: Collection[str] = frozenset()) -> None:
     """Raise ModelLoadError for a tensor whose dtype no backend reads; `more` are read as well."""
-    served = SERVED_DTYPES.keys() | more
+    served = {*SERVED_DTYPES, *BY_NAME, *more}
     unread = (name for name, tensor in tensors.items() if tensor.dtype not in served)
     for name in sorted(unread):
         tensor = tensors[name]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
+from tgi_trio.model.gguf.block_types import BY_NAME
+from tgi_trio.model.gguf.config import ARCHITECTURES
+from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tgi_trio.model.t5_spec import T5_FAMILIES
 from tgi_trio.settings.records import DTYPES
 from tools.docs.markdown import table
@@ -13,10 +16,11 @@ _HEAD = """# Models
 
 Generated from the code by `python -m tools.docs --write`. The name
 of a family is `model_type` in a checkpoint's config.json. Weights are safetensors, one file or
-several with an index, in float32, bfloat16 or float16: every format of quantised weights is
-refused at the start by its name, and so are tensors that a model would leave unread, unless they
-are known to be harmless (`model/leftovers.py`). Code that comes with a checkpoint is run with
-`--trust-remote-code` alone, never for families that take the first two paths.
+several with an index, in float32, bfloat16 or float16, or GGUF (below): every other format of
+quantised weights is refused at the start by its name, and so are tensors that a model would leave
+unread, unless they are known to be harmless (`model/leftovers.py`). Code that comes with a
+checkpoint is run with `--trust-remote-code` alone, never for families that take the first two
+paths.
 
 Rotary scaling is read from `rope_parameters` and from the older `rope_scaling`, which wins where
 both are there; `--rope-scaling` and `--rope-factor` stand in for it.
@@ -50,6 +54,31 @@ float32 unless it is asked for.
 
 """
 
+_GGUF = """
+## GGUF
+
+`--model-id file.gguf` serves a file of llama.cpp, a folder that has one, or the parts of a split
+one (`-00001-of-00003.gguf`); `--model-id owner/name:Q4_K_M` downloads that file of a repository
+alone, or its parts. Config, tokenizer and chat template come from its metadata (`model/gguf/`): no
+other file is needed. What they say is written into a model folder in
+`$XDG_CACHE_HOME/tgi_trio/gguf` (or `~/.cache/tgi_trio/gguf`), with links to the weights.
+
+| | |
+|---|---|
+| types of tensors | {types} |
+| architectures | {architectures} |
+| tokenizers | "llama": SentencePiece's BPE with scores; "gpt2": byte-level BPE, cut as {pre} |
+
+Everything else is refused by its name, and so is a damaged file, before a shard starts; for another
+tokenizer `--tokenizer-name` names the original model's. Each matrix is dequantised into the dtype
+that is served as it is loaded, on both backends and over ranks: weights take the memory of
+bfloat16 (without `--dtype`), and their numbers are exactly the file's up to its rounding. Mistral's
+window is not in such a file, so sequences see all of themselves, as they do in llama.cpp.
+Dequantised blocks are compared with llama.cpp's reference bit for bit
+(`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
+dequantised weights (`tests/shard/gguf`).
+"""
+
 _TESTS = """
 How they are tested, each on a tiny checkpoint with seeded random weights, in float32 against
 `transformers`:
@@ -73,7 +102,12 @@ EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")
 def render() -> str:
     """Return the document."""
     families = table(("family", "path", "tensor parallel", "prefix cache", "tested"), _rows())
-    return _HEAD.format(dtypes=", ".join(DTYPES)) + families + _TESTS
+    gguf = _GGUF.format(
+        types=", ".join(BY_NAME),
+        architectures=", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)),
+        pre=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)),
+    )
+    return _HEAD.format(dtypes=", ".join(DTYPES)) + families + _TESTS + gguf
 
 
 def _rows() -> Iterator[tuple[str, str, str, str, str]]:

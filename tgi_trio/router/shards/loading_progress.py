@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 _PATIENCE: Final = 1.0  # seconds; a load that is over by then needs no bar
 _PERIOD: Final = 0.2  # seconds between two looks
 _LINE_PERIOD: Final = 10.0  # seconds between two lines where there is no terminal
-_SUFFIX: Final = ".safetensors"
+_SUFFIXES: Final = (".safetensors", ".gguf")
 
 
 def checkpoint_bytes(folder: Path) -> int:
     """Return the size of a model's weights on disk, in bytes."""
-    return sum(path.stat().st_size for path in folder.glob(f"*{_SUFFIX}"))
+    return sum(path.stat().st_size for suffix in _SUFFIXES for path in folder.glob(f"*{suffix}"))
 
 
 def count_touched_bytes(pid: int) -> int:
@@ -40,7 +40,7 @@ def count_touched_bytes(pid: int) -> int:
     for line in lines:
         name, *rest = line.split(maxsplit=1)
         if not name.endswith(":"):  # the head of a mapping: addresses, rights, ..., path
-            is_file = line.endswith(_SUFFIX)
+            is_file = line.endswith(_SUFFIXES)
         elif name == "Rss:":
             resident = int(rest[0].split()[0]) * 1024
             mapped += resident if is_file else 0

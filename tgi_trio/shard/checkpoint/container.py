@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import Change
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 
 
@@ -24,6 +25,7 @@ class RawTensor:
     file: MappedFile
     first: int  # of its bytes in the file
     end: int
+    change: Change | None = None  # of its numbers, when the file was made
 
     @property
     def data(self) -> NDArray[np.uint8]:

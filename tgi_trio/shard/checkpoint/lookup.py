@@ -11,11 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
+from tgi_trio.model.checkpoint_tensors import gguf_files
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices import LinearRef, Share
 from tgi_trio.shard.checkpoint.container import Container, find_tensor
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
+from tgi_trio.shard.checkpoint.formats.gguf import unchanged
 from tgi_trio.shard.checkpoint.formats.plain import number_type
+from tgi_trio.shard.checkpoint.gguf_files import GgufFiles
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix, WeightFormat
@@ -65,7 +68,7 @@ class Checkpoint:
         """Return a copy of a tensor [size]; raises ModelLoadError as `find_tensor` does."""
         tensor = find_tensor(self._container, name.removeprefix(self._base), (size,))
         kind = number_type(tensor)
-        return to_float32(tensor.take().view(kind))
+        return unchanged(to_float32(tensor.take().view(kind)), tensor.change)
 
 
 def open_checkpoint(
@@ -78,11 +81,17 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open the weights of a model's folder, `base` as for `Checkpoint`.
 
-    The rest as for `SafetensorsFiles`. Raises ModelLoadError for a folder without weights, for
+    The rest as for `MappedFiles`. Raises ModelLoadError for a folder without weights, for
     damaged ones, and for a format that is not served.
     """
     names = {*kept, *(name.removeprefix(base) for name in kept)}  # whether the base is there or not
-    files = SafetensorsFiles(config.folder, given_back=given_back, kept=names, writable=writable)
+    files: Container
+    if gguf_files(config.folder):
+        files = GgufFiles(config, given_back=given_back, kept=names, writable=writable)
+    else:
+        files = SafetensorsFiles(
+            config.folder, given_back=given_back, kept=names, writable=writable
+        )
     return Checkpoint(files, choose_format(config, files), base)
 
 

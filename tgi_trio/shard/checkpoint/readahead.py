@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.checkpoint_files import find_safetensors
+from tgi_trio.model.checkpoint_tensors import SUFFIXES, weight_files
 from tgi_trio.shard.machine.memory import free_bytes
 
 _PIECE = 32 << 20  # bytes between looks at whether to stop
@@ -26,7 +26,7 @@ def reading_ahead(folder: Path) -> Iterator[frozenset[Path]]:
     half of the memory that is free is used: pages that come too early would displace each other. A
     file that cannot be read ends it silently; whoever needs the file says so.
     """
-    files = folder.glob("*.safetensors")
+    files = [path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}")]
     fresh = frozenset(path for path in files if not _is_cached(path))
     stop = threading.Event()
     reader = threading.Thread(target=_read, args=(folder, stop), name="readahead", daemon=True)
@@ -51,7 +51,7 @@ def _is_cached(path: Path) -> bool:
 def _read(folder: Path, stop: threading.Event) -> None:
     budget = free_bytes() // 2
     with contextlib.suppress(OSError, ModelLoadError), open(os.devnull, "wb") as nowhere:
-        for path in sorted(set(find_safetensors(folder).values())):
+        for path in weight_files(folder):
             with path.open("rb") as file:
                 place = 0
                 # To nowhere: the kernel reads ahead of it at full speed and copies nothing.

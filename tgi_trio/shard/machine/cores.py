@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tgi_trio.model.checkpoint_tensors import weight_bytes
+
 # Weights that are worth a thread of their own: below that its wake-ups cost more than it saves.
 _BYTES_PER_THREAD = 32 << 20
 
@@ -32,7 +34,7 @@ def sensible_threads(folder: Path, cores: int) -> int:
     Every operation of a small model ends before a second thread has been woken for it, and where
     cores are shared the wait for that thread costs many times the operation itself.
     """
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    size = weight_bytes(folder)
     return max(1, min(cores, size // _BYTES_PER_THREAD))
 
 

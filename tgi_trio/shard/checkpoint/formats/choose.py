@@ -7,10 +7,11 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announced_format, unread_format
 from tgi_trio.shard.checkpoint.container import Container
+from tgi_trio.shard.checkpoint.formats.gguf import GgufFormat
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.stored_matrix import WeightFormat
 
-FORMATS: Final[tuple[WeightFormat, ...]] = (PlainFormat(),)
+FORMATS: Final[tuple[WeightFormat, ...]] = (GgufFormat(), PlainFormat())
 
 
 def choose_format(config: ModelConfig, container: Container) -> WeightFormat:

@@ -1,0 +1,296 @@
+"""A GGUF file as a model folder: config, tokenizer, chat template, ends of texts, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.gguf_files import float32, gguf, write_llama, write_parts
+from tests.model.support import Asked
+from tests.router.text.kinds import CORPUS
+from tgi_trio import demo
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.check import check_model
+from tgi_trio.model.config import read_config
+from tgi_trio.model.gguf.folder import gguf_folder
+
+Changes = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(demo.model_path(), tmp_path_factory.mktemp("gguf") / "embedded.gguf")
+
+
+TINY: Changes = {
+    "general.architecture": "llama",
+    "llama.context_length": 64,
+    "llama.embedding_length": 8,
+    "llama.block_count": 1,
+    "llama.feed_forward_length": 16,
+    "llama.attention.head_count": 2,
+    "llama.attention.head_count_kv": 1,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "b", "ab"],
+    "tokenizer.ggml.token_type": [3, 3, 1, 1, 1],
+    "tokenizer.ggml.merges": ["a b"],
+    "tokenizer.ggml.bos_token_id": 0,
+    "tokenizer.ggml.eos_token_id": 1,
+}
+SHAPES = {
+    "token_embd.weight": (5, 8),
+    "output_norm.weight": (8,),
+    "blk.0.attn_norm.weight": (8,),
+    "blk.0.ffn_norm.weight": (8,),
+    "blk.0.attn_q.weight": (8, 8),
+    "blk.0.attn_k.weight": (4, 8),
+    "blk.0.attn_v.weight": (4, 8),
+    "blk.0.attn_output.weight": (8, 8),
+    "blk.0.ffn_gate.weight": (16, 8),
+    "blk.0.ffn_up.weight": (16, 8),
+    "blk.0.ffn_down.weight": (8, 16),
+}
+
+
+def tiny(folder: Path, changes: Changes | None = None, more: Changes | None = None) -> Path:
+    """Write a file of ones; `changes` of metadata and `more` tensors, None takes one out."""
+    metadata = {k: v for k, v in (TINY | (changes or {})).items() if v is not None}
+    shapes = {k: v for k, v in (SHAPES | (more or {})).items() if v is not None}
+    file = folder / "tiny.gguf"
+    ones = {
+        name: float32([[1.0] * s[-1]] * (s[0] if len(s) > 1 else 1)) for name, s in shapes.items()
+    }
+    tensors = {name: (shapes[name], kind, content) for name, (_, kind, content) in ones.items()}
+    file.write_bytes(gguf(metadata, tensors))
+    return file
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((folder / name).read_text()))
+
+
+def test_the_config_is_that_of_the_source(embedded: Path, tmp_path: Path) -> None:
+    source, made = read_config(demo.model_path()), read_config(gguf_folder(embedded, tmp_path))
+    for name in ("model_type", "vocab_size", "max_positions", "dtype"):
+        assert getattr(made, name) == getattr(source, name)
+    assert set(made.eos_ids) == set(source.eos_ids)
+    for name in ("hidden_size", "num_key_value_heads", "head_dim", "tie_word_embeddings"):
+        assert made.get(name) == source.get(name)
+    assert made.get("rms_norm_eps") == pytest.approx(source.get("rms_norm_eps"))
+    assert check_model(made, Asked()) == []
+
+
+def test_the_tokenizer_is_that_of_the_source(embedded: Path, tmp_path: Path) -> None:
+    made = gguf_folder(embedded, tmp_path)
+    theirs = tokenizers.Tokenizer.from_file(str(demo.model_path() / "tokenizer.json"))
+    ours = tokenizers.Tokenizer.from_file(str(made / "tokenizer.json"))
+    assert ours.get_vocab() == theirs.get_vocab()
+    sources = sorted(Path(demo.__file__).parent.glob("*.py"))
+    texts = [*CORPUS, *(path.read_text() for path in sources)]
+    texts += ["", " ", "12345 a1b2", "<|user|>What?<|end|>", "a\n\n  b\t", "日本語 🙂 é"]
+    for text in texts:
+        for special in (True, False):
+            expected = theirs.encode(text, add_special_tokens=special).ids
+            assert ours.encode(text, add_special_tokens=special).ids == expected
+            assert ours.decode(expected) == theirs.decode(expected)
+    words, source = (
+        read(made, "tokenizer_config.json"),
+        read(demo.model_path(), "tokenizer_config.json"),
+    )
+    assert words["bos_token"] == source["bos_token"] and words["eos_token"] == source["eos_token"]
+    assert words["chat_template"] == [{"name": "default", "template": source["chat_template"]}]
+
+
+def sentence_pieces() -> tokenizers.Tokenizer:
+    """Return a vocabulary of Llama 2's kind, trained on a few texts."""
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    made.normalizer = tokenizers.normalizers.Sequence([
+        tokenizers.normalizers.Prepend("\u2581"), tokenizers.normalizers.Replace(" ", "\u2581")
+    ])  # fmt: skip
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("\u2581", "merged_with_next")
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=700, special_tokens=pieces, show_progress=False
+    )
+    made.train_from_iterator(CORPUS * 4, trainer)
+    return made
+
+
+def test_sentence_pieces_are_merged_by_their_scores(tmp_path: Path) -> None:
+    theirs = sentence_pieces()
+    vocabulary = theirs.get_vocab()
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)]
+    changes = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        # SentencePiece numbers what it merges, from 0 downwards.
+        "tokenizer.ggml.scores": [-float(token_id) for token_id in range(len(tokens))],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
+    ours = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in (*CORPUS, "a  b", " lead", "\U0001f642 \u65e5\u672c"):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == expected
+        assert ours.encode(text).ids == [1, *expected]
+        assert ours.decode(expected) == text
+
+
+def test_texts_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
+    changes = {
+        "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "<|im_end|>", "<|end|>"],
+        "tokenizer.ggml.token_type": [3, 3, 1, 3, 1],
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.eot_token_id": 2,
+    }
+    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
+    assert read_config(folder).eos_ids == (1, 2, 3)
+
+
+REFUSED: dict[str, tuple[Changes, Changes, str]] = {
+    "architecture": ({"general.architecture": "mamba"}, {}, "architecture 'mamba', which is not"),
+    "no architecture": ({"general.architecture": None}, {}, "architecture ''"),
+    "no layers stated": ({"llama.block_count": None}, {}, "has no llama.block_count"),
+    "2^31 layers": ({"llama.block_count": (1 << 31) - 1}, {}, "block_count"),
+    "no heads": ({"llama.attention.head_count": 0}, {}, "head_count cannot be 0"),
+    "heads in words": ({"llama.attention.head_count": "two"}, {}, "head_count is 'two'"),
+    "heads by layer": ({"llama.attention.head_count_kv": [1, 2]}, {}, "head_count_kv is"),
+    "values of another length": (
+        {"llama.attention.key_length": 4, "llama.attention.value_length": 8},
+        {},
+        "different lengths",
+    ),
+    "scaling": ({"llama.rope.scaling.type": "new", "llama.rope.scaling.factor": 2.0}, {}, "'new'"),
+    "more turned than there is": ({"llama.rope.dimension_count": 64}, {}, "turns 64 of 4"),
+    "tokenizer": ({"tokenizer.ggml.model": "rwkv"}, {}, "'rwkv'.*--tokenizer-name"),
+    "pre-tokenizer": ({"tokenizer.ggml.pre": "next"}, {}, "'next'.*--tokenizer-name"),
+    "no tokens": ({"tokenizer.ggml.tokens": None}, {}, "tokenizer.ggml.tokens.*--tokenizer-name"),
+    "types": ({"tokenizer.ggml.token_type": [1]}, {}, "not as long as its tokens"),
+    "merge": ({"tokenizer.ggml.merges": ["ab"]}, {}, "merge 'ab'"),
+    "scores": ({"tokenizer.ggml.model": "llama"}, {}, "scores are not as many"),
+    "scores in words": (
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": ["x"] * 5},
+        {},
+        "scores are not",
+    ),
+    "frequencies": ({}, {"rope_freqs.weight": (7,)}, "no table of 2 frequencies"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    changes, more, reason = REFUSED[case]
+    with pytest.raises(ModelLoadError, match=rf"tiny\.gguf .*{reason}"):
+        gguf_folder(tiny(tmp_path, changes, more), tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"blk.0.ffn_up.weight": None}, "'model.layers.0.mlp.up_proj.weight' is missing"),
+        ({"blk.0.extra.weight": (8,)}, "'blk.0.extra.weight' in .*tiny.gguf is no part"),
+        ({"blk.1.attn_q.weight": (8, 8)}, "is no part of a model"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path, more: Changes, reason: str) -> None:
+    folder = gguf_folder(tiny(tmp_path, more=more), tmp_path / "cache")
+    with pytest.raises(ModelLoadError, match=reason):
+        check_model(read_config(folder), Asked())
+
+
+def test_frequencies_of_their_own_are_read(tmp_path: Path) -> None:
+    file = tiny(tmp_path, more={"rope_freqs.weight": (2,)})
+    config = read_config(gguf_folder(file, tmp_path / "cache"))
+    scaling = config.get("rope_scaling")
+    assert scaling["rope_type"] == "longrope" and scaling["attention_factor"] == 1.0
+    assert scaling["short_factor"] == scaling["long_factor"] == [1.0, 1.0]
+    assert check_model(config, Asked()) == []
+
+
+def test_a_flag_that_contradicts_the_file_is_refused_with_both_names(tmp_path: Path) -> None:
+    quantised = write_llama(demo.model_path(), tmp_path / "small.gguf", quantised=True)
+    plain = write_llama(demo.model_path(), tmp_path / "plain.gguf")
+    serving = Asked(quantize="eetq")
+    with pytest.raises(ConfigurationError, match=r"--quantize eetq contradicts small\.gguf.* Q8_0"):
+        check_model(read_config(gguf_folder(quantised, tmp_path / "cache")), serving)
+    assert check_model(read_config(gguf_folder(plain, tmp_path / "cache")), serving) == []
+
+
+def test_a_folder_is_made_once_and_anew_for_another_file(embedded: Path, tmp_path: Path) -> None:
+    first = gguf_folder(embedded, tmp_path)
+    written = (first / "tokenizer.json").stat().st_mtime_ns
+    assert gguf_folder(embedded, tmp_path) == first
+    assert (first / "tokenizer.json").stat().st_mtime_ns == written
+    assert {path.name for path in tmp_path.iterdir()} == {first.name}  # nothing is left over
+    bare = gguf_folder(embedded, tmp_path, tokenizer=False)
+    assert bare != first and not (bare / "tokenizer.json").exists()
+    changed = write_llama(demo.model_path(), tmp_path / "e.gguf", {"llama.context_length": 512})
+    assert read_config(gguf_folder(changed, tmp_path / "cache")).max_positions == 512
+    write_llama(demo.model_path(), changed)
+    assert read_config(gguf_folder(changed, tmp_path / "cache")).max_positions == 1024
+
+
+def test_a_split_model_is_one(tmp_path: Path) -> None:
+    files = write_parts(demo.model_path(), tmp_path, 3)
+    folder = gguf_folder(files[1], tmp_path / "cache")
+    assert folder == gguf_folder(files[0], tmp_path / "cache")
+    assert check_model(read_config(folder), Asked()) == []
+    files[2].unlink()
+    with pytest.raises(ModelLoadError, match=r"lacks model-00003-of-00003\.gguf"):
+        gguf_folder(files[0], tmp_path / "cache")
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    files = write_parts(demo.model_path(), tmp_path, 2)
+    files[1].write_bytes(files[0].read_bytes())
+    with pytest.raises(ModelLoadError, match="says that it is part 0"):
+        gguf_folder(files[0], tmp_path / "cache")
+
+
+ANYTHING = st.one_of(
+    st.booleans(),
+    st.integers(-(1 << 31), 1 << 62),
+    st.floats(width=32),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 9), max_size=6),
+    st.lists(st.text(max_size=3), max_size=6),
+    st.lists(st.floats(width=32), max_size=6),
+)
+MORE_KEYS = (
+    "llama.vocab_size", "llama.rope.dimension_count", "llama.rope.freq_base",
+    "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scale_linear",
+    "llama.rope.scaling.original_context_length", "llama.attention.key_length",
+    "llama.attention.value_length", "llama.expert_count", "llama.expert_used_count",
+    "tokenizer.ggml.scores", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_space_prefix",
+    "tokenizer.ggml.unknown_token_id", "tokenizer.chat_template", "split.count", "split.no",
+    "tokenizer.ggml.eot_token_id",
+)  # fmt: skip
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(changes=st.dictionaries(st.sampled_from([*TINY, *MORE_KEYS]), ANYTHING, max_size=3))
+def test_any_metadata_is_served_or_refused(tmp_path: Path, changes: Changes) -> None:
+    try:
+        config = read_config(gguf_folder(tiny(tmp_path, changes), tmp_path / "cache"))
+        check_model(config, Asked())
+    except ModelLoadError as error:
+        assert str(error)

@@ -1,0 +1,38 @@
+"""The tensors of a model's folder, whichever kind of files they are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tgi_trio.model.checkpoint_files import StoredTensor, find_safetensors, read_headers
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.gguf.files import find_gguf
+from tgi_trio.model.gguf.tensors import read_gguf_tensors
+
+SUFFIXES: Final = (".safetensors", ".gguf")  # of files of weights
+
+
+def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
+    """Return every tensor of a model by name.
+
+    Raises ModelLoadError as `read_headers` and `read_gguf_tensors` do.
+    """
+    files = gguf_files(config.folder)
+    return read_gguf_tensors(files, config) if files else read_headers(config.folder)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that a model is loaded from; raises as `read_headers` does."""
+    return gguf_files(folder) or sorted(set(find_safetensors(folder).values()))
+
+
+def weight_bytes(folder: Path) -> int:
+    """Return the size of a folder's weights on disk."""
+    files = (path for suffix in SUFFIXES for path in folder.glob(f"*{suffix}"))
+    return sum(path.stat().st_size for path in files)
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """Return the GGUF files of a folder that has no other weights; [] for one that has."""
+    return [] if any(folder.glob("*.safetensors")) else find_gguf(folder)

@@ -1,0 +1,61 @@
+"""The types of a GGUF file's tensors: how many weights make a block, and its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A row of a tensor is whole blocks, one behind the other."""
+
+    name: str
+    weights: int  # of a block
+    bytes: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether a block is one plain number."""
+        return self.weights == 1
+
+
+# By the number that stands in a file.
+SERVED: Final = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    6: BlockType("Q5_0", 32, 22),
+    7: BlockType("Q5_1", 32, 24),
+    8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84),
+    11: BlockType("Q3_K", 256, 110),
+    12: BlockType("Q4_K", 256, 144),
+    13: BlockType("Q5_K", 256, 176),
+    14: BlockType("Q6_K", 256, 210),
+    15: BlockType("Q8_K", 256, 292),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
+    30: BlockType("BF16", 1, 2),
+    39: BlockType("MXFP4", 32, 17),
+}
+BY_NAME: Final = {kind.name: kind for kind in SERVED.values()}
+
+# Types that nobody reads here, for the refusal alone.
+_OTHERS: Final = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M",
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4",
+}  # fmt: skip
+
+
+def find_type(number: int) -> BlockType:
+    """Return a type by its number; raises ValueError, by name, for one that is not read."""
+    if number in SERVED:
+        return SERVED[number]
+    name = _OTHERS.get(number, f"number {number}")
+    raise ValueError(
+        f"a type that is not read here, {name}; read are {', '.join(BY_NAME)}. Take a file of the "
+        "model in one of them, such as Q4_K_M"
+    )

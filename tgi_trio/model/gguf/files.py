@@ -1,0 +1,82 @@
+"""The GGUF files of a model: one, or the parts of a split one, read as one header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.gguf.header import TensorInfo, read_header
+
+SUFFIX: Final = ".gguf"
+_PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_MOST_PARTS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """The headers of a model's files as one."""
+
+    metadata: Mapping[str, Any]  # of the first file
+    tensors: Mapping[str, tuple[Path, TensorInfo]]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value of the architecture's own keys, `llama.context_length` and the like."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+
+def part_of(name: str) -> tuple[str, int, int] | None:
+    """Return what a part's file name says: name of the whole, number from 1, how many there are."""
+    found = _PART.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts of a model, of which `name` is one; raises ModelLoadError."""
+    found = part_of(name)
+    if found is None:
+        return [name]
+    whole, number, count = found
+    if not 0 < number <= count <= _MOST_PARTS:
+        raise ModelLoadError(f"{name} cannot be the name of a part of a GGUF model.")
+    return [f"{whole}-{each:05d}-of-{count:05d}{SUFFIX}" for each in range(1, count + 1)]
+
+
+def find_gguf(folder: Path) -> list[Path]:
+    """Return the files of a model, which is the only one in its folder, in order; [] for none."""
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def read_model(files: list[Path], *, vocabulary: bool = False) -> GgufModel:
+    """Read the headers of a model's files, all of them and in order.
+
+    Raises ModelLoadError as `read_header` does, and for parts that do not belong together.
+    """
+    tensors: dict[str, tuple[Path, TensorInfo]] = {}
+    headers = [read_header(file, vocabulary=vocabulary) for file in files]
+    for number, (file, header) in enumerate(zip(files, headers, strict=True)):
+        said = (header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1)
+        if said != (number, len(files)):
+            raise ModelLoadError(
+                f"{file} says that it is part {said[0]!r} (from 0) of {said[1]!r}, and is taken "
+                f"for part {number} of {len(files)}: the parts of a split model belong into one "
+                "folder, under their own names."
+            )
+        if twice := tensors.keys() & header.tensors.keys():
+            raise ModelLoadError(
+                f"{file} holds tensor {min(twice)!r}, which another part holds, too."
+            )
+        tensors |= {name: (file, info) for name, info in header.tensors.items()}
+    stated = headers[0].metadata.get("split.tensors.count", len(tensors))
+    if stated != len(tensors):
+        raise ModelLoadError(
+            f"{files[0]} says that there are {stated!r} tensors, and there are {len(tensors)}."
+        )
+    return GgufModel(headers[0].metadata, tensors)

@@ -1,0 +1,99 @@
+"""A GGUF model as a model folder: config, tokenizer and chat template as files, beside its weights.
+
+Everything that reads a model reads a folder, in several processes. What a file says in its metadata
+is written there once, into a cache of ours, named by what it was made from; the weights are links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.gguf.config import make_config
+from tgi_trio.model.gguf.files import parts_of, read_model
+from tgi_trio.model.gguf.tokenizer import (
+    end_ids,
+    make_tokenizer,
+    make_tokenizer_config,
+    read_vocabulary,
+)
+
+
+def gguf_folder(file: Path, cache: Path | None = None, *, tokenizer: bool = True) -> Path:
+    """Return a model folder of a GGUF file, or of the split model that it is a part of.
+
+    `cache`: where such folders lie. `tokenizer`: whether it is to have one. Raises ModelLoadError
+    for a file, or a model in it, that is not served.
+    """
+    folder = file.parent.absolute()
+    files = [folder / name for name in parts_of(file.name)]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise ModelLoadError(
+            f"{folder} lacks {', '.join(missing)}: a split model is served from all of its parts."
+        )
+    cache = cache or _default_cache()
+    target = cache / (_digest(files) + ("" if tokenizer else "-no-tokenizer"))
+    try:
+        if not target.is_dir():
+            _write(target, _metadata_files(files, tokenizer), files)
+    except OSError as error:
+        raise ModelLoadError(
+            f"what {file} says of its model cannot be kept in {cache}: {error}. XDG_CACHE_HOME "
+            "names another place"
+        ) from error
+    return target
+
+
+def _metadata_files(files: list[Path], tokenizer: bool) -> dict[str, str]:
+    """Return name -> content of the files that a model folder has beside its weights."""
+    model = read_model(files, vocabulary=True)
+    config = make_config(model, files)
+    vocabulary = read_vocabulary(model.metadata, files[0])
+    ids = {name: vocabulary.role(name) for name in ("bos", "eos")}
+    config |= {f"{name}_token_id": each for name, each in ids.items() if each is not None}
+    contents: dict[str, Mapping[str, Any]] = {"config.json": config}
+    if ends := end_ids(vocabulary):
+        contents["generation_config.json"] = {"eos_token_id": ends}
+    if tokenizer:
+        contents["tokenizer.json"] = make_tokenizer(vocabulary, files[0])
+        contents["tokenizer_config.json"] = make_tokenizer_config(vocabulary)
+    return {name: json.dumps(content) for name, content in contents.items()}
+
+
+def _digest(files: list[Path]) -> str:
+    """Return a name for what this version of this package makes of some files."""
+    digest = hashlib.sha256()
+    for path in files:
+        state = path.stat()
+        digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def _write(target: Path, contents: Mapping[str, str], files: list[Path]) -> None:
+    """Make a folder, whole or not at all: two servers may start at the same time."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        made = Path(work, "made")
+        made.mkdir()
+        for name, content in contents.items():
+            (made / name).write_text(content, encoding="utf-8")
+        for path in files:
+            (made / path.name).symlink_to(path)
+        try:
+            os.rename(made, target)
+        except OSError:
+            if not target.is_dir():
+                raise
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tgi_trio" / "gguf"

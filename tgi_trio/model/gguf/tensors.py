@@ -1,0 +1,137 @@
+"""The tensors of GGUF files under the names that a model's family has for them.
+
+llama.cpp calls a part by its role, the same in every family, and so do our tables of names
+(`families/names.py`): the two are matched here. It keeps a mixture's experts in one tensor; here
+each is one of its own. What else differs is said by `Change`, for whoever reads the numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import Change, StoredTensor
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.gguf.files import GgufModel, read_model
+from tgi_trio.model.gguf.header import TensorInfo
+from tgi_trio.model.spec import DecoderSpec, Names
+
+# Architectures whose rotary pairs llama.cpp wants side by side: rows of queries and keys are moved.
+_PAIRS_SIDE_BY_SIDE: Final = frozenset({"llama", "granite", "olmo"})
+# Those whose norms it multiplies by the weight alone: the file has one more than the checkpoint.
+_NORMS_PLUS_ONE: Final = frozenset({"gemma", "gemma2", "gemma3"})
+
+# Tensors that say how positions are scaled: `config.py` has read them.
+FREQUENCIES: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+_OUTER: Final = {
+    "token_embd": "embedding",
+    "token_embd_norm": "embedding_norm",
+    "position_embd": "positions",
+    "output_norm": "final_norm",
+    "output": "head",
+}
+# The first of several that a family has.
+_INNER: Final = {
+    "attn_norm": ("attention_norm",),
+    "attn_q": ("query",),
+    "attn_k": ("key",),
+    "attn_v": ("value",),
+    "attn_qkv": ("qkv",),
+    "attn_q_norm": ("query_norm",),
+    "attn_k_norm": ("key_norm",),
+    "attn_output": ("output",),
+    "post_attention_norm": ("attention_post_norm",),
+    "ffn_norm": ("mlp_norm",),
+    "ffn_gate": ("gate",),
+    "ffn_up": ("gate_up", "up"),
+    "ffn_down": ("down",),
+    "post_ffw_norm": ("mlp_post_norm",),
+    "ffn_gate_inp": ("router",),
+    "ffn_gate_inp_shexp": ("shared_router",),
+}
+_EXPERTS: Final = {
+    "ffn_gate_exps": "expert_gate",
+    "ffn_up_exps": "expert_up",
+    "ffn_down_exps": "expert_down",
+}
+_SHARED: Final = {
+    "ffn_gate_shexp": "gate_proj",
+    "ffn_up_shexp": "up_proj",
+    "ffn_down_shexp": "down_proj",
+}
+
+
+def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, StoredTensor]:
+    """Return the tensors of a model's GGUF files by the names of its family.
+
+    One that the family does not have keeps the name it has in the file. Raises ModelLoadError as
+    `read_model` does.
+    """
+    model, spec = read_model(files), decoder_spec(config)
+    if spec is None:
+        raise ModelLoadError(
+            f"{files[0]} is a model of the architecture {model.architecture!r} in a variant that "
+            "runs through transformers alone, which does not read GGUF here."
+        )
+    tensors: dict[str, StoredTensor] = {}
+    for name, (file, info) in model.tensors.items():
+        if name in FREQUENCIES:
+            continue
+        stored = StoredTensor(
+            file, info.kind.name, info.shape, info.first, info.end, _change(name, model, spec)
+        )
+        tensors.update(_named(name, stored, info, spec.names))
+    return tensors
+
+
+def _change(name: str, model: GgufModel, spec: DecoderSpec) -> Change | None:
+    heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}
+    role = name.split(".")[-2] if name.count(".") > 1 else name.split(".")[0]
+    if role in heads and model.architecture in _PAIRS_SIDE_BY_SIDE:
+        return Change(rotary_heads=heads[role])
+    if role.endswith("_norm") and model.architecture in _NORMS_PLUS_ONE:
+        return Change(plus_one=True)
+    return None
+
+
+def _named(
+    name: str, stored: StoredTensor, info: TensorInfo, names: Names
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield a tensor under its family's name, or each of the experts that it holds."""
+    layer, role, ending = _parse(name)
+    if layer is None:
+        own = getattr(names, _OUTER[role]) if role in _OUTER else ""
+        yield (own + ending, stored) if own else (name, stored)
+        return
+    prefix = names.layer.format(layer)
+    if role in _EXPERTS and names.experts and len(info.shape) == 3:
+        count = info.shape[0]
+        size = (info.end - info.first) // count
+        for expert in range(count):
+            own = prefix + names.experts.format(expert) + getattr(names, _EXPERTS[role])
+            first = info.first + expert * size
+            part = replace(stored, shape=info.shape[1:], first=first, end=first + size)
+            yield own + ending, part
+        return
+    if role in _SHARED and names.shared_expert:
+        yield prefix + names.shared_expert + _SHARED[role] + ending, stored
+        return
+    own = next(filter(None, (getattr(names, field) for field in _INNER.get(role, ()))), "")
+    if role == "ffn_gate_inp_shexp" and len(info.shape) == 1:  # a matrix of one row
+        stored = replace(stored, shape=(1, math.prod(info.shape)))
+    yield (prefix + own + ending, stored) if own else (name, stored)
+
+
+def _parse(name: str) -> tuple[int | None, str, str]:
+    """Return layer (None: none), role and ending of a tensor's name, `blk.0.attn_q.weight`."""
+    found = re.fullmatch(r"(?:blk\.(\d{1,6})\.)?(\w+)(\.weight|\.bias)", name)
+    if found is None:
+        return None, "", ""
+    return (None if found[1] is None else int(found[1])), found[2], found[3]

@@ -1,0 +1,290 @@
+"""tokenizer.json and tokenizer_config.json of a GGUF file's vocabulary.
+
+Two kinds of vocabulary are read, which `tokenizer.ggml.model` tells apart: "gpt2", byte-level BPE
+with its merges, and "llama", SentencePiece's BPE with a score for every piece. Others are refused
+by name: --tokenizer-name takes the tokenizer of the original model for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.model.gguf.header import refusing
+from tgi_trio.model.gguf.pre_tokenizers import find_pre_tokenizer
+
+Json = dict[str, Any]
+
+# Of a token, in `tokenizer.ggml.token_type`.
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+# Tokens with a role, by the word in the key of their id.
+_ROLES: Final = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "padding": "pad_token",
+    "seperator": "sep_token",  # as the format spells it
+    "mask": "mask_token",
+}
+_SPACE: Final = "\u2581"  # SentencePiece's, which stands for one
+_ADVICE: Final = "name the original model's tokenizer with --tokenizer-name"
+# Control tokens that end a turn, whatever the file calls the end of a text: llama.cpp looks for
+# them by their text, too.
+_ENDS: Final = frozenset(
+    "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> "
+    "<|return|> <|call|>".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a file, checked."""
+
+    metadata: Mapping[str, Any]
+    tokens: Sequence[str]
+    types: Sequence[int]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def role(self, word: str) -> int | None:
+        """Return the id of a role's token, None where there is none."""
+        token_id = self.get(f"{word}_token_id")
+        whole = isinstance(token_id, int) and not isinstance(token_id, bool)
+        return token_id if whole and 0 <= token_id < len(self.tokens) else None
+
+
+def read_vocabulary(metadata: Mapping[str, Any], file: Path) -> Vocabulary:
+    """Return the tokens of a file's metadata; raises ModelLoadError where they make no sense."""
+    with refusing(file):
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        if not isinstance(tokens, list) or not tokens or not isinstance(tokens[0], str):
+            raise ValueError(f"it has no tokenizer.ggml.tokens; {_ADVICE}")
+        types = metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
+        if not isinstance(types, list) or len(types) != len(tokens):
+            raise ValueError("its tokenizer.ggml.token_type is not as long as its tokens")
+        return Vocabulary(metadata, tokens, types)
+
+
+def make_tokenizer(vocabulary: Vocabulary, file: Path) -> Json:
+    """Return tokenizer.json; raises ModelLoadError for a vocabulary of a kind that is not read."""
+    with refusing(file):
+        kind = vocabulary.get("model")
+        if kind == "gpt2":
+            made = _byte_level(vocabulary)
+        elif kind == "llama":
+            made = _sentence_pieces(vocabulary)
+        else:
+            raise ValueError(
+                f"its tokenizer is of the kind {kind!r}; read are 'gpt2' and 'llama'. For others, "
+                f"{_ADVICE}"
+            )
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": _added_tokens(vocabulary),
+            **made,
+        }
+
+
+def make_tokenizer_config(vocabulary: Vocabulary) -> Json:
+    """Return tokenizer_config.json: tokens with a role, and chat templates."""
+    roles = {ours: vocabulary.role(word) for word, ours in _ROLES.items()}
+    config: Json = {
+        ours: vocabulary.tokens[token_id]
+        for ours, token_id in roles.items()
+        if token_id is not None
+    }
+    template = vocabulary.metadata.get("tokenizer.chat_template")
+    prefix = "tokenizer.chat_template."
+    named = {
+        key.removeprefix(prefix): text
+        for key, text in vocabulary.metadata.items()
+        if key.startswith(prefix) and isinstance(text, str)
+    }
+    if isinstance(template, str):
+        named["default"] = template
+    if named:
+        config["chat_template"] = [{"name": n, "template": text} for n, text in named.items()]
+    return config
+
+
+def end_ids(vocabulary: Vocabulary) -> list[int]:
+    """Return the ids of all tokens that end a text, that of the text's own end first."""
+    named = (vocabulary.role(word) for word in ("eos", "eot", "eom"))
+    told = [
+        token_id
+        for token_id, (text, kind) in enumerate(
+            zip(vocabulary.tokens, vocabulary.types, strict=True)
+        )
+        if kind in (_CONTROL, _USER_DEFINED) and text in _ENDS
+    ]
+    return list(dict.fromkeys([*(each for each in named if each is not None), *told]))
+
+
+def _added_tokens(vocabulary: Vocabulary) -> list[Json]:
+    """Return what is found in a text before anything else, special or not."""
+    return [
+        {
+            "id": token_id,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind in (_CONTROL, _UNKNOWN),
+        }
+        for token_id, (text, kind) in enumerate(
+            zip(vocabulary.tokens, vocabulary.types, strict=True)
+        )
+        if kind in (_CONTROL, _UNKNOWN, _USER_DEFINED) and text
+    ]
+
+
+def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return token -> id; of tokens with one text the first counts."""
+    ids: dict[str, int] = {}
+    for token_id, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if kind != _UNUSED:
+            ids.setdefault(text, token_id)
+    return ids
+
+
+def _model(ids: Mapping[str, int], merges: list[list[str]], **options: Any) -> Json:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": dict(ids),
+        "merges": merges,
+    } | options
+
+
+def _byte_level(vocabulary: Vocabulary) -> Json:
+    name = vocabulary.get("pre", "default")
+    found = find_pre_tokenizer(name)
+    if found is None:
+        raise ValueError(
+            f"its texts are cut in the way {name!r} (tokenizer.ggml.pre), which is not known here; "
+            f"{_ADVICE}"
+        )
+    merges = vocabulary.get("merges", [])  # of single bytes alone there are none
+    if not isinstance(merges, list):
+        raise ValueError("its tokenizer.ggml.merges are no list")
+    ids = _ids(vocabulary)
+    pairs = [_pair(str(merge), ids) for merge in merges]
+    return {
+        "normalizer": found.normalizer,
+        "pre_tokenizer": found.pre_tokenizer,
+        "post_processor": _surrounded(vocabulary, found.begins_with_bos),
+        "decoder": {
+            "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True,
+        },
+        "model": _model(
+            ids, [pair for pair in pairs if pair], ignore_merges=found.whole_words_first
+        ),
+    }  # fmt: skip
+
+
+def _pair(merge: str, ids: Mapping[str, int]) -> list[str]:
+    """Return the two halves of a merge, [] for one that makes no token; raises ValueError."""
+    left, _, right = merge.partition(" ")
+    if not left or not right or " " in right:
+        raise ValueError(f"its merge {merge!r} is not of two parts")
+    return [left, right] if {left, right, left + right} <= ids.keys() else []
+
+
+def _sentence_pieces(vocabulary: Vocabulary) -> Json:
+    scores = vocabulary.get("scores")
+    if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
+        raise ValueError("its tokenizer.ggml.scores are not as many as its tokens")
+    if not all(isinstance(score, (int, float)) for score in scores):
+        raise ValueError("its tokenizer.ggml.scores are not numbers")
+    ids = _ids(vocabulary)
+    unknown = vocabulary.role("unknown")
+    leading = bool(vocabulary.get("add_space_prefix", True))
+    replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    prepended = [{"type": "Prepend", "prepend": _SPACE}] if leading else []
+    stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if leading else []
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": [*prepended, replaced]},
+        "pre_tokenizer": None,
+        "post_processor": _surrounded(vocabulary, True),
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *stripped,
+            ],
+        },
+        "model": _model(
+            ids,
+            _merges(vocabulary, scores),
+            unk_token=None if unknown is None else vocabulary.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=_BYTE in vocabulary.types,
+        ),
+    }
+
+
+def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[list[str]]:
+    """Return the merges that join pieces in the order of their scores, as SentencePiece does.
+
+    What it joins first is the pair whose whole has the best score.
+    """
+    pieces = {
+        text: token_id
+        for token_id, (text, kind) in enumerate(
+            zip(vocabulary.tokens, vocabulary.types, strict=True)
+        )
+        if kind in (_NORMAL, _USER_DEFINED, _UNUSED)
+    }
+    found: list[tuple[float, int, int, str, str]] = []
+    for text, token_id in pieces.items():
+        for place in range(1, len(text)):
+            left, right = pieces.get(text[:place]), pieces.get(text[place:])
+            if left is not None and right is not None:
+                found.append((-scores[token_id], left, right, text[:place], text[place:]))
+    found.sort()
+    return [[left, right] for *_, left, right in found]
+
+
+def _surrounded(vocabulary: Vocabulary, begins: bool) -> Json | None:
+    """Return what puts tokens before and behind a text; `begins`: where the file does not say."""
+    bos, eos = vocabulary.role("bos"), vocabulary.role("eos")
+    before = bos is not None and bool(vocabulary.get("add_bos_token", begins))
+    behind = eos is not None and bool(vocabulary.get("add_eos_token", False))
+    used = [each for each, wanted in ((bos, before), (eos, behind)) if wanted and each is not None]
+    if not used:
+        return None
+
+    def surround(kind: int, letter: str) -> list[Json]:
+        def special(token_id: int | None) -> Json:
+            return {"SpecialToken": {"id": vocabulary.tokens[token_id or 0], "type_id": kind}}
+
+        text = {"Sequence": {"id": letter, "type_id": kind}}
+        return [*([special(bos)] if before else []), text, *([special(eos)] if behind else [])]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": surround(0, "A"),
+        "pair": surround(0, "A") + surround(1, "B"),
+        "special_tokens": {
+            vocabulary.tokens[each]: {
+                "id": vocabulary.tokens[each],
+                "ids": [each],
+                "tokens": [vocabulary.tokens[each]],
+            }
+            for each in used
+        },
+    }

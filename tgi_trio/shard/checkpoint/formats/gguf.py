@@ -1,0 +1,149 @@
+"""Tensors of GGUF files: blocks of weights along the inputs, of a type for each tensor.
+
+What the types are is in `gguf_blocks.py` and `gguf_k_blocks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import Change
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.gguf.block_types import BY_NAME, BlockType
+from tgi_trio.shard.checkpoint.container import Container, find_tensor
+from tgi_trio.shard.checkpoint.formats.gguf_blocks import BLOCKS, Dequantise
+from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import K_BLOCKS
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix, number_type
+from tgi_trio.shard.checkpoint.gguf_files import GgufFiles
+from tgi_trio.shard.checkpoint.mapped_file import MappedFile
+from tgi_trio.shard.checkpoint.numbers import Floats
+
+FUNCTIONS: Final[dict[str, Dequantise]] = BLOCKS | K_BLOCKS
+# Weights that are dequantised at a time: what is made on the way stays in the cache.
+_AT_ONCE: Final = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GgufMatrix:
+    """A `StoredMatrix` of blocks. Its only plane is "blocks" uint8 [out, blocks of a row, bytes].
+
+    Inputs may be cut anywhere: what is dequantised is whole blocks. There are no planes then.
+    """
+
+    kind: BlockType
+    blocks: NDArray[np.uint8]  # [rows of the file, blocks of a row, bytes of a block]
+    file: MappedFile
+    inputs: range  # those of the blocks that are here
+    order: NDArray[np.intp] | None = None  # the file's row for each output; None: as they lie
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.blocks if self.order is None else self.order), len(self.inputs)
+
+    @property
+    def bits(self) -> int:
+        return int(self.kind.name.lstrip("IMXFPQ")[0])
+
+    @property
+    def group(self) -> int:
+        """Inputs of a block, whose parts share a scale, or scales of scales."""
+        return self.kind.weights
+
+    def rows(self, part: slice) -> GgufMatrix:
+        if self.order is None:
+            return replace(self, blocks=self.blocks[part])
+        return replace(self, order=self.order[part])
+
+    def columns(self, part: slice) -> GgufMatrix:
+        size, inputs = self.kind.weights, self.inputs[part]
+        first = inputs.start // size
+        return replace(
+            self,
+            blocks=self.blocks[:, first : -(-inputs.stop // size)],
+            inputs=range(inputs.start - first * size, inputs.stop - first * size),
+        )
+
+    def dequantised(self) -> Floats:
+        values = np.empty(self.shape, np.float32)
+        whole = self.blocks.shape[1] * self.kind.weights
+        step = max(1, _AT_ONCE // whole)
+        for begin in range(0, len(values), step):
+            part = slice(begin, begin + step)
+            blocks = self.blocks[part if self.order is None else self.order[part]]
+            flat = np.ascontiguousarray(blocks).reshape(-1, self.kind.bytes)
+            exact = FUNCTIONS[self.kind.name](flat).reshape(-1, whole)
+            values[part] = exact[:, self.inputs.start : self.inputs.stop]
+        return values
+
+    def planes(self) -> Mapping[str, NDArray[Any]]:
+        """Return the blocks; raises ModelLoadError where the inputs are cut through one."""
+        if len(self.inputs) != self.blocks.shape[1] * self.kind.weights:
+            raise ModelLoadError(
+                f"A matrix in {self.file.path} is cut through its blocks of {self.kind.weights} "
+                f"weights ({self.kind.name}), which have no parts."
+            )
+        return {"blocks": self.blocks if self.order is None else self.blocks[self.order]}
+
+    def place(self) -> tuple[Path, int]:
+        return self.file.path, self.file.offset(self._touched())
+
+    def release(self) -> None:
+        """What is one run of bytes alone is released: what lies between is others' to read."""
+        touched = self._touched()
+        whole = self.order is None or len(touched) == len(self.order)
+        if whole and touched.flags.forc:
+            first = self.file.offset(touched)
+            self.file.release(first, first + touched.nbytes)
+
+    def _touched(self) -> NDArray[np.uint8]:
+        """Return the file's rows from the first to the last that is here."""
+        if self.order is None or not len(self.order):
+            return self.blocks
+        return self.blocks[self.order.min() : self.order.max() + 1]
+
+
+class GgufFormat:
+    """The `WeightFormat` of GGUF files."""
+
+    name = "GGUF"
+
+    def claims(self, config: ModelConfig, container: Container) -> bool:
+        return isinstance(container, GgufFiles)
+
+    def matrix(
+        self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
+    ) -> GgufMatrix | PlainMatrix:
+        """As `WeightFormat.matrix`. llama.cpp has all matrices [outputs, inputs]."""
+        tensor = find_tensor(container, name, shape)
+        order = rotary_order(tensor.change, shape[0])
+        kind = BY_NAME[tensor.dtype]
+        if kind.plain:
+            values = tensor.data.view(number_type(tensor)).reshape(shape)
+            return PlainMatrix(values, tensor.file) if order is None else PlainMatrix(values[order])
+        blocks = tensor.data.reshape(shape[0], shape[1] // kind.weights, kind.bytes)
+        return GgufMatrix(kind, blocks, tensor.file, range(shape[1]), order)
+
+
+def rotary_order(change: Change | None, rows: int) -> NDArray[np.intp] | None:
+    """Return in which row of its file each row of a tensor lies; None: in its own."""
+    if change is None or not change.rotary_heads:
+        return None
+    numbers = np.arange(rows).reshape(change.rotary_heads, -1, 2)
+    return np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(rows)
+
+
+def unchanged(values: Floats, change: Change | None) -> Floats:
+    """Return a vector [size] as it was before its file was made."""
+    order = rotary_order(change, len(values))
+    if order is not None:
+        values = values[order]
+    if change is not None and change.plus_one:
+        values = values - np.float32(1)
+    return values
