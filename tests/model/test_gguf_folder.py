@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
@@ -65,10 +66,7 @@ def tiny(folder: Path, changes: Changes | None = None, more: Changes | None = No
     metadata = {k: v for k, v in (TINY | (changes or {})).items() if v is not None}
     shapes = {k: v for k, v in (SHAPES | (more or {})).items() if v is not None}
     file = folder / "tiny.gguf"
-    ones = {
-        name: float32([[1.0] * s[-1]] * (s[0] if len(s) > 1 else 1)) for name, s in shapes.items()
-    }
-    tensors = {name: (shapes[name], kind, content) for name, (_, kind, content) in ones.items()}
+    tensors = {name: float32(np.ones(shape)) for name, shape in shapes.items()}
     file.write_bytes(gguf(metadata, tensors))
     return file
 
@@ -189,6 +187,12 @@ REFUSED: dict[str, tuple[Changes, Changes, str]] = {
         {},
         "scores are not",
     ),
+    "2^31 experts": (
+        {"llama.expert_count": 1 << 31, "llama.expert_used_count": 2},
+        {"blk.0.ffn_up_exps.weight": (2, 16, 8)},
+        "2 of 2147483648 experts",
+    ),
+    "experts without tensors": ({"llama.expert_count": 4}, {}, "no tensor 'blk.0.ffn_up_exps"),
     "frequencies": ({}, {"rope_freqs.weight": (7,)}, "no table of 2 frequencies"),
 }
 

@@ -76,7 +76,8 @@ bfloat16 (without `--dtype`), and their numbers are exactly the file's up to its
 window is not in such a file, so sequences see all of themselves, as they do in llama.cpp.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
-dequantised weights (`tests/shard/gguf`).
+dequantised weights, and a small random model of each architecture, written as GGUF, with the
+folder it was written from (`tests/shard/gguf`).
 """
 
 _TESTS = """
