@@ -22,13 +22,13 @@ def echo() -> FakeEngine:
     return FakeEngine(lambda prompt: prompt.removeprefix("<s>")[::-1])
 
 
-@pytest.mark.parametrize("path", ["/", "/generate", "/invocations"])
 def details(answer: replies.GenerateResponse | replies.StreamResponse) -> Any:
     """Return the details of an answer, which must be there."""
     assert isinstance(answer.details, replies.Details | replies.StreamDetails)
     return answer.details
 
 
+@pytest.mark.parametrize("path", ["/", "/generate", "/invocations"])
 async def test_answers_come_in_the_order_of_the_queries(http, path):
     async with served(echo(), http) as server:
         client = await server.connect()
