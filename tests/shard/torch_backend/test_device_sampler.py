@@ -1,0 +1,179 @@
+"""The device's sampler against the host's, for the same logits: on a GPU, else interpreted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.shard.sampling.sampling_support import (
+    EOS,
+    MIXED,
+    PROCESSORS,
+    Logits,
+    choose,
+    normal,
+    sequence,
+)
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tgi_trio.shard.contract import RowResult, ShardSequence
+
+need_triton()
+
+WHERE = torch.device(DEVICE)
+ON_DEVICE = {name: kind for name, kind in PROCESSORS.items() if "watermark" not in kind}
+
+
+def device_choice(
+    logits: Logits, rows: list[ShardSequence], unknown: list[int] | None = None
+) -> list[RowResult]:
+    """Choose on the device; `unknown`: the last tokens, which only the device knows."""
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import (
+        DeviceSampler,
+        Rows,
+        list_best,
+    )
+
+    count = len(rows)
+    sampler = DeviceSampler(logits.shape[1], [EOS], WHERE, most_rows=16)
+    positions = np.array([row.length for row in rows], np.int64)
+    inputs = None
+    if unknown is not None:
+        sampler.chosen[:count] = torch.tensor(unknown[::-1])
+        inputs = np.arange(count, dtype=np.int32)[::-1].copy()
+        positions += 1
+    asked = sampler.upload(*sampler.ask(rows, positions, inputs, np.arange(count)))
+    scores = torch.tensor(logits, device=WHERE)
+    found = sampler.choose(scores, asked)
+    tops, best = {}, sampler.best(scores, rows)
+    who = Rows(rows, positions)
+    if best is not None:
+        tops = list_best(who, best.rows, best.values.cpu().numpy(), best.ids.cpu().numpy())
+    results = sampler.choices(found.cpu().numpy(), tops, who).rows
+    for i, result in enumerate(results):
+        if result.fault is None:
+            assert sampler.chosen[i].item() == result.token_ids[0]
+    return results
+
+
+def agree(ours: list[RowResult], theirs: list[RowResult]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.fault == other.fault and list(one.token_ids) == list(other.token_ids)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=2e-6)
+        for tops, wanted in zip(one.tops, other.tops, strict=True):
+            assert [token for token, _ in tops] == [token for token, _ in wanted]
+            assert [p for _, p in tops] == pytest.approx([p for _, p in wanted], abs=2e-6)
+
+
+@pytest.mark.parametrize("kind", ON_DEVICE.values(), ids=ON_DEVICE)
+def test_it_chooses_what_the_host_chooses(kind: dict[str, Any]) -> None:
+    logits = normal(2, 50, 1.0, seed=5)
+
+    def rows() -> list[ShardSequence]:
+        asked = [{"sample": False}, {"sample": True, "seed": 3}]
+        return [sequence(top_n=2, minimum=1, **one, **kind) for one in asked]
+
+    agree(device_choice(logits, rows()), choose(logits, rows()))
+
+
+@pytest.mark.parametrize("kind", [{"top_p": 0.97}, {"typical_p": 0.9}, {"top_k": 600}], ids=str)
+def test_flat_rows_are_cut_exactly(kind: dict[str, Any]) -> None:
+    """More survive than the host looks at before it looks at all."""
+    logits = normal(1, 700, 0.2, seed=1)
+
+    def rows() -> list[ShardSequence]:
+        return [sequence(sample=True, seed=4, **kind)]
+
+    agree(device_choice(logits, rows()), choose(logits, rows()))
+
+
+def test_rows_of_all_kinds_together() -> None:
+    kinds = [kind for kind in MIXED if "watermark" not in kind]
+    logits = normal(len(kinds), 90, seed=2)
+
+    def rows() -> list[ShardSequence]:
+        return [sequence(seed=i, **kind) for i, kind in enumerate(kinds)]
+
+    agree(device_choice(logits, rows()), choose(logits, rows()))
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 2**63),
+    top_k=st.integers(0, 9),
+    top_p=st.floats(0.05, 1.0),
+    typical_p=st.sampled_from([1.0, 0.3, 0.8]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    spread=st.floats(0.0, 4.0),
+    levels=st.integers(1, 40),
+)
+def test_whatever_is_asked_together(
+    seed: int,
+    top_k: int,
+    top_p: float,
+    typical_p: float,
+    min_p: float,
+    spread: float,
+    levels: int,
+) -> None:
+    """Scores of few levels tie at every threshold."""
+    logits = np.round(normal(1, 40, 1.0, seed=seed % 1000) * levels) / np.float32(levels) * spread
+    kind = {"top_k": top_k, "top_p": top_p, "typical_p": typical_p, "min_p": min_p}
+
+    def rows() -> list[ShardSequence]:
+        return [sequence(sample=True, seed=seed, **kind)]
+
+    agree(
+        device_choice(logits.astype(np.float32), rows()), choose(logits.astype(np.float32), rows())
+    )
+
+
+PENALTIES = {
+    "repetition": {"repetition_penalty": 1.7},
+    "share": {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+    "absolute": {"frequency_penalty": 0.7, "presence_penalty": -0.4, "absolute_penalties": True},
+    "bias": {"logit_bias": ((5, 3.0), (9, 1.0)), "repetition_penalty": 0.6},
+}
+
+
+@pytest.mark.parametrize("kind", PENALTIES.values(), ids=PENALTIES)
+@pytest.mark.parametrize("last", [5, 21])  # one that has been said before, one that has not
+def test_a_token_that_only_the_device_knows_counts(kind: dict[str, Any], last: int) -> None:
+    logits = np.abs(normal(2, 30, seed=3))
+    tokens = [5, 6, 7, 5, 8]
+    early = [sequence(tokens, top_n=5, minimum=m, **kind) for m in (1, 2)]
+    later = [sequence([*tokens, t], top_n=5, minimum=m, **kind) for m, t in ((0, last), (1, 9))]
+    agree(device_choice(logits, early, [last, 9]), choose(logits, later))
+
+
+def test_rows_that_have_nothing_to_choose_from_fail_alone() -> None:
+    logits = normal(4, 20)
+    logits[0, 3], logits[1, 4], logits[2] = np.nan, np.inf, -np.inf
+
+    def rows() -> list[ShardSequence]:
+        return [sequence(top_p=0.5, sample=True) for _ in range(4)]
+
+    ours = device_choice(logits, rows())
+    agree(ours, choose(logits, rows()))
+    assert [bool(row.fault) for row in ours] == [True, True, True, False]
+
+
+def test_a_biased_token_that_does_not_exist_is_a_fault() -> None:
+    logits = normal(2, 20)
+
+    def rows() -> list[ShardSequence]:
+        return [sequence(logit_bias=((20, 1.0),)), sequence(logit_bias=((19, 1.0),))]
+
+    agree(device_choice(logits, rows()), choose(logits, rows()))
+
+
+def test_grammars_and_watermarks_are_left_to_the_host() -> None:
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import serves
+
+    assert serves([sequence(top_k=3), sequence()])
+    assert not serves([sequence(), sequence(grammar="1")])
+    assert not serves([sequence(watermark=True)])

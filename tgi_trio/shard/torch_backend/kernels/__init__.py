@@ -1,0 +1,1 @@
+"""Our own kernels for devices, in Triton: imported only where Triton is installed."""

@@ -1,0 +1,116 @@
+"""Numbers of the host on their way to a device, in one copy that nobody waits for.
+
+A copy from ordinary memory makes the host wait until the driver has taken it; from pinned memory
+the device fetches it when its stream gets there. Until then the host must not write there again, so
+pinned buffers are taken in turn, each with an event that says when it is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_ALIGNMENT = 16  # bytes; of every array's beginning
+_TURNS = 4  # pinned buffers: more than steps in flight
+_LEAST = 1 << 12  # bytes of a buffer
+
+Array = NDArray[Any]
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """A buffer of the host, and when the device has read it."""
+
+    memory: torch.Tensor  # uint8
+    free: torch.cuda.Event | None = None
+
+
+class Staging:
+    """Copies arrays to one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Take memory when it is first needed."""
+        self._device = device
+        self._turns: list[_Pinned] = []
+        self._next = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def upload(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        """Return the arrays as tensors on the device, valid until the next call.
+
+        What is launched before that call may still read them: the stream keeps the order.
+        """
+        needed = packed_size(arrays)
+        if self._scratch.numel() < needed:
+            self._scratch = _bytes(2 * needed, self._device)
+        self.fill(self._scratch, arrays)
+        return split(self._scratch, arrays)
+
+    def fill(self, target: torch.Tensor, arrays: Sequence[Array]) -> None:
+        """Copy the arrays to the beginning of `target`, uint8, where `split` finds them."""
+        needed = packed_size(arrays)
+        buffer = self._turn(needed)
+        host, at = buffer.memory.numpy(), 0
+        for array in arrays:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            host[at : at + len(flat)] = flat
+            at += aligned(len(flat))
+        target[:needed].copy_(buffer.memory[:needed], non_blocking=True)
+        if self._device.type == "cuda":
+            buffer.free = torch.cuda.Event()
+            buffer.free.record(torch.cuda.current_stream(self._device))
+
+    def _turn(self, needed: int) -> _Pinned:
+        """Return a buffer of at least `needed` bytes that the device has read."""
+        pinned = self._device.type == "cuda"
+        if len(self._turns) < _TURNS:
+            self._turns.append(_Pinned(_host_bytes(max(needed, _LEAST), pinned)))
+            return self._turns[-1]
+        buffer = self._turns[self._next]
+        self._next = (self._next + 1) % _TURNS
+        if buffer.free is not None and not buffer.free.query():
+            buffer.free.synchronize()
+        if buffer.memory.numel() < needed:
+            buffer.memory = _host_bytes(2 * needed, pinned)
+        return buffer
+
+
+def aligned(size: int) -> int:
+    """Return the bytes that an array of `size` bytes takes among others."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def packed_size(arrays: Sequence[Array]) -> int:
+    """Return the bytes that the arrays take together."""
+    return sum(aligned(array.nbytes) for array in arrays)
+
+
+def split(target: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
+    """Return where `Staging.fill` puts each of the arrays in `target`, as tensors like them.
+
+    A last array that is shorter than what is left of `target` may grow: see `rest`.
+    """
+    found, at = [], 0
+    for array in arrays:
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        found.append(target[at : at + array.nbytes].view(dtype).view(array.shape))
+        at += aligned(array.nbytes)
+    return found
+
+
+def rest(target: torch.Tensor, arrays: Sequence[Array], dtype: torch.dtype) -> torch.Tensor:
+    """Return all of `target` behind the arrays, flat: where one more of any length may go."""
+    return target[packed_size(arrays) :].view(dtype)
+
+
+def _bytes(size: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(aligned(max(size, _LEAST)), dtype=torch.uint8, device=device)
+
+
+def _host_bytes(size: int, pinned: bool) -> torch.Tensor:
+    return torch.empty(aligned(size), dtype=torch.uint8, pin_memory=pinned)
