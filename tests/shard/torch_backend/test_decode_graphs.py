@@ -7,6 +7,7 @@ the tensor it returned, as a CUDA graph does. The real ones are in tests/gpu.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ class FixedAttention:
             "tables": torch.from_numpy(plan.block_tables.astype(np.int64)),
             "contexts": torch.from_numpy(plan.context_lengths.copy()),
         }
+
+    def reserve(self, plan: StepPlan, cache: KVCache) -> Batch:
+        return self.prepare(plan, cache)
 
     def refill(self, batch: Batch, plan: StepPlan) -> None:
         batch["slots"].copy_(torch.from_numpy(plan.kv_slots))
@@ -167,6 +171,18 @@ def test_a_step_takes_the_smallest_graph_that_holds_it(rows: int, size: int | No
         assert hidden.tolist() == [[5, 8]] * rows
 
 
+@pytest.mark.parametrize("most, sizes", [(1, [1]), (3, [1, 2, 4]), (4, [1, 2, 4]), (99, [1, 2, 4])])
+def test_graphs_are_recorded_up_to_the_largest_batch(most: int, sizes: list[int]) -> None:
+    capture = Recording()
+    graphs = DecodeGraphs(Traced(), FixedAttention(), capture, [4, 1, 2], CPU)
+    graphs.record(KVCache(KVShape(1, 1, 4), 8, torch.float32, CPU), width=4, most=most)
+    for rows in range(1, 5):
+        graphs.forward(step := decodes([9] * rows), step.positions)
+    assert sorted(set(capture.replays)) == sizes
+    graphs.forget()
+    assert graphs.forward(step, step.positions) is None
+
+
 def test_other_steps_are_computed_without() -> None:
     graphs = DecodeGraphs(Traced(), FixedAttention(), Recording(), [8], CPU)
     graphs.record(KVCache(KVShape(1, 1, 4), 8, torch.float32, CPU), width=4)
@@ -227,7 +243,9 @@ def test_a_driver_is_found_by_its_library_or_its_device(
 
 
 def test_flags_of_a_device_are_refused_only_without_one() -> None:
-    assert device.graph_sizes("cuda:0", None) == (1, 2, 4, 8, 16, 32)
+    sizes = device.graph_sizes("cuda:0", None)
+    assert sizes[:4] == (1, 2, 4, 8) and sizes[-1] == 512  # as large as batches are
+    assert all(more - size <= max(8, size // 8) for size, more in pairwise(sizes[3:]))
     assert device.graph_sizes("cuda:0", (3,)) == (3,)
     assert device.graph_sizes("cpu", None) == device.graph_sizes("cpu", ()) == ()
     with pytest.raises(ConfigurationError, match="--cuda-graphs needs a CUDA device"):

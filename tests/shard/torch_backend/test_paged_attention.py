@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,11 @@ import pytest
 import torch
 
 from tests.shard.torch_backend.attention_cases import KINDS, attended
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-pytest.importorskip("triton", reason="Triton is not installed")
+need_triton()
 
 SIZES = {
     "prefills": ([40, 1, 17], [40, 1, 17]),
@@ -25,11 +22,12 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="module")
-def backend() -> CapturableAttention:
-    from tgi_trio.shard.torch_backend.attention.paged import PagedAttention
+@pytest.fixture(params=[1, 16], ids=["whole", "divided"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CapturableAttention:
+    from tgi_trio.shard.torch_backend.attention import paged
 
-    return PagedAttention()
+    monkeypatch.setattr(paged, "_PROGRAMS", request.param)  # where tiles are fewer, in parts
+    return paged.PagedAttention(torch.device(DEVICE))
 
 
 def agree(backend: CapturableAttention, *sizes: list[int], **options: Any) -> None:
@@ -67,10 +65,17 @@ def test_half_precision(backend: CapturableAttention) -> None:
     agree(backend, *SIZES["mixed"], dtype=dtype)
 
 
-def test_tiles_cover_every_query_once(backend: CapturableAttention) -> None:
-    from tgi_trio.shard.torch_backend.attention.paged import split_queries
+def test_tiles_cover_every_pair_once_the_longest_first() -> None:
+    from tgi_trio.shard.torch_backend.attention.paged import split_pairs
 
-    counts = np.array([5, 1, 8, 3], np.int32)
-    rows, starts = split_queries(counts, 4)
-    assert rows.tolist() == [0, 0, 1, 2, 2, 3]
-    assert starts.tolist() == [0, 4, 0, 0, 4, 0]
+    rows, starts = split_pairs(np.array([5, 1, 8, 3], np.int32), 4)
+    assert rows.tolist() == [0, 2, 0, 1, 2, 3]
+    assert starts.tolist() == [4, 4, 0, 0, 0, 0]
+
+
+def test_few_tiles_are_divided() -> None:
+    from tgi_trio.shard.torch_backend.attention.paged import count_parts
+
+    assert [count_parts(n) for n in (1, 8, 32, 128, 200, 257, 512, 9999)] == [
+        *(32, 32, 16, 4, 2, 1, 1, 1)
+    ]

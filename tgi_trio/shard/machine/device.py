@@ -10,6 +10,9 @@ from tgi_trio.errors import ConfigurationError
 
 CPU = "cpu"
 
+# Decodes are padded up to the next one: in steps of eight, then so that a tenth is wasted at most.
+_GRAPH_SIZES = (1, 2, 4, *range(8, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
+
 
 def choose_device(wanted: str, rank: int = 0, world_size: int = 1) -> str:
     """Return the device of a rank: "auto" is CUDA where torch sees a device, else the CPU.
@@ -57,11 +60,12 @@ def limit_memory(device: str, share: float) -> None:
 
 
 def graph_sizes(device: str, asked: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the batch sizes to record as CUDA graphs; `asked` None: TGI's.
+    """Return the batch sizes to record as CUDA graphs; `asked` None: all that a step may have.
 
-    Raises ConfigurationError on a CPU when some were asked for.
+    Those above the largest batch are left out at the warm-up. Raises ConfigurationError on a CPU
+    when some were asked for.
     """
     if device != CPU:
-        return (1, 2, 4, 8, 16, 32) if asked is None else asked
+        return _GRAPH_SIZES if asked is None else asked
     check_device_flags(asked, 1.0)
     return ()

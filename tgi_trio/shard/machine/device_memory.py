@@ -14,6 +14,7 @@ def free_bytes(device: torch.device, ranks: int = 1) -> int:
     """
     if device.type != "cuda":
         return memory.free_bytes() // ranks
+    torch.cuda.empty_cache()  # what torch keeps for later is ours to have
     free, total = torch.cuda.mem_get_info(device)
     share = torch.cuda.get_per_process_memory_fraction(device)
     return max(0, int(free - (1 - share) * total))

@@ -22,8 +22,9 @@ def kv_tokens(
     """Return (KV tokens to allocate, bytes they come from), of `free` bytes in all.
 
     Never more than `max_batch_total_tokens` where that is given. In a `host`'s memory, which is
-    seldom all ours, otherwise enough for sixteen of the longest sequences. `activation`: bytes
-    that the largest step takes. Raises ConfigurationError when one longest sequence does not fit.
+    seldom all ours, otherwise enough for sixteen of the longest sequences; in a device's all that
+    fits, up to as many of them as may run at a time. `activation`: bytes that the largest step
+    takes. Raises ConfigurationError when one longest sequence does not fit.
     """
     spare = max(0, int(free * _MEMORY_SHARE) - activation)
     fits = spare // info.kv_bytes_per_token
@@ -37,7 +38,7 @@ def kv_tokens(
     elif host:
         wanted = min(fits, max(_HOST_SEQUENCES * longest, _HOST_LEAST_TOKENS))
     else:
-        wanted = fits
+        wanted = min(fits, max(request.max_batch_size, 1) * longest)
     needed = min(longest, request.max_batch_total_tokens or longest)
     if wanted < needed:
         raise ConfigurationError(_too_small(needed, fits, spare, info, "--max-total-tokens"))

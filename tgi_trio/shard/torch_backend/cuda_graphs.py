@@ -15,16 +15,18 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: libraries keep a workspace for every stream they have seen.
+        self._aside = torch.cuda.Stream(device)
 
     def __call__(self, compute: Compute) -> tuple[Graph, torch.Tensor]:
         with torch.cuda.device(self._device):
-            aside = torch.cuda.Stream(self._device)
+            aside = self._aside
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 for _ in range(_WARM_UPS):
                     compute()
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=aside):
                 output = compute()
         return graph, output

@@ -2,7 +2,8 @@
 
 A graph is recorded per batch size of `sizes`; a step takes the smallest that holds its rows, and
 the places left over decode nothing: token 0 at position 0, its K and V in the null block. What a
-step changes is copied into tensors that stay where they are, the only ones a graph reads.
+step changes is copied into memory that stays where it is, the only one a graph reads. Where tokens
+are chosen on the device, that is recorded as well: the whole step is one launch.
 A step with a prefill chunk or guesses has another shape each time and is computed without graphs.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache
+from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+
+if TYPE_CHECKING:  # it imports Triton
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
 
 class Graph(Protocol):
@@ -67,6 +72,7 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
         context_lengths=filled(plan.context_lengths, 1),
         block_tables=np.concatenate((plan.block_tables, tables)),
         samples=plan.samples,
+        inputs=plan.inputs,
     )
 
 
@@ -85,16 +91,32 @@ def idle_plan(size: int, width: int) -> StepPlan:
     return pad_plan(none, size)
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a recorded step goes on behind its hidden states: logits, then tokens."""
+
+    logits: Callable[[torch.Tensor], torch.Tensor]
+    sampler: DeviceSampler
+
+
+@dataclass(slots=True)
+class Chosen:
+    """What a step chose, on the device and valid until the next one."""
+
+    scores: torch.Tensor  # float32 [R, vocab]; see `DeviceSampler.choose`
+    found: torch.Tensor  # float64 [R, 3]
+
+
 @dataclass(slots=True)
 class _Recorded:
-    """A graph and the tensors it reads and writes."""
+    """A graph and the memory it reads and writes."""
 
     graph: Graph
-    token_ids: torch.Tensor  # int64 [size]
-    positions: torch.Tensor  # int64 [size]
-    lengths: torch.Tensor  # int64 [size]
+    tokens: torch.Tensor  # uint8: token ids, positions, lengths, inputs
     batch: Any  # the attention's own
+    asked: torch.Tensor | None  # uint8: the sampler's own
     hidden: torch.Tensor  # [size, hidden]
+    chosen: Chosen | None
 
 
 class DecodeGraphs:
@@ -107,50 +129,126 @@ class DecodeGraphs:
         capture: Capture,
         sizes: Sequence[int],
         device: torch.device,
+        ending: Ending | None = None,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; none: `forward` always returns None."""
         self._compute = forward
         self._attention = attention
         self._capture = capture
         self._device = device
+        self._ending = ending
+        self._staging = Staging(device)
         self.sizes = sorted(set(sizes))
+        self._usable: list[int] = []
         self._width = 0  # of the block tables they were recorded with
         self._recorded: dict[int, _Recorded] = {}
+        self._scores: torch.Tensor | None = None  # float32 [largest, vocab]: of all graphs
 
-    def record(self, cache: KVCache, width: int) -> None:
+    def forget(self) -> None:
+        """Drop every recording: each holds on to the cache it was made over."""
+        self._recorded, self._usable, self._scores = {}, [], None
+
+    def record(self, cache: KVCache, width: int, most: int | None = None) -> None:
         """Record every size over `cache`, for block tables of up to `width` blocks.
 
-        The largest goes first: the smaller ones then live in its memory.
+        Steps have `most` rows; larger sizes than hold them are left out. The largest goes first:
+        the smaller ones then live in its memory.
         """
+        self.forget()
         self._width = width
-        self._recorded = {size: self._record(size, cache, width) for size in reversed(self.sizes)}
+        sizes = self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
+        self._recorded = {size: self._record(size, cache, width) for size in reversed(sizes)}
+        self._usable = sizes
 
-    def forward(self, plan: StepPlan, lengths: np.ndarray[Any, Any]) -> torch.Tensor | None:
+    def forward(self, plan: StepPlan, lengths: Array) -> torch.Tensor | None:
         """Return hidden states [T, hidden], valid until the next call; None: no graph fits.
 
         `lengths` int64 [T] as for `Model.forward`.
         """
-        rows = len(plan.token_ids)
-        place = bisect_left(self.sizes, rows)
-        fits = place < len(self.sizes) and plan.block_tables.shape[1] <= self._width
-        if not (self._recorded and fits and only_decodes(plan)):
+        recorded = self._find(plan)
+        if recorded is None:
             return None
-        recorded = self._recorded[self.sizes[place]]
-        step = pad_plan(plan, self.sizes[place])
-        recorded.token_ids.copy_(torch.from_numpy(step.token_ids))
-        recorded.positions.copy_(torch.from_numpy(step.positions))
-        recorded.lengths[:rows].copy_(torch.from_numpy(lengths))
-        self._attention.refill(recorded.batch, step)
+        self._refill(recorded, plan, lengths)
         recorded.graph.replay()
-        return recorded.hidden[:rows]
+        return recorded.hidden[: len(plan.token_ids)]
+
+    def choose(self, plan: StepPlan, lengths: Array) -> Chosen | None:
+        """Compute a step of decodes and choose all its rows' tokens; None: no graph fits."""
+        recorded, ending = self._find(plan), self._ending
+        if recorded is None or ending is None or recorded.asked is None or recorded.chosen is None:
+            return None
+        rows = len(plan.rows)
+        asked, entries = ending.sampler.ask(
+            plan.rows,
+            plan.context_lengths.astype(np.int64),
+            plan.inputs,
+            np.arange(rows),
+            len(recorded.hidden),
+        )
+        if not ending.sampler.fits(entries):
+            return None
+        self._refill(recorded, plan, lengths)
+        ending.sampler.refill(recorded.asked, asked, entries)
+        recorded.graph.replay()
+        return Chosen(recorded.chosen.scores[:rows], recorded.chosen.found[:rows])
+
+    def _find(self, plan: StepPlan) -> _Recorded | None:
+        """Return the smallest graph that holds a step."""
+        place = bisect_left(self._usable, len(plan.token_ids))
+        fits = place < len(self._usable) and plan.block_tables.shape[1] <= self._width
+        return self._recorded[self._usable[place]] if fits and only_decodes(plan) else None
+
+    def _refill(self, recorded: _Recorded, plan: StepPlan, lengths: Array) -> None:
+        """Make what a graph reads that of `plan`."""
+        step = pad_plan(plan, len(recorded.hidden))
+        self._staging.fill(recorded.tokens, _token_arrays(step, lengths))
+        self._attention.refill(recorded.batch, step)
 
     def _record(self, size: int, cache: KVCache, width: int) -> _Recorded:
         plan = idle_plan(size, width)
-        token_ids = torch.from_numpy(plan.token_ids).to(self._device)
-        positions = torch.from_numpy(plan.positions).to(self._device)
-        lengths = torch.ones_like(positions)
-        batch = self._attention.prepare(plan, cache)
-        graph, hidden = self._capture(
-            lambda: self._compute(token_ids, positions, lengths, self._attention, batch)
-        )
-        return _Recorded(graph, token_ids, positions, lengths, batch, hidden)
+        arrays = _token_arrays(plan, plan.context_lengths.astype(np.int64))
+        tokens = torch.zeros(packed_size(arrays), dtype=torch.uint8, device=self._device)
+        self._staging.fill(tokens, arrays)
+        ids, positions, lengths, inputs = split(tokens, arrays)
+        batch = self._attention.reserve(plan, cache)
+        ending = self._ending
+        asked, told = ending.sampler.reserve(size) if ending else (None, None)
+        made: list[Chosen] = []
+
+        def compute() -> torch.Tensor:
+            known = ids
+            if ending is not None:
+                known = fill_in(ids, inputs, ending.sampler.chosen)
+            hidden = self._compute(known, positions, lengths, self._attention, batch)
+            if ending is not None and told is not None:
+                scores = self._own_scores(ending.logits(hidden))
+                made[:] = [Chosen(scores, ending.sampler.choose(scores, told))]
+            return hidden
+
+        graph, hidden = self._capture(compute)
+        return _Recorded(graph, tokens, batch, asked, hidden, made[0] if made else None)
+
+    def _own_scores(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return `logits` in memory that all graphs share, and that outlives a replay."""
+        if self._scores is None:  # the largest size comes first
+            self._scores = torch.empty_like(logits)
+        return self._scores[: len(logits)].copy_(logits)
+
+
+def fill_in(ids: torch.Tensor, inputs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Return token ids [T] in which those that the step before chose are known.
+
+    `inputs` int32 [T]: which of `chosen` a token is, -1: the one in `ids`.
+    """
+    return torch.where(inputs >= 0, chosen[inputs.clamp(min=0).long()], ids)
+
+
+def _token_arrays(plan: StepPlan, lengths: Array) -> list[Array]:
+    """Return a plan's tokens as they are sent; `lengths` of the first of them."""
+    count = len(plan.token_ids)
+    inputs = np.full(count, -1, np.int32)
+    if plan.inputs is not None:
+        inputs[: len(plan.inputs)] = plan.inputs
+    every = np.ones(count, np.int64)
+    every[: len(lengths)] = lengths
+    return [plan.token_ids, plan.positions, every, inputs]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
 
 
@@ -14,3 +16,8 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def has_triton() -> bool:
+    """Return whether our own kernels can be compiled."""
+    return importlib.util.find_spec("triton") is not None

@@ -8,6 +8,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, CapturableAttention
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
+from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 _HALF = (torch.float16, torch.bfloat16)
 _MOST_DIMS = 256  # of a head, in flash-attn's kernel; a tile of ours would not fit either
@@ -31,8 +32,8 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
 
 def capturable_attention(device: torch.device) -> CapturableAttention | None:
     """Return the backend whose decodes can be recorded as CUDA graphs; None where there is none."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not has_triton():
         return None
     from tgi_trio.shard.torch_backend.attention.paged import PagedAttention  # imports Triton
 
-    return PagedAttention()
+    return PagedAttention(device)

@@ -66,6 +66,10 @@ class CapturableAttention(AttentionBackend, Protocol):
     the batch that stay where they are.
     """
 
+    def reserve(self, plan: StepPlan, cache: KVCache) -> Any:
+        """Return what `prepare` does, in memory of its own that `refill` writes to."""
+        ...
+
     def refill(self, batch: Any, plan: StepPlan) -> None:
-        """Make `batch`, prepared of as many decodes with tables no narrower, that of `plan`."""
+        """Make `batch`, reserved for as many decodes with tables no narrower, that of `plan`."""
         ...

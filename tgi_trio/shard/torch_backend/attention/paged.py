@@ -1,12 +1,13 @@
-"""Attention on a GPU through our own Triton kernel, which reads K and V where they lie.
+"""Attention on a GPU through our own Triton kernels, which read K and V where they lie.
 
-Any dtype, any head size, windows, soft caps and linear biases. What a step changes is a handful of
-small tensors, so a step of decodes can be recorded as a CUDA graph
+Any dtype, any head size, windows, soft caps and linear biases. What a step changes lies in one
+block of memory that one copy fills, so a step of decodes can be recorded as a CUDA graph
 (see `shard/torch_backend/decode_graphs.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,12 +16,17 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile
+from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile, merge_parts
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, rest, split
 
 _LEAST_LANES = 16  # the smallest matrix that tensor cores multiply
 _PREFILL_LANES = 64
 _TILE_ELEMENTS = 8192  # of the keys looked at together: more would not fit the registers
+# Programs up to which a tile is divided: a few for each multiprocessor of a large device. An H100
+# showed that dividing pays up to there, and costs a little beyond.
+_PROGRAMS = 512
+_MOST_PARTS = 32
 
 
 @dataclass(slots=True)
@@ -29,33 +35,39 @@ class PagedBatch:
 
     cache: KVCache
     slots: torch.Tensor  # int64 [T] where new K and V go
-    tables: torch.Tensor  # int32 [R, width]
+    tables: torch.Tensor  # int32: rows of `width` block numbers
+    width: torch.Tensor  # int32 [1]
     contexts: torch.Tensor  # int32 [R]
     query_starts: torch.Tensor  # int32 [R + 1]
     counts: NDArray[np.int32]  # [R] queries per row
-    tiles: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    staging: Staging
+    memory: torch.Tensor | None = None  # where all of this lies, if it is to be replaced
+    tiles: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def tiles_of(self, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (row, first query) of every tile of `queries` queries, int32 each; made once."""
-        if queries not in self.tiles:
-            rows, starts = split_queries(self.counts, queries)
-            device = self.slots.device
-            self.tiles[queries] = (
-                torch.from_numpy(rows).to(device),
-                torch.from_numpy(starts).to(device),
-            )
-        return self.tiles[queries]
+    def tiles_of(self, lanes: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (row, first pair) of every tile of `lanes` pairs, int32 each; made once."""
+        kind = (lanes, group)
+        if kind not in self.tiles:
+            rows, starts = split_pairs(self.counts * group, lanes)
+            uploaded = self.staging.upload([rows, starts])
+            # Each kind keeps its own: what is uploaded next takes their place.
+            self.tiles[kind] = (uploaded[0].clone(), uploaded[1].clone())
+        return self.tiles[kind]
 
 
-def split_queries(
-    counts: NDArray[np.int32], queries: int
+def split_pairs(
+    pairs: NDArray[np.int32], lanes: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return int32 (row, first query within the row) of tiles of at most `queries` queries."""
-    tiles = -(-counts // queries)
-    rows = np.repeat(np.arange(len(counts), dtype=np.int32), tiles)
+    """Return int32 (row, first pair within the row) of tiles of at most `lanes` pairs.
+
+    The tiles that see the most keys come first: what begins last should not take longest.
+    """
+    tiles = -(-pairs // lanes)
+    rows = np.repeat(np.arange(len(pairs), dtype=np.int32), tiles)
     first = np.cumsum(tiles) - tiles
-    starts = (np.arange(len(rows)) - np.repeat(first, tiles)) * queries
-    return rows, starts.astype(np.int32)
+    starts = (np.arange(len(rows)) - np.repeat(first, tiles)) * lanes
+    order = np.argsort(-starts, kind="stable")
+    return rows[order], starts[order].astype(np.int32)
 
 
 class PagedAttention:
@@ -63,23 +75,42 @@ class PagedAttention:
 
     name = "triton"
 
+    def __init__(self, device: torch.device) -> None:
+        self._staging = Staging(device)
+        self._tile_staging = Staging(device)
+
     def prepare(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
-        device = cache.key.device
-        return PagedBatch(
-            cache=cache,
-            slots=torch.from_numpy(plan.kv_slots).to(device),
-            tables=torch.from_numpy(plan.block_tables).to(device),
-            contexts=torch.from_numpy(plan.context_lengths).to(device),
-            query_starts=torch.from_numpy(plan.query_starts).to(device),
-            counts=np.diff(plan.query_starts),
-        )
+        views = self._staging.upload([*_fixed(plan), plan.block_tables])
+        return self._batch(plan, cache, views)
+
+    def reserve(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
+        """See CapturableAttention."""
+        fixed = _fixed(plan)
+        size = packed_size([*fixed, plan.block_tables])
+        memory = torch.zeros(size, dtype=torch.uint8, device=cache.key.device)
+        self._staging.fill(memory, [*fixed, plan.block_tables])
+        views = [*split(memory, fixed), rest(memory, fixed, torch.int32)]
+        batch = self._batch(plan, cache, views)
+        batch.memory = memory
+        return batch
 
     def refill(self, batch: PagedBatch, plan: StepPlan) -> None:
         """See CapturableAttention."""
-        width = plan.block_tables.shape[1]
-        batch.slots.copy_(torch.from_numpy(plan.kv_slots))
-        batch.tables[:, :width].copy_(torch.from_numpy(plan.block_tables))
-        batch.contexts.copy_(torch.from_numpy(plan.context_lengths))
+        assert batch.memory is not None  # it comes from `reserve`
+        self._staging.fill(batch.memory, [*_fixed(plan), plan.block_tables])
+
+    def _batch(self, plan: StepPlan, cache: KVCache, views: Sequence[torch.Tensor]) -> PagedBatch:
+        slots, contexts, query_starts, width, tables = views
+        return PagedBatch(
+            cache=cache,
+            slots=slots,
+            tables=tables,
+            width=width,
+            contexts=contexts,
+            query_starts=query_starts,
+            counts=np.diff(plan.query_starts),
+            staging=self._tile_staging,
+        )
 
     def attend(
         self,
@@ -89,22 +120,34 @@ class PagedAttention:
         value: torch.Tensor,
         batch: PagedBatch,
     ) -> torch.Tensor:
-        keys = batch.cache.key_slots[layer.index]
-        values = batch.cache.value_slots[layer.index]
-        keys.index_copy_(0, batch.slots, key)
-        values.index_copy_(0, batch.slots, value)
+        batch.cache.key_slots[layer.index].index_copy_(0, batch.slots, key)
+        batch.cache.value_slots[layer.index].index_copy_(0, batch.slots, value)
+        return self.attend_written(layer, query, batch)
+
+    def attend_written(
+        self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
+    ) -> torch.Tensor:
+        """Return what `attend` does, of a step whose K and V are in the cache."""
         group = layer.heads // layer.kv_heads
         decodes = len(batch.counts) == len(query)
-        lanes = max(_LEAST_LANES if decodes else _PREFILL_LANES, _power_of_two(group))
-        rows, starts = batch.tiles_of(lanes // group)
-        padded = max(16, _power_of_two(layer.head_dim))
+        shape = tile_shape(query.dtype, layer.head_dim, decodes=decodes)
+        rows, starts = batch.tiles_of(shape.lanes, group)
+        parts = count_parts(len(rows) * layer.kv_heads)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        attend_tile[(len(rows), layer.kv_heads)](
+        space = (*query.shape[:2], parts) if parts > 1 else (1, 1, 1)
+        bests = torch.empty(space, dtype=torch.float32, device=query.device)
+        masses = torch.empty_like(bests)
+        sums = torch.empty((*space, layer.head_dim), dtype=torch.float32, device=query.device)
+        attend_tile[(len(rows), layer.kv_heads, parts)](
             out,
+            sums,
+            bests,
+            masses,
             query,
-            keys,
-            values,
+            batch.cache.key_slots[layer.index],
+            batch.cache.value_slots[layer.index],
             batch.tables,
+            batch.width,
             batch.contexts,
             batch.query_starts,
             rows,
@@ -114,20 +157,60 @@ class PagedAttention:
             layer.soft_cap,
             query.stride(0),
             query.stride(1),
-            batch.tables.stride(0),
             KV_HEADS=layer.kv_heads,
             GROUP=group,
             DIM=layer.head_dim,
-            PADDED_DIM=padded,
+            PADDED_DIM=shape.padded_dim,
             PAGE=BLOCK_SIZE,
-            LANES=lanes,
-            KEYS=max(16, min(64, _TILE_ELEMENTS // padded)),
+            LANES=shape.lanes,
+            KEYS=shape.keys,
+            PARTS=parts,
             WINDOW=layer.window,
             SOFT_CAP=layer.soft_cap > 0,
             ALIBI=layer.slopes is not None,
         )
+        if parts > 1:
+            merge_parts[(query.shape[0] * layer.heads,)](
+                out,
+                sums,
+                bests,
+                masses,
+                DIM=layer.head_dim,
+                PADDED_DIM=shape.padded_dim,
+                PARTS=parts,
+                num_warps=2,
+            )
         return out.view(len(query), -1)
 
 
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """What a program of `attend_tile` computes together."""
+
+    lanes: int
+    keys: int
+    padded_dim: int
+
+
+def tile_shape(dtype: torch.dtype, head_dim: int, *, decodes: bool) -> TileShape:
+    """Return the tile that fits a program's registers.
+
+    Numbers of four bytes are not for the tensor cores: tiles as large as those of two bytes
+    would spill tens of kilobytes.
+    """
+    padded = max(16, 1 << (head_dim - 1).bit_length())
+    wide = dtype.itemsize > 2
+    lanes = _LEAST_LANES if decodes or wide else _PREFILL_LANES
+    return TileShape(lanes, max(16, min(32 if wide else 64, _TILE_ELEMENTS // padded)), padded)
+
+
+def count_parts(programs: int) -> int:
+    """Return over how many programs each of `programs` is divided: a power of two."""
+    more = max(1, _PROGRAMS // max(1, programs))
+    return min(_MOST_PARTS, 1 << (more.bit_length() - 1))
+
+
+def _fixed(plan: StepPlan) -> list[Array]:
+    """Return what a plan tells the kernels besides its block tables."""
+    width = np.array([plan.block_tables.shape[1]], np.int32)
+    return [plan.kv_slots, plan.context_lengths, plan.query_starts, width]

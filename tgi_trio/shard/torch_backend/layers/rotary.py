@@ -19,13 +19,15 @@ class Rotary:
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
         self.spec = spec
-        self.device = device
         self.by_length = spec.kind in ("dynamic", "longrope")
         frequencies, self.scale = rotary_frequencies(spec)
         self.frequencies = torch.from_numpy(frequencies).to(device)
         if spec.kind == "longrope":
             frequencies, self.long_scale = long_frequencies(spec)
             self.long_frequencies = torch.from_numpy(frequencies).to(device)
+            self.scales = torch.tensor([self.scale, self.long_scale], device=device)
+        if spec.kind == "dynamic":
+            self.exponents = torch.from_numpy(exponents(spec)).to(device)
 
     def table(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
@@ -65,8 +67,7 @@ class Rotary:
     def _scale(self, lengths: torch.Tensor) -> torch.Tensor | float | None:
         """Return what cosines and sines are multiplied by: a number, or [T, 1]; None: nothing."""
         if self.spec.kind == "longrope" and self.long_scale != self.scale:
-            scales = torch.tensor([self.scale, self.long_scale], device=self.device)
-            return scales[self._is_long(lengths).long()]
+            return self.scales[self._is_long(lengths).long()]
         return None if self.scale == 1.0 else self.scale
 
     def _is_long(self, lengths: torch.Tensor) -> torch.Tensor:
@@ -79,16 +80,15 @@ class Rotary:
         if spec.kind == "longrope":
             return torch.where(self._is_long(lengths), self.long_frequencies, self.frequencies)
         if spec.kind == "dynamic":
-            return _dynamic_at(spec, lengths)
+            return _dynamic_at(spec, lengths, self.exponents)
         return self.frequencies
 
 
-def _dynamic_at(spec: RotarySpec, lengths: torch.Tensor) -> torch.Tensor:
-    """NTK-aware base that grows with the sequence; [T, dim / 2]."""
+def _dynamic_at(spec: RotarySpec, lengths: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:
+    """NTK-aware base that grows with the sequence; [T, dim / 2]. `powers` [dim / 2]."""
     factor, limit = spec.parameters["factor"], spec.max_positions
     longest = lengths.clamp(min=limit).float()
     grown = (factor * longest / limit) - (factor - 1)
     base = spec.theta * grown ** (spec.dim / (spec.dim - 2))
-    powers = torch.from_numpy(exponents(spec)).to(lengths.device)
     frequencies: torch.Tensor = 1.0 / (base[:, None] ** powers)
     return frequencies
