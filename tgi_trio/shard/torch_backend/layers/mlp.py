@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -10,6 +10,10 @@ from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.routing import route
+from tgi_trio.shard.torch_backend.torch_device import has_triton
+
+if TYPE_CHECKING:  # it imports Triton
+    from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 
 
 class Mlp(Protocol):
@@ -55,7 +59,7 @@ class ExpertsMlp:
     DeepSeek-V2 for one without.
     """
 
-    __slots__ = ("experts", "router", "router_bias", "shared", "shared_router", "spec")
+    __slots__ = ("experts", "grouped", "router", "router_bias", "shared", "shared_router", "spec")
 
     def __init__(
         self,
@@ -74,16 +78,16 @@ class ExpertsMlp:
         self.router_bias = router_bias
         self.shared = shared
         self.shared_router = shared_router
+        self.grouped: GroupedExperts | None = None  # what computes them on a device
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.router(x.to(self.router.weight.dtype))
         weights, chosen = route(logits, self.spec, self.router_bias)
         weights = weights.to(x.dtype)
-        out = torch.zeros_like(x)
-        for index in chosen.unique().tolist():
-            tokens, place = torch.where(chosen == index)
-            part = self.experts[index](x[tokens]) * weights[tokens, place, None]
-            out.index_add_(0, tokens, part)
+        if self.grouped is not None:
+            out = self.grouped(x, weights, chosen)
+        else:
+            out = self._one_by_one(x, weights, chosen)
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_router is not None:
@@ -91,11 +95,45 @@ class ExpertsMlp:
             out = out + shared
         return out
 
+    def _one_by_one(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+    ) -> torch.Tensor:
+        """Add up the experts that were chosen by anybody."""
+        out = torch.zeros_like(x)
+        for index in chosen.unique().tolist():
+            tokens, place = torch.where(chosen == index)
+            part = self.experts[index](x[tokens]) * weights[tokens, place, None]
+            out.index_add_(0, tokens, part)
+        return out
+
     def pack(self) -> None:
         for part in (*self.experts, self.shared):
             if part is not None:
                 part.pack()
+        self._group()
+
+    def _group(self) -> None:
+        """Lay the experts' weights out one behind the other, where that is how they are computed.
+
+        The experts go on as views of it; nothing is held twice.
+        """
+        parts = [linear for expert in self.experts for linear in (expert.up, expert.down)]
+        plain = all(linear.bias is None and linear.packed is None for linear in parts)
+        if not plain or parts[0].weight.device.type != "cuda" or not has_triton():
+            return
+        from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
+
+        first, up, down = self.experts[0], _stack(parts[0::2]), _stack(parts[1::2])
+        self.grouped = GroupedExperts(up, down, first.act, gated=first.gated)
 
     def nbytes(self) -> int:
         parts = [self.router, *self.experts, self.shared, self.shared_router]
         return sum(part.nbytes() for part in parts if part is not None)
+
+
+def _stack(linears: list[Linear]) -> torch.Tensor:
+    """Return all weights [linears, out, in]; they become views of it."""
+    every = torch.stack([linear.weight for linear in linears])
+    for linear, own in zip(linears, every.unbind(0), strict=True):
+        linear.weight = own
+    return every

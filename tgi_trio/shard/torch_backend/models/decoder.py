@@ -14,7 +14,7 @@ from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
@@ -108,12 +108,13 @@ class Decoder:
 
     @property
     def capturable(self) -> bool:
-        """Whether decodes run the same kernels whatever the tokens are: experts are chosen.
+        """Whether decodes run the same kernels whatever the tokens are.
 
-        Nor do latents: plain torch attends to them on a GPU.
+        Not where experts are looked up one by one, nor with latents: plain torch attends to them.
         """
-        chosen = any(layer.experts for layer in self.spec.layers)
-        return self.ranks is None and not chosen and self.spec.latent is None
+        mlps = [layer.mlp for layer in self.layers]
+        looked_up = any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
+        return self.ranks is None and not looked_up and self.spec.latent is None
 
     @property
     def needs_lengths(self) -> bool:
