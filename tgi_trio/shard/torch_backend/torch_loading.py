@@ -6,7 +6,6 @@ rest; all are runners to the worker loop.
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +25,8 @@ from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
-from tgi_trio.shard.torch_backend.attention.choice import capturable_attention, choose_attention
-from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.device_parts import device_parts, tell_no_graphs
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
 from tgi_trio.shard.torch_backend.models.t5 import T5Layout
@@ -94,21 +92,26 @@ def load_torch_runner(
     spec = _checked_spec(config, settings.rope)
     if isinstance(spec, DecoderSpec):
         model = _load_decoder(config, spec, target, fresh_files)
+        attention = choose_attention(where, target.dtype, model.kv_shape.head_dim)
+        graphs, steps = device_parts(
+            model, attention, sampler, config, where, graph_sizes, alone=ranks is None
+        )
         return TorchRunner(
             model,
             config,
             dtype=target.dtype,
             device=where,
             sampler=sampler,
-            attention=choose_attention(where, target.dtype, model.kv_shape.head_dim),
-            graphs=_graphs(model, where, graph_sizes),
+            attention=attention,
+            graphs=graphs,
+            steps=steps,
             ranks=ranks,
             load_ns=time.monotonic_ns() - began,
         )
     if isinstance(spec, T5Spec):
-        _tell_no_graphs(graph_sizes, "the model has an encoder")
+        tell_no_graphs(graph_sizes, "the model has an encoder")
         return _load_t5(config, spec, target, sampler)
-    _tell_no_graphs(graph_sizes, "the model runs through transformers")
+    tell_no_graphs(graph_sizes, "the model runs through transformers")
     return _load_fallback(config, target, sampler, settings.trust_remote_code)
 
 
@@ -172,20 +175,3 @@ def _load_fallback(
         sampler=sampler,
         trust_remote_code=trust_remote_code,
     )
-
-
-def _graphs(model: Model, device: torch.device, sizes: tuple[int, ...]) -> DecodeGraphs | None:
-    """Return what records the model's decodes; None where nothing can or is to be recorded."""
-    if not sizes:
-        return None
-    attention = capturable_attention(device)
-    if attention is None or not model.capturable:
-        _tell_no_graphs(sizes, "its steps cannot be recorded")
-        return None
-    return DecodeGraphs(model.forward, attention, CudaCapture(device), sizes, device)
-
-
-def _tell_no_graphs(sizes: tuple[int, ...], why: str) -> None:
-    """Say that graphs of these sizes are not recorded, if there were to be any."""
-    if sizes:
-        print(f"no CUDA graphs are recorded, --cuda-graphs has no effect: {why}", file=sys.stderr)

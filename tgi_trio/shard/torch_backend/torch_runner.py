@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
+
+if TYPE_CHECKING:  # it imports Triton
+    from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
 
 
 class Model(Protocol):
@@ -76,11 +79,13 @@ class TorchRunner:
         sampler: RowSampler,
         attention: PlanLayout | None = None,
         graphs: DecodeGraphs | None = None,
+        steps: DeviceSteps | None = None,
         ranks: Ranks | None = None,
         load_ns: int = 0,
     ) -> None:
         self._ranks = ranks
         self._graphs = graphs
+        self._steps = steps
         self.model = model
         self.config = config
         self.dtype = dtype
@@ -121,6 +126,9 @@ class TorchRunner:
         began = time.monotonic_ns()
         largest = warm_up_plan(request, self._info, self.device)
         activation = 0
+        if self._graphs:
+            self._graphs.forget()
+        self._cache = None  # that of an earlier warm-up: two may not fit
         if largest is not None:
             plan = largest.plan
             self._cache = self._new_cache(largest.blocks)
@@ -135,7 +143,10 @@ class TorchRunner:
         self._cache = self._new_cache(blocks)
         if self._graphs:
             longest = longest_sequence(request, self._info)
-            self._graphs.record(self._cache, math.ceil(longest / BLOCK_SIZE))
+            width = math.ceil(longest / BLOCK_SIZE)
+            self._graphs.record(self._cache, width, request.max_batch_size or None)
+        if self._steps:
+            self._steps.warm_up(self._cache, request.max_batch_size)
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
@@ -165,8 +176,15 @@ class TorchRunner:
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
+    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
-        return Computed(self.step(plan))
+        if self._steps is None or self._cache is None or not self._steps.serve(plan):
+            return Computed(self.step(plan))
+        lengths = _lengths(plan) if self.model.needs_lengths else plan.positions
+        return self._steps.launch(plan, lengths, self._cache)
+
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        return self._steps is not None and self._steps.serve(plan)
 
     def drafter(self, most: int) -> Drafter | None:
         return NgramDrafter(most, self._info.eos_ids) if self._info.draft_budget else None

@@ -1,0 +1,211 @@
+"""The device's path over a stand-in: tokens of the CPU, and nothing that the host waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.shard.torch_backend.interpreter import need_triton
+from tests.shard.torch_backend.models_support import (
+    BLOCK,
+    generated,
+    plan,
+    prompts,
+    sequence,
+    tables,
+)
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.contract import Runner, ShardSequence, StepResult
+from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
+
+need_triton()
+
+from tgi_trio.testing.stand_in_device import (  # noqa: E402  (it imports Triton)
+    DEVICE,
+    Counts,
+    MixedDevices,
+    RecordingBroken,
+    StandInDevice,
+)
+
+NEW = 3
+FAMILIES = ("llama", "mixtral")
+SCALED = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+DYNAMIC: dict[str, Any] = {"rope_parameters": SCALED, "max_position_embeddings": 16}
+TEXTS = prompts(3, longest=20)
+ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
+
+
+@pytest.fixture
+def device(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StandInDevice]:
+    for family in FAMILIES:  # transformers makes them without one
+        checkpoint(family)
+    checkpoint("llama", **DYNAMIC)
+    from tgi_trio.shard.torch_backend.attention import paged
+
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    with StandInDevice() as stand_in:
+        yield stand_in
+
+
+def start(folder: Path, where: str, graphs: tuple[int, ...] = ()) -> Runner:
+    settings = ShardSettings(model_path=folder, dtype="float32")
+    runner = load_torch_runner(settings, device=where, graph_sizes=graphs)
+    runner.warm_up(WarmupRequest(8, 64, 4, 31 * BLOCK))
+    return runner
+
+
+def rows() -> list[ShardSequence]:
+    blocks = tables(TEXTS, shuffle=3, new=NEW)
+    texts = zip(TEXTS, ASKED, strict=True)
+    return [sequence(i, text, blocks[i], NEW, seed=i, **a) for i, (text, a) in enumerate(texts)]
+
+
+def take(batch: list[ShardSequence], counts: list[int], result: StepResult) -> None:
+    for row, count, got in zip(batch, counts, result.rows, strict=True):
+        assert got.fault is None, got.fault
+        row.computed += count
+        for token in got.token_ids:
+            row.token_ids[row.length] = token
+            row.length += 1
+            row.remaining -= 1
+
+
+def answers(runner: Runner, device: StandInDevice | None = None) -> list[list[int]]:
+    """Run three rows, the last of which joins late, to their ends; decodes are counted."""
+    batch, running = rows(), []
+    for joining in ([batch[0], batch[1]], [batch[2]], *[[]] * (NEW - 1)):
+        running = [row for row in running + joining if row.remaining]
+        counts = [row.length - row.computed for row in running]
+        step = plan(running, counts)
+        if device is not None:
+            device.counts = Counts()
+        take(running, counts, runner.launch(step).result())
+        if device is not None:
+            assert not device.counts.waits and device.counts.event_waits == 1
+    return [generated(row) for row in batch]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_steps_say_what_the_cpu_says(
+    checkpoint: Callable[..., Path], device: StandInDevice, family: str
+) -> None:
+    """Prefills, decodes, a row that joins; every way to choose; not one wait but for the result."""
+    folder = checkpoint(family)
+    expected = answers(start(folder, "cpu"))
+    assert answers(start(folder, "cuda:0", (1, 2, 4)), device) == expected
+    assert device.counts.replays == 1 and not device.counts.launches  # a decode is one launch
+
+
+def test_launched_steps_say_what_the_cpu_says(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    folder = checkpoint("llama")
+    assert answers(start(folder, "cuda:0"), device) == answers(start(folder, "cpu"))
+
+
+def test_a_step_is_computed_from_tokens_that_nobody_has_read(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    folder = checkpoint("llama")
+    expected = answers(start(folder, "cpu"))
+    runner = start(folder, "cuda:0", (4,))
+    batch = Batch(vocab_size=512, block_size=BLOCK, blocks=32, eos_ids=())
+    for i, (text, asked) in enumerate(zip(TEXTS, ASKED, strict=True)):
+        settings = SamplingParameters(seed=i, **asked)
+        blocks = list(range(1 + 2 * i, 3 + 2 * i))
+        ids = np.array(text, np.int32)
+        batch.add(PrefillRow(i, ids, len(text), 0, blocks, NEW, sampling=settings))
+    rows, flying = batch.rows, None
+    while True:
+        step = batch.plan(100)
+        assert step is None or runner.runs_ahead(step)
+        pending = None if step is None else runner.launch(step)
+        if flying is not None:
+            batch.settle(flying[0], flying[1].result())
+        if step is None or pending is None:
+            break
+        batch.expect(step)
+        flying = (step, pending)
+    assert [generated(row) for row in rows] == expected
+
+
+def test_a_second_warm_up_keeps_nothing_of_the_first(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    import gc
+    import weakref
+
+    runner = start(checkpoint("llama"), "cuda:0", (1,))
+    assert isinstance(runner, TorchRunner) and runner._cache is not None
+    old = weakref.ref(runner._cache.key)
+    runner.warm_up(WarmupRequest(8, 64, 4, 31 * BLOCK))
+    gc.collect()
+    assert old() is None
+
+
+def test_frequencies_that_grow_with_the_length_can_be_recorded(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    folder = checkpoint("llama", **DYNAMIC)
+    assert answers(start(folder, "cuda:0", (4,)), device) == answers(start(folder, "cpu"))
+
+
+# --- the stand-in itself -------------------------------------------------------------------------
+
+
+def test_tensors_of_two_places_do_not_meet(device: StandInDevice) -> None:
+    with pytest.raises(MixedDevices):
+        torch.ones(3, device=DEVICE) + torch.ones(3)
+    torch.ones(3, device=DEVICE) + torch.tensor(1.0)  # a number is not a place
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.tolist(),
+        lambda x: bool((x > 0).all()),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: x.cpu(),
+        lambda x: torch.cuda.synchronize(),
+    ],
+)
+def test_waits_are_counted_and_cannot_be_recorded(
+    device: StandInDevice, wait: Callable[[torch.Tensor], object]
+) -> None:
+    x = torch.ones(3, device=DEVICE)
+    wait(x)
+    assert device.counts.waits.total() == 1
+    with pytest.raises(RecordingBroken), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        wait(x)
+
+
+def test_a_replay_computes_again_into_the_same_memory(device: StandInDevice) -> None:
+    x, graph = torch.zeros(2, device=DEVICE), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = (x + 1).view(2, 1) * 2
+    x.fill_(4)
+    graph.replay()
+    assert y.tolist() == [[10.0], [10.0]] and device.counts.replays == 1
+
+
+def test_what_comes_down_is_garbage_until_its_event(device: StandInDevice) -> None:
+    x = torch.full((2,), 7, device=DEVICE).to("cpu", non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    assert x.tolist() != [7, 7]
+    event.synchronize()
+    assert x.tolist() == [7, 7] and device.counts.event_waits == 1
