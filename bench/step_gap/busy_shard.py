@@ -62,6 +62,9 @@ class BusyRunner:
             pass
         return StepResult(choices, self._step_ns, 0)
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> Pending:
         return Computed(self.step(plan))
 

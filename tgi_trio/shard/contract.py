@@ -103,6 +103,16 @@ def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
     )
 
 
+def fill_inputs(plan: StepPlan) -> None:
+    """Put the tokens into a plan that the step before has chosen, once that has been settled."""
+    if plan.inputs is None:
+        return
+    for i in np.flatnonzero(plan.inputs >= 0).tolist():
+        row = plan.rows[int(np.searchsorted(plan.query_starts, i, side="right")) - 1]
+        plan.token_ids[i] = row.token_ids[plan.positions[i]]
+    plan.inputs = None
+
+
 def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> StepPlan:
     """Return a plan without guesses of each row's query tokens `firsts[i]` up to `ends[i]`.
 
@@ -315,6 +325,13 @@ class Runner(Protocol):
         """Begin to compute the plan's tokens, to write their K and V, and to choose next tokens.
 
         A runner that computes at once returns `Computed(self.step(plan))`.
+        """
+        ...
+
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        """Return whether the step after `plan` may be launched before `plan` has been read.
+
+        So may `plan` itself, with tokens that only the runner knows (`StepPlan.inputs`).
         """
         ...
 

@@ -28,6 +28,7 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
     StepResult,
+    fill_inputs,
 )
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
@@ -69,6 +70,7 @@ class FakeSettings:
     nan_at_step: int = 0  # from this step on all that the device computes is NaN; 0 = never
     nan_while: str = ""  # a path: so it is for every process while it exists
     nan_token: int = -1  # the row of a sequence that has this token is NaN, and no other
+    runs_ahead: bool = False  # tokens stay with the runner until they are asked for, as on a device
     speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
 
     @classmethod
@@ -111,6 +113,18 @@ def continuation(settings: FakeSettings, prompt_ids: ListLike[int], count: int) 
 
 class FakeCrash(BaseException):
     """Ends a fake shard that runs in a thread; a process ends for real."""
+
+
+@dataclass(slots=True)
+class _Later:
+    """A step that has been launched; the tokens it waits for are those of the step before."""
+
+    runner: FakeRunner
+    plan: StepPlan
+
+    def result(self) -> StepResult:
+        fill_inputs(self.plan)
+        return self.runner.step(self.plan)
 
 
 class FakeRunner:
@@ -177,9 +191,13 @@ class FakeRunner:
         rows = [self._row(plan, i) for i in range(len(plan.rows))]
         return StepResult.of(rows, forward_ns=time.perf_counter_ns() - started, sample_ns=0)
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        """Whether the settings say so; guesses are looked at by the host."""
+        return self.settings.runs_ahead and plan.drafts is None
+
     def launch(self, plan: StepPlan) -> Pending:
-        """Compute at once."""
-        return Computed(self.step(plan))
+        """Compute at once, or when the result is asked for, as a device does in the meantime."""
+        return _Later(self, plan) if self.runs_ahead(plan) else Computed(self.step(plan))
 
     def drafter(self, most: int) -> Drafter | None:
         """Guess from what was said before, where the settings let steps take guesses."""

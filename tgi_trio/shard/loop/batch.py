@@ -262,6 +262,7 @@ class Batch:
     def expect(self, plan: StepPlan) -> None:
         """Move the plan's rows by what is known before its tokens are; see `Settler.expect`."""
         self._settler.expect(plan)
+        self._steady = None  # its plans know every token
 
     def settle(self, plan: StepPlan, result: StepResult) -> Moved:
         """Move the plan's rows by its result; see `Settler.settle`."""

@@ -3,6 +3,9 @@
 The router's commands are standing orders. Between steps the loop reads its request ring (one load
 from memory when it is empty), applies what is there, runs one step over the running set, and
 writes one STEP frame that also acknowledges the commands. It sleeps only when nothing can move.
+
+Where the runner keeps a step's tokens to itself until they are asked for (`Runner.runs_ahead`), the
+next step is planned and launched first, and the one before is settled while it runs.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.frames import Frame, Kind, Phase
@@ -29,10 +33,12 @@ from tgi_trio.shard.contract import (
     Channel,
     Choices,
     GroupBroken,
+    Pending,
     Runner,
     ShardSequence,
     StepPlan,
     StepResult,
+    fill_inputs,
     slice_plan,
 )
 from tgi_trio.shard.handshake import expect_hello
@@ -69,6 +75,16 @@ def run(
         return  # nobody is left to report to
 
 
+@dataclass(slots=True)
+class _Flight:
+    """A step that is being computed."""
+
+    number: int
+    plan: StepPlan
+    started: int  # perf_counter_ns
+    pending: Pending | None = None  # None: it is to be launched when it is settled
+
+
 class Worker:
     """The state of the loop: the running set, the standing limits, what is acknowledged."""
 
@@ -96,6 +112,7 @@ class Worker:
         self._phase = Phase.IDLE
         self._dropped = False  # a command has freed blocks that the router waits for
         self._running = True
+        self._flight: _Flight | None = None  # launched, not settled; the batch expects it
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,
             Kind.WARMUP: self._on_warmup,
@@ -117,13 +134,16 @@ class Worker:
                 self._report_idle()
             self._release_ready()
             plan = self._batch.plan(self._token_budget)
-            if plan is not None:
+            if plan is not None and (self._flight is None or self._runner.runs_ahead(plan)):
                 self._run_step(plan)
+            elif self._flight is not None:
+                self._land()
             else:
                 self._report_idle()
                 self._computed_at = 0
                 self._beat(Phase.IDLE)
                 self._channel.wait(_HELD_S if self._batch.held else BEAT_S)
+        self._land()
         self._beat(Phase.STOPPING)
         self._report_idle()
 
@@ -147,6 +167,7 @@ class Worker:
         self._channel.send(encode_info(frame.word("command"), self._runner.info))
 
     def _on_warmup(self, frame: Frame) -> None:
+        self._land()
         self._beat(Phase.WARMING)
         request = decode_warmup(frame)
         self._drop(self._batch.clear())
@@ -205,22 +226,47 @@ class Worker:
                 self._batch.hold(sequence.id, False)
 
     def _run_step(self, plan: StepPlan) -> None:
-        batch = self._batch
+        """Run a step to its end, or launch it and settle the one before."""
         self._step += 1
-        counts, plan.applied = plan.counts, self._applied
-        self._beat(Phase.PREFILL if counts.prefill_tokens else Phase.DECODE)
-        started = time.perf_counter_ns()
-        gap = started - self._computed_at if self._computed_at else 0
-        result = self._compute(plan)
+        plan.applied = self._applied
+        self._beat(Phase.PREFILL if plan.counts.prefill_tokens else Phase.DECODE)
+        flight = _Flight(self._step, plan, time.perf_counter_ns())
+        if self._speculate or not self._runner.runs_ahead(plan):
+            self._settle(flight)
+            return
+        try:
+            flight.pending = self._runner.launch(plan)
+        except Exception:
+            traceback.print_exc(file=sys.stderr)  # it is launched again where it is settled
+        if self._flight is None or self._land():
+            self._batch.expect(plan)
+            self._flight = flight
+        else:
+            self._step -= 1  # it has not been
+
+    def _land(self) -> bool:
+        """Settle the step in flight, if any; return whether what followed it may be kept.
+
+        Rows of a step that has raised are computed again, and what was launched upon them is void.
+        """
+        flight, self._flight = self._flight, None
+        return flight is None or self._settle(flight)
+
+    def _settle(self, flight: _Flight) -> bool:
+        """Wait for a step, move the batch by it and reply; return whether nothing had raised."""
+        plan, counts = flight.plan, flight.plan.counts
+        gap = max(0, flight.started - self._computed_at) if self._computed_at else 0
+        result = self._compute(plan, flight.pending)
         self._judge.examine(result)
         self._computed_at = time.perf_counter_ns()
         self._beat(Phase.REPLYING)
-        moved = batch.advance(plan, result)
+        moved = self._batch.settle(plan, result)
         self._drop(moved.dropped)
         self._faults.extend(moved.faults)
         self._reply(
-            plan.applied,
+            max(plan.applied, self._acknowledged),
             moved.columns,
+            step=flight.number,
             gap_ns=gap,
             forward_ns=result.forward_ns,
             sample_ns=result.sample_ns,
@@ -230,6 +276,7 @@ class Worker:
             draft_tokens=counts.draft_tokens,
             recovered=int(result.raised and not moved.faults),
         )
+        return not result.raised
 
     def _report_idle(self) -> None:
         """Tell the router what it does not know yet when no step will do it."""
@@ -245,19 +292,23 @@ class Worker:
             for frame in reply_frames.encode_fault_frames(acknowledged, self._faults, most):
                 channel.send(frame)
             self._faults.clear()
-        words |= {"step": self._step, "acknowledged": acknowledged, "held": len(self._batch)}
+        words = {"step": self._step} | words
+        words |= {"acknowledged": acknowledged, "held": len(self._batch)}
         # Control passes to the router's process (`Engine.serve`); this one goes on by itself.
         for frame in reply_frames.encode_step(words, columns, most):
             channel.send(frame)
         self._acknowledged, self._stalled = acknowledged, words.get("stalled_rows", 0)
 
-    def _compute(self, plan: StepPlan, again: bool = False) -> StepResult:
+    def _compute(
+        self, plan: StepPlan, pending: Pending | None = None, again: bool = False
+    ) -> StepResult:
         """Run the step; when it raises, find the rows that fail alone and fault only those.
 
-        Raises RunnerBroken when it is not the rows. `again`: part of a step that has raised.
+        Raises RunnerBroken when it is not the rows. `pending`: it has been launched. `again`: part
+        of a step that has raised.
         """
         try:
-            result = self._runner.launch(plan).result()
+            result = (pending or self._runner.launch(plan)).result()
             if (found := len(result.choices.counts)) != len(plan.rows):
                 raise RuntimeError(f"{found} results for {len(plan.rows)} rows")
             return result
@@ -267,6 +318,7 @@ class Worker:
             traceback.print_exc(file=sys.stderr)
             if not again:
                 prove_sound(self._runner)
+                fill_inputs(plan)
             if len(plan.rows) == 1:
                 return StepResult(Choices.failed(_describe(error)), 0, 0, raised=True)
         self._beat(self._phase)  # the retries count as progress

@@ -110,6 +110,9 @@ class CpuRunner:
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began + prompts_ns, ended - chosen, prompts)
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> Pending:
         return Computed(self.step(plan))
 

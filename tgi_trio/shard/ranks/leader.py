@@ -96,6 +96,9 @@ class GroupRunner:
                 "rank 0", f"a step failed: {type(error).__name__}: {error}"
             ) from error
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> Pending:
         return Computed(self.step(plan))
 

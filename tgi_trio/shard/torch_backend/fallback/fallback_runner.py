@@ -185,6 +185,9 @@ class FallbackRunner:
                 results[index] = result
         return StepResult.of(results, chosen - began, time.monotonic_ns() - chosen)
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        return False
+
     def launch(self, plan: StepPlan) -> Pending:
         return Computed(self.step(plan))
 

@@ -1,0 +1,124 @@
+"""A runner that keeps tokens until they are asked for: the next step is launched before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.shard.loop.scripted_router import (
+    BLOCK,
+    PROMPT,
+    answer,
+    fake_shard,
+    row,
+)
+from tgi_trio.shard.contract import Pending, StepPlan, StepResult
+from tgi_trio.testing.fake_model import FakeRunner
+
+
+class Journal:
+    """What was launched and what was read, in order, by the length of a step's first row."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries: list[tuple[str, int]] = []
+        launch, journal = FakeRunner.launch, self.entries
+
+        class Noted:
+            def __init__(self, pending: Pending, place: int) -> None:
+                self.pending, self.place = pending, place
+
+            def result(self) -> StepResult:
+                journal.append(("read", self.place))
+                return self.pending.result()
+
+        def noted(self: FakeRunner, plan: StepPlan) -> Pending:
+            place = int(plan.context_lengths[0])
+            journal.append(("launched", place))
+            return Noted(launch(self, plan), place)
+
+        monkeypatch.setattr(FakeRunner, "launch", noted)
+
+
+def test_a_step_is_launched_before_the_one_before_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(monkeypatch)
+    with fake_shard(runs_ahead=True) as (router, _):
+        router.prefill(row(1, PROMPT, 4))
+        router.finished(1)
+        assert router.tokens(1) == answer(PROMPT, 4)
+    launched = [("launched", n) for n in range(3, 7)]
+    read = [("read", n) for n in range(3, 7)]
+    assert journal.entries == [launched[0]] + [
+        entry for pair in zip(launched[1:], read[:-1], strict=True) for entry in pair
+    ] + [read[-1]]
+
+
+def test_a_step_whose_tokens_are_needed_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(monkeypatch)
+    with fake_shard() as (router, _):
+        router.prefill(row(1, PROMPT, 3))
+        router.finished(1)
+    names = [name for name, _ in journal.entries]
+    assert names == ["launched", "read"] * 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    eos_after=st.integers(0, 5),
+    joins=st.integers(0, 3),
+)
+def test_answers_are_those_of_step_by_step(lengths: list[int], eos_after: int, joins: int) -> None:
+    """Rows end by EOS and by length while the next step has been launched with them; others join,
+    and rows wait for blocks."""
+    found = []
+    for ahead in (False, True):
+        with fake_shard(runs_ahead=ahead, eos_after=eos_after) as (router, _):
+            router.prefill(*(row(i, [i + 9, 5], n) for i, n in enumerate(lengths, 1)))
+            for j in range(joins):
+                router.step()
+                router.prefill(row(50 + j, [90 + j], 4))
+            ids = [*range(1, len(lengths) + 1), *range(50, 50 + joins)]
+            router.finished(*ids)
+            found.append({i: (router.tokens(i), router.finish(i)) for i in ids})
+    assert found[0] == found[1]
+
+
+def test_a_row_at_the_end_of_its_blocks_waits_for_more() -> None:
+    with fake_shard(runs_ahead=True) as (router, _):
+        prompt = list(range(10, 10 + BLOCK - 1))
+        router.prefill(row(1, prompt, 8, blocks=(1,)))
+        router.until(lambda report: report.stalled_rows == 1)
+        router.extend(1, 2, 3)
+        router.finished(1)
+        assert router.tokens(1) == answer(prompt, 8)
+
+
+def test_a_row_that_leaves_is_void_in_the_step_that_flies() -> None:
+    with fake_shard(runs_ahead=True, step_ms=5) as (router, _):
+        router.prefill(row(1, PROMPT, 50), row(2, [8, 9], 40))
+        router.step()
+        gone = router.acknowledged(router.filter(1))
+        router.finished(2)
+        later = router.reports[router.reports.index(gone) + 1 :]
+        assert not any(1 in report.sequence for report in later)
+        assert router.tokens(2) == answer([8, 9], 40)
+        router.prefill(row(3, PROMPT, 5))  # in the blocks that have become free
+        router.finished(3)
+        assert router.tokens(3) == answer(PROMPT, 5)
+
+
+@pytest.mark.parametrize("culprit", [1, 3, 5])
+def test_a_row_that_raises_fails_alone_whatever_was_launched_upon_it(culprit: int) -> None:
+    prompts = {i: [i + 10, 666 if i == culprit else 5] for i in range(1, 6)}
+    with fake_shard(runs_ahead=True, fail_token=666) as (router, _):
+        router.prefill(row(9, PROMPT, 30))
+        router.step()
+        router.prefill(*(row(i, prompt, 6) for i, prompt in prompts.items()))
+        router.finished(9, *prompts)
+        for i, prompt in prompts.items():
+            assert router.tokens(i) == ([] if i == culprit else answer(prompt, 6))
+        assert "token 666 cannot be computed" in (router.fault(culprit) or "")
+        assert router.tokens(9) == answer(PROMPT, 30)
+        steps = [report.step for report in router.reports if len(report.sequence)]
+        assert steps == sorted(set(steps))
