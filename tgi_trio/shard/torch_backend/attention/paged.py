@@ -196,12 +196,13 @@ def tile_shape(dtype: torch.dtype, head_dim: int, *, decodes: bool) -> TileShape
     """Return the tile that fits a program's registers.
 
     Numbers of four bytes are not for the tensor cores: tiles as large as those of two bytes
-    would spill tens of kilobytes.
+    would spill tens of kilobytes, and half of their keys 11.
     """
     padded = max(16, 1 << (head_dim - 1).bit_length())
     wide = dtype.itemsize > 2
     lanes = _LEAST_LANES if decodes or wide else _PREFILL_LANES
-    return TileShape(lanes, max(16, min(32 if wide else 64, _TILE_ELEMENTS // padded)), padded)
+    elements = _TILE_ELEMENTS // 2 if wide else _TILE_ELEMENTS
+    return TileShape(lanes, max(16, min(32 if wide else 64, elements // padded)), padded)
 
 
 def count_parts(programs: int) -> int:
