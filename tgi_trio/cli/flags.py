@@ -91,7 +91,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "cuda-graphs",
                 "sizes",
                 "batch sizes recorded as CUDA graphs; 0 for none",
-                "1,2,4,8,16,32 where there is a CUDA device",
+                "1,2,4,8,16,24,... up to the largest batch, where there is a CUDA device",
             ),
             Flag("cuda-memory-fraction", "ratio", "part of each CUDA device's memory to use"),
             Flag("trust-remote-code", "switch", "run code that comes with the model, in the shard"),

@@ -31,7 +31,9 @@ class ShardOptions:
     rope_factor: float | None = None  # how many times as long sequences may become
     cpu_backend: str = "auto"  # of CPU_BACKENDS
     cpu_threads: int = 0  # 0: as many as the model's size is worth
-    cuda_graphs: tuple[int, ...] | None = None  # batch sizes; (): none; None: TGI's, on CUDA
+    cuda_graphs: tuple[int, ...] | None = (
+        None  # batch sizes; (): none; None: up to the largest batch, on CUDA
+    )
     cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
     trust_remote_code: bool = False
     speculate: int = 0  # tokens guessed ahead per step and sequence at most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,11 +35,12 @@ def test_variants_compile_to_what_the_table_says() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     argv = [sys.executable, "-m", "tgi_trio.testing.compiled_kernels"]
     argv += ["edit_scores", "attend_tile decode bf16 128 g4 p32", "merge_parts bf16 128"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
     table = [json.loads(line) for line in TABLE.read_text().splitlines()]
     made = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(made) == 2 * 5  # with its window, soft cap and biases
+    assert len(made) == 2 * 6  # with its window, soft cap and biases
     for entry in made:
         (known,) = [e for e in table if all(e[k] == entry[k] for k in ("name", "target"))]
         assert entry["spilled"] <= A_FEW and abs(entry["registers"] - known["registers"]) <= 16
