@@ -100,7 +100,9 @@ def _attention() -> Iterator[Variant]:
     from tgi_trio.shard.torch_backend.attention import paged, paged_kernel
 
     kinds: list[dict[str, Any]] = [{}, {"WINDOW": 4096}, {"SOFT_CAP": True}, {"ALIBI": True}]
-    cases = [(dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256) for dtype in (BF16, F32)]
+    cases: list[tuple[int, torch.dtype, dict[str, Any]]] = [
+        (dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256) for dtype in (BF16, F32)
+    ]
     cases += [(128, BF16, kind) for kind in kinds[1:]]
     for dim, dtype, kind in cases:
         for decodes in (True, False):

@@ -60,6 +60,9 @@ class Ranks:
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         return self._together(lambda rank: self.runners[rank].warm_up(request))[0]
 
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        return False
+
     def step(self, plan: StepPlan) -> StepResult:
         frame = encode_plan(plan)
 

@@ -74,7 +74,7 @@ def test_it_chooses_what_the_host_chooses(kind: dict[str, Any]) -> None:
     logits = normal(2, 50, 1.0, seed=5)
 
     def rows() -> list[ShardSequence]:
-        asked = [{"sample": False}, {"sample": True, "seed": 3}]
+        asked: list[dict[str, Any]] = [{"sample": False}, {"sample": True, "seed": 3}]
         return [sequence(top_n=2, minimum=1, **one, **kind) for one in asked]
 
     agree(device_choice(logits, rows()), choose(logits, rows()))
@@ -122,7 +122,7 @@ def test_whatever_is_asked_together(
 ) -> None:
     """Scores of few levels tie at every threshold."""
     logits = np.round(normal(1, 40, 1.0, seed=seed % 1000) * levels) / np.float32(levels) * spread
-    kind = {"top_k": top_k, "top_p": top_p, "typical_p": typical_p, "min_p": min_p}
+    kind: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "typical_p": typical_p, "min_p": min_p}
 
     def rows() -> list[ShardSequence]:
         return [sequence(sample=True, seed=seed, **kind)]

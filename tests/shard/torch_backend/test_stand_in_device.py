@@ -84,7 +84,7 @@ def take(batch: list[ShardSequence], counts: list[int], result: StepResult) -> N
 
 def answers(runner: Runner, device: StandInDevice | None = None) -> list[list[int]]:
     """Run three rows, the last of which joins late, to their ends; decodes are counted."""
-    batch, running = rows(), []
+    batch, running = rows(), list[ShardSequence]()
     for joining in ([batch[0], batch[1]], [batch[2]], *[[]] * (NEW - 1)):
         running = [row for row in running + joining if row.remaining]
         counts = [row.length - row.computed for row in running]
