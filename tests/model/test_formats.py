@@ -79,16 +79,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
         ),
         "bitsandbytes, nf4, 4 bits",
     ),
-    "gptq": (
-        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
-        quantised({"qweight": I32, "qzeros": I32, "scales": F16, "g_idx": ("I32", (2,))}),
-        "gptq, gptq_v2, 4 bits",
-    ),
-    "awq": (
-        {"quant_method": "awq", "bits": 4},
-        quantised({"qweight": I32, "qzeros": I32, "scales": F16}),
-        "awq, 4 bits",
-    ),
     "exl2": (
         {"quant_method": "exl2", "bits": 4.0},
         quantised({"q_weight": I32, "q_scale": I32, "q_groups": I32, "q_invperm": I32}),
@@ -155,8 +145,8 @@ def test_a_weight_of_another_dtype_is_refused(tmp_path: Path, dtype: str) -> Non
 @pytest.mark.parametrize(
     ("file", "content", "called"),
     [
-        ("quantize_config.json", {"bits": 4, "group_size": 128}, "GPTQ or AWQ, 4 bits"),
-        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "AWQ, 4 bits"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq, 4 bits"),
+        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "awq, 4 bits"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "FP8"),
     ],
 )
@@ -166,6 +156,22 @@ def test_files_beside_the_config_tell_of_a_format(
     make_folder(tmp_path)
     write_json(tmp_path, content, file)
     with pytest.raises(ModelLoadError, match=rf"in the format {called}, as {file} says"):
+        check(tmp_path)
+
+
+def test_what_is_refused_for_good_comes_with_advice(tmp_path: Path) -> None:
+    said, changes, _ = FORMATS["exl2"]
+    make_folder(tmp_path, LLAMA, changes)
+    write_json(tmp_path, LLAMA | {"quantization_config": said})
+    with pytest.raises(ModelLoadError, match=r"exllamav2 makes its files from the original model"):
+        check(tmp_path)
+    for marlin in ({"checkpoint_format": "marlin"}, {"is_marlin_format": True}):
+        said = {"quant_method": "gptq", "bits": 4, "group_size": 128} | marlin
+        write_json(tmp_path, LLAMA | {"quantization_config": said})
+        with pytest.raises(ModelLoadError, match=r"take the GPTQ checkpoint that they were made"):
+            check(tmp_path)
+    write_json(tmp_path, LLAMA | {"quantization_config": {"quant_method": "marlin"}})
+    with pytest.raises(ModelLoadError, match=r"the GPTQ checkpoint that it was made from is serv"):
         check(tmp_path)
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import find_announced_format, unread_format
+from tgi_trio.model.formats import find_announcement, unread_format
+from tgi_trio.model.quantised.awq_layout import AwqLayout
+from tgi_trio.model.quantised.gptq_layout import GptqLayout
+from tgi_trio.model.quantised.layout import Layout
+from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.shard.checkpoint.container import Container
+from tgi_trio.shard.checkpoint.formats.awq import AwqSource
+from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
+from tgi_trio.shard.checkpoint.formats.pieces import Open, PiecesFormat
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.stored_matrix import WeightFormat
 
@@ -18,5 +26,17 @@ def choose_format(config: ModelConfig, container: Container) -> WeightFormat:
     for known in FORMATS:
         if known.claims(config, container):
             return known
-    where, name = find_announced_format(config) or ("nothing else", "of an unknown kind")
-    raise unread_format(config, where, name)
+    layout = find_layout(config)
+    if layout is None:
+        raise unread_format(config, find_announcement(config))
+    return PiecesFormat(layout, _reader(layout))
+
+
+def _reader(layout: Layout) -> Open:
+    """Return what reads matrices of a layout: a row for each."""
+    match layout:
+        case GptqLayout():
+            return partial(GptqSource, layout)
+        case AwqLayout():
+            return partial(AwqSource, layout)
+    raise ValueError(f"nothing reads {layout.name}")

@@ -1,0 +1,161 @@
+"""Quantised matrices made in tests: packed bit by bit, and what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+Array = np.ndarray[Any, Any]
+Tensors = dict[str, torch.Tensor]
+DATA = Path(__file__).parent / "data/quantised"
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """weight[o, i] = scale[o, g] * (code[o, i] - zero[o, g]), g = groups[i]."""
+
+    codes: Array  # int [out, in]
+    zeros: Array  # int [out, groups]
+    scales: Array  # float16 [out, groups]
+    groups: Array  # int [in]
+
+    @property
+    def weight(self) -> Array:
+        scales, zeros = self.scales.astype(np.float32), self.zeros
+        return scales[:, self.groups] * (self.codes - zeros[:, self.groups]).astype(np.float32)
+
+
+def random_rounded(
+    rows: int, columns: int, bits: int, group: int, *, shuffled: bool = False, seed: int = 0
+) -> Rounded:
+    """Return any codes at all, with zero points of 1 and more."""
+    draw = np.random.default_rng(seed)
+    groups = np.arange(columns) // group
+    count = int(groups[-1]) + 1
+    return Rounded(
+        draw.integers(0, 1 << bits, (rows, columns)),
+        draw.integers(1, 1 << bits, (rows, count)),
+        draw.uniform(0.01, 1, (rows, count)).astype(np.float16),
+        draw.permutation(groups) if shuffled else groups,
+    )
+
+
+def round_weight(weight: Array, bits: int, group: int, *, shuffled: bool = False) -> Rounded:
+    """Return the nearest codes of a matrix [out, in]."""
+    rows, columns = weight.shape
+    group = min(group, columns)
+    groups = np.arange(columns) // group
+    if shuffled:
+        groups = np.random.default_rng(columns).permutation(groups)
+    count, most = int(groups.max()) + 1, (1 << bits) - 1
+    zeros = np.zeros((rows, count), np.int64)
+    scales = np.zeros((rows, count), np.float16)
+    for each in range(count):
+        own = weight[:, groups == each]
+        low, high = np.minimum(own.min(1), 0), np.maximum(own.max(1), 0)
+        scales[:, each] = (high - low) / most
+        zeros[:, each] = np.clip(np.round(-low / scales[:, each]), 1, most)
+    codes = np.round(weight / scales.astype(np.float32)[:, groups]) + zeros[:, groups]
+    return Rounded(np.clip(codes, 0, most).astype(np.int64), zeros, scales, groups)
+
+
+def pack_bits(codes: Array, bits: int) -> torch.Tensor:
+    """Return int32 [n * bits / 32, lines] of codes [n, lines], the first in the lowest bits."""
+    columns = []
+    for line in np.asarray(codes).T:
+        stream = sum(int(code) << (bits * place) for place, code in enumerate(line))
+        columns.append(np.frombuffer(stream.to_bytes(len(line) * bits // 8, "little"), np.int32))
+    return torch.from_numpy(np.ascontiguousarray(np.array(columns).T))
+
+
+def pack_gptq(
+    module: str, rounded: Rounded, bits: int, *, v2: bool = False, order: bool = True
+) -> Tensors:
+    zeros = rounded.zeros if v2 else rounded.zeros - 1
+    tensors = {
+        f"{module}.qweight": pack_bits(rounded.codes.T, bits),
+        f"{module}.qzeros": pack_bits(zeros, bits).T.contiguous(),
+        f"{module}.scales": torch.from_numpy(rounded.scales.T.copy()),
+    }
+    if order:
+        tensors[f"{module}.g_idx"] = torch.from_numpy(rounded.groups.astype(np.int32))
+    return tensors
+
+
+def pack_awq(module: str, rounded: Rounded) -> Tensors:
+    def words(lines: Array) -> torch.Tensor:
+        """int32 [lines, outputs / 8] of [lines, outputs]."""
+        result = np.zeros((len(lines), lines.shape[1] // 8), np.uint32)
+        for word in range(result.shape[1]):
+            for place, output in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+                result[:, word] |= lines[:, 8 * word + output].astype(np.uint32) << (4 * place)
+        return torch.from_numpy(result.view(np.int32))
+
+    return {
+        f"{module}.qweight": words(rounded.codes.T),
+        f"{module}.qzeros": words(rounded.zeros.T),
+        f"{module}.scales": torch.from_numpy(rounded.scales.T.copy()),
+    }
+
+
+# From a matrix's name and its numbers to its tensors, and to what they mean.
+Store = Callable[[str, Array], tuple[Tensors, Array]]
+
+
+def store_gptq(bits: int, group: int, *, v2: bool = False, shuffled: bool = False) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        rounded = round_weight(weight, bits, group, shuffled=shuffled)
+        return pack_gptq(module, rounded, bits, v2=v2, order=shuffled), rounded.weight
+
+    return store
+
+
+def store_awq(group: int) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        rounded = round_weight(weight, 4, group)
+        return pack_awq(module, rounded), rounded.weight
+
+    return store
+
+
+def quantise(source: Path, folder: Path, store: Store, said: Mapping[str, Any]) -> Path:
+    """Write a copy of a checkpoint whose layers' linears are stored so; its name is `folder`.
+
+    Beside it, in `plain`, the same with the weights that this means, in float32.
+    """
+    plain = folder / "plain"
+    plain.mkdir(parents=True)
+    stored: Tensors = {}
+    exact: Tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        linear = name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
+        if not linear:
+            stored[name] = exact[name] = tensor
+            continue
+        tensors, weight = store(name.removesuffix(".weight"), tensor.float().numpy())
+        stored |= tensors
+        exact[name] = torch.from_numpy(np.ascontiguousarray(weight, np.float32))
+    for file in source.iterdir():
+        if file.suffix == ".json":
+            (folder / file.name).write_bytes(file.read_bytes())
+            (plain / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": dict(said)}))
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def real_checkpoint(name: str, folder: Path) -> Path:
+    """Put a checkpoint of `tests/data/quantised` together in a folder."""
+    (folder / "config.json").write_bytes((DATA / name / "config.json").read_bytes())
+    for file in (DATA / name / "layers.safetensors", DATA / "outer.safetensors"):
+        (folder / file.name).symlink_to(file)
+    return folder

@@ -1,0 +1,166 @@
+"""Matrices in every format of several tensors: what they mean, and any part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from tests.model.support import write_json
+from tests.quantised_support import (
+    Array,
+    Tensors,
+    pack_awq,
+    pack_gptq,
+    random_rounded,
+)
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_config
+from tgi_trio.shard.checkpoint.formats.choose import choose_format
+from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
+from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
+
+ROWS, COLUMNS = 96, 128
+
+
+@dataclass(frozen=True)
+class Case:
+    said: dict[str, Any]
+    tensors: Tensors
+    weight: Array
+    bits: int
+    group: int
+
+
+def gptq(
+    bits: int, group: int, *, v2: bool = False, shuffled: bool = False, order: bool = True
+) -> Case:
+    rounded = random_rounded(ROWS, COLUMNS, bits, group, shuffled=shuffled)
+    said = {"quant_method": "gptq", "bits": bits, "group_size": group}
+    if v2:
+        said["checkpoint_format"] = "gptq_v2"
+    tensors = pack_gptq("a", rounded, bits, v2=v2, order=order)
+    return Case(said, tensors, rounded.weight, bits, group)
+
+
+def awq(group: int) -> Case:
+    rounded = random_rounded(ROWS, COLUMNS, 4, group)
+    said = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
+    return Case(said, pack_awq("a", rounded), rounded.weight, 4, group)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "gptq, 2 bits": lambda: gptq(2, 32),
+    "gptq, 3 bits": lambda: gptq(3, 32),
+    "gptq, 3 bits, acts": lambda: gptq(3, 32, shuffled=True),
+    "gptq, 4 bits": lambda: gptq(4, 32),
+    "gptq, 4 bits, uneven": lambda: gptq(4, 48),
+    "gptq, 4 bits, v2": lambda: gptq(4, 64, v2=True),
+    "gptq, 4 bits, acts": lambda: gptq(4, 16, shuffled=True),
+    "gptq, 4 bits, no order": lambda: gptq(4, 32, order=False),
+    "gptq, 8 bits": lambda: gptq(8, 128),
+    "awq": lambda: awq(32),
+}
+
+
+def open_matrix(folder: Path, case: Case) -> StoredMatrix:
+    write_json(folder, {"model_type": "llama", "quantization_config": case.said})
+    save_file(case.tensors, folder / "model.safetensors")
+    files = SafetensorsFiles(folder)
+    return choose_format(read_config(folder), files).matrix(files, "a.weight", case.weight.shape)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_part_means_what_was_stored(tmp_path: Path, name: str) -> None:
+    case = CASES[name]()
+    matrix = open_matrix(tmp_path, case)
+    assert (matrix.shape, matrix.bits, matrix.group) == (case.weight.shape, case.bits, case.group)
+    assert matrix.dequantised().dtype == np.float32
+    np.testing.assert_array_equal(matrix.dequantised(), case.weight)
+    for rows in (slice(0, 7), slice(8, 40), slice(31, 33), slice(90, 200)):
+        for columns in (slice(0, 32), slice(5, 77), slice(96, 128), slice(127, 128)):
+            part = matrix.rows(rows).columns(columns)
+            expected = case.weight[rows, columns]
+            assert part.shape == expected.shape
+            np.testing.assert_array_equal(part.dequantised(), expected)
+            np.testing.assert_array_equal(
+                matrix.columns(columns).rows(rows).dequantised(), expected
+            )
+    inner = matrix.rows(slice(3, 60)).columns(slice(10, 90)).rows(slice(1, 9)).columns(slice(2, 5))
+    np.testing.assert_array_equal(inner.dequantised(), case.weight[4:12, 12:15])
+
+
+def from_planes(planes: Any) -> Array:
+    """Return what the planes of whole numbers mean."""
+    codes = planes["codes"].astype(np.float32)
+    groups = planes.get("groups")
+    if groups is None:
+        groups = np.arange(codes.shape[1]) // -(-codes.shape[1] // planes["scales"].shape[1])
+    zeros = planes["zeros"].astype(np.float32)
+    return planes["scales"][:, groups] * (codes - zeros[:, groups])
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "uneven" not in name])
+def test_planes_at_borders_of_groups(tmp_path: Path, name: str) -> None:
+    case = CASES[name]()
+    matrix = open_matrix(tmp_path, case).rows(slice(3, 50))
+    step = max(32, case.group)
+    for first in range(0, COLUMNS, step):
+        part = slice(first, first + step)
+        planes = matrix.columns(part).planes()
+        np.testing.assert_array_equal(from_planes(planes), case.weight[3:50, part])
+    if step < COLUMNS and "groups" not in matrix.planes():
+        with pytest.raises(ModelLoadError, match=r"of 'a\.qweight' split a group of"):
+            matrix.columns(slice(1, step)).planes()
+
+
+def test_all_is_released_with_the_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[tuple[int, int]] = []
+    matrix = open_matrix(tmp_path, CASES["gptq, 4 bits"]())
+    monkeypatch.setattr(
+        "tgi_trio.shard.checkpoint.mapped_file.MappedFile.release",
+        lambda self, first, end: released.append((first, end)),
+    )
+    matrix.rows(slice(0, 40)).release()
+    matrix.rows(slice(40, 96)).columns(slice(0, 64)).release()
+    assert not released
+    matrix.rows(slice(40, 96)).columns(slice(64, 128)).release()
+    assert len(released) == 4
+    parts = [matrix.rows(slice(first, first + 8)).place() for first in range(0, ROWS, 8)]
+    assert parts == sorted(parts)
+    assert parts[0][0] == tmp_path / "model.safetensors"
+
+
+def test_zero_points_that_wrap_around(tmp_path: Path) -> None:
+    """The first version stores 0 - 1."""
+    rounded = random_rounded(32, 32, 4, 32)
+    tensors = pack_gptq("a", rounded, 4)
+    tensors["a.qzeros"][:] = -1  # fifteen everywhere
+    case = Case({"quant_method": "gptq", "bits": 4, "group_size": 32}, tensors, rounded.codes, 4, 4)
+    exact = rounded.scales.astype(np.float32) * rounded.codes
+    np.testing.assert_array_equal(open_matrix(tmp_path, case).dequantised(), exact)
+
+
+DAMAGES: dict[str, tuple[Callable[[Tensors], None], str]] = {
+    "nan": (lambda t: t["a.scales"].view(-1)[3].fill_(np.nan), "'a.scales' in .* holds a scale"),
+    "inf": (lambda t: t["a.scales"].view(-1)[3].fill_(np.inf), "'a.scales' in .* holds a scale"),
+    "group": (lambda t: t["a.g_idx"][5].fill_(4), "'a.g_idx' in .* into group 4 of 4"),
+    "huge group": (lambda t: t["a.g_idx"][5].fill_(2**31 - 1), "group 2147483647 of 4"),
+    "negative group": (lambda t: t["a.g_idx"][5].fill_(-1), "'a.g_idx' in .* into group -1 of 4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_numbers_that_cannot_be_are_refused_by_name(tmp_path: Path, damage: str) -> None:
+    case = CASES["gptq, 4 bits"]()
+    change, message = DAMAGES[damage]
+    change(case.tensors)
+    with pytest.raises(ModelLoadError, match=message):
+        open_matrix(tmp_path, case).dequantised()
