@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,38 @@ def pack_awq(module: str, rounded: Rounded) -> Tensors:
     }
 
 
+def pack_compressed(
+    module: str, rounded: Rounded, bits: int, *, symmetric: bool = False
+) -> Tensors:
+    """Codes and zero points are as stored; a symmetric one has half of the range as its zero."""
+    tensors = {
+        f"{module}.weight_packed": pack_bits(rounded.codes.T, bits).T.contiguous(),
+        f"{module}.weight_scale": torch.from_numpy(rounded.scales.copy()),
+        f"{module}.weight_shape": torch.tensor(rounded.codes.shape),
+    }
+    if not symmetric:
+        tensors[f"{module}.weight_zero_point"] = pack_bits(rounded.zeros, bits)
+    if not (np.diff(rounded.groups) >= 0).all():
+        tensors[f"{module}.weight_g_idx"] = torch.from_numpy(rounded.groups.astype(np.int32))
+    return tensors
+
+
+def scale_blocks(weight: Array, most: float, block: tuple[int, int]) -> tuple[Array, Array]:
+    """Return scales of blocks, whose largest weight is `most` of them, and those of all weights."""
+    rows, columns = (min(size, whole) for size, whole in zip(block, weight.shape, strict=True))
+    counts = [-(-whole // size) for whole, size in zip(weight.shape, (rows, columns), strict=True)]
+    scales = np.zeros(counts, np.float32)
+    for i, j in np.ndindex(*counts):
+        own = weight[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        scales[i, j] = np.abs(own).max() / most
+    spread = np.repeat(np.repeat(scales, rows, 0), columns, 1)
+    return scales, spread[: weight.shape[0], : weight.shape[1]]
+
+
+ALL = 1 << 20
+BLOCKS = {"tensor": (ALL, ALL), "channel": (1, ALL), "group": (1, 16), "block": (24, 40)}
+
+
 # From a matrix's name and its numbers to its tensors, and to what they mean.
 Store = Callable[[str, Array], tuple[Tensors, Array]]
 
@@ -123,6 +155,64 @@ def store_awq(group: int) -> Store:
         return pack_awq(module, rounded), rounded.weight
 
     return store
+
+
+def store_packed(
+    bits: int, group: int, *, symmetric: bool = False, shuffled: bool = False
+) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        rounded = round_weight(weight, bits, group, shuffled=shuffled)
+        if symmetric:
+            zeros = np.full_like(rounded.zeros, 1 << (bits - 1))
+            rounded = replace(rounded, zeros=zeros)
+        return pack_compressed(module, rounded, bits, symmetric=symmetric), rounded.weight
+
+    return store
+
+
+def store_int8(strategy: str) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        scales, spread = scale_blocks(weight, 127, BLOCKS[strategy])
+        codes = np.round(weight / spread).astype(np.int8)
+        tensors = {
+            f"{module}.weight": torch.from_numpy(codes),
+            f"{module}.weight_scale": torch.from_numpy(scales),
+        }
+        return tensors, codes * spread
+
+    return store
+
+
+def store_fp8(strategy: str, scale: str = "weight_scale") -> Store:
+    """torch's own FP8 says which numbers there are."""
+
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        scales, spread = scale_blocks(weight, 448, BLOCKS[strategy])
+        codes = torch.from_numpy(weight / spread).to(torch.float8_e4m3fn)
+        if strategy == "tensor":
+            scales = scales.reshape(1)
+        tensors = {
+            f"{module}.weight": codes,
+            f"{module}.{scale}": torch.from_numpy(scales),
+            f"{module}.input_scale": torch.ones(1),
+        }
+        return tensors, codes.float().numpy() * spread
+
+    return store
+
+
+def describe_compressed(form: str, strategy: str, bits: int, **weights: Any) -> dict[str, Any]:
+    """Return what config.json says of weights that compressed-tensors stores so."""
+    kind = "float" if form == "float-quantized" else "int"
+    said = {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, **weights}
+    group = {"targets": ["Linear"], "weights": said, "input_activations": None, "format": form}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
 
 
 def quantise(source: Path, folder: Path, store: Store, said: Mapping[str, Any]) -> Path:

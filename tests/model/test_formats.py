@@ -42,25 +42,15 @@ def quantised(pieces: Changes, keep: bool = False) -> Changes:
 
 I32, F16, F32, U8 = ("I32", (2, 2)), ("F16", (2, 2)), ("F32", (2,)), ("U8", (4, 1))
 FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
-    "fp8": (
-        {"quant_method": "fp8", "activation_scheme": "static"},
-        quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale": F32, "input_scale": F32}),
-        "fp8",
+    "torchao": (
+        {"quant_method": "torchao", "quant_type": "int4wo"},
+        quantised({"weight_qdata": I32, "weight_scale": F16}),
+        "torchao",
     ),
-    "fp8 blocks": (
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale_inv": ("F32", (1, 1))}),
-        "fp8",
-    ),
-    "compressed-tensors int8": (
-        {"quant_method": "compressed-tensors", "format": "int-quantized"},
-        quantised({"weight": ("I8", (2, 2)), "weight_scale": ("BF16", (2, 1))}),
-        "compressed-tensors, int-quantized",
-    ),
-    "compressed-tensors packed": (
-        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
-        quantised({"weight_packed": I32, "weight_scale": F32, "weight_shape": ("I64", (2,))}),
-        "compressed-tensors, pack-quantized",
+    "fbgemm": (
+        {"quant_method": "fbgemm_fp8"},
+        quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale": ("F32", (2, 1))}),
+        "fbgemm_fp8",
     ),
     "bitsandbytes int8": (
         {"quant_method": "bitsandbytes", "load_in_8bit": True},

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.model.support import BYTES, LLAMA, Asked, Stored, make_folder, write_json
+from tests.quantised_support import describe_compressed
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
@@ -47,9 +48,47 @@ def awq(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def packed(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight_packed": ("I32", (rows, columns // 8)),
+        f"{module}.weight_scale": ("BF16", (rows, columns // 32)),
+        f"{module}.weight_zero_point": ("I32", (rows // 8, columns // 32)),
+        f"{module}.weight_shape": ("I64", (2,)),
+    }
+
+
+def int8(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("I8", (rows, columns)),
+        f"{module}.weight_scale": ("BF16", (rows, 1)),
+    }
+
+
+def fp8(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("F8_E4M3", (rows, columns)),
+        f"{module}.weight_scale": ("BF16", ()),
+        f"{module}.input_scale": ("BF16", (1,)),
+    }
+
+
+def blocks(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("F8_E4M3", (rows, columns)),
+        f"{module}.weight_scale_inv": ("F32", (-(-rows // 48), -(-columns // 128))),
+    }
+
+
+# Not of every matrix.
+OPTIONAL = ("g_idx", "weight_zero_point", "input_scale")
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32}),
+    "packed": (packed, describe_compressed("pack-quantized", "group", 4, group_size=32)),
+    "int8": (int8, describe_compressed("int-quantized", "channel", 8)),
+    "fp8": (fp8, describe_compressed("float-quantized", "tensor", 8)),
+    "fp8 blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [48, 128]}),
+    "fp8 alone": (fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
 }
 
 
@@ -119,13 +158,12 @@ def test_some_matrices_may_be_plain(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_piece_is_needed_and_has_its_shape_and_type(tmp_path: Path, name: str) -> None:
-    optional = {f"{Q}.g_idx"}
     for piece, (dtype, shape) in FORMATS[name][0](Q, 64, 64).items():
-        if piece not in optional:
+        if not piece.endswith(OPTIONAL):
             make(tmp_path, name, {piece: None})
             with pytest.raises(ModelLoadError, match=f"{Q}.*missing|{Q}.* is a part of|{Q}.*type"):
                 check(tmp_path)
-        if shape:
+        if shape and dtype:
             make(tmp_path, name, {piece: (dtype, (*shape[:-1], shape[-1] + 1))})
             with pytest.raises(ModelLoadError, match=f"'{piece}' in .* has shape .* asks for"):
                 check(tmp_path)
@@ -169,6 +207,18 @@ def test_older_files_beside_the_config(
     assert check(tmp_path) == []
 
 
+def weights(form: str = "pack-quantized", **said: Any) -> dict[str, Any]:
+    """Return a description with other weights."""
+    settings: dict[str, Any] = {"strategy": "group", "num_bits": 4, "group_size": 32} | said
+    strategy, bits = settings.pop("strategy"), settings.pop("num_bits")
+    return describe_compressed(form, strategy, bits, **settings)
+
+
+GROUP = {
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "strategy": "group"}}}
+}
+
+
 @pytest.mark.parametrize(
     ("name", "said", "message"),
     [
@@ -181,6 +231,22 @@ def test_older_files_beside_the_config(
         ("gptq", {"group_size": -7}, "says group_size -7"),
         ("gptq", {"checkpoint_format": "bitblas"}, "in the form 'bitblas'"),
         ("gptq", {"pack_dtype": "int16"}, "pack_dtype 'int16'"),
+        ("fp8", {"format": "nvfp4-pack-quantized"} | GROUP, "says nvfp4-pack-quantized with"),
+        ("fp8", {"quantization_status": "frozen"}, "weights are 'frozen'"),
+        ("fp8", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "has a sparsity_config"),
+        ("fp8", {"transform_config": {"config_groups": {"u": {}}}}, "has a transform_config"),
+        ("fp8", {"config_groups": {}}, "has no config_groups"),
+        ("fp8", {"config_groups": {"g": {"weights": None}}}, "says nothing of weights"),
+        ("packed", weights(num_bits=3), "pack-quantized with int of 3 bits by group"),
+        ("packed", weights(group_size=None), "says group_size None"),
+        ("packed", weights(group_size=0), "share scales by group, not of which"),
+        ("packed", weights(strategy="tensor"), "scales that several outputs share"),
+        ("packed", weights(strategy="block", block_structure=[2]), "no pair of sizes"),
+        ("packed", weights(strategy="block", block_structure=[2, 0]), "no pair of sizes"),
+        ("int8", weights("pack-quantized", num_bits=4), "is stored in the form int-quantized, of"),
+        ("fp8 blocks", {"weight_block_size": [2**63, 1]}, "in range"),
+        ("fp8 blocks", {"weight_block_size": 128}, "no pair of sizes"),
+        ("fp8 blocks", {"fmt": "e5m2"}, "in the form 'e5m2'"),
         ("awq", {"version": "gemv"}, "in the order 'gemv'"),
         ("awq", {"bits": 8}, "AWQ with 8 bits"),
         ("awq", {"group_size": 48}, "cannot be stored as AWQ in groups of 48"),

@@ -15,10 +15,14 @@ from tests.model.support import Asked
 from tests.quantised_support import (
     DATA,
     Store,
+    describe_compressed,
     quantise,
     real_checkpoint,
     store_awq,
+    store_fp8,
     store_gptq,
+    store_int8,
+    store_packed,
 )
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
@@ -131,6 +135,30 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
     ),
     "gptq 3 bits": (store_gptq(3, 32), GPTQ | {"bits": 3, "group_size": 32}),
     "gptq 2 bits": (store_gptq(2, 32), GPTQ | {"bits": 2, "group_size": 32}),
+    "packed, 4 bits": (
+        store_packed(4, 32),
+        describe_compressed("pack-quantized", "group", 4, group_size=32, symmetric=False),
+    ),
+    "packed, 4 bits, acts": (
+        store_packed(4, 16, shuffled=True),
+        describe_compressed("pack-quantized", "group", 4, group_size=16, actorder="group"),
+    ),
+    "packed, 8 bits": (
+        store_packed(8, 1 << 20, symmetric=True),
+        describe_compressed("pack-quantized", "channel", 8),
+    ),
+    "int8": (store_int8("channel"), describe_compressed("int-quantized", "channel", 8)),
+    "fp8 by tensor": (store_fp8("tensor"), describe_compressed("float-quantized", "tensor", 8)),
+    "fp8 by channel": (store_fp8("channel"), describe_compressed("float-quantized", "channel", 8)),
+    "fp8 by block": (
+        store_fp8("block"),
+        describe_compressed("float-quantized", "block", 8, block_structure=[24, 40]),
+    ),
+    "fp8 of DeepSeek": (
+        store_fp8("block", "weight_scale_inv"),
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [24, 40]},
+    ),
+    "fp8 without blocks": (store_fp8("tensor"), {"quant_method": "fp8"}),
     "awq": (store_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
 }
 
@@ -152,11 +180,18 @@ def test_tokens_of_what_is_packed_here(
 
 
 @pytest.mark.parametrize("backend", [by_torch, by_ranks])
-@pytest.mark.parametrize("family", ["mixtral", "phi3", "deepseek_v3"])
-def test_other_families(checkpoint: Make, tmp_path: Path, family: str, backend: Any) -> None:
-    """Experts, matrices that hold several, a latent; what 32 does not divide stays as it is."""
-    pack, said = STORED["gptq 4 bits"]
-    folder = quantise(checkpoint(family), tmp_path / "q", pack, said)
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [
+        ("mixtral", "gptq 4 bits"),  # experts
+        ("phi3", "gptq 4 bits"),  # matrices that hold several
+        ("deepseek_v3", "fp8 of DeepSeek"),  # a latent
+    ],
+)
+def test_other_families(
+    checkpoint: Make, tmp_path: Path, family: str, stored: str, backend: Any
+) -> None:
+    folder = quantise(checkpoint(family), tmp_path / "q", *STORED[stored])
     golden, some = Golden(folder / "plain"), prompts(4)
     blocks = tables(some, new=NEW)
     rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]

@@ -82,9 +82,10 @@ models of `transformers`.
 {formats}
 Refused with what to do instead: Marlin, whose order is made for one kind of GPU, and EXL2.
 
-They are held to files that auto-round and gptqmodel made (`tests/data/quantised`), whose prompts'
-log-probabilities and greedy tokens are those of `transformers` with the weights that these
-libraries dequantise (`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
+They are held to files that auto-round, gptqmodel and compressed-tensors made
+(`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
+`transformers` with the weights that these libraries dequantise
+(`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
 (`tests/shard/checkpoint/test_quantised_matrices.py`).
 """
 
@@ -97,6 +98,19 @@ _READ = (
         "other orders of packing than int32's; settings that differ by module",
     ),
     ("AWQ", "`awq`", "4 bits in GEMM's order, any group size", "GEMV's order"),
+    (
+        "compressed-tensors",
+        "`compressed-tensors`",
+        "pack-quantized (4 and 8 bits), int-quantized (8), float-quantized (FP8); scales of the "
+        "tensor, of channels, groups and blocks; symmetric or not; in act-order or not",
+        "sparse weights, transforms, NVFP4, MXFP4, two groups of one form that differ",
+    ),
+    (
+        "FP8",
+        "`fp8`",
+        "e4m3 with scales of blocks (DeepSeek), of the tensor or of outputs",
+        "e5m2",
+    ),
 )
 
 EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")

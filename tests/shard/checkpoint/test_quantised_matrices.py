@@ -9,19 +9,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from tests.model.support import write_json
 from tests.quantised_support import (
     Array,
+    Store,
     Tensors,
+    describe_compressed,
     pack_awq,
+    pack_compressed,
     pack_gptq,
     random_rounded,
+    store_fp8,
+    store_int8,
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
+from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
@@ -54,6 +61,32 @@ def awq(group: int) -> Case:
     return Case(said, pack_awq("a", rounded), rounded.weight, 4, group)
 
 
+def packed(bits: int, group: int, *, symmetric: bool = False, shuffled: bool = False) -> Case:
+    rounded = random_rounded(ROWS, COLUMNS, bits, group, shuffled=shuffled)
+    if symmetric:
+        rounded.zeros[:] = 1 << (bits - 1)
+    strategy = "group" if group < COLUMNS else "channel"
+    said = describe_compressed("pack-quantized", strategy, bits, group_size=group)
+    tensors = pack_compressed("a", rounded, bits, symmetric=symmetric)
+    return Case(said, tensors, rounded.weight, bits, group)
+
+
+def stored(store: Store, said: dict[str, Any], group: int) -> Case:
+    weight = np.random.default_rng(3).standard_normal((ROWS, COLUMNS), np.float32)
+    tensors, exact = store("a", weight)
+    return Case(said, tensors, exact.astype(np.float32), 8, group)
+
+
+def int8(strategy: str, group: int, **said: Any) -> Case:
+    said = describe_compressed("int-quantized", strategy, 8, **said)
+    return stored(store_int8(strategy), said, group)
+
+
+def fp8(strategy: str, group: int, **said: Any) -> Case:
+    said = describe_compressed("float-quantized", strategy, 8, **said)
+    return stored(store_fp8(strategy), said, group)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "gptq, 2 bits": lambda: gptq(2, 32),
     "gptq, 3 bits": lambda: gptq(3, 32),
@@ -65,6 +98,16 @@ CASES: dict[str, Callable[[], Case]] = {
     "gptq, 4 bits, no order": lambda: gptq(4, 32, order=False),
     "gptq, 8 bits": lambda: gptq(8, 128),
     "awq": lambda: awq(32),
+    "packed, 4 bits": lambda: packed(4, 32),
+    "packed, 4 bits, symmetric": lambda: packed(4, 64, symmetric=True),
+    "packed, 4 bits, acts": lambda: packed(4, 32, shuffled=True),
+    "packed, 8 bits": lambda: packed(8, 128, symmetric=True),
+    "int8 by tensor": lambda: int8("tensor", 128),
+    "int8 by channel": lambda: int8("channel", 128),
+    "int8 by group": lambda: int8("group", 16, group_size=16),
+    "fp8 by tensor": lambda: fp8("tensor", 128),
+    "fp8 by channel": lambda: fp8("channel", 128),
+    "fp8 by block, uneven": lambda: fp8("block", 40, block_structure=[24, 40]),
 }
 
 
@@ -101,11 +144,15 @@ def from_planes(planes: Any) -> Array:
     groups = planes.get("groups")
     if groups is None:
         groups = np.arange(codes.shape[1]) // -(-codes.shape[1] // planes["scales"].shape[1])
-    zeros = planes["zeros"].astype(np.float32)
-    return planes["scales"][:, groups] * (codes - zeros[:, groups])
+    if "zeros" in planes:
+        codes -= planes["zeros"].astype(np.float32)[:, groups]
+    return planes["scales"][:, groups] * codes
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "uneven" not in name])
+EVEN = [name for name in CASES if "uneven" not in name and "fp8" not in name]
+
+
+@pytest.mark.parametrize("name", EVEN)
 def test_planes_at_borders_of_groups(tmp_path: Path, name: str) -> None:
     case = CASES[name]()
     matrix = open_matrix(tmp_path, case).rows(slice(3, 50))
@@ -115,7 +162,7 @@ def test_planes_at_borders_of_groups(tmp_path: Path, name: str) -> None:
         planes = matrix.columns(part).planes()
         np.testing.assert_array_equal(from_planes(planes), case.weight[3:50, part])
     if step < COLUMNS and "groups" not in matrix.planes():
-        with pytest.raises(ModelLoadError, match=r"of 'a\.qweight' split a group of"):
+        with pytest.raises(ModelLoadError, match=r"split a group of"):
             matrix.columns(slice(1, step)).planes()
 
 
@@ -164,3 +211,22 @@ def test_numbers_that_cannot_be_are_refused_by_name(tmp_path: Path, damage: str)
     change(case.tensors)
     with pytest.raises(ModelLoadError, match=message):
         open_matrix(tmp_path, case).dequantised()
+
+
+def test_fp8_has_the_numbers_of_torch() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    np.testing.assert_array_equal(E4M3_NUMBERS, codes.view(torch.float8_e4m3fn).float().numpy())
+
+
+def test_a_weight_of_fp8_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    case = CASES["fp8 by channel"]()
+    case.tensors["a.weight"].view(torch.uint8)[7, 9] = 0xFF
+    with pytest.raises(ModelLoadError, match=r"'a\.weight' in .* holds a weight that is not"):
+        open_matrix(tmp_path, case).dequantised()
+
+
+def test_a_packed_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:
+    case = CASES["packed, 4 bits"]()
+    case.tensors["a.weight_shape"][1] -= 1
+    with pytest.raises(ModelLoadError, match=r"says that its matrix has shape \[96, 127\]"):
+        open_matrix(tmp_path, case)

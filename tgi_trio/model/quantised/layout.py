@@ -29,7 +29,7 @@ class Part:
     needed: bool = True
 
 
-class Layout(Protocol):
+class MatrixLayout(Protocol):
     """How one checkpoint stores matrices: a format, and the numbers that config.json gives it."""
 
     @property
@@ -88,3 +88,30 @@ def check_parts(parts: Sequence[Part], tensors: Headers, folder: object) -> None
                 f"Tensor {part.name!r} in {tensor.file} has shape {list(tensor.shape)}, but "
                 f"config.json asks for {asked}."
             )
+
+
+def read_shape(where: str, said: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+    """Return the two sizes of a block that a description gives; None: it gives none.
+
+    Raises ModelLoadError for anything else.
+    """
+    value = said.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ModelLoadError(f"{where} says {name} {value!r}, which is no pair of sizes.")
+    rows, columns = (read_count(where, {name: size}, name) for size in value)
+    if min(rows, columns) < 1:
+        raise ModelLoadError(f"{where} says {name} {value!r}, which is no pair of sizes.")
+    return rows, columns
+
+
+def scale_shapes(matrix: MatrixRef, block: tuple[int, int]) -> tuple[Shape, ...]:
+    """Return the shapes that the scales of a matrix may have; `block`: outputs and inputs that
+    share one, -1: all.
+    """
+    rows = 1 if block[0] == -1 else math.ceil(matrix.rows / block[0])
+    columns = count_groups(matrix, block[1])
+    flat: tuple[Shape, ...] = ((rows,),) if columns == 1 else ()
+    scalar: tuple[Shape, ...] = ((),) if rows == columns == 1 else ()
+    return ((rows, columns), *flat, *scalar)

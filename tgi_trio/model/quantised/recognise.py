@@ -9,21 +9,26 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement
 from tgi_trio.model.quantised.awq_layout import read_awq_layout
+from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
+from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
-from tgi_trio.model.quantised.layout import Layout
+from tgi_trio.model.quantised.layout import MatrixLayout
 
 MADE_AT_LOAD: Final = "eetq"  # the word of `--quantize` for 8-bit weights of plain numbers
 
-WORDS: Final = ("gptq", "awq")  # those for checkpoints, one for each format
+# Those for checkpoints, one for each format.
+WORDS: Final = ("gptq", "awq", "compressed-tensors", "fp8")
 
 # By `quant_method`.
-_READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], Layout]]] = {
+_READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "gptq": read_gptq_layout,
     "awq": read_awq_layout,
+    "compressed-tensors": read_compressed_layout,
+    "fp8": read_fp8_layout,
 }
 
 
-def find_layout(config: ModelConfig) -> Layout | None:
+def find_layout(config: ModelConfig) -> MatrixLayout | None:
     """Return how a checkpoint stores its matrices, as its files say; None: not in a format of ours.
 
     Raises ModelLoadError for a variant of one that is not read.

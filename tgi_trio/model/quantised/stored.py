@@ -9,7 +9,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import are_plain, describe_plain, find_announcement
 from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.quantised.layout import Headers, Layout, check_parts, split_name
+from tgi_trio.model.quantised.layout import Headers, MatrixLayout, check_parts, split_name
 
 _LARGEST_BIAS = 8 << 20  # bytes
 
@@ -23,7 +23,11 @@ class Stored:
 
 
 def check_stored(
-    config: ModelConfig, layout: Layout, matrices: Iterable[MatrixRef], base: str, tensors: Headers
+    config: ModelConfig,
+    layout: MatrixLayout,
+    matrices: Iterable[MatrixRef],
+    base: str,
+    tensors: Headers,
 ) -> Stored:
     """Return the matrices that are stored in parts; raises ModelLoadError unless all fit.
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.container import RawTensor
-from tgi_trio.shard.checkpoint.formats.quantised_matrix import Array, Source
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import Array, QuantisedSource
 from tgi_trio.shard.checkpoint.numbers import Floats
 
 Codes = NDArray[np.uint8] | NDArray[np.int8]
 
 
-class AffineSource(Source):
-    """A `Source` of whole numbers. A format says where its codes, scales and zero points lie."""
+class AffineSource(QuantisedSource):
+    """A `QuantisedSource` of codes. A format says where these, scales and zero points lie."""
 
     def __init__(
         self,
@@ -52,36 +51,46 @@ class AffineSource(Source):
         """Return finite float32 [rows, groups]."""
 
     @abstractmethod
-    def zeros(self, rows: slice) -> Codes | int:
-        """Return zero points [rows, groups], or the one that all share."""
+    def zeros(self, rows: slice) -> Codes | None:
+        """Return zero points [rows, groups]; None: there are none."""
+
+    def numbers(self, rows: slice, columns: slice) -> Floats:
+        """Return what codes [rows, columns] stand for, without scale and zero point."""
+        return self.codes(rows, columns).astype(np.float32)
 
     def dequantise(self, rows: slice, columns: slice) -> Floats:
-        values = self.codes(rows, columns).astype(np.float32)
+        values = self.numbers(rows, columns)
         scales, zeros = self.scales(rows), self.zeros(rows)
         if self._order is None and values.shape[1] % self.group == 0:  # runs of one size
             mine = slice(columns.start // self.group, columns.stop // self.group)
             runs = values.reshape(len(values), mine.stop - mine.start, self.group)
-            runs -= zeros if isinstance(zeros, int) else zeros[:, mine, None]
+            if zeros is not None:
+                runs -= zeros[:, mine, None]
             runs *= scales[:, mine, None]
             return values
         groups = self._groups(columns)
-        values -= zeros if isinstance(zeros, int) else zeros[:, groups]
+        if zeros is not None:
+            values -= zeros[:, groups]
         values *= scales[:, groups]
         return values
 
     def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
-        """Return "codes" [rows, columns], "scales" and "zeros" [rows, groups].
+        """Return "codes" [rows, columns], "scales" and if there are any "zeros" [rows, groups].
 
         Inputs in no order have all groups, and "groups" int [columns]: the group of each.
         """
-        scales, zeros = self.scales(rows), self.zeros(rows)
-        if isinstance(zeros, int):
-            zeros = np.full(scales.shape, zeros, np.uint8)
-        planes: dict[str, NDArray[Any]] = {"codes": self.codes(rows, columns)}
-        if self._order is not None:
-            return planes | {"scales": scales, "zeros": zeros, "groups": self._order[columns]}
-        mine = slice(columns.start // self.group, -(-columns.stop // self.group))
-        return planes | {"scales": scales[:, mine], "zeros": zeros[:, mine]}
+        mine, order = slice(None), {}
+        if self._order is None:
+            mine = slice(columns.start // self.group, -(-columns.stop // self.group))
+        else:
+            order = {"groups": self._order[columns]}
+        zeros = self.zeros(rows)
+        return {
+            "codes": self.codes(rows, columns),
+            "scales": self.scales(rows)[:, mine],
+            **({} if zeros is None else {"zeros": zeros[:, mine]}),
+            **order,
+        }
 
     def _groups(self, columns: slice) -> NDArray[np.int64]:
         """Return the group of each input."""

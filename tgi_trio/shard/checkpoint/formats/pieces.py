@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.quantised.layout import Layout, check_parts
+from tgi_trio.model.quantised.layout import MatrixLayout, check_parts
 from tgi_trio.shard.checkpoint.container import Container, RawTensor
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
-from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedMatrix, Source
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedMatrix, QuantisedSource
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 # What reads the parts of a matrix of a shape, by their roles.
-Open = Callable[[tuple[int, int], Mapping[str, RawTensor]], Source]
+Open = Callable[[tuple[int, int], Mapping[str, RawTensor]], QuantisedSource]
 
 
 class PiecesFormat:
     """The `WeightFormat` of one checkpoint."""
 
-    def __init__(self, layout: Layout, open_source: Open) -> None:
+    def __init__(self, layout: MatrixLayout, open_source: Open) -> None:
         self.name = layout.name
         self._layout = layout
         self._open = open_source

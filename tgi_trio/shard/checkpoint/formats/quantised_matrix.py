@@ -19,7 +19,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 Array = NDArray[Any]
 
 
-class Source(ABC):
+class QuantisedSource(ABC):
     """A whole quantised matrix [outputs, inputs] in its files; rectangles of it are read.
 
     All methods raise ModelLoadError for numbers that cannot be right.
@@ -66,7 +66,7 @@ class QuantisedMatrix:
     Inputs may be cut anywhere: what shares words or scales with them is dequantised and left out.
     """
 
-    source: Source
+    source: QuantisedSource
     outputs: range
     inputs: range
 
