@@ -52,23 +52,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
         quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale": ("F32", (2, 1))}),
         "fbgemm_fp8",
     ),
-    "bitsandbytes int8": (
-        {"quant_method": "bitsandbytes", "load_in_8bit": True},
-        quantised({"weight": ("I8", (2, 2)), "SCB": F32, "weight_format": ("U8", ())}),
-        "bitsandbytes, 8 bits",
-    ),
-    "bitsandbytes nf4": (
-        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        quantised(
-            {
-                "weight": U8,
-                "weight.absmax": F32,
-                "weight.quant_map": F32,
-                "weight.quant_state.bitsandbytes__nf4": ("U8", (9,)),
-            }
-        ),
-        "bitsandbytes, nf4, 4 bits",
-    ),
     "exl2": (
         {"quant_method": "exl2", "bits": 4.0},
         quantised({"q_weight": I32, "q_scale": I32, "q_groups": I32, "q_invperm": I32}),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import random
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.model.support import BYTES, LLAMA, Asked, Stored, make_folder, write_json
-from tests.quantised_support import describe_compressed
+from tests.quantised_support import describe_compressed, real_checkpoint
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
@@ -79,8 +81,16 @@ def blocks(module: str, rows: int, columns: int) -> Changes:
     }
 
 
+def int8_rows(module: str, rows: int, columns: int) -> Changes:
+    return {
+        f"{module}.weight": ("I8", (rows, columns)),
+        f"{module}.SCB": ("F32", (rows,)),
+        f"{module}.weight_format": ("U8", ()),
+    }
+
+
 # Not of every matrix.
-OPTIONAL = ("g_idx", "weight_zero_point", "input_scale")
+OPTIONAL = ("g_idx", "weight_zero_point", "input_scale", "weight_format")
 FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 32}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32}),
@@ -88,6 +98,7 @@ FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "int8": (int8, describe_compressed("int-quantized", "channel", 8)),
     "fp8": (fp8, describe_compressed("float-quantized", "tensor", 8)),
     "fp8 blocks": (blocks, {"quant_method": "fp8", "weight_block_size": [48, 128]}),
+    "bitsandbytes": (int8_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "fp8 alone": (fp8, {"quant_method": "fp8", "activation_scheme": "static"}),
 }
 
@@ -214,6 +225,7 @@ def weights(form: str = "pack-quantized", **said: Any) -> dict[str, Any]:
     return describe_compressed(form, strategy, bits, **settings)
 
 
+BITS4 = {"load_in_8bit": False, "load_in_4bit": True}
 GROUP = {
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "strategy": "group"}}}
 }
@@ -247,6 +259,8 @@ GROUP = {
         ("fp8 blocks", {"weight_block_size": [2**63, 1]}, "in range"),
         ("fp8 blocks", {"weight_block_size": 128}, "no pair of sizes"),
         ("fp8 blocks", {"fmt": "e5m2"}, "in the form 'e5m2'"),
+        ("bitsandbytes", {"load_in_8bit": False}, "bitsandbytes with 'fp4'; read are load_in_8bit"),
+        ("bitsandbytes", BITS4 | {"bnb_4bit_quant_type": "int4"}, "bitsandbytes with 'int4'"),
         ("awq", {"version": "gemv"}, "in the order 'gemv'"),
         ("awq", {"bits": 8}, "AWQ with 8 bits"),
         ("awq", {"group_size": 48}, "cannot be stored as AWQ in groups of 48"),
@@ -258,6 +272,37 @@ def test_variants_that_are_not_read_are_refused_by_name(
     make(tmp_path, name, said=said)
     with pytest.raises(ModelLoadError, match=message):
         check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("piece", "change", "message"),
+    [
+        ("absmax", lambda t: None, "weight.absmax' is missing"),
+        ("absmax", lambda t: t[:-1], r"absmax' in .* has shape \[1023\], but .* asks for \[1024\]"),
+        ("absmax", lambda t: t.to(torch.uint8), "absmax' in .* is of type U8"),
+        ("quant_map", lambda t: t[:8], r"quant_map' in .* has shape \[8\]"),
+        ("", lambda t: t[:-8], r"weight' in .* has shape \[32760, 1\]"),
+        ("", lambda t: t.view(-1).view(torch.bfloat16)[:, None], "weight' in .* is of type BF16"),
+        ("quant_state.bitsandbytes__nf4", lambda t: t[:-1], "bitsandbytes__nf4' in .* as JSON"),
+        ("quant_state.bitsandbytes__nf4", lambda t: None, "is of type U8"),
+        ("nested_absmax", lambda t: torch.ones(1), "is a part of quantised weights"),
+    ],
+)
+def test_pieces_of_blocks(
+    tmp_path: Path, piece: str, change: Callable[[Any], Any], message: str
+) -> None:
+    """Of a checkpoint whose blocks are described by one of its tensors."""
+    folder = real_checkpoint("bnb-nf4", tmp_path)
+    assert check(folder) == []
+    tensors = load_file(folder / "layers.safetensors")
+    name = f"{Q}.weight.{piece}".removesuffix(".")
+    changed = change(tensors.pop(name, None))
+    if changed is not None:
+        tensors[name] = changed.contiguous()
+    (folder / "layers.safetensors").unlink()
+    save_file(tensors, folder / "layers.safetensors")
+    with pytest.raises(ModelLoadError, match=message):
+        check(folder)
 
 
 def write_bias(folder: Path, value: int) -> None:

@@ -15,14 +15,17 @@ from tests.model.support import Asked
 from tests.quantised_support import (
     DATA,
     Store,
+    describe_bitsandbytes,
     describe_compressed,
     quantise,
     real_checkpoint,
     store_awq,
+    store_bytes,
     store_fp8,
     store_gptq,
     store_int8,
     store_packed,
+    store_table,
 )
 from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
@@ -38,9 +41,10 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     tables,
 )
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
-from tgi_trio.shard.contract import Runner, WarmupRequest
+from tgi_trio.shard.contract import Runner
 
 Make = Callable[..., Path]
 Loaded = tuple[Runner, GreedyRecorder]
@@ -159,6 +163,10 @@ STORED: dict[str, tuple[Store, dict[str, Any]]] = {
         {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [24, 40]},
     ),
     "fp8 without blocks": (store_fp8("tensor"), {"quant_method": "fp8"}),
+    "bitsandbytes": (store_bytes, describe_bitsandbytes("int8")),
+    "nf4": (store_table("nf4", 64), describe_bitsandbytes("nf4")),
+    "nf4, double": (store_table("nf4", 32, nested=5), describe_bitsandbytes("nf4")),
+    "fp4 over rows": (store_table("fp4", 48), describe_bitsandbytes("fp4")),
     "awq": (store_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
 }
 

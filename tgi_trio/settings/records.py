@@ -16,7 +16,16 @@ from tgi_trio.model.config import RopeScaling
 DTYPES: Final = ("float32", "bfloat16", "float16")
 MADE_AT_LOAD: Final = "eetq"  # TGI's name for 8-bit weights that are made at load
 # The others are formats of checkpoints, which are recognised without the flag.
-QUANTIZATIONS: Final = (MADE_AT_LOAD, "gptq", "awq", "compressed-tensors", "fp8")
+QUANTIZATIONS: Final = (
+    MADE_AT_LOAD,
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "fp8",
+    "bitsandbytes",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
+)
 ROPE_SCALINGS: Final = ("linear", "dynamic")
 CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
 

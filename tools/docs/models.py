@@ -82,7 +82,7 @@ models of `transformers`.
 {formats}
 Refused with what to do instead: Marlin, whose order is made for one kind of GPU, and EXL2.
 
-They are held to files that auto-round, gptqmodel and compressed-tensors made
+They are held to files that auto-round, gptqmodel, compressed-tensors and bitsandbytes made
 (`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
 `transformers` with the weights that these libraries dequantise
 (`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
@@ -104,6 +104,12 @@ _READ = (
         "pack-quantized (4 and 8 bits), int-quantized (8), float-quantized (FP8); scales of the "
         "tensor, of channels, groups and blocks; symmetric or not; in act-order or not",
         "sparse weights, transforms, NVFP4, MXFP4, two groups of one form that differ",
+    ),
+    (
+        "bitsandbytes",
+        "`bitsandbytes`, `bitsandbytes-nf4`, `bitsandbytes-fp4`",
+        "8 bits; NF4 and FP4 in blocks of any size, with double quantisation or not",
+        "4 bits in other words than bytes",
     ),
     (
         "FP8",

@@ -9,6 +9,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement
 from tgi_trio.model.quantised.awq_layout import read_awq_layout
+from tgi_trio.model.quantised.bitsandbytes_layout import read_bitsandbytes_layout
 from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
 from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
@@ -17,7 +18,15 @@ from tgi_trio.model.quantised.layout import MatrixLayout
 MADE_AT_LOAD: Final = "eetq"  # the word of `--quantize` for 8-bit weights of plain numbers
 
 # Those for checkpoints, one for each format.
-WORDS: Final = ("gptq", "awq", "compressed-tensors", "fp8")
+WORDS: Final = (
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "fp8",
+    "bitsandbytes",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
+)
 
 # By `quant_method`.
 _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
@@ -25,6 +34,7 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "awq": read_awq_layout,
     "compressed-tensors": read_compressed_layout,
     "fp8": read_fp8_layout,
+    "bitsandbytes": read_bitsandbytes_layout,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import find_announcement, unread_format
 from tgi_trio.model.quantised.awq_layout import AwqLayout
+from tgi_trio.model.quantised.bitsandbytes_layout import BitsandbytesLayout
 from tgi_trio.model.quantised.compressed_layout import CompressedLayout
 from tgi_trio.model.quantised.fp8_layout import Fp8Layout
 from tgi_trio.model.quantised.gptq_layout import GptqLayout
@@ -15,6 +16,7 @@ from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.shard.checkpoint.container import Container
 from tgi_trio.shard.checkpoint.formats.awq import AwqSource
+from tgi_trio.shard.checkpoint.formats.bitsandbytes import open_bitsandbytes
 from tgi_trio.shard.checkpoint.formats.compressed_tensors import open_compressed
 from tgi_trio.shard.checkpoint.formats.fp8 import open_fp8
 from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
@@ -45,6 +47,8 @@ def _reader(layout: MatrixLayout) -> Open:
             return partial(AwqSource, layout)
         case CompressedLayout():
             return partial(open_compressed, layout)
+        case BitsandbytesLayout():
+            return partial(open_bitsandbytes, layout)
         case Fp8Layout():
             return partial(open_fp8, layout)
     raise ValueError(f"nothing reads {layout.name}")

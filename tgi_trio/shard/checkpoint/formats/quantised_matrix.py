@@ -18,6 +18,9 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 
 Array = NDArray[Any]
 
+# Weights that are taken apart at a time, whose codes and scales are in the cache meanwhile.
+_AT_ONCE = 256 << 10
+
 
 class QuantisedSource(ABC):
     """A whole quantised matrix [outputs, inputs] in its files; rectangles of it are read.
@@ -89,12 +92,25 @@ class QuantisedMatrix:
         return QuantisedMatrix(self.source, self.outputs, self.inputs[part])
 
     def dequantised(self) -> Array:
-        """Return float32; raises ModelLoadError as its source does."""
+        """Return float32; raises ModelLoadError as its source does, and for what is no number."""
         step, (first, end) = self.source.step, (self.inputs.start, self.inputs.stop)
         begin = first // step * step
         whole = min(-(-end // step) * step, self.source.shape[1])
-        values = self.source.dequantise(self._rows, slice(begin, whole))
-        return np.ascontiguousarray(values[:, first - begin : end - begin])
+        values = np.empty(self.shape, np.float32)
+        width = max(1, whole - begin)
+        count = -(-_AT_ONCE // width // 32) * 32  # words and blocks are seldom split
+        for done in range(0, len(values), count):
+            rows = self.outputs[done : done + count]
+            with np.errstate(over="ignore", invalid="ignore"):
+                part = self.source.dequantise(slice(rows.start, rows.stop), slice(begin, whole))
+            if not np.isfinite(part).all():
+                codes = self.source.tensors[0]
+                raise ModelLoadError(
+                    f"Tensor {codes.name!r} in {codes.file.path} stands for a weight that is "
+                    "infinite or not a number."
+                )
+            values[done : done + count] = part[:, first - begin : end - begin]
+        return values
 
     def planes(self) -> Mapping[str, Array]:
         """Return what is stored; raises ModelLoadError where the cut splits a group."""
