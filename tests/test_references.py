@@ -23,7 +23,7 @@ ATTRIBUTE = re.compile(r"((?:\w+\.)*)([A-Za-z_]\w*)\.([A-Za-z_]\w*)(?:\(.*\))?")
 # Files of a model's folder, of other projects and of the machine; not ours to have.
 FOREIGN = re.compile(
     r".*\.bin|(config|tokenizer|tokenizer_config|generation_config|special_tokens_map|chat_template"
-    r"|processor_config|adapter_config|hf_quant_config|quantize_config|index|preprocessor_config"
+    r"|processor_config|adapter_config|(hf_)?quant_config|quantize_config|index|preprocessor_config"
     r"|added_tokens|vocab|openapi|.*\.safetensors\.index|.*\.bin\.index)\.json|/.*|docs/\w+\.md"
     r"|modeling_\w+\.py|configuration_\w+\.py|config\.py|out\.json|trace\.json"
 )

@@ -56,5 +56,7 @@ def test_the_port_that_sagemaker_names() -> None:
 
 
 def test_an_error_names_the_variable_that_is_set() -> None:
-    with pytest.raises(UsageError, match=r"variable HF_MODEL_QUANTIZE: expected eetq, .*'gptq'"):
-        parse([], SAGEMAKER | {"HF_MODEL_QUANTIZE": "gptq"})
+    with pytest.raises(
+        UsageError, match=r"variable HF_MODEL_QUANTIZE: expected one of eetq, .*'exl2'"
+    ):
+        parse([], SAGEMAKER | {"HF_MODEL_QUANTIZE": "exl2"})

@@ -134,7 +134,11 @@ def test_hostname_of_a_container_is_not_an_address() -> None:
         ([], {"AIP_PREDICT_ROUTE": "predict"}, "AIP_PREDICT_ROUTE: expected a path such as"),
         (["--aip-health-route", "/<x>"], {}, "--aip-health-route: expected a path such as"),
         (["--waiting-served-ratio", "nan"], {}, "--waiting-served-ratio: expected a number"),
-        (["--quantize", "awq"], {}, "--quantize: expected eetq, which makes 8-bit weights"),
+        (
+            ["--quantize", "exl2"],
+            {},
+            "--quantize: expected one of eetq, gptq, awq.*: eetq makes 8-bit",
+        ),
         (["--dtype", "int4"], {}, "--dtype: expected one of float32, bfloat16, float16"),
         (["--sharded", "maybe"], {}, "--sharded: expected true or false"),
         ([], {"JSON_OUTPUT": "ja"}, "variable JSON_OUTPUT: expected true or false"),

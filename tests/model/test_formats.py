@@ -42,52 +42,15 @@ def quantised(pieces: Changes, keep: bool = False) -> Changes:
 
 I32, F16, F32, U8 = ("I32", (2, 2)), ("F16", (2, 2)), ("F32", (2,)), ("U8", (4, 1))
 FORMATS: dict[str, tuple[dict[str, Any], Changes, str]] = {
-    "fp8": (
-        {"quant_method": "fp8", "activation_scheme": "static"},
-        quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale": F32, "input_scale": F32}),
-        "fp8",
+    "torchao": (
+        {"quant_method": "torchao", "quant_type": "int4wo"},
+        quantised({"weight_qdata": I32, "weight_scale": F16}),
+        "torchao",
     ),
-    "fp8 blocks": (
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale_inv": ("F32", (1, 1))}),
-        "fp8",
-    ),
-    "compressed-tensors int8": (
-        {"quant_method": "compressed-tensors", "format": "int-quantized"},
-        quantised({"weight": ("I8", (2, 2)), "weight_scale": ("BF16", (2, 1))}),
-        "compressed-tensors, int-quantized",
-    ),
-    "compressed-tensors packed": (
-        {"quant_method": "compressed-tensors", "format": "pack-quantized"},
-        quantised({"weight_packed": I32, "weight_scale": F32, "weight_shape": ("I64", (2,))}),
-        "compressed-tensors, pack-quantized",
-    ),
-    "bitsandbytes int8": (
-        {"quant_method": "bitsandbytes", "load_in_8bit": True},
-        quantised({"weight": ("I8", (2, 2)), "SCB": F32, "weight_format": ("U8", ())}),
-        "bitsandbytes, 8 bits",
-    ),
-    "bitsandbytes nf4": (
-        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-        quantised(
-            {
-                "weight": U8,
-                "weight.absmax": F32,
-                "weight.quant_map": F32,
-                "weight.quant_state.bitsandbytes__nf4": ("U8", (9,)),
-            }
-        ),
-        "bitsandbytes, nf4, 4 bits",
-    ),
-    "gptq": (
-        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"},
-        quantised({"qweight": I32, "qzeros": I32, "scales": F16, "g_idx": ("I32", (2,))}),
-        "gptq, gptq_v2, 4 bits",
-    ),
-    "awq": (
-        {"quant_method": "awq", "bits": 4},
-        quantised({"qweight": I32, "qzeros": I32, "scales": F16}),
-        "awq, 4 bits",
+    "fbgemm": (
+        {"quant_method": "fbgemm_fp8"},
+        quantised({"weight": ("F8_E4M3", (2, 2)), "weight_scale": ("F32", (2, 1))}),
+        "fbgemm_fp8",
     ),
     "exl2": (
         {"quant_method": "exl2", "bits": 4.0},
@@ -155,8 +118,8 @@ def test_a_weight_of_another_dtype_is_refused(tmp_path: Path, dtype: str) -> Non
 @pytest.mark.parametrize(
     ("file", "content", "called"),
     [
-        ("quantize_config.json", {"bits": 4, "group_size": 128}, "GPTQ or AWQ, 4 bits"),
-        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "AWQ, 4 bits"),
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, "gptq, 4 bits"),
+        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, "awq, 4 bits"),
         ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "FP8"),
     ],
 )
@@ -166,6 +129,22 @@ def test_files_beside_the_config_tell_of_a_format(
     make_folder(tmp_path)
     write_json(tmp_path, content, file)
     with pytest.raises(ModelLoadError, match=rf"in the format {called}, as {file} says"):
+        check(tmp_path)
+
+
+def test_what_is_refused_for_good_comes_with_advice(tmp_path: Path) -> None:
+    said, changes, _ = FORMATS["exl2"]
+    make_folder(tmp_path, LLAMA, changes)
+    write_json(tmp_path, LLAMA | {"quantization_config": said})
+    with pytest.raises(ModelLoadError, match=r"exllamav2 makes its files from the original model"):
+        check(tmp_path)
+    for marlin in ({"checkpoint_format": "marlin"}, {"is_marlin_format": True}):
+        said = {"quant_method": "gptq", "bits": 4, "group_size": 128} | marlin
+        write_json(tmp_path, LLAMA | {"quantization_config": said})
+        with pytest.raises(ModelLoadError, match=r"take the GPTQ checkpoint that they were made"):
+            check(tmp_path)
+    write_json(tmp_path, LLAMA | {"quantization_config": {"quant_method": "marlin"}})
+    with pytest.raises(ModelLoadError, match=r"the GPTQ checkpoint that it was made from is serv"):
         check(tmp_path)
 
 

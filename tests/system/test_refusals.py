@@ -46,7 +46,11 @@ def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("changes", "flags", "message"),
     [
-        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, (), "the format awq, 4 bits"),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            (),
+            "no matrix in the format awq, 4 bits",
+        ),
         ({"model_type": "no_such_model"}, (), "'no_such_model' is not one of ours"),
         ({}, ("--num-shard", "3"), "2 attention heads cannot be split over 3 shards"),
         ({}, ("--quantize", "eetq"), "The CPU kernels cannot serve this model: head size 2"),

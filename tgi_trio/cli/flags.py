@@ -70,7 +70,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag(
                 "quantize",
                 "quantization",
-                "eetq: 8-bit weights, on a CPU",
+                "eetq: 8-bit weights, on a CPU; else what the checkpoint is, as is seen anyhow",
                 "the weights as they are",
             ),
             Flag(

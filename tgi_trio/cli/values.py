@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.log_levels import parse_log_levels
-from tgi_trio.settings.records import CPU_BACKENDS, DTYPES, QUANTIZATIONS, ROPE_SCALINGS
+from tgi_trio.settings.records import (
+    CPU_BACKENDS,
+    DTYPES,
+    MADE_AT_LOAD,
+    QUANTIZATIONS,
+    ROPE_SCALINGS,
+)
 
 _TRUE: Final = frozenset(("true", "1", "yes", "y", "on", "t"))
 _FALSE: Final = frozenset(("false", "0", "no", "n", "off", "f"))
@@ -122,8 +128,8 @@ def _collector(text: str) -> str:
 def _quantization(text: str) -> str:
     if text not in QUANTIZATIONS:
         raise ValueError(
-            f"expected {', '.join(QUANTIZATIONS)}, which makes 8-bit weights of an ordinary "
-            "checkpoint on a CPU; no other quantised weights are served"
+            f"expected one of {', '.join(QUANTIZATIONS)}: {MADE_AT_LOAD} makes 8-bit weights of "
+            "an ordinary checkpoint on a CPU, the others say what a checkpoint is"
         )
     return text
 

@@ -24,10 +24,18 @@ from tgi_trio.model.formats import (
 from tgi_trio.model.kernel_fit import find_unsupported, unserved
 from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
+from tgi_trio.model.quantised.recognise import MADE_AT_LOAD, check_stated, find_layout
+from tgi_trio.model.quantised.stored import Stored, check_stored
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import check_split
 from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec, t5_spec
-from tgi_trio.model.tensors import Shape, TensorClaims, decoder_claims, t5_claims
+from tgi_trio.model.tensors import (
+    Shape,
+    TensorClaims,
+    decoder_claims,
+    decoder_matrices,
+    t5_claims,
+)
 from tgi_trio.model.transformers_types import configured_types, text_types
 
 
@@ -39,7 +47,7 @@ class Serving(Protocol):
     @property
     def num_shard(self) -> int: ...
     @property
-    def quantize(self) -> str | None: ...  # "eetq": 8-bit weights, by the CPU kernels
+    def quantize(self) -> str | None: ...  # "eetq": 8-bit weights, by the CPU kernels; else stored
     @property
     def cpu_backend(self) -> str: ...  # "numba" where only the CPU kernels will do
     @property
@@ -56,6 +64,8 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     warnings = check_drafter(config)
     spec = model_spec(config)
     check_checkpoint(config, spec)
+    if serving.quantize is not None:
+        _check_quantize(config, serving.quantize)
     warnings += check_own_code(
         config,
         serving.trust_remote_code,
@@ -68,15 +78,13 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
         check_split(spec, serving.num_shard)
     if serving.rope is not None:
         check_rotary(config, spec)
-    if serving.quantize is not None:
-        _check_quantize(config, serving.quantize)
-    if serving.quantize is not None or serving.cpu_backend == "numba":
+    if serving.quantize == MADE_AT_LOAD or serving.cpu_backend == "numba":
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
         if isinstance(spec, T5Spec):
             reason = "it has an encoder"
         if reason is not None:
-            raise unserved(reason, serving.quantize)
+            raise unserved(reason, MADE_AT_LOAD if serving.quantize == MADE_AT_LOAD else None)
     return warnings
 
 
@@ -99,14 +107,21 @@ def check_checkpoint(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> 
     `spec` None: transformers loads the model, and `check_unread` goes on when it has.
     """
     tensors = read_tensors(config)
-    check_format(config, tensors)
+    layout = find_layout(config) if isinstance(spec, DecoderSpec) else None
+    if layout is None:
+        check_format(config, tensors)
     if spec is None:
         read = {name: t for name, t in tensors.items() if not is_harmless(name, config)}
         refuse_pieces(tensors, read)
         check_dtypes(read, INDEX_DTYPES)
         return
-    claims = t5_claims(spec) if isinstance(spec, T5Spec) else decoder_claims(spec)
-    _check_claims(config, tensors, claims)
+    if isinstance(spec, T5Spec):
+        _check_claims(config, tensors, t5_claims(spec))
+        return
+    stored = Stored()
+    if layout is not None:
+        stored = check_stored(config, layout, decoder_matrices(spec), spec.names.base, tensors)
+    _check_claims(config, tensors, decoder_claims(spec), stored)
 
 
 def check_unread(config: ModelConfig, unread: list[str]) -> None:
@@ -160,15 +175,21 @@ def check_rotary(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> None
 
 
 def _check_claims(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor], claims: TensorClaims
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    claims: TensorClaims,
+    stored: Stored = Stored(),  # noqa: B008 (frozen)
 ) -> None:
     base = claims.base
     if any(name.startswith(base) for name in tensors):
         base = ""
     shapes = {name.removeprefix(base): shape for name, shape in claims.known.items()}
     needed = {name.removeprefix(base): shape for name, shape in claims.needed.items()}
+    for name in stored.matrices:
+        needed.pop(name, None)
+        shapes.pop(name, None)
     known = shapes.keys() | needed.keys()
-    unread = tensors.keys() - known
+    unread = tensors.keys() - known - stored.parts
     check_dtypes({name: tensors[name] for name in known & tensors.keys()})
     # Before what is missing: of a quantised matrix the weight is missing, too.
     refuse_pieces(tensors, (name for name in unread if not is_harmless(name, config)))
@@ -209,16 +230,16 @@ def _check_transformers(config: ModelConfig, serving: Serving) -> None:
         raise ModelLoadError(split_refusal(config))
 
 
-def _check_quantize(config: ModelConfig, wanted: str) -> None:
-    """Raise ConfigurationError for weights that are quantised in another way already."""
-    if not (files := gguf_files(config.folder)):
-        return
-    kinds = {tensor.dtype for tensor in read_tensors(config).values()} - SERVED_DTYPES.keys()
-    if kinds:
-        raise ConfigurationError(
-            f"--quantize {wanted} contradicts {files[0].name}, whose weights are GGUF's "
-            f"{', '.join(sorted(kinds))}: leave --quantize out"
-        )
+def _check_quantize(config: ModelConfig, stated: str) -> None:
+    """Raise ConfigurationError where `--quantize` contradicts what a checkpoint is."""
+    if files := gguf_files(config.folder):
+        kinds = {tensor.dtype for tensor in read_tensors(config).values()} - SERVED_DTYPES.keys()
+        if kinds:
+            raise ConfigurationError(
+                f"--quantize {stated} contradicts {files[0].name}, whose weights are GGUF's "
+                f"{', '.join(sorted(kinds))}: leave --quantize out"
+            )
+    check_stated(config, stated)
 
 
 def split_refusal(config: ModelConfig) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tgi_trio.model.config import RopeScaling, read_config, read_json
+from tgi_trio.model.quantised.recognise import find_layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class ModelFacts:
     vocab_size: int | None = None
     tokenizer_path: Path | None = None  # None: the model's own folder
     dtype: str | None = None  # of the checkpoint, e.g. "bfloat16"
+    quantize: str | None = None  # the format of its quantised weights, as --quantize calls it
     revision_sha: str | None = None  # commit, when the folder is a hub snapshot
 
 
@@ -46,6 +48,7 @@ def read_model_facts(
         vocab_size=config.vocab_size or None,
         tokenizer_path=tokenizer_path,
         dtype=config.dtype,
+        quantize=layout.name if (layout := find_layout(config)) else None,
         revision_sha=_revision(path),
     )
 

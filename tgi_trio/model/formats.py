@@ -1,13 +1,15 @@
-"""Formats of quantised weights: how a checkpoint tells of one. None of them is read here.
+"""Formats of quantised weights: how a checkpoint tells of one, and what refuses all others.
 
 Weights whose scales are left unread still load, as other numbers: the model would answer nonsense
-that looks like text. So whatever looks like a format that nobody reads is refused by its name.
+that looks like text. So whatever looks like a format that nobody reads is refused by its name;
+those that are read are in `model/quantised/`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
@@ -17,8 +19,9 @@ from tgi_trio.model.gguf.block_types import BY_NAME
 
 SERVED_DTYPES: Final = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 SERVED: Final = (
-    f"Served are checkpoints in {', '.join(SERVED_DTYPES.values())}: take the model's original "
-    "one; --quantize eetq makes 8-bit weights of it on a CPU."
+    f"Served are checkpoints in {', '.join(SERVED_DTYPES.values())}, and the quantised ones that "
+    "docs/models.md lists: take the model's original one; --quantize eetq makes 8-bit weights of "
+    "it on a CPU."
 )
 
 # Of tables of places and of masks, which models of transformers may have among their tensors. No
@@ -33,6 +36,11 @@ _FILES: Final = {
     "quant_config.json": "AWQ",
     "hf_quant_config.json": "ModelOpt",
     "quantization_config.json": "AutoRound",
+}
+# Older ones of these do not name the method: a key that only one of their tools writes tells.
+_OLDER_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
+    "GPTQ or AWQ": {"awq": "w_bit", "gptq": "bits"},
+    "AWQ": {"awq": "w_bit"},
 }
 # How the names of tensors end that make up a quantised matrix, and whose they are. The first row
 # that fits counts.
@@ -54,26 +62,55 @@ _PIECES: Final = (
 )
 
 
+# What helps with a format that is refused, by the beginning of its method's name.
+_ADVICE: Final = {
+    "exl2": " exllamav2 makes its files from the original model, so that is where to start from.",
+    "marlin": " Marlin's order is made for one kind of GPU: the GPTQ checkpoint that it was made "
+    "from is served.",
+}
 _A_PIECE: Final = re.compile(f"(?:{'|'.join(ending for ending, _ in _PIECES)})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a checkpoint says of the format of its weights."""
+
+    where: str  # the file, and the part of it
+    method: str  # "gptq"
+    said: Mapping[str, Any]
+    name: str  # of the format, with what tells its variants apart
 
 
 def check_format(config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> None:
     """Raise ModelLoadError when the folder says that its weights are quantised."""
-    found = find_announced_format(config)
+    found = find_announcement(config)
     if found is None:
         return
+    if are_plain(tensors):
+        raise unread_format(config, found, describe_plain(found))
+    raise unread_format(config, found)
+
+
+def are_plain(tensors: Mapping[str, StoredTensor]) -> bool:
+    """Return whether no tensor looks like a part of a quantised matrix."""
     plain = all(tensor.dtype in SERVED_DTYPES for tensor in tensors.values())
-    hint = ""
-    if plain and not any(piece_of(tensor) for tensor in tensors):
-        hint = f" Its tensors are plain numbers: if they are the model's own, take out {found[0]}."
-    raise unread_format(config, *found, hint)
+    return plain and not any(piece_of(tensor) for tensor in tensors)
 
 
-def unread_format(config: ModelConfig, where: str, name: str, hint: str = "") -> ModelLoadError:
-    """Return what to raise for weights in a format that nobody claims; `where` says which."""
+def describe_plain(found: Announcement) -> str:
+    """Return what helps where a format is announced and all tensors are plain numbers."""
+    return f" Its tensors are plain numbers: if they are the model's own, take out {found.where}."
+
+
+def unread_format(
+    config: ModelConfig, found: Announcement | None, hint: str = ""
+) -> ModelLoadError:
+    """Return what to raise for weights in a format that nobody claims."""
+    where, name = (found.where, found.name) if found else ("nothing else", "of an unknown kind")
+    advice = _ADVICE.get(found.method, "") if found else ""
     return ModelLoadError(
         f"{config.folder} holds quantised weights in the format {name}, as {where} says, which "
-        f"nothing here reads. {SERVED}{hint}"
+        f"nothing here reads.{advice} {SERVED}{hint}"
     )
 
 
@@ -115,22 +152,29 @@ def _piece_beside(name: str, tensors: Mapping[str, StoredTensor]) -> str | None:
     return next((piece for other in sorted(beside) if (piece := piece_of(other))), None)
 
 
-def find_announced_format(config: ModelConfig) -> tuple[str, str] | None:
-    """Return (where it says so, name of the format) of quantised weights; None: nothing says so."""
+def find_announcement(config: ModelConfig) -> Announcement | None:
+    """Return what a folder says of quantised weights; None: nothing."""
     for key in _CONFIG_KEYS:
         if isinstance(found := config.get(key), dict) and found:
-            return f"{key} in config.json", _describe(found)
+            return _read(f"{key} in config.json", found)
     for file, tool in _FILES.items():
         if (content := read_json(config.folder / file)) is not None:
             inner = content.get("quantization")
-            return file, _describe(inner if isinstance(inner, dict) else content, tool)
+            return _read(file, inner if isinstance(inner, dict) else content, tool)
     return None
 
 
-def _describe(said: Mapping[str, Any], tool: str = "") -> str:
+def _read(where: str, said: Mapping[str, Any], tool: str = "") -> Announcement:
+    method = said.get("quant_method") or said.get("quant_algo")
+    if not method and tool in _OLDER_KEYS:
+        method = next((name for name, key in _OLDER_KEYS[tool].items() if key in said), None)
+    method = str(method or tool or "of an unnamed method")
+    return Announcement(where, method.lower(), said, _describe(said, method))
+
+
+def _describe(said: Mapping[str, Any], method: str) -> str:
     """Return a format's name and what tells its variants apart."""
-    method = said.get("quant_method") or said.get("quant_algo") or tool or "of an unnamed method"
-    words = [str(method)]
+    words = [method]
     words += [str(said[key]) for key in ("fmt", "format", "checkpoint_format") if said.get(key)][:1]
     bits = said.get("bits") or said.get("w_bit") or said.get("num_bits")
     if said.get("load_in_8bit") or said.get("_load_in_8bit"):

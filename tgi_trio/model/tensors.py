@@ -58,29 +58,42 @@ def t5_claims(spec: T5Spec) -> TensorClaims:
     return TensorClaims(dict(_t5(spec)), known)
 
 
+def decoder_matrices(spec: DecoderSpec) -> list[MatrixRef]:
+    """Return the matrices that the generic decoder reads, each once."""
+    found = {part.name: part for part in _parts(spec) if isinstance(part, MatrixRef)}
+    return list(found.values())
+
+
 def _decoder(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
-    yield from _tensors(outer_refs(spec))
-    for index in range(len(spec.layers)):
-        yield from _tensors(layer_refs(spec, index))
-
-
-def _tensors(part: Any) -> Iterator[tuple[str, Shape]]:
-    """Yield the tensors of a part of a description, however deep they lie."""
-    if isinstance(part, MatrixRef):
-        shape = (part.rows, part.columns)
-        yield part.name, shape[::-1] if part.transposed else shape
-        if part.bias:
-            yield part.bias, (part.rows,)
-    elif isinstance(part, NormRef):
-        yield from ((name, (part.size,)) for name in (part.weight, part.bias) if name)
-    elif isinstance(part, tuple):
-        for each in part:
-            yield from _tensors(each)
-    elif is_dataclass(part):
-        if isinstance(part, ExpertsRefs) and part.router_bias:
+    for part in _parts(spec):
+        if isinstance(part, MatrixRef):
+            shape = (part.rows, part.columns)
+            yield part.name, shape[::-1] if part.transposed else shape
+            if part.bias:
+                yield part.bias, (part.rows,)
+        elif isinstance(part, NormRef):
+            yield from ((name, (part.size,)) for name in (part.weight, part.bias) if name)
+        elif part.router_bias:
             yield part.router_bias, (len(part.experts),)
+
+
+def _parts(spec: DecoderSpec) -> Iterator[MatrixRef | NormRef | ExpertsRefs]:
+    """Yield what has tensors of its own, however deep it lies in a decoder's description."""
+    yield from _inside(outer_refs(spec))
+    for index in range(len(spec.layers)):
+        yield from _inside(layer_refs(spec, index))
+
+
+def _inside(part: Any) -> Iterator[MatrixRef | NormRef | ExpertsRefs]:
+    """Yield what has tensors of its own in a part of a description."""
+    if isinstance(part, MatrixRef | NormRef | ExpertsRefs):
+        yield part
+    if isinstance(part, tuple):
+        for each in part:
+            yield from _inside(each)
+    elif is_dataclass(part) and not isinstance(part, MatrixRef | NormRef):
         for field in fields(part):
-            yield from _tensors(getattr(part, field.name))
+            yield from _inside(getattr(part, field.name))
 
 
 def _t5(spec: T5Spec) -> Iterator[tuple[str, Shape]]:

@@ -6,7 +6,14 @@ import ipaddress
 from typing import Final
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.settings.records import CPU_BACKENDS, DTYPES, QUANTIZATIONS, ROPE_SCALINGS, Options
+from tgi_trio.settings.records import (
+    CPU_BACKENDS,
+    DTYPES,
+    MADE_AT_LOAD,
+    QUANTIZATIONS,
+    ROPE_SCALINGS,
+    Options,
+)
 
 _AT_LEAST_ONE: Final = (
     "validation_workers",
@@ -116,12 +123,14 @@ def _check_quantize(options: Options) -> None:
         return
     if options.quantize not in QUANTIZATIONS:
         raise ConfigurationError(
-            f"`quantize` must be {', '.join(QUANTIZATIONS)}. Given: {options.quantize}"
+            f"`quantize` must be one of {', '.join(QUANTIZATIONS)}. Given: {options.quantize}"
         )
+    if options.quantize != MADE_AT_LOAD:
+        return
     if options.cpu_backend == "torch" or number_of_shards(options) > 1:
         raise ConfigurationError(
-            "`quantize` is done by the CPU kernels, on one rank: leave it out, or leave out "
-            "`cpu_backend` torch and `num_shard`"
+            f"`quantize` {MADE_AT_LOAD} is done by the CPU kernels, on one rank: leave it out, or "
+            "leave out `cpu_backend` torch and `num_shard`"
         )
 
 

@@ -14,7 +14,18 @@ from typing import Final
 from tgi_trio.model.config import RopeScaling
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
-QUANTIZATIONS: Final = ("eetq",)  # TGI's name for 8-bit weights that are made at load
+MADE_AT_LOAD: Final = "eetq"  # TGI's name for 8-bit weights that are made at load
+# The others are formats of checkpoints, which are recognised without the flag.
+QUANTIZATIONS: Final = (
+    MADE_AT_LOAD,
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "fp8",
+    "bitsandbytes",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
+)
 ROPE_SCALINGS: Final = ("linear", "dynamic")
 CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
 
@@ -26,7 +37,7 @@ class ShardOptions:
     A new flag of the shard is a field here, a row of `cli.flags.FLAGS`, and the code that acts.
     """
 
-    quantize: str | None = None  # of QUANTIZATIONS
+    quantize: str | None = None  # of QUANTIZATIONS; None in `Settings`: plain numbers
     rope_scaling: str | None = None  # of ROPE_SCALINGS
     rope_factor: float | None = None  # how many times as long sequences may become
     cpu_backend: str = "auto"  # of CPU_BACKENDS

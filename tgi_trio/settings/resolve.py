@@ -30,7 +30,10 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
     max_prefill, budget, batch_size = _step_limits(options, facts)
     name = options.model_id or "tgi-trio/demo"
     return Settings(
-        **{f.name: getattr(options, f.name) for f in fields(AsGiven)},
+        **{
+            **{f.name: getattr(options, f.name) for f in fields(AsGiven)},
+            "quantize": options.quantize or facts.quantize,
+        },
         model_id=name,
         model_sha=facts.revision_sha,
         model_path=facts.path,

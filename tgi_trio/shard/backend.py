@@ -14,6 +14,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.kernel_fit import unserved
+from tgi_trio.model.quantised.recognise import MADE_AT_LOAD, check_stated
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.device import CPU, graph_sizes, limit_memory
 from tgi_trio.shard.ranks.follower import NoSampler
@@ -39,6 +40,8 @@ def load_runner(
     """
     _check(settings, device, ranks)
     config = read_config(settings.model_path, settings.rope)
+    if settings.quantize is not None:
+        check_stated(config, settings.quantize)
     limit_memory(device, settings.cuda_memory_fraction)
     sizes = graph_sizes(device, settings.cuda_graphs)
     chooses = ranks is None or ranks.rank == 0
@@ -76,19 +79,20 @@ def _load_kernels(
     try:
         return load(settings, config, grammars=grammars, fresh_files=fresh_files)
     except UnsupportedError as error:
-        if settings.cpu_backend == "numba" or settings.quantize is not None:
-            raise unserved(error, settings.quantize) from error
+        made = MADE_AT_LOAD if settings.quantize == MADE_AT_LOAD else None
+        if settings.cpu_backend == "numba" or made is not None:
+            raise unserved(error, made) from error
         print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
         return None
 
 
 def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve."""
-    quantize, cpu_backend = settings.quantize, settings.cpu_backend
-    if quantize is not None and (device != CPU or ranks is not None or cpu_backend == "torch"):
+    int8, cpu_backend = settings.quantize == MADE_AT_LOAD, settings.cpu_backend
+    if int8 and (device != CPU or ranks is not None or cpu_backend == "torch"):
         raise ConfigurationError(
-            f"--quantize {quantize} is served by the CPU kernels alone, on one rank; leave it out "
-            "to serve the weights as they are."
+            f"--quantize {MADE_AT_LOAD} is served by the CPU kernels alone, on one rank; leave it "
+            "out to serve the weights as they are."
         )
     if device != CPU and cpu_backend == "numba":
         raise ConfigurationError(

@@ -16,11 +16,11 @@ _HEAD = """# Models
 
 Generated from the code by `python -m tools.docs --write`. The name
 of a family is `model_type` in a checkpoint's config.json. Weights are safetensors, one file or
-several with an index, in float32, bfloat16 or float16, or GGUF (below): every other format of
-quantised weights is refused at the start by its name, and so are tensors that a model would leave
-unread, unless they are known to be harmless (`model/leftovers.py`). Code that comes with a
-checkpoint is run with `--trust-remote-code` alone, never for families that take the first two
-paths.
+several with an index, in float32, bfloat16 or float16, or quantised in one of the
+[formats below](#quantised-weights), or [GGUF](#gguf): every other format is refused at the start by
+its name, and so are tensors that a model would leave unread, unless they are known to be harmless
+(`model/leftovers.py`). Code that comes with a checkpoint is run with `--trust-remote-code` alone,
+never for families that take the first two paths.
 
 Rotary scaling is read from `rope_parameters` and from the older `rope_scaling`, which wins where
 both are there; `--rope-scaling` and `--rope-factor` stand in for it.
@@ -97,18 +97,71 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   penalties and seeds; ours on one rank and on two.
 """
 
+_FORMATS = """
+## Quantised weights
+
+The format is recognised from the checkpoint, by what its config.json says (or
+`quantize_config.json`, `quant_config.json` beside it) and by its tensors' headers; no flag is
+needed, and `--quantize` may only say the same. A matrix that is not stored so is plain numbers.
+Weights are dequantised one after the other as they are loaded, into `--dtype`: they are those that
+were stored, activations are not quantised, and memory and speed are those of the dtype. Served by
+the generic decoder, on all its backends, over ranks and in mixtures of experts; not by T5 and
+models of `transformers`.
+
+{formats}
+Refused with what to do instead: Marlin, whose order is made for one kind of GPU, and EXL2.
+
+They are held to files that auto-round, gptqmodel, compressed-tensors and bitsandbytes made
+(`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
+`transformers` with the weights that these libraries dequantise
+(`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit
+(`tests/shard/checkpoint/test_quantised_matrices.py`).
+"""
+
+# format, word of --quantize, what is read, what is not
+_READ = (
+    (
+        "GPTQ",
+        "`gptq`",
+        "2, 3, 4, 8 bits, any group size, versions 1 and 2, in act-order or not",
+        "other orders of packing than int32's; settings that differ by module",
+    ),
+    ("AWQ", "`awq`", "4 bits in GEMM's order, any group size", "GEMV's order"),
+    (
+        "compressed-tensors",
+        "`compressed-tensors`",
+        "pack-quantized (4 and 8 bits), int-quantized (8), float-quantized (FP8); scales of the "
+        "tensor, of channels, groups and blocks; symmetric or not; in act-order or not",
+        "sparse weights, transforms, NVFP4, MXFP4, two groups of one form that differ",
+    ),
+    (
+        "bitsandbytes",
+        "`bitsandbytes`, `bitsandbytes-nf4`, `bitsandbytes-fp4`",
+        "8 bits; NF4 and FP4 in blocks of any size, with double quantisation or not",
+        "4 bits in other words than bytes",
+    ),
+    (
+        "FP8",
+        "`fp8`",
+        "e4m3 with scales of blocks (DeepSeek), of the tensor or of outputs",
+        "e5m2",
+    ),
+)
+
 EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")
 
 
 def render() -> str:
     """Return the document."""
     families = table(("family", "path", "tensor parallel", "prefix cache", "tested"), _rows())
+    formats = table(("format", "`--quantize`", "read", "refused by name"), _READ)
     gguf = _GGUF.format(
         types=", ".join(BY_NAME),
         architectures=", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)),
         pre=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)),
     )
-    return _HEAD.format(dtypes=", ".join(DTYPES)) + families + _TESTS + gguf
+    head = _HEAD.format(dtypes=", ".join(DTYPES))
+    return head + families + _TESTS + _FORMATS.format(formats=formats) + gguf
 
 
 def _rows() -> Iterator[tuple[str, str, str, str, str]]:

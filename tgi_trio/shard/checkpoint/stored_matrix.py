@@ -39,13 +39,13 @@ class StoredMatrix(Protocol):
         """Return some outputs, a run of them."""
 
     def columns(self, part: slice) -> StoredMatrix:
-        """Return some inputs, a run of them. Raises ModelLoadError for one that splits a group."""
+        """Return some inputs, a run of them. One that splits a group has no planes."""
 
     def dequantised(self) -> Array:
         """Return plain numbers, see `numbers.py`; a view of the file where it holds those."""
 
     def planes(self) -> Mapping[str, Array]:
-        """Return what is stored, by name."""
+        """Return what is stored, by name. Raises ModelLoadError for a part that splits a group."""
 
     def place(self) -> tuple[Path, int]:
         """Return the file it lies in and its first byte there: reading goes on in this order."""

@@ -12,6 +12,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.quantised.recognise import MADE_AT_LOAD
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
@@ -38,7 +39,7 @@ def load(
     """
     began = time.monotonic_ns()
     spec, dtype = decoder_spec(config), compute_dtype(settings.dtype, config, on_cpu=True)
-    int8 = settings.quantize == "eetq"
+    int8 = settings.quantize == MADE_AT_LOAD
     reason = find_unsupported(spec, dtype)
     if spec is None or reason is not None:
         raise UnsupportedError(reason)

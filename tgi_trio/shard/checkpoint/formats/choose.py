@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import find_announced_format, unread_format
+from tgi_trio.model.formats import find_announcement, unread_format
+from tgi_trio.model.quantised.awq_layout import AwqLayout
+from tgi_trio.model.quantised.bitsandbytes_layout import BitsandbytesLayout
+from tgi_trio.model.quantised.compressed_layout import CompressedLayout
+from tgi_trio.model.quantised.fp8_layout import Fp8Layout
+from tgi_trio.model.quantised.gptq_layout import GptqLayout
+from tgi_trio.model.quantised.layout import MatrixLayout
+from tgi_trio.model.quantised.recognise import find_layout
 from tgi_trio.shard.checkpoint.container import Container
+from tgi_trio.shard.checkpoint.formats.awq import AwqSource
+from tgi_trio.shard.checkpoint.formats.bitsandbytes import open_bitsandbytes
+from tgi_trio.shard.checkpoint.formats.compressed_tensors import open_compressed
+from tgi_trio.shard.checkpoint.formats.fp8 import open_fp8
 from tgi_trio.shard.checkpoint.formats.gguf import GgufFormat
+from tgi_trio.shard.checkpoint.formats.gptq import GptqSource
+from tgi_trio.shard.checkpoint.formats.pieces import Open, PiecesFormat
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.stored_matrix import WeightFormat
 
@@ -19,5 +33,23 @@ def choose_format(config: ModelConfig, container: Container) -> WeightFormat:
     for known in FORMATS:
         if known.claims(config, container):
             return known
-    where, name = find_announced_format(config) or ("nothing else", "of an unknown kind")
-    raise unread_format(config, where, name)
+    layout = find_layout(config)
+    if layout is None:
+        raise unread_format(config, find_announcement(config))
+    return PiecesFormat(layout, _reader(layout))
+
+
+def _reader(layout: MatrixLayout) -> Open:
+    """Return what reads matrices of a layout: a row for each."""
+    match layout:
+        case GptqLayout():
+            return partial(GptqSource, layout)
+        case AwqLayout():
+            return partial(AwqSource, layout)
+        case CompressedLayout():
+            return partial(open_compressed, layout)
+        case BitsandbytesLayout():
+            return partial(open_bitsandbytes, layout)
+        case Fp8Layout():
+            return partial(open_fp8, layout)
+    raise ValueError(f"nothing reads {layout.name}")

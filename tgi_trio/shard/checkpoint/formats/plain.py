@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.formats import find_announced_format
+from tgi_trio.model.formats import find_announcement
 from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 
@@ -67,14 +67,21 @@ class PlainFormat:
     name = "plain numbers"
 
     def claims(self, config: ModelConfig, container: Container) -> bool:
-        return find_announced_format(config) is None
+        return find_announcement(config) is None
 
     def matrix(
         self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
     ) -> PlainMatrix:
         tensor = find_tensor(container, name, shape[::-1] if transposed else shape)
-        values = tensor.data.view(number_type(tensor)).reshape(tensor.shape)
+        values = view_numbers(tensor)
         return PlainMatrix(values.T if transposed else values, tensor.file)
+
+
+def view_numbers(tensor: RawTensor) -> NDArray[Any]:
+    """Return what a tensor holds, as `numbers.py` has it: a view of its file. Raises ModelLoadError
+    as `number_type` does.
+    """
+    return tensor.data.view(number_type(tensor)).reshape(tensor.shape)
 
 
 def number_type(tensor: RawTensor) -> np.dtype[Any]:

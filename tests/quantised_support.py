@@ -1,0 +1,313 @@
+"""Quantised matrices made in tests: packed bit by bit, and what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+Array = np.ndarray[Any, Any]
+Tensors = dict[str, torch.Tensor]
+DATA = Path(__file__).parent / "data/quantised"
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """weight[o, i] = scale[o, g] * (code[o, i] - zero[o, g]), g = groups[i]."""
+
+    codes: Array  # int [out, in]
+    zeros: Array  # int [out, groups]
+    scales: Array  # float16 [out, groups]
+    groups: Array  # int [in]
+
+    @property
+    def weight(self) -> Array:
+        scales, zeros = self.scales.astype(np.float32), self.zeros
+        return scales[:, self.groups] * (self.codes - zeros[:, self.groups]).astype(np.float32)
+
+
+def random_rounded(
+    rows: int, columns: int, bits: int, group: int, *, shuffled: bool = False, seed: int = 0
+) -> Rounded:
+    """Return any codes at all, with zero points of 1 and more."""
+    draw = np.random.default_rng(seed)
+    groups = np.arange(columns) // group
+    count = int(groups[-1]) + 1
+    return Rounded(
+        draw.integers(0, 1 << bits, (rows, columns)),
+        draw.integers(1, 1 << bits, (rows, count)),
+        draw.uniform(0.01, 1, (rows, count)).astype(np.float16),
+        draw.permutation(groups) if shuffled else groups,
+    )
+
+
+def round_weight(weight: Array, bits: int, group: int, *, shuffled: bool = False) -> Rounded:
+    """Return the nearest codes of a matrix [out, in]."""
+    rows, columns = weight.shape
+    group = min(group, columns)
+    groups = np.arange(columns) // group
+    if shuffled:
+        groups = np.random.default_rng(columns).permutation(groups)
+    count, most = int(groups.max()) + 1, (1 << bits) - 1
+    zeros = np.zeros((rows, count), np.int64)
+    scales = np.zeros((rows, count), np.float16)
+    for each in range(count):
+        own = weight[:, groups == each]
+        low, high = np.minimum(own.min(1), 0), np.maximum(own.max(1), 0)
+        scales[:, each] = (high - low) / most
+        zeros[:, each] = np.clip(np.round(-low / scales[:, each]), 1, most)
+    codes = np.round(weight / scales.astype(np.float32)[:, groups]) + zeros[:, groups]
+    return Rounded(np.clip(codes, 0, most).astype(np.int64), zeros, scales, groups)
+
+
+def pack_bits(codes: Array, bits: int) -> torch.Tensor:
+    """Return int32 [n * bits / 32, lines] of codes [n, lines], the first in the lowest bits."""
+    columns = []
+    for line in np.asarray(codes).T:
+        stream = sum(int(code) << (bits * place) for place, code in enumerate(line))
+        columns.append(np.frombuffer(stream.to_bytes(len(line) * bits // 8, "little"), np.int32))
+    return torch.from_numpy(np.ascontiguousarray(np.array(columns).T))
+
+
+def pack_gptq(
+    module: str, rounded: Rounded, bits: int, *, v2: bool = False, order: bool = True
+) -> Tensors:
+    zeros = rounded.zeros if v2 else rounded.zeros - 1
+    tensors = {
+        f"{module}.qweight": pack_bits(rounded.codes.T, bits),
+        f"{module}.qzeros": pack_bits(zeros, bits).T.contiguous(),
+        f"{module}.scales": torch.from_numpy(rounded.scales.T.copy()),
+    }
+    if order:
+        tensors[f"{module}.g_idx"] = torch.from_numpy(rounded.groups.astype(np.int32))
+    return tensors
+
+
+def pack_awq(module: str, rounded: Rounded) -> Tensors:
+    def words(lines: Array) -> torch.Tensor:
+        """int32 [lines, outputs / 8] of [lines, outputs]."""
+        result = np.zeros((len(lines), lines.shape[1] // 8), np.uint32)
+        for word in range(result.shape[1]):
+            for place, output in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
+                result[:, word] |= lines[:, 8 * word + output].astype(np.uint32) << (4 * place)
+        return torch.from_numpy(result.view(np.int32))
+
+    return {
+        f"{module}.qweight": words(rounded.codes.T),
+        f"{module}.qzeros": words(rounded.zeros.T),
+        f"{module}.scales": torch.from_numpy(rounded.scales.T.copy()),
+    }
+
+
+def pack_compressed(
+    module: str, rounded: Rounded, bits: int, *, symmetric: bool = False
+) -> Tensors:
+    """Codes and zero points are as stored; a symmetric one has half of the range as its zero."""
+    tensors = {
+        f"{module}.weight_packed": pack_bits(rounded.codes.T, bits).T.contiguous(),
+        f"{module}.weight_scale": torch.from_numpy(rounded.scales.copy()),
+        f"{module}.weight_shape": torch.tensor(rounded.codes.shape),
+    }
+    if not symmetric:
+        tensors[f"{module}.weight_zero_point"] = pack_bits(rounded.zeros, bits)
+    if not (np.diff(rounded.groups) >= 0).all():
+        tensors[f"{module}.weight_g_idx"] = torch.from_numpy(rounded.groups.astype(np.int32))
+    return tensors
+
+
+def scale_blocks(weight: Array, most: float, block: tuple[int, int]) -> tuple[Array, Array]:
+    """Return scales of blocks, whose largest weight is `most` of them, and those of all weights."""
+    rows, columns = (min(size, whole) for size, whole in zip(block, weight.shape, strict=True))
+    counts = [-(-whole // size) for whole, size in zip(weight.shape, (rows, columns), strict=True)]
+    scales = np.zeros(counts, np.float32)
+    for i, j in np.ndindex(*counts):
+        own = weight[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        scales[i, j] = np.abs(own).max() / most
+    spread = np.repeat(np.repeat(scales, rows, 0), columns, 1)
+    return scales, spread[: weight.shape[0], : weight.shape[1]]
+
+
+ALL = 1 << 20
+BLOCKS = {"tensor": (ALL, ALL), "channel": (1, ALL), "group": (1, 16), "block": (24, 40)}
+
+
+# From a matrix's name and its numbers to its tensors, and to what they mean.
+Store = Callable[[str, Array], tuple[Tensors, Array]]
+
+
+def store_gptq(bits: int, group: int, *, v2: bool = False, shuffled: bool = False) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        rounded = round_weight(weight, bits, group, shuffled=shuffled)
+        return pack_gptq(module, rounded, bits, v2=v2, order=shuffled), rounded.weight
+
+    return store
+
+
+def store_awq(group: int) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        rounded = round_weight(weight, 4, group)
+        return pack_awq(module, rounded), rounded.weight
+
+    return store
+
+
+def store_packed(
+    bits: int, group: int, *, symmetric: bool = False, shuffled: bool = False
+) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        rounded = round_weight(weight, bits, group, shuffled=shuffled)
+        if symmetric:
+            zeros = np.full_like(rounded.zeros, 1 << (bits - 1))
+            rounded = replace(rounded, zeros=zeros)
+        return pack_compressed(module, rounded, bits, symmetric=symmetric), rounded.weight
+
+    return store
+
+
+def store_int8(strategy: str) -> Store:
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        scales, spread = scale_blocks(weight, 127, BLOCKS[strategy])
+        codes = np.round(weight / spread).astype(np.int8)
+        tensors = {
+            f"{module}.weight": torch.from_numpy(codes),
+            f"{module}.weight_scale": torch.from_numpy(scales),
+        }
+        return tensors, codes * spread
+
+    return store
+
+
+def store_fp8(strategy: str, scale: str = "weight_scale") -> Store:
+    """torch's own FP8 says which numbers there are."""
+
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        scales, spread = scale_blocks(weight, 448, BLOCKS[strategy])
+        codes = torch.from_numpy(weight / spread).to(torch.float8_e4m3fn)
+        if strategy == "tensor":
+            scales = scales.reshape(1)
+        tensors = {
+            f"{module}.weight": codes,
+            f"{module}.{scale}": torch.from_numpy(scales),
+            f"{module}.input_scale": torch.ones(1),
+        }
+        return tensors, codes.float().numpy() * spread
+
+    return store
+
+
+def store_bytes(module: str, weight: Array) -> tuple[Tensors, Array]:
+    """Store as bitsandbytes does in 8 bits: the largest of each output is 127."""
+    largest = np.abs(weight).max(1)
+    codes = np.round(weight / largest[:, None] * 127).astype(np.int8)
+    tensors = {
+        f"{module}.weight": torch.from_numpy(codes),
+        f"{module}.SCB": torch.from_numpy(largest),
+        f"{module}.weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
+    return tensors, codes * (largest / np.float32(127))[:, None]
+
+
+# Any sixteen numbers will do: a checkpoint has its own.
+TABLE = np.sort(np.random.default_rng(1).uniform(-1, 1, 16)).astype(np.float32)
+
+
+def store_table(kind: str, size: int, *, nested: int = 0) -> Store:
+    """Store as bitsandbytes does in 4 bits, in blocks of `size` weights; `nested` scales share one
+    of their own.
+    """
+
+    def store(module: str, weight: Array) -> tuple[Tensors, Array]:
+        flat = weight.reshape(-1)
+        blocks = -(-len(flat) // size)
+        padded = np.pad(flat, (0, blocks * size - len(flat))).reshape(blocks, size)
+        scales = np.maximum(np.abs(padded).max(1), 0.01).astype(np.float32)
+        said: dict[str, Any] = {"quant_type": kind, "blocksize": size, "shape": list(weight.shape)}
+        tensors: Tensors = {}
+        stored: Array = scales
+        if nested:
+            offset, table = float(scales.mean()), np.linspace(-1, 1, 256, dtype=np.float32)
+            groups = np.arange(blocks) // nested
+            own = np.array([np.abs(scales[groups == g] - offset).max() + 0.01 for g in set(groups)])
+            own = own.astype(np.float32)
+            ratio = (scales - offset) / own[groups]
+            stored = np.abs(ratio[:, None] - table).argmin(1).astype(np.uint8)
+            scales = table[stored] * own[groups] + np.float32(offset)
+            said |= {"nested_blocksize": nested, "nested_offset": offset}
+            tensors[f"{module}.weight.nested_absmax"] = torch.from_numpy(own)
+            tensors[f"{module}.weight.nested_quant_map"] = torch.from_numpy(table)
+        codes = np.abs((padded / scales[:, None])[..., None] - TABLE).argmin(-1)
+        exact = (TABLE[codes] * scales[:, None]).reshape(-1)[: len(flat)].reshape(weight.shape)
+        halves = np.resize(codes.reshape(-1)[: len(flat)], len(flat) + len(flat) % 2).reshape(-1, 2)
+        content = np.frombuffer(json.dumps(said).encode(), np.uint8).copy()
+        tensors |= {
+            f"{module}.weight": torch.from_numpy((halves @ [16, 1]).astype(np.uint8)[:, None]),
+            f"{module}.weight.absmax": torch.from_numpy(stored),
+            f"{module}.weight.quant_map": torch.from_numpy(TABLE.copy()),
+            f"{module}.weight.quant_state.bitsandbytes__{kind}": torch.from_numpy(content),
+        }
+        return tensors, exact
+
+    return store
+
+
+def describe_bitsandbytes(kind: str) -> dict[str, Any]:
+    """Return what config.json says of weights that bitsandbytes stores so."""
+    is_int8 = kind == "int8"
+    said = {"quant_method": "bitsandbytes", "load_in_8bit": is_int8, "load_in_4bit": not is_int8}
+    return said | ({} if is_int8 else {"bnb_4bit_quant_type": kind})
+
+
+def describe_compressed(form: str, strategy: str, bits: int, **weights: Any) -> dict[str, Any]:
+    """Return what config.json says of weights that compressed-tensors stores so."""
+    kind = "float" if form == "float-quantized" else "int"
+    said = {"num_bits": bits, "type": kind, "strategy": strategy, "symmetric": True, **weights}
+    group = {"targets": ["Linear"], "weights": said, "input_activations": None, "format": form}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def quantise(source: Path, folder: Path, store: Store, said: Mapping[str, Any]) -> Path:
+    """Write a copy of a checkpoint whose layers' linears are stored so; its name is `folder`.
+
+    Beside it, in `plain`, the same with the weights that this means, in float32.
+    """
+    plain = folder / "plain"
+    plain.mkdir(parents=True)
+    stored: Tensors = {}
+    exact: Tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        linear = name.endswith(("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight"))
+        if not linear:
+            stored[name] = exact[name] = tensor
+            continue
+        tensors, weight = store(name.removesuffix(".weight"), tensor.float().numpy())
+        stored |= tensors
+        exact[name] = torch.from_numpy(np.ascontiguousarray(weight, np.float32))
+    for file in source.iterdir():
+        if file.suffix == ".json":
+            (folder / file.name).write_bytes(file.read_bytes())
+            (plain / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": dict(said)}))
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def real_checkpoint(name: str, folder: Path) -> Path:
+    """Put a checkpoint of `tests/data/quantised` together in a folder."""
+    (folder / "config.json").write_bytes((DATA / name / "config.json").read_bytes())
+    for file in (DATA / name / "layers.safetensors", DATA / "outer.safetensors"):
+        (folder / file.name).symlink_to(file)
+    return folder

@@ -1,0 +1,324 @@
+"""Matrices in every format of several tensors: what they mean, and any part of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.model.support import write_json
+from tests.quantised_support import (
+    Array,
+    Store,
+    Tensors,
+    describe_bitsandbytes,
+    describe_compressed,
+    pack_awq,
+    pack_compressed,
+    pack_gptq,
+    random_rounded,
+    store_bytes,
+    store_fp8,
+    store_int8,
+    store_table,
+)
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_config
+from tgi_trio.shard.checkpoint.formats.choose import choose_format
+from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
+from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
+from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
+
+ROWS, COLUMNS = 96, 128
+
+
+@dataclass(frozen=True)
+class Case:
+    said: dict[str, Any]
+    tensors: Tensors
+    weight: Array
+    bits: int
+    group: int
+
+
+def gptq(
+    bits: int, group: int, *, v2: bool = False, shuffled: bool = False, order: bool = True
+) -> Case:
+    rounded = random_rounded(ROWS, COLUMNS, bits, group, shuffled=shuffled)
+    said = {"quant_method": "gptq", "bits": bits, "group_size": group}
+    if v2:
+        said["checkpoint_format"] = "gptq_v2"
+    tensors = pack_gptq("a", rounded, bits, v2=v2, order=order)
+    return Case(said, tensors, rounded.weight, bits, group)
+
+
+def awq(group: int) -> Case:
+    rounded = random_rounded(ROWS, COLUMNS, 4, group)
+    said = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm"}
+    return Case(said, pack_awq("a", rounded), rounded.weight, 4, group)
+
+
+def packed(bits: int, group: int, *, symmetric: bool = False, shuffled: bool = False) -> Case:
+    rounded = random_rounded(ROWS, COLUMNS, bits, group, shuffled=shuffled)
+    if symmetric:
+        rounded.zeros[:] = 1 << (bits - 1)
+    strategy = "group" if group < COLUMNS else "channel"
+    said = describe_compressed("pack-quantized", strategy, bits, group_size=group)
+    tensors = pack_compressed("a", rounded, bits, symmetric=symmetric)
+    return Case(said, tensors, rounded.weight, bits, group)
+
+
+def stored(store: Store, said: dict[str, Any], group: int, bits: int = 8) -> Case:
+    weight = np.random.default_rng(3).standard_normal((ROWS, COLUMNS), np.float32)
+    tensors, exact = store("a", weight)
+    return Case(said, tensors, exact.astype(np.float32), bits, group)
+
+
+def int8(strategy: str, group: int, **said: Any) -> Case:
+    said = describe_compressed("int-quantized", strategy, 8, **said)
+    return stored(store_int8(strategy), said, group)
+
+
+def fp8(strategy: str, group: int, **said: Any) -> Case:
+    said = describe_compressed("float-quantized", strategy, 8, **said)
+    return stored(store_fp8(strategy), said, group)
+
+
+def table(kind: str, size: int, nested: int = 0) -> Case:
+    store = store_table(kind, size, nested=nested)
+    return stored(store, describe_bitsandbytes(kind), size, bits=4)
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "gptq, 2 bits": lambda: gptq(2, 32),
+    "gptq, 3 bits": lambda: gptq(3, 32),
+    "gptq, 3 bits, acts": lambda: gptq(3, 32, shuffled=True),
+    "gptq, 4 bits": lambda: gptq(4, 32),
+    "gptq, 4 bits, uneven": lambda: gptq(4, 48),
+    "gptq, 4 bits, v2": lambda: gptq(4, 64, v2=True),
+    "gptq, 4 bits, acts": lambda: gptq(4, 16, shuffled=True),
+    "gptq, 4 bits, no order": lambda: gptq(4, 32, order=False),
+    "gptq, 8 bits": lambda: gptq(8, 128),
+    "awq": lambda: awq(32),
+    "packed, 4 bits": lambda: packed(4, 32),
+    "packed, 4 bits, symmetric": lambda: packed(4, 64, symmetric=True),
+    "packed, 4 bits, acts": lambda: packed(4, 32, shuffled=True),
+    "packed, 8 bits": lambda: packed(8, 128, symmetric=True),
+    "int8 by tensor": lambda: int8("tensor", 128),
+    "int8 by channel": lambda: int8("channel", 128),
+    "int8 by group": lambda: int8("group", 16, group_size=16),
+    "bitsandbytes": lambda: stored(store_bytes, describe_bitsandbytes("int8"), 128),
+    "nf4": lambda: table("nf4", 64),
+    "nf4, double": lambda: table("nf4", 32, nested=7),
+    "fp4, uneven": lambda: table("fp4", 36),
+    "fp4, uneven, double": lambda: table("fp4", 100, nested=3),
+    "fp8 by tensor": lambda: fp8("tensor", 128),
+    "fp8 by channel": lambda: fp8("channel", 128),
+    "fp8 by block, uneven": lambda: fp8("block", 40, block_structure=[24, 40]),
+}
+
+
+def open_matrix(folder: Path, case: Case) -> StoredMatrix:
+    write_json(folder, {"model_type": "llama", "quantization_config": case.said})
+    save_file(case.tensors, folder / "model.safetensors")
+    files = SafetensorsFiles(folder)
+    return choose_format(read_config(folder), files).matrix(files, "a.weight", case.weight.shape)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_part_means_what_was_stored(tmp_path: Path, name: str) -> None:
+    case = CASES[name]()
+    matrix = open_matrix(tmp_path, case)
+    assert (matrix.shape, matrix.bits, matrix.group) == (case.weight.shape, case.bits, case.group)
+    assert matrix.dequantised().dtype == np.float32
+    np.testing.assert_array_equal(matrix.dequantised(), case.weight)
+    for rows in (slice(0, 7), slice(8, 40), slice(31, 33), slice(90, 200)):
+        for columns in (slice(0, 32), slice(5, 77), slice(96, 128), slice(127, 128)):
+            part = matrix.rows(rows).columns(columns)
+            expected = case.weight[rows, columns]
+            assert part.shape == expected.shape
+            np.testing.assert_array_equal(part.dequantised(), expected)
+            np.testing.assert_array_equal(
+                matrix.columns(columns).rows(rows).dequantised(), expected
+            )
+    inner = matrix.rows(slice(3, 60)).columns(slice(10, 90)).rows(slice(1, 9)).columns(slice(2, 5))
+    np.testing.assert_array_equal(inner.dequantised(), case.weight[4:12, 12:15])
+
+
+def from_planes(planes: Any) -> Array:
+    """Return what the planes of whole numbers mean."""
+    codes = planes["codes"].astype(np.float32)
+    if "table" in planes:
+        codes = planes["table"][planes["codes"]]
+    groups = planes.get("groups")
+    if groups is None:
+        groups = np.arange(codes.shape[1]) // -(-codes.shape[1] // planes["scales"].shape[1])
+    if "zeros" in planes:
+        codes -= planes["zeros"].astype(np.float32)[:, groups]
+    return planes["scales"][:, groups] * codes
+
+
+EVEN = [name for name in CASES if "uneven" not in name and "fp8" not in name]
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_planes_at_borders_of_groups(tmp_path: Path, name: str) -> None:
+    case = CASES[name]()
+    matrix = open_matrix(tmp_path, case).rows(slice(3, 50))
+    step = max(32, case.group)  # a multiple of what shares a word
+    for first in range(0, COLUMNS, step):
+        part = slice(first, first + step)
+        planes = matrix.columns(part).planes()
+        np.testing.assert_array_equal(from_planes(planes), case.weight[3:50, part])
+    if step < COLUMNS and "groups" not in matrix.planes():
+        with pytest.raises(ModelLoadError, match=r"split a group of"):
+            matrix.columns(slice(1, step)).planes()
+
+
+def test_all_is_released_with_the_last_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[tuple[int, int]] = []
+    matrix = open_matrix(tmp_path, CASES["gptq, 4 bits"]())
+    monkeypatch.setattr(
+        "tgi_trio.shard.checkpoint.mapped_file.MappedFile.release",
+        lambda self, first, end: released.append((first, end)),
+    )
+    matrix.rows(slice(0, 40)).release()
+    matrix.rows(slice(40, 96)).columns(slice(0, 64)).release()
+    assert not released
+    matrix.rows(slice(40, 96)).columns(slice(64, 128)).release()
+    assert len(released) == 4
+    parts = [matrix.rows(slice(first, first + 8)).place() for first in range(0, ROWS, 8)]
+    assert parts == sorted(parts)
+    assert parts[0][0] == tmp_path / "model.safetensors"
+
+
+def test_zero_points_that_wrap_around(tmp_path: Path) -> None:
+    """The first version stores 0 - 1."""
+    rounded = random_rounded(32, 32, 4, 32)
+    tensors = pack_gptq("a", rounded, 4)
+    tensors["a.qzeros"][:] = -1  # fifteen everywhere
+    case = Case({"quant_method": "gptq", "bits": 4, "group_size": 32}, tensors, rounded.codes, 4, 4)
+    exact = rounded.scales.astype(np.float32) * rounded.codes
+    np.testing.assert_array_equal(open_matrix(tmp_path, case).dequantised(), exact)
+
+
+DAMAGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
+    "nan": (lambda t: t["a.scales"].view(-1)[3].fill_(np.nan), "'a.scales' in .* holds a scale"),
+    "inf": (lambda t: t["a.scales"].view(-1)[3].fill_(np.inf), "'a.scales' in .* holds a scale"),
+    "group": (lambda t: t["a.g_idx"][5].fill_(4), "'a.g_idx' in .* into group 4 of 4"),
+    "huge group": (lambda t: t["a.g_idx"][5].fill_(2**31 - 1), "group 2147483647 of 4"),
+    "negative group": (lambda t: t["a.g_idx"][5].fill_(-1), "'a.g_idx' in .* into group -1 of 4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_numbers_that_cannot_be_are_refused_by_name(tmp_path: Path, damage: str) -> None:
+    case = CASES["gptq, 4 bits"]()
+    change, message = DAMAGES[damage]
+    change(case.tensors)
+    with pytest.raises(ModelLoadError, match=message):
+        open_matrix(tmp_path, case).dequantised()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_bytes_are_numbers_or_refused(tmp_path: Path, name: str) -> None:
+    draw = np.random.default_rng(11)
+    for turn in range(8):
+        case = CASES[name]()
+        for role, tensor in case.tensors.items():
+            if "state" not in role and draw.random() < 0.5:
+                content = tensor.view(-1).view(torch.uint8)
+                content[:] = torch.from_numpy(draw.integers(0, 256, len(content), np.uint8))
+        (tmp_path / str(turn)).mkdir()
+        try:
+            values = open_matrix(tmp_path / str(turn), case).dequantised()
+        except ModelLoadError as error:
+            assert "'a." in str(error)
+            continue
+        assert values.shape == case.weight.shape and np.isfinite(values).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "change", "message"),
+    [
+        ("nf4", "absmax", lambda t: t[3].fill_(np.nan), "'a.weight.absmax' in .* holds a scale"),
+        ("nf4", "quant_map", lambda t: t[3].fill_(np.inf), "'a.weight.quant_map' in .* holds a"),
+        ("nf4, double", "nested_absmax", lambda t: t[0].fill_(np.nan), "nested_absmax' in .* a sc"),
+        ("nf4, double", "nested_quant_map", lambda t: t.fill_(np.nan), "nested_quant_map' in .* a"),
+    ],
+)
+def test_tables_and_scales_of_blocks_are_numbers(
+    tmp_path: Path, name: str, role: str, change: Callable[[Any], Any], message: str
+) -> None:
+    case = CASES[name]()
+    change(case.tensors[f"a.weight.{role}"])
+    with pytest.raises(ModelLoadError, match=message):
+        open_matrix(tmp_path, case).dequantised()
+
+
+def test_blocks_over_the_ends_of_rows_have_no_planes(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"of 'a\.weight' go over the ends of rows"):
+        open_matrix(tmp_path, CASES["fp4, uneven"]()).planes()
+
+
+def test_bytes_in_the_order_of_another_kernel_are_refused(tmp_path: Path) -> None:
+    case = CASES["bitsandbytes"]()
+    case.tensors["a.weight_format"].fill_(2)
+    with pytest.raises(ModelLoadError, match=r"'a\.weight_format' in .* one kind of GPU"):
+        open_matrix(tmp_path, case)
+
+
+STATE = "a.weight.quant_state.bitsandbytes__nf4"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocksize": 0}, "blocks of 0 weights"),
+        ({"blocksize": 33}, "blocks of 33 weights"),
+        ({"blocksize": 2**63}, "says blocksize 9223372036854775808"),
+        ({"blocksize": None}, "says blocksize None"),
+        ({"shape": [96, 64]}, r"has shape \[96, 64\], but config.json asks for \[96, 128\]"),
+        ({"shape": None}, "has shape None"),
+        ({"nested_blocksize": -1}, "and of -1 scales"),
+        ({"nested_offset": "1"}, "nested_offset '1'"),
+        ({"nested_offset": float("nan")}, "nested_offset nan"),
+        (None, "holds no JSON object"),
+        (..., "cannot be read as JSON"),
+    ],
+)
+def test_what_describes_blocks_is_checked(tmp_path: Path, change: Any, message: str) -> None:
+    case = CASES["nf4"]()
+    said = json.loads(bytes(case.tensors[STATE].tolist()))
+    text = "{" if change is ... else json.dumps(None if change is None else said | change)
+    case.tensors[STATE] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    with pytest.raises(ModelLoadError, match=message):
+        open_matrix(tmp_path, case)
+
+
+def test_fp8_has_the_numbers_of_torch() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    np.testing.assert_array_equal(E4M3_NUMBERS, codes.view(torch.float8_e4m3fn).float().numpy())
+
+
+def test_a_weight_of_fp8_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    case = CASES["fp8 by channel"]()
+    case.tensors["a.weight"].view(torch.uint8)[7, 9] = 0xFF
+    with pytest.raises(ModelLoadError, match=r"'a\.weight' in .* stands for a weight that is"):
+        open_matrix(tmp_path, case).dequantised()
+
+
+def test_a_packed_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:
+    case = CASES["packed, 4 bits"]()
+    case.tensors["a.weight_shape"][1] -= 1
+    with pytest.raises(ModelLoadError, match=r"says that its matrix has shape \[96, 127\]"):
+        open_matrix(tmp_path, case)

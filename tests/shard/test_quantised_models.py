@@ -1,0 +1,221 @@
+"""Quantised checkpoints give the tokens of their dequantised weights, on every backend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.model.support import Asked
+from tests.quantised_support import (
+    DATA,
+    Store,
+    describe_bitsandbytes,
+    describe_compressed,
+    quantise,
+    real_checkpoint,
+    store_awq,
+    store_bytes,
+    store_fp8,
+    store_gptq,
+    store_int8,
+    store_packed,
+    store_table,
+)
+from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.ranks.rank_processes import ranks_of
+from tests.shard.torch_backend.models_support import (
+    BLOCK,
+    Golden,
+    GreedyRecorder,
+    assert_greedy,
+    generated,
+    load,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.check import check_model
+from tgi_trio.model.config import read_config
+from tgi_trio.shard.contract import Runner
+
+Make = Callable[..., Path]
+Loaded = tuple[Runner, GreedyRecorder]
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEW = 16
+FIRM = 0.25  # a margin that no rounding turns around
+
+
+@contextmanager
+def by_torch(folder: Path) -> Iterator[Loaded]:
+    yield load(folder, dtype="float32")
+
+
+@contextmanager
+def by_kernels(folder: Path) -> Iterator[Loaded]:
+    with cpu_runner(folder) as pair:
+        yield pair
+
+
+@contextmanager
+def by_ranks(folder: Path) -> Iterator[Loaded]:
+    recorder = GreedyRecorder()
+    with ranks_of(folder, 2, recorder, dtype="float32") as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 511 * BLOCK))
+        yield runner, recorder
+
+
+backends = pytest.mark.parametrize("backend", [by_torch, by_kernels, by_ranks])
+MADE_BY_OTHERS = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
+
+
+def check_expected(recorder: GreedyRecorder, row: Any, expected: dict[str, Any]) -> None:
+    """Log-probabilities within 1e-3 and the tokens, as far as a slim margin leaves them equal."""
+    scores = recorder.logits(row.id).log_softmax(-1)
+    firm = 0
+    for place, token in enumerate(generated(row)):
+        wanted = expected["ids"][place]
+        assert abs(float(scores[place, wanted]) - expected["logprobs"][place]) < 1e-3
+        if token != wanted:
+            assert expected["margin"][place] <= FIRM
+            break
+        firm += expected["margin"][place] > FIRM
+    assert firm > 0
+
+
+@backends
+@pytest.mark.parametrize("name", MADE_BY_OTHERS)
+def test_what_other_tools_made(tmp_path: Path, name: str, backend: Any) -> None:
+    folder = real_checkpoint(name, tmp_path)
+    assert check_model(read_config(folder), Asked()) == []
+    every = json.loads((DATA / name / "expected.json").read_text())
+    ids = [expected["input_ids"] for expected in every]
+    with backend(folder) as (runner, recorder):
+        for count in (1, 8):  # alone, then all twice at once
+            for first in range(0, 8 if count == 8 else 4, count):
+                some = [(first + i) % 4 for i in range(count)]
+                blocks = tables([ids[i] for i in some], new=NEW)
+                rows = [sequence(n, ids[i], blocks[n], NEW) for n, i in enumerate(some)]
+                run(runner, rows, chunk=20)
+                for row, i in zip(rows, some, strict=True):
+                    check_expected(recorder, row, every[i])
+                recorder.by_place.clear()
+
+
+@pytest.mark.parametrize("name", MADE_BY_OTHERS)
+def test_prompt_logprobs_of_what_other_tools_made(tmp_path: Path, name: str) -> None:
+    """Every prompt token's, by prompts that end before it."""
+    folder = real_checkpoint(name, tmp_path)
+    expected = json.loads((DATA / name / "expected.json").read_text())[0]
+    ids = expected["input_ids"]
+    starts = [ids[:end] for end in range(1, len(ids))]
+    with by_torch(folder) as (runner, recorder):
+        blocks = tables(starts, new=1)
+        rows = [sequence(i, start, blocks[i], 1) for i, start in enumerate(starts)]
+        run(runner, rows)
+        for row, token, wanted in zip(rows, ids[1:], expected["prompt_logprobs"], strict=True):
+            score = recorder.logits(row.id).log_softmax(-1)[0, token]
+            assert abs(float(score) - wanted) < 1e-3
+
+
+GPTQ = {"quant_method": "gptq", "sym": False}
+# How the matrices are stored, and what config.json says of it.
+STORED: dict[str, tuple[Store, dict[str, Any]]] = {
+    "gptq 4 bits": (store_gptq(4, 32), GPTQ | {"bits": 4, "group_size": 32}),
+    "gptq 4 bits, acts": (
+        store_gptq(4, 16, shuffled=True),
+        GPTQ | {"bits": 4, "group_size": 16, "desc_act": True},
+    ),
+    "gptq 8 bits, v2": (
+        store_gptq(8, 1 << 20, v2=True),
+        GPTQ | {"bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"},
+    ),
+    "gptq 3 bits": (store_gptq(3, 32), GPTQ | {"bits": 3, "group_size": 32}),
+    "gptq 2 bits": (store_gptq(2, 32), GPTQ | {"bits": 2, "group_size": 32}),
+    "packed, 4 bits": (
+        store_packed(4, 32),
+        describe_compressed("pack-quantized", "group", 4, group_size=32, symmetric=False),
+    ),
+    "packed, 4 bits, acts": (
+        store_packed(4, 16, shuffled=True),
+        describe_compressed("pack-quantized", "group", 4, group_size=16, actorder="group"),
+    ),
+    "packed, 8 bits": (
+        store_packed(8, 1 << 20, symmetric=True),
+        describe_compressed("pack-quantized", "channel", 8),
+    ),
+    "int8": (store_int8("channel"), describe_compressed("int-quantized", "channel", 8)),
+    "fp8 by tensor": (store_fp8("tensor"), describe_compressed("float-quantized", "tensor", 8)),
+    "fp8 by channel": (store_fp8("channel"), describe_compressed("float-quantized", "channel", 8)),
+    "fp8 by block": (
+        store_fp8("block"),
+        describe_compressed("float-quantized", "block", 8, block_structure=[24, 40]),
+    ),
+    "fp8 of DeepSeek": (
+        store_fp8("block", "weight_scale_inv"),
+        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [24, 40]},
+    ),
+    "fp8 without blocks": (store_fp8("tensor"), {"quant_method": "fp8"}),
+    "bitsandbytes": (store_bytes, describe_bitsandbytes("int8")),
+    "nf4": (store_table("nf4", 64), describe_bitsandbytes("nf4")),
+    "nf4, double": (store_table("nf4", 32, nested=5), describe_bitsandbytes("nf4")),
+    "fp4 over rows": (store_table("fp4", 48), describe_bitsandbytes("fp4")),
+    "awq": (store_awq(32), {"quant_method": "awq", "bits": 4, "group_size": 32}),
+}
+
+
+@backends
+@pytest.mark.parametrize("stored", STORED)
+def test_tokens_of_what_is_packed_here(
+    checkpoint: Make, tmp_path: Path, stored: str, backend: Any
+) -> None:
+    source = checkpoint("llama", **FITTING["llama"])
+    folder = quantise(source, tmp_path / "q", *STORED[stored])
+    golden, some = Golden(folder / "plain"), prompts(6)
+    blocks = tables(some, shuffle=3, new=NEW)
+    rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
+    with backend(folder) as (runner, recorder):
+        run(runner, rows, chunk=20, joins=2)
+        for row in rows:
+            assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+@pytest.mark.parametrize("backend", [by_torch, by_ranks])
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [
+        ("mixtral", "gptq 4 bits"),  # experts
+        ("phi3", "gptq 4 bits"),  # matrices that hold several
+        ("deepseek_v3", "fp8 of DeepSeek"),  # a latent
+    ],
+)
+def test_other_families(
+    checkpoint: Make, tmp_path: Path, family: str, stored: str, backend: Any
+) -> None:
+    folder = quantise(checkpoint(family), tmp_path / "q", *STORED[stored])
+    golden, some = Golden(folder / "plain"), prompts(4)
+    blocks = tables(some, new=NEW)
+    rows = [sequence(i, prompt, blocks[i], NEW) for i, prompt in enumerate(some)]
+    with backend(folder) as (runner, recorder):
+        run(runner, rows)
+        for row in rows:
+            assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+def test_bfloat16_of_quantised_weights(checkpoint: Make, tmp_path: Path) -> None:
+    """Weights are rounded once, from what is stored to the dtype."""
+    folder = quantise(checkpoint("llama"), tmp_path / "q", *STORED["awq"])
+    found = []
+    for each in (folder, folder / "plain"):
+        runner, recorder = load(each, dtype="bfloat16")
+        prompt = prompts(4)[-1]
+        run(runner, [sequence(0, prompt, tables([prompt], new=NEW)[0], NEW)])
+        found.append(recorder.logits(0))
+    assert torch.equal(*found)

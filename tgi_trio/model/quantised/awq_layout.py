@@ -1,0 +1,61 @@
+"""AWQ (Lin and others 2023, arXiv 2306.00978), as AutoAWQ stores it for its GEMM kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.layout import (
+    FLOATS,
+    Headers,
+    Part,
+    count_groups,
+    read_count,
+    split_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AwqLayout:
+    """weight = scale * (code - zero), 4 bits, of each run of inputs."""
+
+    group: int  # inputs that share a scale; -1: all
+
+    name = "awq"
+
+    def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
+        module = split_name(matrix.name)
+        if module is None or f"{module}.qweight" not in tensors:
+            return ()
+        rows, columns = matrix.rows, matrix.columns
+        if rows % 8 or matrix.transposed or (self.group != -1 and columns % self.group):
+            raise ModelLoadError(
+                f"{matrix.name!r} of {rows} x {columns} cannot be stored as AWQ in groups of "
+                f"{self.group}: outputs come by eight, and inputs in whole groups."
+            )
+        groups = count_groups(matrix, self.group)
+        return (
+            Part("codes", f"{module}.qweight", ("I32",), ((columns, rows // 8),)),
+            Part("zeros", f"{module}.qzeros", ("I32",), ((groups, rows // 8),)),
+            Part("scales", f"{module}.scales", FLOATS, ((groups, rows),)),
+        )
+
+
+def read_awq_layout(where: str, said: Mapping[str, Any]) -> AwqLayout:
+    """Return what a description says of AWQ; raises ModelLoadError for what is not read."""
+    form = str(said.get("version") or "gemm").lower()
+    if form != "gemm":
+        raise ModelLoadError(
+            f"{where} says that AWQ's weights are in the order {form!r}; gemm alone is read."
+        )
+    bits = read_count(where, said, "w_bit" if "w_bit" in said else "bits", 4)
+    group = read_count(where, said, "q_group_size" if "q_group_size" in said else "group_size", 128)
+    if bits != 4 or group == 0:
+        raise ModelLoadError(
+            f"{where} says AWQ with {bits} bits in groups of {group}; read are 4 bits, in groups "
+            "of one input or more."
+        )
+    return AwqLayout(group)

@@ -1,0 +1,156 @@
+"""compressed-tensors, as llm-compressor writes it: whole numbers packed or not, and FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.fp8_layout import E4M3
+from tgi_trio.model.quantised.layout import (
+    FLOATS,
+    Headers,
+    Part,
+    count_groups,
+    count_words,
+    read_count,
+    read_shape,
+    scale_shapes,
+    split_name,
+)
+
+_STRATEGIES: Final = ("tensor", "channel", "group", "block")
+# What each format holds: the type of its numbers, and how many bits they may have.
+_FORMATS: Final[Mapping[str, tuple[str, tuple[int, ...]]]] = {
+    "pack-quantized": ("int", (4, 8)),
+    "int-quantized": ("int", (8,)),
+    "float-quantized": ("float", (8,)),
+}
+_ELSEWHERE: Final = ("sparsity_config", "transform_config")  # what else may be done to weights
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How one group of a model's matrices is stored."""
+
+    form: str  # "pack-quantized"
+    bits: int
+    block: tuple[int, int]  # outputs and inputs that share a scale; -1: all
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedLayout:
+    """weight = scale * (code - zero), or scale * number; by groups of matrices.
+
+    Which group a matrix belongs to follows from its tensors: there is one for each form.
+    """
+
+    schemes: Mapping[str, Scheme]  # by form
+
+    name = "compressed-tensors"
+
+    def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
+        module, weight = split_name(matrix.name), tensors.get(matrix.name)
+        if module is None:
+            return ()
+        if f"{module}.weight_packed" in tensors:
+            scheme = self._scheme(matrix, "pack-quantized")
+            return _packed(module, matrix, scheme)
+        if weight is None or weight.dtype not in ("I8", E4M3):
+            return ()
+        scheme = self._scheme(
+            matrix, "int-quantized" if weight.dtype == "I8" else "float-quantized"
+        )
+        shapes = scale_shapes(matrix, scheme.block)
+        parts = [
+            Part("codes", matrix.name, (weight.dtype,), ((matrix.rows, matrix.columns),)),
+            Part("scales", f"{module}.weight_scale", FLOATS, shapes),
+            # Of activations, which are not quantised here.
+            Part("inputs", f"{module}.input_scale", FLOATS, ((), (1,)), False),
+            Part("input zeros", f"{module}.input_zero_point", ("I8",), ((), (1,)), False),
+        ]
+        if weight.dtype == "I8":
+            parts.append(Part("zeros", f"{module}.weight_zero_point", ("I8",), shapes, False))
+        return parts
+
+    def _scheme(self, matrix: MatrixRef, form: str) -> Scheme:
+        if form not in self.schemes or matrix.transposed:
+            raise ModelLoadError(
+                f"{matrix.name!r} is stored in the form {form}, of which config.json says nothing."
+            )
+        return self.schemes[form]
+
+
+def _packed(module: str, matrix: MatrixRef, scheme: Scheme) -> tuple[Part, ...]:
+    rows, columns, bits = matrix.rows, matrix.columns, scheme.bits
+    if scheme.block[0] != 1:  # zero points are packed along the outputs, so each has its own
+        raise ModelLoadError(
+            f"{matrix.name!r} is packed with scales that several outputs share, as none are read."
+        )
+    zeros = (count_words(rows, bits), count_groups(matrix, scheme.block[1]))
+    return (
+        Part("codes", f"{module}.weight_packed", ("I32",), ((rows, count_words(columns, bits)),)),
+        Part("shape", f"{module}.weight_shape", ("I64", "I32"), ((2,),)),
+        Part("scales", f"{module}.weight_scale", FLOATS, scale_shapes(matrix, scheme.block)),
+        Part("zeros", f"{module}.weight_zero_point", ("I32",), (zeros,), needed=False),
+        Part("groups", f"{module}.weight_g_idx", ("I32",), ((columns,),), needed=False),
+    )
+
+
+def read_compressed_layout(where: str, said: Mapping[str, Any]) -> CompressedLayout:
+    """Return what a description says of its groups; raises ModelLoadError for what is not read."""
+    status = said.get("quantization_status") or "compressed"
+    if status != "compressed":
+        raise ModelLoadError(f"{where} says that weights are {status!r}; read are compressed ones.")
+    for key in _ELSEWHERE:
+        other = said.get(key)
+        if other and other != {"format": "dense"}:
+            raise ModelLoadError(f"{where} has a {key}, which nothing here reads.")
+    groups = said.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise ModelLoadError(f"{where} has no config_groups, which say how weights are stored.")
+    schemes: dict[str, Scheme] = {}
+    for group in groups.values():
+        scheme = _read_scheme(where, group, said.get("format"))
+        if schemes.setdefault(scheme.form, scheme) != scheme:
+            raise ModelLoadError(
+                f"{where} has two groups of the form {scheme.form} that differ; one of each is "
+                "read."
+            )
+    return CompressedLayout(schemes)
+
+
+def _read_scheme(where: str, group: Any, default: Any) -> Scheme:
+    """Return how a group of matrices is stored."""
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        raise ModelLoadError(f"{where} has a group in config_groups that says nothing of weights.")
+    form = group.get("format") or default
+    bits, kind = read_count(where, weights, "num_bits"), weights.get("type", "int")
+    strategy = weights.get("strategy") or ("group" if weights.get("group_size") else "tensor")
+    if form == "naive-quantized":
+        form = "int-quantized" if kind == "int" else "float-quantized"
+    known = isinstance(form, str) and form in _FORMATS and strategy in _STRATEGIES
+    if not known or kind != _FORMATS[form][0] or bits not in _FORMATS[form][1]:
+        raise ModelLoadError(
+            f"{where} says {form} with {kind} of {bits} bits by {strategy}; read are "
+            f"{', '.join(_FORMATS)}, of 4 or 8 bits, by {', '.join(_STRATEGIES)}."
+        )
+    return Scheme(form, bits, _read_block(where, weights, strategy))
+
+
+def _read_block(where: str, weights: Mapping[str, Any], strategy: str) -> tuple[int, int]:
+    """Return how many outputs and inputs share a scale; -1: all."""
+    if strategy == "tensor":
+        return -1, -1
+    size = read_count(where, weights, "group_size") if strategy == "group" else -1
+    if strategy == "block":
+        block = read_shape(where, weights, "block_structure")
+        if block is not None:
+            return block
+        size = 0
+    if size == 0:
+        raise ModelLoadError(f"{where} says that weights share scales by {strategy}, not of which.")
+    return 1, size

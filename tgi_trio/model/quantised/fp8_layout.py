@@ -1,0 +1,55 @@
+"""FP8: weights of 8 bits with a scale for all of them, for each output, or for each block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.layout import (
+    FLOATS,
+    Headers,
+    Part,
+    read_shape,
+    scale_shapes,
+    split_name,
+)
+
+E4M3 = "F8_E4M3"
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Layout:
+    """weight = scale * number of 8 bits (e4m3)."""
+
+    block: tuple[int, int] | None  # outputs and inputs that share a scale; None: one, or outputs'
+
+    name = "fp8"
+
+    def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
+        module, weight = split_name(matrix.name), tensors.get(matrix.name)
+        if module is None or weight is None or weight.dtype != E4M3:
+            return ()
+        if matrix.transposed:
+            raise ModelLoadError(
+                f"{matrix.name!r} is stored [inputs, outputs], as FP8 is not known to be."
+            )
+        name = f"{module}.weight_scale{'_inv' if self.block else ''}"
+        blocks = (self.block,) if self.block else ((-1, -1), (1, -1))
+        shapes = tuple(shape for block in blocks for shape in scale_shapes(matrix, block))
+        return (
+            Part("codes", matrix.name, (E4M3,), ((matrix.rows, matrix.columns),)),
+            Part("scales", name, FLOATS, shapes),
+            # Of activations, which are not quantised here.
+            Part("inputs", f"{module}.input_scale", FLOATS, ((), (1,)), needed=False),
+        )
+
+
+def read_fp8_layout(where: str, said: Mapping[str, Any]) -> Fp8Layout:
+    """Return what a description says of FP8; raises ModelLoadError for what is not read."""
+    form = said.get("fmt") or "e4m3"
+    if form != "e4m3":
+        raise ModelLoadError(f"{where} says that FP8 is in the form {form!r}; e4m3 alone is read.")
+    return Fp8Layout(read_shape(where, said, "weight_block_size"))

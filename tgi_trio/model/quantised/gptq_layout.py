@@ -1,0 +1,77 @@
+"""GPTQ (Frantar and others 2022, arXiv 2210.17323), as AutoGPTQ and its successors store it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.layout import (
+    FLOATS,
+    Headers,
+    Part,
+    count_groups,
+    count_words,
+    read_count,
+    split_name,
+)
+
+_BITS = (2, 3, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class GptqLayout:
+    """weight = scale * (code - zero), of each input's group."""
+
+    bits: int
+    group: int  # inputs that share a scale, where no tensor says which do; -1: all
+    zeros_less_one: bool  # the first version stores each zero point minus one
+
+    name = "gptq"
+
+    def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
+        module = split_name(matrix.name)
+        if module is None or f"{module}.qweight" not in tensors:
+            return ()
+        rows, columns, bits = matrix.rows, matrix.columns, self.bits
+        unit = 32 if bits == 3 else 32 // bits  # codes that fill whole words
+        if rows % unit or columns % unit:
+            raise ModelLoadError(
+                f"{matrix.name!r} of {rows} x {columns} cannot be stored as GPTQ in {bits} bits: "
+                f"{unit} codes fill whole words."
+            )
+        groups = count_groups(matrix, self.group)
+        return (
+            Part("codes", f"{module}.qweight", ("I32",), ((count_words(columns, bits), rows),)),
+            Part("zeros", f"{module}.qzeros", ("I32",), ((groups, count_words(rows, bits)),)),
+            Part("scales", f"{module}.scales", FLOATS, ((groups, rows),)),
+            Part("groups", f"{module}.g_idx", ("I32",), ((columns,),), needed=False),
+        )
+
+
+def read_gptq_layout(where: str, said: Mapping[str, Any]) -> GptqLayout:
+    """Return what a description says of GPTQ; raises ModelLoadError for what is not read."""
+    form = said.get("checkpoint_format") or said.get("format") or "gptq"
+    if form == "marlin" or said.get("is_marlin_format"):
+        raise ModelLoadError(
+            f"{where} says that the weights are in Marlin's order, which is made for one kind of "
+            "GPU and is not read here: take the GPTQ checkpoint that they were made from. "
+            "GPTQModel.load and save with format gptq write it anew from the original model."
+        )
+    if form not in ("gptq", "gptq_v2"):
+        raise ModelLoadError(
+            f"{where} says that GPTQ's weights are in the form {form!r}; read are gptq and gptq_v2."
+        )
+    bits, group = read_count(where, said, "bits"), read_count(where, said, "group_size", -1)
+    if bits not in _BITS or group == 0:
+        raise ModelLoadError(
+            f"{where} says GPTQ with {bits} bits in groups of {group}; read are "
+            f"{', '.join(map(str, _BITS))} bits, in groups of one input or more."
+        )
+    if said.get("pack_dtype", "int32") != "int32":
+        raise ModelLoadError(
+            f"{where} says pack_dtype {said['pack_dtype']!r}; GPTQ is read from int32."
+        )
+    return GptqLayout(bits, group, zeros_less_one=form == "gptq")

@@ -1,0 +1,117 @@
+"""What a format has in place of a tensor of plain numbers: several tensors per matrix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.matrices import MatrixRef
+
+Headers = Mapping[str, StoredTensor]
+Shape = tuple[int, ...]
+
+FLOATS = ("F32", "F16", "BF16")
+_LONGEST = 1 << 20  # inputs or outputs of a matrix, groups of inputs: far beyond any model
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor that belongs to a quantised matrix, as its header has to describe it."""
+
+    role: str  # what the format calls it
+    name: str
+    dtypes: tuple[str, ...]  # one of them
+    shapes: tuple[Shape, ...]  # one of them
+    needed: bool = True
+
+
+class MatrixLayout(Protocol):
+    """How one checkpoint stores matrices: a format, and the numbers that config.json gives it."""
+
+    @property
+    def name(self) -> str:
+        """As `--quantize` calls it."""
+
+    def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
+        """Return what a matrix is made of; nothing where it is stored as plain numbers.
+
+        Raises ModelLoadError for a matrix that the format cannot hold.
+        """
+
+
+def read_count(where: str, said: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a whole number that a description gives; raises ModelLoadError for none."""
+    value = said.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value <= _LONGEST:
+        raise ModelLoadError(f"{where} says {name} {value!r}, which is no whole number in range.")
+    return value
+
+
+def split_name(name: str) -> str | None:
+    """Return a matrix's name without ".weight", None for another kind of name."""
+    return name.removesuffix(".weight") if name.endswith(".weight") else None
+
+
+def count_words(count: int, bits: int) -> int:
+    """Return how many words of 32 bits so many codes fill."""
+    return math.ceil(count * bits / 32)
+
+
+def count_groups(matrix: MatrixRef, group: int) -> int:
+    """Return how many groups of inputs a matrix has; `group` -1: all of them in one."""
+    return 1 if group == -1 else math.ceil(matrix.columns / group)
+
+
+def check_parts(parts: Sequence[Part], tensors: Headers, folder: object) -> None:
+    """Raise ModelLoadError unless the parts of a matrix are there, as their headers have to be."""
+    for part in parts:
+        tensor = tensors.get(part.name)
+        if tensor is None:
+            if part.needed:
+                raise ModelLoadError(
+                    f"Tensor {part.name!r} is missing from the checkpoint {folder}: a part of a "
+                    "quantised matrix whose other parts are there."
+                )
+            continue
+        if tensor.dtype not in part.dtypes:
+            raise ModelLoadError(
+                f"Tensor {part.name!r} in {tensor.file} is of type {tensor.dtype}, but a part of "
+                f"this kind is {' or '.join(part.dtypes)}."
+            )
+        if tensor.shape not in part.shapes:
+            asked = " or ".join(str(list(shape)) for shape in part.shapes)
+            raise ModelLoadError(
+                f"Tensor {part.name!r} in {tensor.file} has shape {list(tensor.shape)}, but "
+                f"config.json asks for {asked}."
+            )
+
+
+def read_shape(where: str, said: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+    """Return the two sizes of a block that a description gives; None: it gives none.
+
+    Raises ModelLoadError for anything else.
+    """
+    value = said.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ModelLoadError(f"{where} says {name} {value!r}, which is no pair of sizes.")
+    rows, columns = (read_count(where, {name: size}, name) for size in value)
+    if min(rows, columns) < 1:
+        raise ModelLoadError(f"{where} says {name} {value!r}, which is no pair of sizes.")
+    return rows, columns
+
+
+def scale_shapes(matrix: MatrixRef, block: tuple[int, int]) -> tuple[Shape, ...]:
+    """Return the shapes that the scales of a matrix may have; `block`: outputs and inputs that
+    share one, -1: all.
+    """
+    rows = 1 if block[0] == -1 else math.ceil(matrix.rows / block[0])
+    columns = count_groups(matrix, block[1])
+    flat: tuple[Shape, ...] = ((rows,),) if columns == 1 else ()
+    scalar: tuple[Shape, ...] = ((),) if rows == columns == 1 else ()
+    return ((rows, columns), *flat, *scalar)

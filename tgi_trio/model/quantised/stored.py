@@ -1,0 +1,69 @@
+"""Which tensors of a checkpoint are parts of quantised matrices, checked by their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.formats import are_plain, describe_plain, find_announcement
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.layout import Headers, MatrixLayout, check_parts, split_name
+
+_LARGEST_BIAS = 8 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a checkpoint has in place of plain matrices."""
+
+    matrices: frozenset[str] = frozenset()  # by the names that plain numbers would have
+    parts: frozenset[str] = frozenset()  # the names of the tensors they are made of
+
+
+def check_stored(
+    config: ModelConfig,
+    layout: MatrixLayout,
+    matrices: Iterable[MatrixRef],
+    base: str,
+    tensors: Headers,
+) -> Stored:
+    """Return the matrices that are stored in parts; raises ModelLoadError unless all fit.
+
+    `base`: as for `Claims`.
+    """
+    if any(name.startswith(base) for name in tensors):
+        base = ""
+    quantised, known = set[str](), set[str]()
+    for matrix in matrices:
+        matrix = replace(matrix, name=matrix.name.removeprefix(base))
+        parts = layout.parts(matrix, tensors)
+        if not parts:
+            continue
+        check_parts(parts, tensors, config.folder)
+        quantised.add(matrix.name)
+        known |= {part.name for part in parts}
+        known |= set(_zero_biases(matrix, tensors))
+    found = find_announcement(config)
+    if not quantised and found is not None and are_plain(tensors):
+        raise ModelLoadError(
+            f"{config.folder} holds no matrix in the format {found.name}, as {found.where} says."
+            f"{describe_plain(found)}"
+        )
+    return Stored(frozenset(quantised), frozenset(known))
+
+
+def _zero_biases(matrix: MatrixRef, tensors: Headers) -> Iterator[str]:
+    """Yield the bias beside a matrix that a model has none for, if all of it is 0.
+
+    Older versions of AutoGPTQ write one for every matrix.
+    """
+    name = f"{split_name(matrix.name)}.bias"
+    tensor = tensors.get(name)
+    if matrix.bias or tensor is None or tensor.end - tensor.first > _LARGEST_BIAS:
+        return
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.first)
+        if not any(file.read(tensor.end - tensor.first)):
+            yield name

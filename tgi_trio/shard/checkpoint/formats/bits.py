@@ -1,0 +1,34 @@
+"""Codes of a few bits that are packed into words of 32, the lowest bits first."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """Return the codes [rows, n * 32 / bits] of words [rows, n]; of 3 bits `n` comes by threes."""
+    if bits == 3:
+        return _unpack_across(words, bits)
+    packed = np.ascontiguousarray(words).view(np.uint8)  # the lowest byte first
+    each = 8 // bits
+    if each == 1:
+        return packed
+    codes = np.empty((*packed.shape, each), np.uint8)
+    for place in range(each):
+        np.right_shift(packed, bits * place, out=codes[..., place])
+    codes &= (1 << bits) - 1
+    return codes.reshape(len(packed), -1)
+
+
+def _unpack_across(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """The same where codes may begin in one word and end in the next: 32 are `bits` words."""
+    streams = words.reshape(len(words), -1, bits)
+    codes = np.empty((*streams.shape[:2], 32), np.uint8)
+    for place in range(32):
+        word, shift = divmod(bits * place, 32)
+        code = streams[..., word] >> np.uint32(shift)
+        if shift + bits > 32:
+            code |= streams[..., word + 1] << np.uint32(32 - shift)
+        codes[..., place] = code & np.uint32((1 << bits) - 1)
+    return codes.reshape(len(words), -1)

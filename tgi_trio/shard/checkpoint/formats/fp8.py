@@ -1,0 +1,45 @@
+"""FP8: numbers of one sign bit, four of exponent, three of fraction, and scales of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.quantised.fp8_layout import Fp8Layout
+from tgi_trio.shard.checkpoint.container import RawTensor
+from tgi_trio.shard.checkpoint.formats.scale_grid import GridSource
+from tgi_trio.shard.checkpoint.numbers import Floats
+
+
+def _e4m3() -> Floats:
+    """Return the numbers of all 256 codes (Micikevicius et al. 2022, arXiv 2209.05433)."""
+    codes = np.arange(128)
+    exponents, fractions = codes >> 3, codes & 7
+    normal = (8 + fractions) * np.exp2(exponents - 10.0)
+    positive = np.where(exponents == 0, fractions * 2.0**-9, normal)
+    positive[127] = np.nan  # there is no infinity
+    return np.concatenate([positive, -positive]).astype(np.float32)
+
+
+E4M3_NUMBERS: Final = _e4m3()
+
+
+class Fp8Source(GridSource):
+    """Codes uint8 [outputs, inputs], each a number of `E4M3_NUMBERS`."""
+
+    def codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
+        return self._codes.data.reshape(self._codes.shape)[rows, columns]
+
+    def numbers(self, rows: slice, columns: slice) -> Floats:
+        return E4M3_NUMBERS[self.codes(rows, columns)]
+
+
+def open_fp8(
+    layout: Fp8Layout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
+) -> Fp8Source:
+    """Return a matrix; where no blocks are known its scales say how many there are."""
+    one = parts["scales"].shape in ((), (1,), (1, 1))
+    return Fp8Source(shape, parts, block=layout.block or ((-1, -1) if one else (1, -1)))

@@ -1,0 +1,64 @@
+"""Formats whose matrices are several safetensors each; what is not quantised is plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.layout import MatrixLayout, check_parts
+from tgi_trio.shard.checkpoint.container import Container, RawTensor
+from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import QuantisedMatrix, QuantisedSource
+from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
+
+# What reads the parts of a matrix of a shape, by their roles.
+Open = Callable[[tuple[int, int], Mapping[str, RawTensor]], QuantisedSource]
+
+
+class PiecesFormat:
+    """The `WeightFormat` of one checkpoint."""
+
+    def __init__(self, layout: MatrixLayout, open_source: Open) -> None:
+        self.name = layout.name
+        self._layout = layout
+        self._open = open_source
+
+    def claims(self, config: ModelConfig, container: Container) -> bool:
+        return True
+
+    def matrix(
+        self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
+    ) -> StoredMatrix:
+        """Return a matrix, see `WeightFormat`; how plain numbers are `transposed` does not matter
+        to quantised ones.
+        """
+        headers = _Headers(container)
+        matrix = MatrixRef(name, *shape, transposed=transposed)
+        parts = self._layout.parts(matrix, headers)
+        if not parts:
+            return PlainFormat().matrix(container, name, shape, transposed=transposed)
+        check_parts(parts, headers, container.folder)
+        tensors = {part.role: container.tensor(part.name) for part in parts if part.name in headers}
+        source = self._open(shape, tensors)
+        return QuantisedMatrix(source, range(shape[0]), range(shape[1]))
+
+
+class _Headers(Mapping[str, StoredTensor]):
+    """A container's tensors as their headers describe them."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        if name not in self._container.names:
+            raise KeyError(name)
+        raw = self._container.tensor(name)
+        return StoredTensor(raw.file.path, raw.dtype, raw.shape, raw.first, raw.end)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._container.names)
+
+    def __len__(self) -> int:
+        return len(self._container.names)

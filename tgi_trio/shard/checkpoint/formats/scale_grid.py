@@ -1,0 +1,61 @@
+"""Codes that are a tensor [outputs, inputs], whose scales are of blocks of outputs and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.checkpoint.container import RawTensor
+from tgi_trio.shard.checkpoint.formats.affine import AffineSource, Codes
+from tgi_trio.shard.checkpoint.formats.plain import view_numbers
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import check_finite
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+
+
+class GridSource(AffineSource):
+    """int8 codes, or packed ones: a subclass reads these. Zero points are int8, like the scales."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        parts: Mapping[str, RawTensor],
+        *,
+        block: tuple[int, int],
+        bits: int = 8,
+        packed: int = 1,
+    ) -> None:
+        """`block`: outputs and inputs that share a scale, -1: all. `packed`: inputs per word."""
+        rows, columns = (
+            whole if size == -1 else size for size, whole in zip(block, shape, strict=True)
+        )
+        self._scales, self._zeros = parts["scales"], parts.get("zeros")
+        self._grid = (-(-shape[0] // rows), -(-shape[1] // columns))
+        self._outputs = rows
+        super().__init__(
+            shape,
+            tuple(parts.values()),
+            bits=bits,
+            groups=self._grid[1],
+            group=columns,
+            order=parts.get("groups"),
+            packed=packed,
+        )
+        self._codes = parts["codes"]
+
+    def codes(self, rows: slice, columns: slice) -> Codes:
+        return self._codes.data.view(np.int8).reshape(self._codes.shape)[rows, columns]
+
+    def scales(self, rows: slice) -> Floats:
+        scales = to_float32(view_numbers(self._scales).reshape(self._grid))
+        return check_finite(self._scales, scales[self._lines(rows)])
+
+    def zeros(self, rows: slice) -> Codes | None:
+        if self._zeros is None:
+            return None
+        return self._zeros.data.view(np.int8).reshape(self._grid)[self._lines(rows)]
+
+    def _lines(self, rows: slice) -> NDArray[np.int64]:
+        """Return where in the grid the scales of outputs are."""
+        return np.arange(rows.start, rows.stop) // self._outputs
