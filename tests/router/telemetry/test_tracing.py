@@ -159,6 +159,22 @@ async def test_a_collector_receives_the_spans() -> None:
 
 
 @pytest.mark.trio
+async def test_a_number_that_otlp_has_no_type_for_is_written_as_text() -> None:
+    now = trio.current_time()
+    with collecting() as (collector, endpoint):
+        tracer = Tracer.to(endpoint, "test")
+        attributes = {"seed": 2**64 - 1, "output_tokens": 7, "nothing": None}
+        tracer.record(RequestSpan("POST", "/", 200, {}, now, now, attributes=attributes))
+        await tracer.close()
+        batch = collector.batches.get(timeout=120)
+    ((span,),) = [scope.spans for each in batch.resource_spans for scope in each.scope_spans]
+    values = {each.key: each.value for each in span.attributes}
+    assert values["seed"].string_value == "18446744073709551615"
+    assert values["output_tokens"].int_value == 7
+    assert "nothing" not in values
+
+
+@pytest.mark.trio
 async def test_a_collector_that_is_not_there_harms_nobody() -> None:
     tracer = Tracer.to("http://127.0.0.1:1", "x")
     async with served(tracer=tracer) as server:

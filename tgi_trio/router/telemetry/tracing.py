@@ -100,7 +100,7 @@ class Tracer:
                 "http.request.method": exchange.method,
                 "url.path": exchange.path,
                 "http.response.status_code": exchange.status,
-                **{name: value for name, value in exchange.attributes.items() if value is not None},
+                **_writable(exchange.attributes),
             },
             start_time=nanoseconds(exchange.began),
         )
@@ -124,6 +124,15 @@ class Tracer:
         """Export what is left, for as long as `FLUSH_TIMEOUT` allows."""
         with trio.move_on_after(FLUSH_TIMEOUT):
             await trio.to_thread.run_sync(self._provider.shutdown, abandon_on_cancel=True)
+
+
+def _writable(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what OTLP can write: its integers have 64 bits with a sign, and seeds without one."""
+    return {
+        name: str(value) if isinstance(value, int) and value >= 2**63 else value
+        for name, value in attributes.items()
+        if value is not None
+    }
 
 
 def stages(timings: Timings, ended: float) -> Iterator[tuple[str, float, float]]:
