@@ -32,7 +32,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
     return Settings(
         **{
             **{f.name: getattr(options, f.name) for f in fields(AsGiven)},
-            "quantize": options.quantize or facts.quantize,
+            "quantize": facts.quantize if options.quantize is None else options.quantize,
         },
         model_id=name,
         model_sha=facts.revision_sha,
