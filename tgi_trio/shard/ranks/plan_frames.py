@@ -6,7 +6,7 @@ differ from rank 0's, and choose nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,8 +63,16 @@ def decode_plan(frame: Frame) -> StepPlan:
     )
 
 
+# Of rows that want no prompt log-probabilities: the same for all, since 512 of them in every step
+# are what a follower has to make before it can compute.
+_NO_IDS: Final = np.zeros(0, np.int32)
+_PLAIN: Final = SamplingParameters()
+_PROMPT_LOGPROBS: Final = SamplingParameters(prompt_logprobs=True)
+
+
 def _shadow_row(context: int, prompt_length: int, prompt_logprobs: int) -> ShardSequence:
+    if not prompt_logprobs:
+        return ShardSequence(0, _NO_IDS, context, prompt_length, 0, [], 0, 0, _PLAIN)
     # Every rank works prompt log-probabilities out, of whatever tokens: their number counts.
-    ids = np.zeros(context + 1 if prompt_logprobs else 0, np.int32)
-    sampling = SamplingParameters(prompt_logprobs=bool(prompt_logprobs))
-    return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, sampling)
+    ids = np.zeros(context + 1, np.int32)
+    return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, _PROMPT_LOGPROBS)
