@@ -28,7 +28,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(BESIDE) $(ARGS)
 
 check: lint types
-	$(BIN)/python -m pytest -q -m "not system" $(FAST) $(ARGS)
+	$(BIN)/python -m pytest -q $(BESIDE) -m "not system" $(FAST) $(ARGS)
 
 gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
