@@ -105,7 +105,8 @@ async def floor(streams: int, step_ms: float, seconds: float, ranks: int = 1) ->
                     gaps.append(frame.word("gap_ns") / 1e9)
                     telling.append(frame.word("forward_ns") / 1e3 - step_ms * 1e3)
                     events += frame.word("tokens")
-    return Reading(gaps, events / seconds, statistics.median(telling) if ranks > 1 else 0.0)
+    told = statistics.median(telling) if telling and ranks > 1 else 0.0
+    return Reading(gaps, events / seconds, told)
 
 
 async def router(streams: int, step_ms: float, seconds: float) -> Reading:
@@ -199,6 +200,11 @@ def main() -> None:
     with stats.reporting(args.json, "step_gap", found):
         for streams, name in tqdm(runs, desc="runs"):
             reading = trio.run(kinds[name], streams, args.step_ms, args.seconds)
+            if not reading.gaps:
+                raise SystemExit(
+                    f"{streams} streams, {name}: no two steps in {args.seconds:g} s to have a gap "
+                    "between them; measure longer (--seconds)"
+                )
             results.append(
                 {
                     "streams": streams,
