@@ -153,26 +153,33 @@ async def test_a_crash_loop_ends_in_a_report_and_failed_streams(
         assert "--shard-restart-limit 1" in caplog.text
 
 
+POISON = 3 + 255  # a token of the byte tokenizer that no text has
+
+
+async def fail_alone(clients: Clients, argv: FakeArgv, count: int) -> None:
+    """Serve `count` requests beside one that ends every shard: it alone fails."""
+    answers = clients.expect(argv.base, (f"good {n}" for n in range(count)))
+    # Not those that come upon the token by themselves.
+    answers = {prompt: ids for prompt, ids in answers.items() if POISON not in ids}
+    assert len(answers) > count // 2
+    async with trio.open_nursery() as nursery:
+        for prompt in answers:
+            nursery.start_soon(clients.run, prompt)
+        await trio.sleep(0.02)
+        request = make_request(clients.tokenizer, "bad", 30)
+        request.prompt_ids[1] = POISON
+        with clients.engine.submit(request) as bad:
+            with pytest.raises(GenerationError, match="ended again and again"):
+                await ids_of(bad)
+    assert clients.results == answers
+
+
 @pytest.mark.trio
 async def test_a_request_that_crashes_every_shard_fails_alone(tmp_path: Path) -> None:
-    poison = 3 + 255
-    argv = FakeArgv(FakeSettings(vocab_size=259, step_ms=2, crash_token=poison))
+    argv = FakeArgv(FakeSettings(vocab_size=259, step_ms=2, crash_token=POISON))
     async with supervised(tmp_path, argv, limit=2) as (engine, supervisor):
         clients = Clients(engine, tmp_path, 25)
-        answers = clients.expect(argv.base, (f"good {n}" for n in range(14)))
-        # Not those that come upon the token by themselves.
-        answers = {prompt: ids for prompt, ids in answers.items() if poison not in ids}
-        assert len(answers) > 8
-        async with trio.open_nursery() as nursery:
-            for prompt in answers:
-                nursery.start_soon(clients.run, prompt)
-            await trio.sleep(0.02)
-            request = make_request(clients.tokenizer, "bad", 30)
-            request.prompt_ids[1] = poison
-            with engine.submit(request) as bad:
-                with pytest.raises(GenerationError, match="ended again and again"):
-                    await ids_of(bad)
-        assert clients.results == answers
+        await fail_alone(clients, argv, 14)
         clients.check_that_all_is_free()
         while not supervisor.ready:
             await trio.sleep(0.01)
@@ -223,22 +230,11 @@ async def test_a_device_that_stays_broken_ends_at_the_restart_limit(
 @pytest.mark.trio
 async def test_a_request_that_breaks_the_device_is_found(tmp_path: Path) -> None:
     """It is the row that does it, each time: the others go on, and restarts are not counted."""
-    poison = 3 + 255
-    argv = FakeArgv(FakeSettings(vocab_size=259, step_ms=2, break_token=poison))
+    argv = FakeArgv(FakeSettings(vocab_size=259, step_ms=2, break_token=POISON))
     async with supervised(tmp_path, argv, limit=2) as (engine, supervisor):
         clients = Clients(engine, tmp_path, 25)
-        answers = clients.expect(argv.base, (f"good {n}" for n in range(6)))
-        answers = {prompt: ids for prompt, ids in answers.items() if poison not in ids}
-        assert len(answers) > 3
-        async with trio.open_nursery() as nursery:
-            for prompt in answers:
-                nursery.start_soon(clients.run, prompt)
-            request = make_request(clients.tokenizer, "bad", 30)
-            request.prompt_ids[1] = poison
-            with engine.submit(request) as bad:
-                with pytest.raises(GenerationError, match="ended again and again"):
-                    await ids_of(bad)
-        assert clients.results == answers and not supervisor.given_up
+        await fail_alone(clients, argv, 6)
+        assert not supervisor.given_up
 
 
 @pytest.mark.trio
