@@ -257,3 +257,12 @@ def test_circles_and_references_elsewhere_are_left_to_the_grammar() -> None:
     assert close_objects(elsewhere) == elsewhere  # it may list anything
     for pointer in ("#/$defs/nothing", "#/properties/0", "#nothing", "#"):
         close_objects({**B, "items": {"$ref": pointer, **C}, "$defs": {}})
+
+
+@pytest.mark.parametrize("keyword", ["items", "additionalProperties"])
+def test_a_schema_that_nests_too_deeply_is_refused(keyword: str) -> None:
+    schema: Schema = A
+    for _ in range(5000):
+        schema = {keyword: schema}
+    with pytest.raises(ValidationError, match="nests too deeply"):
+        close_objects(schema)
