@@ -20,6 +20,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.folder import gguf_folder
 
 Changes = dict[str, Any]
@@ -307,6 +308,48 @@ MORE_KEYS = (
 def test_any_metadata_is_served_or_refused(tmp_path: Path, changes: Changes) -> None:
     try:
         config = read_config(gguf_folder(tiny(tmp_path, changes), tmp_path / "cache"))
+        check_model(config, Asked())
+    except ModelLoadError as error:
+        assert str(error)
+
+
+KEYS = (
+    "attention.head_count_kv", "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon",
+    "attention.sliding_window", "attention.sliding_window_pattern", "attention.clamp_kqv",
+    "attention.max_alibi_bias", "attention.kv_lora_rank", "attention.q_lora_rank",
+    "attention.key_length_mla", "attention.value_length_mla", "attention.scale", "logit_scale",
+    "embedding_scale", "residual_scale", "rope.dimension_count", "rope.scaling.type",
+    "rope.scaling.factor", "rope.scaling.yarn_log_multiplier", "use_parallel_residual",
+    "expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count",
+    "expert_shared_count", "expert_feed_forward_length", "expert_gating_func",
+    "expert_weights_norm", "expert_weights_scale", "leading_dense_block_count",
+)  # fmt: skip
+NAMES = (
+    "attn_qkv.weight", "attn_qkv.bias", "attn_norm_2.weight", "attn_q_norm.weight",
+    "ffn_up_exps.weight", "ffn_up_shexp.weight", "attn_k_b.weight", "attn_v_b.weight",
+    "exp_probs_b.bias",
+)  # fmt: skip
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    name=st.sampled_from(sorted(ARCHITECTURES)),
+    said=st.dictionaries(st.sampled_from(KEYS), st.integers(1, 4) | ANYTHING, max_size=12),
+    shapes=st.dictionaries(
+        st.sampled_from(NAMES), st.lists(st.integers(1, 8), min_size=1, max_size=3), max_size=6
+    ),
+)
+def test_anything_said_of_any_architecture_is_served_or_refused(
+    tmp_path: Path, name: str, said: Changes, shapes: dict[str, list[int]]
+) -> None:
+    changes = {key.replace("llama", name): value for key, value in TINY.items()}
+    changes |= {"general.architecture": name} | {f"{name}.{key}": v for key, v in said.items()}
+    more = {f"blk.0.{key}": tuple(shape) for key, shape in shapes.items()}
+    metadata = dict.fromkeys(TINY) | changes
+    try:
+        config = read_config(gguf_folder(tiny(tmp_path, metadata, more), tmp_path / "cache"))
         check_model(config, Asked())
     except ModelLoadError as error:
         assert str(error)

@@ -24,6 +24,8 @@ from tgi_trio.model.formats import (
 from tgi_trio.model.kernel_fit import find_unsupported, unserved
 from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
+from tgi_trio.model.quantised.gguf_layout import GgufLayout
+from tgi_trio.model.quantised.layout import MatrixLayout
 from tgi_trio.model.quantised.recognise import check_stated, find_layout, find_made
 from tgi_trio.model.quantised.stored import Stored, check_stored
 from tgi_trio.model.spec import DecoderSpec
@@ -111,7 +113,9 @@ def check_checkpoint(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> 
     `spec` None: transformers loads the model, and `check_unread` goes on when it has.
     """
     tensors = read_tensors(config)
-    layout = find_layout(config) if isinstance(spec, DecoderSpec) else None
+    layout: MatrixLayout | None = None
+    if isinstance(spec, DecoderSpec):
+        layout = GgufLayout() if gguf_files(config.folder) else find_layout(config)
     if layout is None:
         check_format(config, tensors)
     if spec is None:

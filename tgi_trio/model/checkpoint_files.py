@@ -48,6 +48,12 @@ class Change:
     # side by side. 0: they are where they were.
     rotary_heads: int = 0
     plus_one: bool = False  # one was added to every number
+    # [outputs, inputs] in the file, and the other way round in a checkpoint, as `shape` says.
+    transposed: bool = False
+    # Rows were by key head: its queries, so many of them, its key, its value. They lie by kind:
+    # all queries, all keys, all values. 0: they are where they were.
+    key_heads: int = 0
+    queries_each: int = 0
 
 
 @dataclass(frozen=True, slots=True)

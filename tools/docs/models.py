@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
+from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.block_types import BY_NAME
-from tgi_trio.model.gguf.config import ARCHITECTURES
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tgi_trio.model.t5_spec import T5_FAMILIES
 from tgi_trio.settings.records import DTYPES
@@ -73,7 +73,9 @@ Everything else is refused by its name, and so is a damaged file, before a shard
 tokenizer `--tokenizer-name` names the original model's. Each matrix is dequantised into the dtype
 that is served as it is loaded, on both backends and over ranks: weights take the memory of
 bfloat16 (without `--dtype`), and their numbers are exactly the file's up to its rounding. Mistral's
-window is not in such a file, so sequences see all of themselves, as they do in llama.cpp.
+window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
+the approximation of GELU, which is that of the family. Not read, though their families are served
+from safetensors, are `baichuan` and `dbrx`; GPT-J and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the

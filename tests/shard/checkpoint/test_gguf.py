@@ -14,9 +14,11 @@ from tgi_trio.model.gguf.block_types import SERVED
 from tgi_trio.shard.checkpoint.formats.gguf import (
     FUNCTIONS,
     GgufMatrix,
-    rotary_order,
+    row_order,
     unchanged,
 )
+from tgi_trio.shard.checkpoint.formats.gguf_latent import JoinedHeads
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 
 BLOCK_TYPES = {kind.name: kind for kind in SERVED.values() if not kind.plain}
@@ -60,12 +62,14 @@ def matrix(tmp_path: Path, change: Change | None = None) -> tuple[GgufMatrix, np
     file.write_bytes(bytes(64) + content)
     mapped = MappedFile(file, gives_back=True)
     blocks = mapped.data[64:].reshape(6, 4, 34)
-    order = rotary_order(change, shape[0])
+    order = row_order(change, shape[0])
     exact = values if order is None else values[order]
     return GgufMatrix(BLOCK_TYPES["Q8_0"], blocks, mapped, range(128), order), exact
 
 
-@pytest.mark.parametrize("change", [None, Change(rotary_heads=1)])
+@pytest.mark.parametrize(
+    "change", [None, Change(rotary_heads=1), Change(key_heads=1, queries_each=4)]
+)
 def test_any_cut_of_a_matrix_is_the_cut_of_its_numbers(
     tmp_path: Path, change: Change | None
 ) -> None:
@@ -111,3 +115,30 @@ def test_rotary_pairs_go_back_to_their_halves() -> None:
     np.testing.assert_array_equal(unchanged(pairs, Change(rotary_heads=2)), halves)
     np.testing.assert_array_equal(unchanged(halves, Change(plus_one=True)), halves - 1)
     assert unchanged(halves, None) is halves
+
+
+def test_rows_of_queries_keys_and_values_go_back_to_their_heads() -> None:
+    """In the file: all queries, all keys, all values."""
+    rows = np.arange(16, dtype=np.float32)  # two key heads of two queries each, of two rows
+    by_head = rows.reshape(2, 4, 2)
+    by_kind = np.concatenate([by_head[:, :2].ravel(), by_head[:, 2].ravel(), by_head[:, 3].ravel()])
+    np.testing.assert_array_equal(unchanged(by_kind, Change(key_heads=2, queries_each=2)), rows)
+
+
+@pytest.mark.parametrize("rows", [slice(0, 20), slice(3, 17), slice(10, 11), slice(5, 10)])
+def test_halves_of_a_matrix_are_joined_by_head(rows: slice) -> None:
+    rng = np.random.default_rng(3)
+    heads, latent, key, value = 2, 8, 4, 6
+    keys = rng.standard_normal((heads, key, latent)).astype(np.float32)
+    values = rng.standard_normal((heads, value, latent)).astype(np.float32)
+    whole = np.concatenate([keys, values], axis=1).reshape(-1, latent)
+    turned = np.ascontiguousarray(keys.swapaxes(1, 2)).reshape(-1, key)
+    joined = JoinedHeads(
+        PlainMatrix(turned), PlainMatrix(values.reshape(-1, latent)), heads, range(20), range(8)
+    )
+    part = joined.rows(rows).columns(slice(2, 7))
+    assert part.shape == (rows.stop - rows.start, 5)
+    np.testing.assert_array_equal(part.dequantised(), whole[rows, 2:7])
+    np.testing.assert_array_equal(part.planes()["numbers"], whole[rows, 2:7])
+    (inner,) = part.rows(slice(0, 1)).dequantised()
+    np.testing.assert_array_equal(inner, whole[rows.start, 2:7])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.header import TensorInfo, refusing
-
-Values = dict[str, Any]
+from tgi_trio.model.gguf.stated import Values, read_count
 
 # Keys of every architecture, after its name.
 _COMMON: Final = {
@@ -44,8 +43,8 @@ _LARGEST_FACTORS: Final = 1 << 16  # bytes of a table of frequencies
 
 def make_config(model: GgufModel, files: list[Path]) -> Values:
     """Return config.json of a model; raises ModelLoadError for one that is not served."""
-    convert = ARCHITECTURES.get(model.architecture)
-    if convert is None:
+    architecture = ARCHITECTURES.get(model.architecture)
+    if architecture is None:
         raise ModelLoadError(
             f"{files[0]} is a model of the architecture {model.architecture!r}, which is not "
             f"served as GGUF; served are {', '.join(sorted(ARCHITECTURES))}."
@@ -53,9 +52,13 @@ def make_config(model: GgufModel, files: list[Path]) -> Values:
     with refusing(files[0]):
         values = _common(model)
         _check(model, values)
-        values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
+        if architecture.latent:
+            values["head_dim"] = read_count(model, "rope.dimension_count")
+        else:
+            _check_lengths(model)
+            values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
         values |= _scaling(model, values["head_dim"])
-        values |= convert(model, values)
+        values |= architecture.config(model, values)
     return values
 
 
@@ -91,6 +94,10 @@ def _check(model: GgufModel, values: Values) -> None:
             f"its {model.architecture}.block_count is {values['num_hidden_layers']}, and it has "
             f"{len(model.tensors)} tensors"
         )
+
+
+def _check_lengths(model: GgufModel) -> None:
+    """Raise ValueError where a head's key and value are of different lengths."""
     lengths = model.get("attention.key_length"), model.get("attention.value_length")
     if lengths[0] != lengths[1]:
         raise ValueError(f"its keys and values are of different lengths, {lengths}")
@@ -158,185 +165,3 @@ def _factors(model: GgufModel, name: str, turned: int) -> list[float] | None:
     with file.open("rb") as opened:
         opened.seek(info.first)
         return list(struct.unpack(f"<{turned // 2}f", opened.read(info.end - info.first)))
-
-
-def _llama(model: GgufModel, values: Values) -> Values:
-    """Llama and Mistral, which are one architecture there, and so is Mixtral."""
-    if not model.get("expert_count"):
-        return {"model_type": "llama"}
-    return {"model_type": "mixtral", **_experts(model), "intermediate_size": _width(model)}
-
-
-def _experts(model: GgufModel) -> Values:
-    """Return how many experts there are, and take part; raises ValueError for other tensors."""
-    count, used = model.get("expert_count"), model.get("expert_used_count")
-    shape = _shape(model, "ffn_up_exps")
-    whole = isinstance(used, int) and not isinstance(used, bool)
-    if len(shape) != 3 or shape[0] != count or not whole or not 0 < used <= count:
-        raise ValueError(f"its {used!r} of {count!r} experts are not those of its tensors")
-    return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": used}
-
-
-def _width(model: GgufModel, role: str = "ffn_up_exps") -> int:
-    """Return the width of an expert, which not all files state; raises ValueError without any."""
-    shape = _shape(model, role)
-    return shape[-2] if len(shape) > 1 else 0
-
-
-def _shape(model: GgufModel, role: str) -> tuple[int, ...]:
-    name = f"blk.0.{role}.weight"
-    if name not in model.tensors:
-        raise ValueError(f"it has no tensor {name!r}")
-    return model.tensors[name][1].shape
-
-
-def _plain(model_type: str) -> Callable[[GgufModel, Values], Values]:
-    """Return what a family needs that has nothing of its own."""
-    return lambda model, values: {"model_type": model_type}
-
-
-def _gemma2(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "gemma2",
-        "sliding_window": model.get("attention.sliding_window", 4096),
-        "attn_logit_softcapping": model.get("attn_logit_softcapping", 50.0),
-        "final_logit_softcapping": model.get("final_logit_softcapping", 30.0),
-        "query_pre_attn_scalar": _query_scalar(values, largest=46),
-    }
-
-
-def _gemma3(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "gemma3_text",
-        "sliding_window": model.get("attention.sliding_window", 1024),
-        "sliding_window_pattern": 6,
-        "rope_local_base_freq": model.get("rope.freq_base_swa", 10000.0),
-        "rope_theta": values.get("rope_theta", 1000000.0),
-        "final_logit_softcapping": model.get("final_logit_softcapping", 0.0),
-        "query_pre_attn_scalar": _query_scalar(values, largest=62),
-    }
-
-
-def _query_scalar(values: Values, largest: int) -> float:
-    """Return what scores are divided by the root of: a head's length, but in the largest model.
-
-    No file says it; llama.cpp tells that model by its layers.
-    """
-    if values["num_hidden_layers"] == largest:
-        return float(values["hidden_size"] / values["num_attention_heads"])
-    return float(values["head_dim"])
-
-
-def _phi3(model: GgufModel, values: Values) -> Values:
-    return {"model_type": "phi3", "sliding_window": model.get("attention.sliding_window", 0)}
-
-
-def _granite(model: GgufModel, values: Values) -> Values:
-    keys = {
-        "attention.scale": "attention_multiplier",
-        "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier",
-        "logit_scale": "logits_scaling",
-    }
-    if missing := [key for key in keys if not model.get(key)]:
-        raise ValueError(f"it has no {model.architecture}.{missing[0]}")
-    return {"model_type": "granite"} | {ours: model.get(key) for key, ours in keys.items()}
-
-
-def _olmo2(model: GgufModel, values: Values) -> Values:
-    if model.get("attention.sliding_window"):
-        raise ValueError("it has the windows of OLMo 3, which are not served as GGUF")
-    return {"model_type": "olmo2"}
-
-
-def _starcoder2(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "starcoder2",
-        "norm_epsilon": model.get("attention.layer_norm_epsilon", 1e-5),
-        "use_bias": values["attention_bias"],
-        "sliding_window": None,
-    }
-
-
-def _command_r(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "cohere",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "logit_scale": model.get("logit_scale", 0.0625),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
-    }
-
-
-def _cohere2(model: GgufModel, values: Values) -> Values:
-    """Every fourth layer sees all and knows no positions, as in every model of the family."""
-    return {
-        "model_type": "cohere2",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "logit_scale": model.get("logit_scale", 0.0625),
-        "sliding_window": model.get("attention.sliding_window", 4096),
-        "sliding_window_pattern": 4,
-    }
-
-
-def _olmo(model: GgufModel, values: Values) -> Values:
-    return {"model_type": "olmo", "clip_qkv": model.get("attention.clamp_kqv")}
-
-
-def _phi2(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "phi",
-        "hidden_act": "gelu_new",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "tie_word_embeddings": False,
-    }
-
-
-def _stablelm(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "stablelm",
-        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
-        "use_parallel_residual": bool(model.get("use_parallel_residual", False)),
-        "use_qkv_bias": values["attention_bias"],
-        "qk_layernorm": any("attn_q_norm" in name for name in model.tensors),
-    }
-
-
-def _qwen2moe(model: GgufModel, values: Values) -> Values:
-    return {
-        "model_type": "qwen2_moe",
-        "moe_intermediate_size": _width(model),
-        "shared_expert_intermediate_size": _width(model, "ffn_up_shexp"),
-        "norm_topk_prob": False,
-    } | _experts(model)
-
-
-def _qwen3moe(model: GgufModel, values: Values) -> Values:
-    width = {"moe_intermediate_size": _width(model)}
-    return {"model_type": "qwen3_moe", "norm_topk_prob": True} | width | _experts(model)
-
-
-def _olmoe(model: GgufModel, values: Values) -> Values:
-    width = {"intermediate_size": _width(model)}
-    return {"model_type": "olmoe", "norm_topk_prob": False} | width | _experts(model)
-
-
-ARCHITECTURES: Final[dict[str, Callable[[GgufModel, Values], Values]]] = {
-    "llama": _llama,
-    "qwen2": _plain("qwen2"),
-    "qwen3": _plain("qwen3"),
-    "gemma": _plain("gemma"),
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "phi3": _phi3,
-    "granite": _granite,
-    "olmo2": _olmo2,
-    "starcoder2": _starcoder2,
-    "command-r": _command_r,
-    "cohere2": _cohere2,
-    "olmo": _olmo,
-    "phi2": _phi2,
-    "stablelm": _stablelm,
-    "qwen2moe": _qwen2moe,
-    "qwen3moe": _qwen3moe,
-    "olmoe": _olmoe,
-}

@@ -37,10 +37,38 @@ def _sequence(*steps: Json) -> Json:
     return {"type": "Sequence", "pretokenizers": list(steps)}
 
 
+def _splits(*patterns: str) -> Json:
+    """Return cuts one after the other: each cuts what those before it have left."""
+    return _sequence(*map(_split, patterns), _bytes(cuts=False))
+
+
 _GPT2: Final = _bytes(cuts=True)
 _SINGLE_DIGITS: Final = _sequence({"type": "Digits", "individual_digits": True}, _GPT2)
 _LLAMA3: Final = _sequence(_split(_words_and_digits(r"\p{N}{1,3}")), _bytes(cuts=False))
 _QWEN2: Final = _sequence(_split(_words_and_digits(r"\p{N}")), _bytes(cuts=False))
+# GPT-2's own words, where something else comes before them or behind.
+_GPT2_WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_FALCON: Final = _splits(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]")
+_BLOOM: Final = _splits(
+    r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"  # as Bengali, Urdu, ... end
+)
+_HAN: Final = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_CODER: Final = _splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")
+_DEEPSEEK_2: Final = _splits(
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",  # letters that have a case
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _HAN,
+    r"\p{N}+",
+)
+_DEEPSEEK_3: Final = _splits(
+    r"\p{N}{1,3}",
+    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _NFC: Final = {"type": "NFC"}
 
 
@@ -64,6 +92,11 @@ _KINDS: Final = (
     (PreTokenizer(_LLAMA3), "dbrx smaug-bpe"),
     (PreTokenizer(_QWEN2, _NFC), "qwen2 deepseek-r1-qwen"),
     (PreTokenizer(_QWEN2), "stablelm2"),
+    (PreTokenizer(_FALCON), "falcon"),
+    (PreTokenizer(_BLOOM), "bloom poro-chat gpt3-finnish"),
+    (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
+    (PreTokenizer(_DEEPSEEK_2), "deepseek-llm"),
+    (PreTokenizer(_DEEPSEEK_3), "deepseek-v3"),
 )
 PRE_TOKENIZERS: Final = {name: kind for kind, names in _KINDS for name in names.split()}
 

@@ -18,14 +18,10 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import Change, StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.gguf.files import GgufModel, read_model
+from tgi_trio.model.gguf.architectures import ARCHITECTURES, Architecture
+from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import TensorInfo
 from tgi_trio.model.spec import DecoderSpec, Names
-
-# Architectures whose rotary pairs llama.cpp wants side by side: rows of queries and keys are moved.
-PAIRS_SIDE_BY_SIDE: Final = frozenset({"llama", "granite", "olmo"})
-# Those whose norms it multiplies by the weight alone: the file has one more than the checkpoint.
-_NORMS_PLUS_ONE: Final = frozenset({"gemma", "gemma2", "gemma3"})
 
 # Tensors that say how positions are scaled: `config.py` has read them.
 FREQUENCIES: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -61,6 +57,8 @@ _EXPERTS: Final = {
     "ffn_up_exps": "expert_up",
     "ffn_down_exps": "expert_down",
 }
+# What keys and values are made of from a latent: one matrix of a checkpoint, two tensors here.
+HALVES: Final = {"attn_k_b": "keys", "attn_v_b": "values"}
 _SHARED: Final = {
     "ffn_gate_shexp": "gate_proj",
     "ffn_up_shexp": "up_proj",
@@ -81,28 +79,36 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
             "runs through transformers alone, which does not read GGUF here."
         )
     tensors: dict[str, StoredTensor] = {}
+    architecture = ARCHITECTURES[model.architecture]
     for name, (file, info) in model.tensors.items():
         if name in FREQUENCIES:
             continue
-        stored = StoredTensor(
-            file, info.kind.name, info.shape, info.first, info.end, _change(name, model, spec)
-        )
-        tensors.update(_named(name, stored, info, spec.names))
+        change = _change(name, info, architecture, spec)
+        shape = info.shape[::-1] if change is not None and change.transposed else info.shape
+        stored = StoredTensor(file, info.kind.name, shape, info.first, info.end, change)
+        tensors.update(_named(name, stored, architecture, spec.names))
     return tensors
 
 
-def _change(name: str, model: GgufModel, spec: DecoderSpec) -> Change | None:
+def _change(
+    name: str, info: TensorInfo, architecture: Architecture, spec: DecoderSpec
+) -> Change | None:
+    """Return what llama.cpp's converter does to a tensor, beside naming it."""
+    layer, role, _ = _parse(name)
+    if layer is not None and spec.transposed and len(info.shape) == 2:
+        return Change(transposed=True)
     heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}
-    role = name.split(".")[-2] if name.count(".") > 1 else name.split(".")[0]
-    if role in heads and model.architecture in PAIRS_SIDE_BY_SIDE:
+    if role in heads and architecture.side_by_side:
         return Change(rotary_heads=heads[role])
-    if role.endswith("_norm") and model.architecture in _NORMS_PLUS_ONE:
+    if role == "attn_qkv" and spec.qkv_layout == "grouped":
+        return Change(key_heads=spec.kv_heads, queries_each=spec.heads // spec.kv_heads)
+    if role.endswith("_norm") and architecture.norms_plus_one:
         return Change(plus_one=True)
     return None
 
 
 def _named(
-    name: str, stored: StoredTensor, info: TensorInfo, names: Names
+    name: str, stored: StoredTensor, architecture: Architecture, names: Names
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yield a tensor under its family's name, or each of the experts that it holds."""
     layer, role, ending = _parse(name)
@@ -111,21 +117,28 @@ def _named(
         yield (own + ending, stored) if own else (name, stored)
         return
     prefix = names.layer.format(layer)
-    if role in _EXPERTS and names.experts and len(info.shape) == 3:
-        count = info.shape[0]
-        size = (info.end - info.first) // count
+    if role in _EXPERTS and names.experts and len(stored.shape) == 3:
+        count = stored.shape[0]
+        size = (stored.end - stored.first) // count
         for expert in range(count):
             own = prefix + names.experts.format(expert) + getattr(names, _EXPERTS[role])
-            first = info.first + expert * size
-            part = replace(stored, shape=info.shape[1:], first=first, end=first + size)
+            first = stored.first + expert * size
+            part = replace(stored, shape=stored.shape[1:], first=first, end=first + size)
             yield own + ending, part
         return
     if role in _SHARED and names.shared_expert:
         yield prefix + names.shared_expert + _SHARED[role] + ending, stored
         return
-    own = next(filter(None, (getattr(names, field) for field in FAMILY_ROLES.get(role, ()))), "")
-    if role == "ffn_gate_inp_shexp" and len(info.shape) == 1:  # a matrix of one row
-        stored = replace(stored, shape=(1, math.prod(info.shape)))
+    if role in HALVES and names.latent_up:
+        yield f"{prefix}{names.latent_up}.{HALVES[role]}", stored
+        return
+    if role == "exp_probs_b" and names.router_bias:
+        yield prefix + names.router_bias, stored
+        return
+    fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
+    own = next(filter(None, (getattr(names, field) for field in fields)), "")
+    if role == "ffn_gate_inp_shexp" and len(stored.shape) == 1:  # a matrix of one row
+        stored = replace(stored, shape=(1, math.prod(stored.shape)))
     yield (prefix + own + ending, stored) if own else (name, stored)
 
 

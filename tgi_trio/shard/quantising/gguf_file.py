@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.block_types import SERVED
 from tgi_trio.model.gguf.header import MAGIC
-from tgi_trio.model.gguf.tensors import PAIRS_SIDE_BY_SIDE
 from tgi_trio.model.gguf.tokenizer import Vocabulary, make_tokenizer
 from tgi_trio.model.gguf.written import (
     find_architecture,
@@ -94,7 +94,9 @@ def _tensors(
         if module not in names:
             raise ConfigurationError(f"Tensor {own!r} has no name in GGUF.")
         name = f"{names[module]}.{ending}"
-        turned = heads.get(name.split(".")[-2]) if architecture in PAIRS_SIDE_BY_SIDE else None
+        turned = (
+            heads.get(name.split(".")[-2]) if ARCHITECTURES[architecture].side_by_side else None
+        )
         read = _reader(checkpoint, matrices.get(own), own, shape, turned)
         yield _Tensor(name, shape, _kind(name, shape, kind), read)
     if (divisors := rotary_divisors(spec)) is not None:

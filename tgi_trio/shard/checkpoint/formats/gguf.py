@@ -5,6 +5,7 @@ What the types are is in `gguf_blocks.py` and `gguf_k_blocks.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +18,16 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import Change
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.gguf.block_types import BY_NAME, BlockType
-from tgi_trio.shard.checkpoint.container import Container, find_tensor
+from tgi_trio.model.quantised.gguf_layout import KEYS, VALUES, halves_fit
+from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import BLOCKS, Dequantise
 from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import K_BLOCKS
+from tgi_trio.shard.checkpoint.formats.gguf_latent import JoinedHeads
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix, number_type
 from tgi_trio.shard.checkpoint.gguf_files import GgufFiles
 from tgi_trio.shard.checkpoint.mapped_file import MappedFile
 from tgi_trio.shard.checkpoint.numbers import Floats
+from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
 FUNCTIONS: Final[dict[str, Dequantise]] = BLOCKS | K_BLOCKS
 # Weights that are dequantised at a time: what is made on the way stays in the cache.
@@ -123,29 +127,62 @@ class GgufFormat:
 
     def matrix(
         self, container: Container, name: str, shape: tuple[int, int], *, transposed: bool = False
-    ) -> GgufMatrix | PlainMatrix:
+    ) -> StoredMatrix:
         """As `WeightFormat.matrix`. llama.cpp has all matrices [outputs, inputs]."""
-        tensor = find_tensor(container, name, shape)
-        order = rotary_order(tensor.change, shape[0])
-        kind = BY_NAME[tensor.dtype]
-        if kind.plain:
-            values = tensor.data.view(number_type(tensor)).reshape(shape)
-            return PlainMatrix(values, tensor.file) if order is None else PlainMatrix(values[order])
-        blocks = tensor.data.reshape(shape[0], shape[1] // kind.weights, kind.bytes)
-        return GgufMatrix(kind, blocks, tensor.file, range(shape[1]), order)
+        module = name.removesuffix(".weight")
+        if f"{module}.{KEYS}" in container.names:
+            return _join(container, module, shape)
+        tensor = find_tensor(container, name, shape[::-1] if transposed else shape)
+        if transposed and not (tensor.change and tensor.change.transposed):
+            raise ModelLoadError(f"Tensor {name!r} in {tensor.file.path} is not turned around.")
+        return _open(tensor, shape)
 
 
-def rotary_order(change: Change | None, rows: int) -> NDArray[np.intp] | None:
+def _join(container: Container, module: str, shape: tuple[int, int]) -> JoinedHeads:
+    """Return a matrix out of its halves; raises ModelLoadError for such as do not fit."""
+    keys, values = (container.tensor(f"{module}.{half}") for half in (KEYS, VALUES))
+    if not halves_fit(keys.shape, values.shape, shape):
+        raise ModelLoadError(
+            f"Tensors {keys.name!r} and {values.name!r} in {keys.file.path} make no matrix of "
+            f"{shape[0]} x {shape[1]}."
+        )
+    return JoinedHeads(
+        keys=_open(keys, (math.prod(keys.shape[:2]), keys.shape[2])),
+        values=_open(values, (math.prod(values.shape[:2]), values.shape[2])),
+        heads=keys.shape[0],
+        outputs=range(shape[0]),
+        inputs=range(shape[1]),
+    )
+
+
+def _open(tensor: RawTensor, shape: tuple[int, int]) -> GgufMatrix | PlainMatrix:
+    """Return a tensor as a matrix [outputs, inputs]."""
+    order = row_order(tensor.change, shape[0])
+    kind = BY_NAME[tensor.dtype]
+    if kind.plain:
+        values = tensor.data.view(number_type(tensor)).reshape(shape)
+        return PlainMatrix(values, tensor.file) if order is None else PlainMatrix(values[order])
+    blocks = tensor.data.reshape(shape[0], shape[1] // kind.weights, kind.bytes)
+    return GgufMatrix(kind, blocks, tensor.file, range(shape[1]), order)
+
+
+def row_order(change: Change | None, rows: int) -> NDArray[np.intp] | None:
     """Return in which row of its file each row of a tensor lies; None: in its own."""
-    if change is None or not change.rotary_heads:
-        return None
-    numbers = np.arange(rows).reshape(change.rotary_heads, -1, 2)
-    return np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(rows)
+    if change is not None and change.rotary_heads:
+        numbers = np.arange(rows).reshape(change.rotary_heads, -1, 2)
+        return np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(rows)
+    if change is not None and change.key_heads:
+        heads, each = change.key_heads, change.queries_each
+        by_kind = np.arange(rows).reshape(heads * (each + 2), -1)
+        queries, keys = by_kind[: heads * each], by_kind[heads * each :].reshape(2, heads, -1)
+        parts = [queries.reshape(heads, -1), keys[0], keys[1]]
+        return np.ascontiguousarray(np.concatenate(parts, axis=1)).reshape(rows)
+    return None
 
 
 def unchanged(values: Floats, change: Change | None) -> Floats:
     """Return a vector [size] as it was before its file was made."""
-    order = rotary_order(change, len(values))
+    order = row_order(change, len(values))
     if order is not None:
         values = values[order]
     if change is not None and change.plus_one:

@@ -1,0 +1,66 @@
+"""Ways of cutting a text, against expressions applied one after the other by Python's `regex`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import regex
+import tokenizers
+
+from tests.router.text.kinds import CORPUS
+from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
+
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+LETTERS = r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"
+HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+THIRD = (
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# As llama.cpp's table of them has it.
+EXPRESSIONS = {
+    "gpt-2": [WORDS],
+    "smollm": [r"\p{N}", WORDS],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", WORDS, "[0-9][0-9][0-9]"],
+    "bloom": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}"],
+    "deepseek-llm": [r"[\r\n]", LETTERS, rf"\s?{MARKS}", r"\s+$", HAN, r"\p{N}+"],
+    "deepseek-v3": [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", THIRD],
+}
+TEXTS = [
+    *CORPUS,
+    "It's 12345 apples,they cost $3.50 each (or 1,200 in all)!",
+    "def f(x):\n    return x**2  # 100%\n\n\n\tpass",
+    "\u4f60\u597d\uff0c\u4e16\u754c 2024\u5e74\u3002\u3053\u3093\u306b\u3061\u306f \uc548\ub155",
+    "\u0645\u0631\u062d\u0628\u0627\u060c \u0643\u064a\u0641\u061f",
+    "na\u00efve  caf\u00e9 \u00e9t\u00e9  ",
+    "trailing   ",
+    "we'Re <tag attr=`x`> a_b ^~| \U0001f642\U0001f642",
+]
+
+
+def cut(text: str, expressions: list[str]) -> list[str]:
+    """Return pieces: every expression cuts out what fits it, of every piece so far."""
+    pieces = [text]
+    for expression in expressions:
+        cut: list[str] = []
+        for piece in pieces:
+            end = 0
+            for found in regex.finditer(expression, piece):
+                cut += [piece[end : found.start()], found.group()]
+                end = found.end()
+            cut.append(piece[end:])
+        pieces = [piece for piece in cut if piece]
+    return pieces
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_texts_are_cut_as_the_expressions_say(name: str) -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    parsed = json.loads(made.to_str()) | {"pre_tokenizer": PRE_TOKENIZERS[name].pre_tokenizer}
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(parsed))
+    for text in TEXTS:
+        pieces = tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        assert [text[begin:end] for _, (begin, end) in pieces] == cut(text, EXPRESSIONS[name])

@@ -1,0 +1,235 @@
+"""Architectures of GGUF files that are read: what each says of its config, and of its tensors.
+
+A new one is a function that puts its metadata into the words of a family, and a row of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tgi_trio.model.gguf import gpt_like
+from tgi_trio.model.gguf.deepseek import deepseek2
+from tgi_trio.model.gguf.files import GgufModel
+from tgi_trio.model.gguf.stated import Values, expert_width, read_experts
+
+# The metadata, and what `config.py` made of its common keys -> what differs from that.
+Convert = Callable[[GgufModel, Values], Values]
+Roles = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture of llama.cpp."""
+
+    config: Convert
+    # llama.cpp wants rotary pairs side by side: rows of queries and keys are moved.
+    side_by_side: bool = False
+    # It multiplies norms by the weight alone: the file has one more than the checkpoint.
+    norms_plus_one: bool = False
+    latent: bool = False  # keys and values are compressed
+    # Names of tensors -> the fields of `Names`, where they are not those of `tensors.py`.
+    roles: Roles = field(default_factory=dict)
+
+
+def _llama(model: GgufModel, values: Values) -> Values:
+    """Llama and Mistral, which are one architecture there, and so is Mixtral."""
+    if not model.get("expert_count"):
+        return {"model_type": "llama"}
+    return {
+        "model_type": "mixtral",
+        **read_experts(model),
+        "intermediate_size": expert_width(model),
+    }
+
+
+def _plain(model_type: str) -> Callable[[GgufModel, Values], Values]:
+    """Return what a family needs that has nothing of its own."""
+    return lambda model, values: {"model_type": model_type}
+
+
+def _gemma2(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "gemma2",
+        "sliding_window": model.get("attention.sliding_window", 4096),
+        "attn_logit_softcapping": model.get("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": model.get("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _query_scalar(values, largest=46),
+    }
+
+
+def _gemma3(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "gemma3_text",
+        "sliding_window": model.get("attention.sliding_window", 1024),
+        "sliding_window_pattern": 6,
+        "rope_local_base_freq": model.get("rope.freq_base_swa", 10000.0),
+        "rope_theta": values.get("rope_theta", 1000000.0),
+        "final_logit_softcapping": model.get("final_logit_softcapping", 0.0),
+        "query_pre_attn_scalar": _query_scalar(values, largest=62),
+    }
+
+
+def _query_scalar(values: Values, largest: int) -> float:
+    """Return what scores are divided by the root of: a head's length, but in the largest model.
+
+    No file says it; llama.cpp tells that model by its layers.
+    """
+    if values["num_hidden_layers"] == largest:
+        return float(values["hidden_size"] / values["num_attention_heads"])
+    return float(values["head_dim"])
+
+
+def _phi3(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "phi3", "sliding_window": model.get("attention.sliding_window", 0)}
+
+
+def _granite(model: GgufModel, values: Values) -> Values:
+    keys = {
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    if missing := [key for key in keys if not model.get(key)]:
+        raise ValueError(f"it has no {model.architecture}.{missing[0]}")
+    return {"model_type": "granite"} | {ours: model.get(key) for key, ours in keys.items()}
+
+
+def _olmo2(model: GgufModel, values: Values) -> Values:
+    """OLMo 2, or 3, which has windows in the layers that its file names."""
+    window = model.get("attention.sliding_window")
+    if not window:
+        return {"model_type": "olmo2"}
+    pattern = model.get("attention.sliding_window_pattern")
+    count = values["num_hidden_layers"]
+    if not isinstance(pattern, list) or len(pattern) != count:
+        raise ValueError(
+            f"its {model.architecture}.attention.sliding_window_pattern names not all layers"
+        )
+    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    return {"model_type": "olmo3", "sliding_window": window, "layer_types": kinds}
+
+
+def _phimoe(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "phimoe",
+        "lm_head_bias": "output.bias" in model.tensors,
+        "sliding_window": model.get("attention.sliding_window", 0),
+        "intermediate_size": expert_width(model),
+    } | read_experts(model)
+
+
+def _starcoder2(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "starcoder2",
+        "norm_epsilon": model.get("attention.layer_norm_epsilon", 1e-5),
+        "use_bias": values["attention_bias"],
+        "sliding_window": None,
+    }
+
+
+def _command_r(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "cohere",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": model.get("logit_scale", 0.0625),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
+    }
+
+
+def _cohere2(model: GgufModel, values: Values) -> Values:
+    """Every fourth layer sees all and knows no positions, as in every model of the family."""
+    return {
+        "model_type": "cohere2",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "logit_scale": model.get("logit_scale", 0.0625),
+        "sliding_window": model.get("attention.sliding_window", 4096),
+        "sliding_window_pattern": 4,
+    }
+
+
+def _olmo(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "olmo", "clip_qkv": model.get("attention.clamp_kqv")}
+
+
+def _phi2(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "phi",
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "tie_word_embeddings": False,
+    }
+
+
+def _stablelm(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "stablelm",
+        "layer_norm_eps": model.get("attention.layer_norm_epsilon", 1e-5),
+        "use_parallel_residual": bool(model.get("use_parallel_residual", False)),
+        "use_qkv_bias": values["attention_bias"],
+        "qk_layernorm": any("attn_q_norm" in name for name in model.tensors),
+    }
+
+
+def _qwen2moe(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "qwen2_moe",
+        "moe_intermediate_size": expert_width(model),
+        "shared_expert_intermediate_size": expert_width(model, "ffn_up_shexp"),
+        "norm_topk_prob": False,
+    } | read_experts(model)
+
+
+def _qwen3moe(model: GgufModel, values: Values) -> Values:
+    width = {"moe_intermediate_size": expert_width(model)}
+    return {"model_type": "qwen3_moe", "norm_topk_prob": True} | width | read_experts(model)
+
+
+def _olmoe(model: GgufModel, values: Values) -> Values:
+    width = {"intermediate_size": expert_width(model)}
+    return {"model_type": "olmoe", "norm_topk_prob": False} | width | read_experts(model)
+
+
+_FALCON: Final[Roles] = {
+    "attn_norm": ("mlp_norm", "attention_norm"),  # the MLP's, where there are two
+    "attn_norm_2": ("attention_norm",),
+}
+_DEEPSEEK: Final[Roles] = {
+    "attn_q_a": ("query_down",),
+    "attn_q_a_norm": ("query_norm",),
+    "attn_q_b": ("query_up",),
+    "attn_kv_a_mqa": ("latent_down",),
+    "attn_kv_a_norm": ("latent_norm",),
+    "attn_kv_b": ("latent_up",),
+}
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    "llama": Architecture(_llama, side_by_side=True),
+    "qwen2": Architecture(_plain("qwen2")),
+    "qwen3": Architecture(_plain("qwen3")),
+    "gemma": Architecture(_plain("gemma"), norms_plus_one=True),
+    "gemma2": Architecture(_gemma2, norms_plus_one=True),
+    "gemma3": Architecture(_gemma3, norms_plus_one=True),
+    "phi3": Architecture(_phi3),
+    "granite": Architecture(_granite, side_by_side=True),
+    "olmo2": Architecture(_olmo2),
+    "starcoder2": Architecture(_starcoder2),
+    "command-r": Architecture(_command_r),
+    "cohere2": Architecture(_cohere2),
+    "olmo": Architecture(_olmo, side_by_side=True),
+    "phi2": Architecture(_phi2),
+    "stablelm": Architecture(_stablelm),
+    "qwen2moe": Architecture(_qwen2moe),
+    "qwen3moe": Architecture(_qwen3moe),
+    "olmoe": Architecture(_olmoe),
+    "phimoe": Architecture(_phimoe),
+    "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
+    "gpt2": Architecture(gpt_like.gpt2),
+    "starcoder": Architecture(gpt_like.starcoder),
+    "gptneox": Architecture(gpt_like.gptneox),
+    "bloom": Architecture(gpt_like.bloom),
+    "falcon": Architecture(gpt_like.falcon, roles=_FALCON),
+    "mpt": Architecture(gpt_like.mpt),
+}

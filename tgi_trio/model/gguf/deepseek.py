@@ -1,0 +1,82 @@
+"""DeepSeek V2 and V3, one architecture there: its metadata in the words of either family."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.model.gguf.files import GgufModel
+from tgi_trio.model.gguf.stated import (
+    Values,
+    read_count,
+    read_experts,
+    read_number,
+)
+
+_SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
+# Of the models from before files said how many groups of experts there are, and how many count.
+_GROUPS_OF_256_EXPERTS: Final = (8, 4)
+
+
+def deepseek2(model: GgufModel, values: Values) -> Values:
+    """Return the config of either, told by what experts are weighed with.
+
+    Raises ValueError for a variant of which neither family is.
+    """
+    rotary = read_count(model, "rope.dimension_count")
+    keys = read_count(model, "attention.key_length_mla", "attention.key_length")
+    said: Values = {
+        "kv_lora_rank": read_count(model, "attention.kv_lora_rank"),
+        "q_lora_rank": model.get("attention.q_lora_rank"),
+        "qk_rope_head_dim": rotary,
+        "qk_nope_head_dim": keys - rotary,
+        "v_head_dim": read_count(model, "attention.value_length_mla", "attention.value_length"),
+        "attention_bias": False,
+        "head_dim": rotary,
+    }
+    if said["qk_nope_head_dim"] <= 0:
+        raise ValueError(f"it turns {rotary} of {keys} dimensions of a key")
+    if said["q_lora_rank"] is not None:
+        said["q_lora_rank"] = read_count(model, "attention.q_lora_rank")
+    return said | _experts(model, values) | _rotary(model, values)
+
+
+def _experts(model: GgufModel, values: Values) -> Values:
+    gating = model.get("expert_gating_func", _SOFTMAX)
+    if gating not in (_SOFTMAX, _SIGMOID):
+        raise ValueError(f"its {model.architecture}.expert_gating_func is {gating!r}")
+    newer, normalised = gating == _SIGMOID, bool(model.get("expert_weights_norm", False))
+    if normalised and not newer:
+        raise ValueError("the weights of its experts are normalised behind a softmax")
+    dense = model.get("leading_dense_block_count", 0)
+    if not isinstance(dense, int) or not 0 <= dense < values["num_hidden_layers"]:
+        raise ValueError(f"its {model.architecture}.leading_dense_block_count is {dense!r}")
+    counts = read_experts(model, dense)
+    usual = _GROUPS_OF_256_EXPERTS if newer and counts["num_experts"] == 256 else (1, 1)
+    groups = read_count(model, "expert_group_count", default=usual[0])
+    used = read_count(model, "expert_group_used_count", default=usual[1])
+    if not 0 < used <= groups or counts["num_experts"] % groups:
+        raise ValueError(f"its {counts['num_experts']} experts cannot be {used} of {groups} groups")
+    return counts | {
+        "model_type": "deepseek_v3" if newer else "deepseek_v2",
+        "n_routed_experts": counts["num_experts"],
+        "n_shared_experts": read_count(model, "expert_shared_count"),
+        "moe_intermediate_size": read_count(model, "expert_feed_forward_length"),
+        "routed_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
+        "norm_topk_prob": normalised,
+        "first_k_dense_replace": dense,
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "n_group": groups,
+        "topk_group": used,
+    }
+
+
+def _rotary(model: GgufModel, values: Values) -> Values:
+    """Return the rotary scaling with how much more sharply longer contexts are read.
+
+    The file has a tenth of that number.
+    """
+    scaling = values.get("rope_scaling")
+    sharper = 10 * read_number(model, "rope.scaling.yarn_log_multiplier", 0.0)
+    if scaling is None or not sharper:
+        return {}
+    return {"rope_scaling": scaling | {"mscale": sharper, "mscale_all_dim": sharper}}

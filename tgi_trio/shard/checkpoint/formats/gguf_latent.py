@@ -1,0 +1,78 @@
+"""What makes keys and values of a latent, out of the two tensors that a GGUF file has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedHeads:
+    """A `StoredMatrix` of plain numbers [heads * (key + value), latent], made when asked for.
+
+    Per head the rows of its key, then of its value. The halves lie by themselves, the keys turned
+    around: [heads * latent, key], and [heads * value, latent].
+    """
+
+    keys: StoredMatrix
+    values: StoredMatrix
+    heads: int
+    outputs: range
+    inputs: range
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.outputs), len(self.inputs)
+
+    @property
+    def coding(self) -> str:
+        return "numbers"
+
+    @property
+    def bits(self) -> int:
+        return 32
+
+    @property
+    def group(self) -> int:
+        return 0
+
+    def rows(self, part: slice) -> JoinedHeads:
+        return replace(self, outputs=self.outputs[part])
+
+    def columns(self, part: slice) -> JoinedHeads:
+        return replace(self, inputs=self.inputs[part])
+
+    def dequantised(self) -> Floats:
+        """Return float32 of whole heads, and of those what is asked for."""
+        latent = self.values.shape[1]
+        each = (self.keys.shape[0] * self.keys.shape[1]) // (self.heads * latent)
+        size = each + self.values.shape[0] // self.heads
+        first, end = self.outputs.start // size, -(-self.outputs.stop // size)
+        keys = self._read(self.keys, first, end).swapaxes(1, 2)
+        joined = np.concatenate([keys, self._read(self.values, first, end)], axis=1)
+        rows = slice(self.outputs.start - first * size, self.outputs.stop - first * size)
+        columns = slice(self.inputs.start, self.inputs.stop)
+        return np.ascontiguousarray(joined.reshape(-1, latent)[rows, columns])
+
+    def planes(self) -> Mapping[str, NDArray[Any]]:
+        return {"numbers": self.dequantised()}
+
+    def place(self) -> tuple[Path, int]:
+        return self.keys.place()
+
+    def release(self) -> None:
+        """The halves stay mapped: parts of this share their pages, and they are small."""
+
+    def _read(self, half: StoredMatrix, first: int, end: int) -> Floats:
+        """Return a run of heads of a half, [heads, rows, columns]."""
+        each = half.shape[0] // self.heads
+        part = half.rows(slice(first * each, end * each))
+        return to_float32(part.dequantised()).reshape(end - first, each, -1)
