@@ -35,6 +35,7 @@ from tgi_trio.shard.checkpoint.formats.choose import choose_format
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
+from tgi_trio.shard.checkpoint.taken_apart import take_apart
 
 ROWS, COLUMNS = 96, 128
 
@@ -182,6 +183,24 @@ def test_planes_at_borders_of_groups(tmp_path: Path, name: str) -> None:
             matrix.columns(slice(1, step)).planes()
 
 
+WITH_PLANES = [name for name in CASES if not name.startswith("fp4, uneven")]
+
+
+@pytest.mark.parametrize("name", WITH_PLANES)
+def test_what_is_taken_apart_means_the_same(tmp_path: Path, name: str) -> None:
+    """Also where a last group has fewer inputs than the others."""
+    case = CASES[name]()
+    parts = take_apart(open_matrix(tmp_path, case))
+    assert parts is not None
+    order = parts.order
+    if order is None:
+        order = np.arange(COLUMNS) // (COLUMNS // parts.scales.shape[1])
+    numbers = parts.codes if parts.table is None else parts.table[parts.codes]
+    lows = 0 if parts.lows is None else parts.lows[:, order]
+    found = numbers * parts.scales[:, order] - lows
+    np.testing.assert_allclose(found, case.weight, rtol=1e-5, atol=1e-5)
+
+
 def test_all_is_released_with_the_last_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +334,8 @@ def test_a_weight_of_fp8_that_is_no_number_is_refused(tmp_path: Path) -> None:
     case.tensors["a.weight"].view(torch.uint8)[7, 9] = 0xFF
     with pytest.raises(ModelLoadError, match=r"'a\.weight' in .* stands for a weight that is"):
         open_matrix(tmp_path, case).dequantised()
+    with pytest.raises(ModelLoadError, match="no number"):
+        take_apart(open_matrix(tmp_path, case))
 
 
 def test_a_packed_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ weight = scale * number - low, where number is the code, or an entry of a table
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import NONLINEAR, fifth_bits, half, nibbles
 from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import (
@@ -23,32 +24,53 @@ from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import (
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 
+_NO_NUMBER: Final = np.uint8(0x7F)  # e4m3, of either sign
 Bytes = NDArray[np.uint8]
 Planes = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
+class Nested:
+    """Whole numbers times units that as many runs of inputs have in common: a block's."""
+
+    steps: NDArray[np.uint8] | NDArray[np.int8]  # [outputs, runs]
+    units: Floats  # [outputs, blocks]
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
-    """A matrix [outputs, inputs]; runs of inputs have scales and lows in common."""
+    """A matrix [outputs, inputs]; runs of inputs have scales and lows in common.
+
+    Runs are of one size unless `order` says otherwise.
+    """
 
     codes: NDArray[np.uint8] | NDArray[np.int8]  # [outputs, inputs]
     scales: Floats  # [outputs, runs]
     lows: Floats | None = None  # as the scales
     table: Floats | None = None
     order: NDArray[np.int64] | None = None  # [inputs], the run of each where they are mixed
+    nested: Nested | None = None  # what the scales are made of
+    nested_lows: Nested | None = None
 
 
 def take_apart(matrix: StoredMatrix) -> Parts | None:
     """Return a matrix in this form, None for one that has none.
 
-    Raises ModelLoadError as its `planes` do.
+    Raises ModelLoadError as its `planes` do, and for a weight that is no number.
     """
     found = TAKEN_APART.get(matrix.coding)
-    return None if found is None else found(matrix.planes())
+    if found is None:
+        return None
+    planes = matrix.planes()
+    parts = found(planes)
+    inputs, runs = parts.codes.shape[1], parts.scales.shape[1]
+    if "codes" in planes and parts.order is None and runs > 1 and inputs % matrix.group:
+        return replace(parts, order=np.arange(inputs) // matrix.group)  # the last has fewer
+    return parts
 
 
 def _affine(planes: Planes) -> Parts:
-    scales = np.asarray(planes["scales"], np.float32)
+    scales = np.asarray(planes["scales"], np.float32).reshape(len(planes["codes"]), -1)
     lows = None
     if "zeros" in planes:
         lows = scales * planes["zeros"].astype(np.float32)
@@ -60,9 +82,11 @@ def _table(planes: Planes) -> Parts:
 
 
 def _e4m3(planes: Planes) -> Parts:
+    codes = planes["codes"]
+    if (codes & _NO_NUMBER == _NO_NUMBER).any():
+        raise ModelLoadError("A weight of 8 bits is no number.")
     scales = np.asarray(planes["scales"], np.float32)
-    lows = None
-    return Parts(planes["codes"], scales, lows, E4M3_NUMBERS, planes.get("groups"))
+    return Parts(codes, scales, None, E4M3_NUMBERS, planes.get("groups"))
 
 
 def _blocks(read: Callable[[Bytes], Parts]) -> Callable[[Planes], Parts]:
@@ -72,12 +96,22 @@ def _blocks(read: Callable[[Bytes], Parts]) -> Callable[[Planes], Parts]:
         blocks = planes["blocks"]
         parts = read(np.ascontiguousarray(blocks).reshape(-1, blocks.shape[-1]))
         rows = len(blocks)
-        lows = None if parts.lows is None else parts.lows.reshape(rows, -1)
-        return Parts(
-            parts.codes.reshape(rows, -1), parts.scales.reshape(rows, -1), lows, parts.table
+        return replace(
+            parts,
+            codes=parts.codes.reshape(rows, -1),
+            scales=parts.scales.reshape(rows, -1),
+            lows=None if parts.lows is None else parts.lows.reshape(rows, -1),
+            nested=_by_rows(parts.nested, rows),
+            nested_lows=_by_rows(parts.nested_lows, rows),
         )
 
     return read_rows
+
+
+def _by_rows(nested: Nested | None, rows: int) -> Nested | None:
+    if nested is None:
+        return None
+    return Nested(nested.steps.reshape(rows, -1), nested.units.reshape(rows, -1))
 
 
 def _q4_0(blocks: Bytes) -> Parts:
@@ -117,12 +151,15 @@ def _q5_k(blocks: Bytes) -> Parts:
 
 def _with_lows(blocks: Bytes, codes: Bytes) -> Parts:
     unit, (scales, lows) = half(blocks[:, :4]), scales_and_lows(blocks[:, 4:16])
-    return Parts(codes, unit[:, :1] * scales, unit[:, 1:] * lows)
+    first, second = unit[:, :1], unit[:, 1:]
+    nested, nested_lows = Nested(scales, first), Nested(lows, second)
+    return Parts(codes, first * scales, second * lows, nested=nested, nested_lows=nested_lows)
 
 
 def _q6_k(blocks: Bytes) -> Parts:
-    scales = half(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)
-    return Parts(codes_of_q6_k(blocks), scales, scales * 32)
+    unit, steps = half(blocks[:, 208:]), blocks[:, 192:208].view(np.int8)
+    scales = unit * steps
+    return Parts(codes_of_q6_k(blocks), scales, scales * 32, nested=Nested(steps, unit))
 
 
 TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
