@@ -13,15 +13,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from tgi_trio.router.text import grammars
+from tgi_trio.router.text.thoughts.place import Place
 from tgi_trio.router.text.thoughts.rules import ThoughtRules
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.call_rules import call_rules
-from tgi_trio.router.text.tools.channels import channel_rules
+from tgi_trio.router.text.tools.channels import Begun, channel_rules
 from tgi_trio.router.text.tools.functions import ToolUse
 from tgi_trio.router.text.tools.terms import escape_regex, find_token, write_terms, write_tokens
 
 _TEXT = "(?s:.+)"
 _FORM = "answer_form"  # a grammar of its own
+_BEGUN: Mapping[Place, Begun] = {
+    Place.INSIDE: "thought",
+    Place.CLOSED: "answer",
+    Place.MAY_OPEN: None,
+}
 
 
 def tool_grammar(
@@ -41,9 +47,7 @@ def tool_grammar(
     """
     more = [] if otherwise is None or use.required else _named(otherwise)
     if form.channels:
-        budget = None if thought is None else thought.budget
-        channels = channel_rules(use, added, budget=budget, final=f"@{_FORM}" if more else None)
-        return _compose(channels.rules, *channels.subs, *more)
+        return _on_channels(use, added, thought, *more)
     if use.required:
         beginning = {"answer": f"{write_terms(form.trigger, added)} calls"}
     elif more:
@@ -63,6 +67,8 @@ def form_grammar(form: str, thought: ThoughtRules | None) -> str:
     """Return the grammar of an answer in the form of another grammar, a thought before it."""
     if thought is None:
         return form
+    if thought.on_channels:
+        return _on_channels(None, thought.added, thought, *_named(form))
     return _with_thought(thought, {"answer": f"@{_FORM}"}, *_named(form), forced=True)
 
 
@@ -74,9 +80,28 @@ def _named(form: str) -> list[Mapping[str, Any]]:
 
 def free_grammar(added: Mapping[str, int], thought: ThoughtRules) -> str:
     """Return the grammar of any answer behind a thought whose length is bounded."""
+    if thought.on_channels:
+        return _on_channels(None, added, thought)
     tokens = write_tokens(id for id in added.values() if id != thought.begin_token)
     rules = {"answer": f"(TEXT? {tokens})* TEXT?", "TEXT": f"/{_TEXT}/{thought.not_begun}"}
     return _with_thought(thought, rules, forced=False)
+
+
+def _on_channels(
+    use: ToolUse | None,
+    added: Mapping[str, int],
+    thought: ThoughtRules | None,
+    *form: Mapping[str, Any],
+) -> str:
+    """Return the grammar of an answer on channels; `form`: of what it tells, if that has one."""
+    channels = channel_rules(
+        use,
+        added,
+        begun=None if thought is None else _BEGUN[thought.place],
+        budget=None if thought is None else thought.budget,
+        final=f"@{_FORM}" if form else None,
+    )
+    return _compose(channels.rules, *channels.subs, *form)
 
 
 def _write_prose(

@@ -68,6 +68,8 @@ def test_a_message_that_is_continued(family: Family) -> None:
         if text in prompt:  # some templates cut thoughts out of what was said
             found = find_place(prompt, thoughts)
             assert found is place or (place is None and found is not Place.INSIDE)
+            if place is None and marks.header:  # the message goes on where it has begun
+                assert found is Place.CLOSED
 
 
 def test_behind_a_tools_result() -> None:

@@ -250,15 +250,53 @@ def test_what_is_written_is_read_as_thought_and_what_was_forced(
         assert isinstance(json.loads(call.arguments), dict)
 
 
-def test_harmony_says_where_its_answer_begins() -> None:
-    model = Model("special")
-    grammar = form_grammar(FORMS["json_schema"][0], model.rules(Place.MAY_OPEN, HARMONY))
-    final = '<|channel|>final<|message|>{"a":1}'
-    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
-    for text in (final, f"{thought}<|start|>assistant{final}", f'{thought}{{"a":1}}'):
-        assert model.accepts(grammar, text)
-        assert read(text, Place.MAY_OPEN, marks=HARMONY).content == '{"a":1}'
-    assert not model.accepts(grammar, f'{thought}<|start|>assistant{{"a":1}}')
+FINAL = "<|channel|>final<|message|>"
+ANALYSIS = "<|channel|>analysis<|message|>"
+NEXT = "<|start|>assistant"
+
+
+def test_harmony_says_where_its_answer_begins(model: Model) -> None:
+    """Without tools too: a form comes on its channel, and nothing is told but it."""
+    form, thought = FORMS["json_schema"][0], f"{ANALYSIS}Hm.<|end|>"
+    preamble = "<|channel|>commentary<|message|>Well.<|end|>"
+    for budget in (None, 8):
+        grammar = form_grammar(form, model.rules(Place.MAY_OPEN, HARMONY, budget=budget))
+        answer = FINAL + '{"a":1}'
+        for text in (answer, f"{thought}{NEXT}{answer}"):
+            assert model.accepts(grammar, text), text
+            assert read(text, Place.MAY_OPEN, marks=HARMONY).content == '{"a":1}'
+        # More than one thought is as many as a budget is for.
+        twice = f"{thought}{NEXT}{thought}{NEXT}{answer}"
+        assert model.accepts(grammar, twice) is (budget is None)
+        for wrong in (
+            '{"a":1}',
+            f'{thought}{{"a":1}}',
+            f'{thought}{NEXT}{{"a":1}}',
+            thought + answer,
+            f"{preamble}{NEXT}{answer}",
+            f'{FINAL}{{"a":3}}',
+            thought,
+        ):
+            assert not model.accepts(grammar, wrong), wrong
+        # The prompt may have begun a thought, or what is told.
+        inside = form_grammar(form, model.rules(Place.INSIDE, HARMONY, budget=budget))
+        assert model.accepts(inside, f"Hm.<|end|>{NEXT}{answer}")
+        assert not model.accepts(inside, answer)
+        begun = form_grammar(form, model.rules(Place.CLOSED, HARMONY, budget=budget))
+        assert model.accepts(begun, '{"a":1}') and not model.accepts(begun, answer)
+
+
+@pytest.mark.parametrize("budget", [0, 1, 8])
+def test_harmony_keeps_a_budget_without_tools(model: Model, budget: int) -> None:
+    added = model.vocabulary.added
+    grammar = free_grammar(added, model.rules(Place.MAY_OPEN, HARMONY, budget=budget))
+    whole = f"{ANALYSIS}{'x' * budget}<|end|>{NEXT}"
+    for text in (FINAL, f"{whole}{FINAL}Well.", f"<|channel|>commentary<|message|>W<|end|>{NEXT}"):
+        ids = model.ids(text)
+        assert model.matcher(grammar).try_consume_tokens(ids) == len(ids), text
+    for text in (f"{ANALYSIS}{'x' * (budget + 1)}", whole + ANALYSIS, "Well."):
+        ids = model.ids(text)
+        assert model.matcher(grammar).try_consume_tokens(ids) < len(ids), text
 
 
 def test_a_thought_on_a_real_vocabulary() -> None:

@@ -187,7 +187,29 @@ def test_thoughts_preambles_calls_and_answers(kind: str, ends: list[int]) -> Non
     ):
         assert not model.accepts(auto, wrong), wrong
         assert not model.accepts(required, wrong), wrong
-    assert not model.accepts(auto, THOUGHT + NEXT + FINAL, thinks=False)
+    for use in (auto, required):  # a message that the prompt has begun is gone on with
+        assert model.accepts(use, f"Rain?<|end|>{NEXT}{call}", begun="thought")
+        assert not model.accepts(use, call, begun="thought")
+    assert model.accepts(auto, "It rains.", begun="answer")
+    assert model.accepts(required, f"It rains.<|end|>{NEXT}{call}", begun="answer")
+    assert not model.accepts(required, "It rains.", begun="answer")
+
+
+@KINDS
+def test_a_form_is_all_that_is_told(kind: str) -> None:
+    """What is told before a call would not fit it, so it stands there alone."""
+    model = Model(kind, [EOS])
+    call = f"<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{WEATHER}"
+    final = "<|channel|>final<|message|>yes"
+    for text, fits in (
+        (THOUGHT + NEXT + final, True),
+        (final, True),
+        (PREAMBLE + NEXT + call, True),
+        (PREAMBLE + NEXT + final, False),
+        (f"{PREAMBLE}{NEXT}{THOUGHT}{NEXT}{final}", False),
+        (FINAL, False),
+    ):
+        assert model.accepts(use_of(), text, final='"yes"') is fits, text
 
 
 @KINDS
@@ -211,4 +233,6 @@ def test_a_thought_has_no_more_tokens_than_its_budget(budget: int, seed: int) ->
     assert matcher.try_consume_tokens(begun) == len(begun)
     words = model.backend.encode("x" * (budget + 4)).ids
     assert matcher.try_consume_tokens(words) == budget
-    assert matcher.consume_token(model.added["<|end|>"])
+    again = model.backend.encode(f"<|end|>{NEXT}<|channel|>").ids
+    assert matcher.try_consume_tokens(again) == len(again)
+    assert not matcher.try_consume_tokens(model.backend.encode("analysis").ids[:1])

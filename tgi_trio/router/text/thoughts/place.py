@@ -32,6 +32,8 @@ def find_place(prompt: str, thoughts: Thoughts, said: str = "") -> Place:
         return Place.INSIDE
     if end >= 0:
         return Place.CLOSED
+    if marks.opening and rest.lstrip().startswith(marks.opening):
+        return Place.CLOSED  # the last message is continued
     # A template may write the first half of the mark (Gemma 4 behind a tool's result).
     half = marks.start.find(">") + 1
     if 0 < half < len(marks.start) and rest.rstrip().endswith(marks.start[:half]):

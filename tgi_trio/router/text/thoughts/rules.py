@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tgi_trio.router.text import grammars
-from tgi_trio.router.text.thoughts.marks import Marks
+from tgi_trio.router.text.thoughts.marks import HARMONY, Marks
 from tgi_trio.router.text.thoughts.place import Place
 from tgi_trio.router.text.tools.terms import escape_regex, write_terms, write_tokens
 
@@ -53,17 +53,17 @@ class ThoughtRules:
         """
         self.place = place
         self._marks = marks
-        self._added = vocabulary.added
+        self.added = vocabulary.added
         self.budget = budget
         self._trigger = trigger
         # The added token that the end mark begins with; "" where the mark is spelled.
         self._end_token = max(
-            (text for text in self._added if text and marks.end.startswith(text)),
+            (text for text in self.added if text and marks.end.startswith(text)),
             key=len,
             default="",
         )
-        never = {self._added.get(self._end_token), None if trigger is None else self._trigger_id}
-        allowed = set(self._added.values()) - vocabulary.special - never
+        never = {self.added.get(self._end_token), None if trigger is None else self._trigger_id}
+        allowed = set(self.added.values()) - vocabulary.special - never
         others = write_tokens(id for id in allowed if id is not None)
         self._pieces = f"(THOUGHT? {others})* " if allowed else ""
         self.subs: list[dict[str, Any]] = []  # grammars that the rules name
@@ -79,14 +79,14 @@ class ThoughtRules:
         """
         answer = "answer"
         if self._marks.opening:
-            self.rules["answer_opening"] = self._answer_opening()
-            self.rules["answer_closing"] = write_terms(self._marks.closing, self._added)
+            self.rules["answer_opening"] = write_terms(self._marks.opening, self.added)
+            self.rules["answer_closing"] = write_terms(self._marks.closing, self.added)
             answer = "answer_opening? answer answer_closing?"
         if self.place is Place.CLOSED:
             return answer
         begin = "" if self.place is Place.INSIDE else "thought_begin "
         ways = [f"{begin}thought WHITE? {answer}"]
-        if not begin and self._marks.start in self._added:  # the model may repeat it
+        if not begin and self._marks.start in self.added:  # the model may repeat it
             ways[0] = f"thought_begin? {ways[0]}"
         if begin:
             ways.append(answer)
@@ -95,6 +95,11 @@ class ThoughtRules:
         elif forced and self._trigger_id is not None and self.budget != 0:
             ways.append(f"{begin}unended <[{self._trigger_id}]> calls")
         return " | ".join(ways)
+
+    @property
+    def on_channels(self) -> bool:
+        """Whether thoughts are messages among others: `tools/channels.py` has their rules."""
+        return self._marks == HARMONY
 
     @staticmethod
     def can_be_bounded(marks: Marks, added: Mapping[str, int]) -> bool:
@@ -106,7 +111,7 @@ class ThoughtRules:
     @property
     def begin_token(self) -> int | None:
         """Return the token that would begin a thought, where it is one that may."""
-        return self._added.get(self._marks.start) if self.place is Place.MAY_OPEN else None
+        return self.added.get(self._marks.start) if self.place is Place.MAY_OPEN else None
 
     @property
     def not_begun(self) -> str:
@@ -117,16 +122,10 @@ class ThoughtRules:
 
     @property
     def _trigger_id(self) -> int | None:
-        return None if self._trigger is None else self._added.get(self._trigger.text)
-
-    def _answer_opening(self) -> str:
-        opening = write_terms(self._marks.opening, self._added)
-        if not self._marks.header:
-            return opening
-        return f"({write_terms(self._marks.header, self._added)})? {opening}"
+        return None if self._trigger is None else self.added.get(self._trigger.text)
 
     def _write(self) -> None:
-        end, added = self._marks.end, self._added
+        end, added = self._marks.end, self.added
         without = [escape_regex(end)]
         if self._trigger is not None:
             without.append(escape_regex(self._trigger.text + self._trigger.opening))
@@ -165,8 +164,8 @@ class ThoughtRules:
     def _end_terms(self) -> str:
         """Return the end mark; its first token is not spelled where there is one."""
         token, rest = self._end_token, self._marks.end[len(self._end_token) :]
-        first = f"<[{self._added[token]}]>" if token else ""
-        return f"{first} {write_terms(rest, self._added) if rest else ''}".strip()
+        first = f"<[{self.added[token]}]>" if token else ""
+        return f"{first} {write_terms(rest, self.added) if rest else ''}".strip()
 
 
 def _lark(rules: Mapping[str, str]) -> dict[str, str]:

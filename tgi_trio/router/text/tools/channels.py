@@ -11,6 +11,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from tgi_trio.router.delta import CallDelta, Delta
 from tgi_trio.router.text import grammars
@@ -21,8 +22,12 @@ from tgi_trio.router.text.tools.terms import escape_regex, write_terms
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN = MARKS
 _FUNCTIONS = "functions."
+_NO_MARK = f" & ~/(?s:.*)({'|'.join(map(escape_regex, MARKS))})(?s:.*)/"
 
 # ---- what may be written -----------------------------------------------------------------------
+
+
+Begun = Literal["thought", "answer"] | None  # a message, in the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,68 +39,128 @@ class ChannelRules:
 
 
 def channel_rules(
-    use: ToolUse,
+    use: ToolUse | None,
     added: Mapping[str, int],
     *,
+    begun: Begun = None,
     budget: int | None = None,
-    thinks: bool = True,
     final: str | None = None,
 ) -> ChannelRules:
     """Return the rules of an answer that may, or must, call: `start` is all of it.
 
-    `added`: text -> id of the tokens that were added to the vocabulary. `budget`: tokens of a
-    thought at most. `thinks`: there may be thoughts. `final`: the term of what an answer without
-    calls must be; None: anything. Raises ValidationError for a schema that has
-    no grammar.
+    `use`: None where nothing may be called. `added`: text -> id of the tokens that were added to
+    the vocabulary. `begun`: the message that the prompt has begun. `budget`: tokens of thoughts at
+    most. `final`: the term of what an answer without calls must be, and then nothing else is told;
+    None: anything. Raises ValidationError for a schema that has no grammar.
     """
-    added = {mark: added[mark] for mark in MARKS if mark in added}
-    terms = {mark: write_terms(mark, added) for mark in MARKS}
-    channel, message = terms[_CHANNEL], terms[_MESSAGE]
-    after = f'{terms[_START]} "assistant" item'
-    items = [f'{channel} "commentary" {message} body {after}', "call"]
-    if thinks:
-        items.insert(0, f'{channel} "analysis" {message} thought {after}')
-    if not use.required:
-        end = f" <[{added[_RETURN]}]>?" if _RETURN in added else ""
-        items.append(f'{channel} "final" {message} {final or "TEXT?"}{end}')
-    excluded = "|".join(map(escape_regex, MARKS))
-    rules = {
-        "start": "item",
-        "item": " | ".join(items),
-        "TEXT": f"/(?s:.+)/ & ~/(?s:.*)({excluded})(?s:.*)/",
-        "SPELLED": f"/(?s:.*)/ & ~/(?s:.*)({excluded})(?s:.*)/",
-        "ENDED": f"SPELLED {grammars.literal(_END)}",
-        "body": f"TEXT? <[{added[_END]}]>" if _END in added else "ENDED",
-        "call": f"(first | last) {terms[_CALL]}?",
-        "first": f'{channel} "commentary to=functions." (' + " | ".join(_named(use, "first")) + ")",
-        "last": '" to=functions." (' + " | ".join(_named(use, "last")) + ")",
-    }
-    subs: list[dict[str, str]] = []
-    if thinks and budget is not None and _END in added:
-        # What precedes a grammar of its own is counted as its first token.
-        rules[f"bounded[max_tokens={budget + 1}]"] = "@thought_body"
-        rules["thought"] = f"bounded <[{added[_END]}]>"
-        if budget == 0:
-            del rules[f"bounded[max_tokens={budget + 1}]"]
-            rules["thought"] = f"<[{added[_END]}]>"
+    return _Writer(use, added, budget, final).write(begun)
+
+
+class _Writer:
+    """Writes the rules of one answer."""
+
+    def __init__(
+        self, use: ToolUse | None, added: Mapping[str, int], budget: int | None, final: str | None
+    ) -> None:
+        self._use = use
+        self._added = {mark: added[mark] for mark in MARKS if mark in added}
+        self._terms = {mark: write_terms(mark, self._added) for mark in MARKS}
+        self._budget = budget
+        self._final = final
+        self._rules: dict[str, str] = {}
+        self._subs: list[dict[str, str]] = []
+
+    def write(self, begun: Begun) -> ChannelRules:
+        rules = self._rules
+        may_answer = self._use is None or not self._use.required
+        rules["start"] = ""  # it comes first
+        rules["TEXT"] = f"/(?s:.+)/{_NO_MARK}"
+        end = self._added.get(_RETURN)
+        told = f"{self._final or 'TEXT?'}{'' if end is None else f' <[{end}]>?'}"
+        rules["final"] = f'{self._terms[_CHANNEL]} "final" {self._terms[_MESSAGE]} {told}'
+        self._write_body()
+        self._write_thought()
+        if self._use is not None:
+            self._write_calls(self._use)
+        if begun == "thought":
+            rules["start"] = f"thought {self._next(self._budget is None, may_answer)}"
+        elif begun == "answer" and may_answer:
+            rules["start"] = told
+        elif begun == "answer":
+            rules["start"] = f"body {self._next(True, False)}"
         else:
-            subs.append(
-                {"name": "thought_body", "lark_grammar": f"start: TEXT?\nTEXT: {rules['TEXT']}"}
-            )
-    elif thinks:
-        rules["thought"] = "body"
-    for i, function in enumerate(use.functions):
-        json = f'{terms[_CONSTRAIN]} "json" {message} arguments_{i}'
-        rules[f"first_{i}"] = f"{grammars.literal(function.name + ' ')} {json}"
-        plain = f'" json" {message} arguments_{i}'
-        name = write_terms(function.name + _CHANNEL, added)
-        rules[f"last_{i}"] = f'{name} "commentary" ({plain} | " " {json})'
-        rules[f"arguments_{i}"] = grammars.embed_schema(function.schema)
-    return ChannelRules(rules, subs)
+            rules["start"] = self._item(True, may_answer)
+        return ChannelRules(rules, self._subs)
 
+    def _item(self, may_think: bool, may_answer: bool) -> str:
+        """Return the rule of a message and all that follow it."""
+        name = f"item{'_thought' if may_think else ''}{'_answer' if may_answer else ''}"
+        if name in self._rules:
+            return name
+        self._rules[name] = ""
+        channel, message = self._terms[_CHANNEL], self._terms[_MESSAGE]
+        ways = ["final"] if may_answer else []
+        if may_think:
+            then = self._next(self._budget is None, may_answer)
+            ways.append(f'{channel} "analysis" {message} thought {then}')
+        if self._use is not None:
+            ways.append("call")
+        if self._use is not None or self._final is None:
+            # What is told before a call; in front of a form it would be none.
+            then = self._next(may_think, may_answer and self._final is None)
+            ways.append(f'{channel} "commentary" {message} body {then}')
+        self._rules[name] = " | ".join(ways)
+        return name
 
-def _named(use: ToolUse, name: str) -> list[str]:
-    return [f"{name}_{i}" for i in range(len(use.functions))]
+    def _next(self, may_think: bool, may_answer: bool) -> str:
+        return f'{self._terms[_START]} "assistant" {self._item(may_think, may_answer)}'
+
+    def _write_body(self) -> None:
+        """Write what a message says, with its end."""
+        end = self._added.get(_END)
+        if end is None:
+            self._rules["SPELLED"] = f"/(?s:.*)/{_NO_MARK}"
+            self._rules["body"] = "ENDED"
+            self._rules["ENDED"] = f"SPELLED {grammars.literal(_END)}"
+        else:
+            self._rules["body"] = f"TEXT? <[{end}]>"
+
+    def _write_thought(self) -> None:
+        rules, budget, end = self._rules, self._budget, self._added.get(_END)
+        if budget is None:
+            rules["thought"] = "body"
+        elif budget == 0:
+            rules["thought"] = self._terms[_END]
+        elif end is None:
+            # A terminal cannot take back what turns out to begin the mark, and one that the budget
+            # ends looks like one that the mark has ended: so the mark's first sign never comes.
+            rules[f"bounded[max_tokens={budget}]"] = "UNSIGNED"
+            rules["UNSIGNED"] = f"/[^{_END[0]}]*/"
+            rules["thought"] = f"bounded {grammars.literal(_END)}"
+        else:
+            # What precedes a grammar of its own is counted as its first token.
+            rules[f"bounded[max_tokens={budget + 1}]"] = "@thought_body"
+            rules["thought"] = f"bounded <[{end}]>"
+            lark = f"start: TEXT?\nTEXT: {rules['TEXT']}"
+            self._subs.append({"name": "thought_body", "lark_grammar": lark})
+
+    def _write_calls(self, use: ToolUse) -> None:
+        """Write a call of any function, the recipient behind its channel or before it."""
+        rules, terms = self._rules, self._terms
+        first, last = (
+            " | ".join(f"{name}_{i}" for i in range(len(use.functions)))
+            for name in ("first", "last")
+        )
+        rules["call"] = f"(first | last) {terms[_CALL]}?"
+        rules["first"] = f'{terms[_CHANNEL]} "commentary to=functions." ({first})'
+        rules["last"] = f'" to=functions." ({last})'
+        for i, function in enumerate(use.functions):
+            json = f'{terms[_CONSTRAIN]} "json" {terms[_MESSAGE]} arguments_{i}'
+            rules[f"first_{i}"] = f"{grammars.literal(function.name + ' ')} {json}"
+            plain = f'" json" {terms[_MESSAGE]} arguments_{i}'
+            name = write_terms(function.name + _CHANNEL, self._added)
+            rules[f"last_{i}"] = f'{name} "commentary" ({plain} | " " {json})'
+            rules[f"arguments_{i}"] = grammars.embed_schema(function.schema)
 
 
 # ---- what was written ----------------------------------------------------------------------------
