@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.dialects.responses import schema
-from tgi_trio.router.http.dialects.responses.answer import (
-    CARRIED,
-    ItemWriter,
-    ResponseEvents,
-    ResponseWriter,
-    response,
-    settings_of,
-)
+from tgi_trio.router.http.dialects.responses.answer import ResponseEvents, response
 from tgi_trio.router.http.dialects.responses.request import (
     check_state,
     to_conversation,
     to_parameters,
+)
+from tgi_trio.router.http.dialects.responses.writing import (
+    CARRIED,
+    ItemWriter,
+    ResponseWriter,
+    settings_of,
 )
 from tgi_trio.router.http.generation import (
     collect_results,

@@ -2,5 +2,5 @@
 
 schema.py: bodies ─┬─ tools.py ────▶ what can be called ─┬─▶ request.py: to a conversation
                    └─ items.py ────▶ turns ──────────────┘
-answer.py: items and events, which replies.py has as types
+writing.py: a response and its items ──▶ answer.py: bodies and events; replies.py has them as types
 """

@@ -19,149 +19,21 @@ Each event has a `sequence_number`; `*` stands behind what comes any number of t
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
-from msgspec import UNSET
 from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
-from tgi_trio.router.http.dialects.responses import replies, schema
-from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX, carry
-from tgi_trio.router.http.dialects.responses.tools import INPUT, Toolbox, Way
+from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.http.dialects.responses.tools import Way
+from tgi_trio.router.http.dialects.responses.writing import ItemWriter, ResponseWriter
 from tgi_trio.router.http.messages.error_shapes import responses_code
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.messages.render import text_json
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
 from tgi_trio.router.request import FinishReason, Outcome, Token
-
-CARRIED: Final = "reasoning.encrypted_content"  # in `include`
-
-
-def settings_of(request: schema.ResponsesRequest, model: str) -> replies.ResponseSettings:
-    """Return what a response repeats of its request."""
-    thinking, text = request.reasoning, request.text
-    form = None if text is None or text.format is None else text.format
-    shown = {"type": "text"} if form is None else msgspec.to_builtins(form)
-    return replies.ResponseSettings(
-        model=model,
-        instructions=request.instructions,
-        max_output_tokens=request.max_output_tokens,
-        parallel_tool_calls=request.parallel_tool_calls is not False,
-        reasoning={
-            "effort": None if thinking is None else thinking.effort,
-            "summary": None if thinking is None else thinking.summary,
-        },
-        temperature=1.0 if request.temperature is None else request.temperature,
-        text={
-            "format": {name: value for name, value in shown.items() if value is not None},
-            "verbosity": None if text is None else text.verbosity,
-        },
-        tool_choice=request.tool_choice or "auto",
-        tools=request.tools or [],
-        top_p=1.0 if request.top_p is None else request.top_p,
-        metadata=request.metadata or {},
-        user=request.user,
-        safety_identifier=request.safety_identifier,
-        prompt_cache_key=request.prompt_cache_key,
-    )
-
-
-class ResponseWriter:
-    """Writes one response in each of its states."""
-
-    def __init__(self, settings: replies.ResponseSettings, created: int) -> None:
-        self.id = f"resp_{secrets.token_hex(24)}"
-        self._created = created
-        self._settings = encode(settings)[1:]  # agents send some 100 kB, which each state repeats
-
-    def json(
-        self,
-        status: replies.ResponseStatus,
-        output: Sequence[replies.OutputItem] = (),
-        usage: replies.ResponseUsage | None = None,
-        *,
-        error: replies.ResponseError | None = None,
-        completed: int | None = None,
-    ) -> bytes:
-        """Return the response; `completed` is when it ended, in Unix seconds."""
-        cut = replies.IncompleteDetails("max_output_tokens") if status == "incomplete" else None
-        fields = {
-            "id": self.id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "error": error,
-            "incomplete_details": cut,
-            "output": output,
-            "usage": usage,
-            "completed_at": completed,
-        }
-        return encode(fields)[:-1] + b"," + self._settings
-
-
-@dataclass(frozen=True, slots=True)
-class ItemWriter:
-    """Makes items of blocks; each keeps its id."""
-
-    box: Toolbox
-    carried: bool  # clients keep thoughts for us
-    ids: list[str]
-
-    def item(self, block: Block, status: replies.ItemStatus) -> replies.OutputItem:
-        """Return a block as an item, as much of it as there is."""
-        id, call_id, text = self.id(block), CALL_PREFIX + block.call_id, block.text
-        under_way = status == "in_progress"
-        if block.kind is Kind.THOUGHT:
-            content = [] if under_way else [replies.ReasoningTextPart(text)]
-            kept = carry(text) if self.carried and not under_way else UNSET
-            return replies.ReasoningItem(id, status, content, encrypted_content=kept)
-        if block.kind is Kind.TEXT:
-            said = [] if under_way else [replies.OutputTextPart(text)]
-            return replies.MessageItem(id, status, said)
-        tool = self.box.find(block.name)
-        match tool.way:
-            case Way.CUSTOM:
-                return replies.CustomToolCallItem(id, status, call_id, tool.name, _input(text))
-            case Way.SHELL:
-                return replies.LocalShellCallItem(id, status, call_id, _action(text))
-            case Way.FUNCTION:
-                space = tool.namespace or UNSET
-                return replies.FunctionCallItem(id, status, call_id, tool.name, text, space)
-
-    def id(self, block: Block) -> str:
-        """Return the id of a block's item."""
-        while len(self.ids) <= block.index:
-            self.ids.append(f"{_PREFIXES[block.kind]}_{secrets.token_hex(24)}")
-        return self.ids[block.index]
-
-
-_PREFIXES: Final = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    with suppress(msgspec.DecodeError):
-        found = msgspec.json.decode(text or "{}")
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-def _input(text: str) -> str:
-    """Return the free text of a custom tool's call; of one that was cut off, nothing."""
-    found = _arguments(text).get(INPUT, "")
-    return found if isinstance(found, str) else ""
-
-
-def _action(text: str) -> replies.ShellAction:
-    try:
-        return msgspec.convert({**_arguments(text), "type": "exec"}, replies.ShellAction)
-    except msgspec.ValidationError:  # under way, or cut off
-        return replies.ShellAction([])
 
 
 def _usage(outcome: Outcome) -> replies.ResponseUsage:
