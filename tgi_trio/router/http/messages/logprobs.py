@@ -24,7 +24,11 @@ class LogprobWriter:
 
     def chat(self, tokens: Iterable[Token]) -> bytes:
         """Return ChatCompletionLogprobs."""
-        return b'{"content":[%b]}' % b",".join(map(self._chat_token, tokens))
+        return b'{"content":[%b]}' % b",".join(self.each(tokens))
+
+    def each(self, tokens: Iterable[Token]) -> list[bytes]:
+        """Return a ChatCompletionLogprob for each token."""
+        return [self._chat_token(token) for token in tokens]
 
     def completion(self, tokens: Sequence[Token], top: int, offset: int = 0) -> bytes:
         """Return the logprobs object of /v1/completions.

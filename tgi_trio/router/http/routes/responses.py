@@ -10,6 +10,7 @@ from tgi_trio.router.http.dialects.responses.request import (
     to_conversation,
     to_parameters,
 )
+from tgi_trio.router.http.dialects.responses.told_tokens import WANTED, ToldTokens
 from tgi_trio.router.http.dialects.responses.writing import (
     CARRIED,
     ItemWriter,
@@ -26,8 +27,10 @@ from tgi_trio.router.http.generation import (
     unix_now,
 )
 from tgi_trio.router.http.messages.error_shapes import RESPONSES
+from tgi_trio.router.http.messages.logprobs import LogprobWriter
 from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare
+from tgi_trio.router.http.routes import openai
 
 _RESPONSES = BodyReader(schema.ResponsesRequest)
 
@@ -39,12 +42,13 @@ async def responses(call: Call) -> Reply:
     model = resolve_model(call, request.model)
     check_state(request)
     conversation, box = to_conversation(request)
-    parameters = to_parameters(request, call.engine.limits.max_grammar_bytes)
+    top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
+    parameters = to_parameters(request, call.engine.limits.max_grammar_bytes, top)
     prepared = prepare(call, conversation, parameters)
     take_permits(call)
     one = await prepared.validate(call, request)
     writer = ResponseWriter(settings_of(request, model), unix_now())
-    items = ItemWriter(box, CARRIED in (request.include or ()), [])
+    items = ItemWriter(box, CARRIED in (request.include or ()), _told_tokens(call, request))
     if request.stream:
         events = ResponseEvents(writer, items, prepared.reader(), unix_now)
         return event_stream(call, stream_events(call, [one], [events]), len(prepared.prompt))
@@ -52,6 +56,13 @@ async def responses(call: Call) -> Reply:
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
     body = response(writer, items, prepared.reader(), tokens, outcome, unix_now)
     return Reply(body, headers=timing_headers(call, len(prepared.prompt), results))
+
+
+def _told_tokens(call: Call, request: schema.ResponsesRequest) -> ToldTokens | None:
+    """Return what tells of tokens, where they are asked for, in either way."""
+    if not request.top_logprobs and WANTED not in (request.include or ()):
+        return None
+    return ToldTokens(LogprobWriter(call.engine.tokenizer))
 
 
 ROUTES = (Route("POST", "/v1/responses", responses, dialect=RESPONSES),)

@@ -27,6 +27,7 @@ from msgspec.json import encode
 
 from tgi_trio.router.http.dialects.blocks import Block, Blocks, Change, Kind
 from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.http.dialects.responses.told_tokens import ToldTokens
 from tgi_trio.router.http.dialects.responses.tools import Way
 from tgi_trio.router.http.dialects.responses.writing import ItemWriter, ResponseWriter
 from tgi_trio.router.http.messages.error_shapes import responses_code
@@ -50,17 +51,20 @@ def _usage(outcome: Outcome) -> replies.ResponseUsage:
 class _Fold:
     """Reads an answer into blocks."""
 
-    def __init__(self, reader: AnswerReader) -> None:
+    def __init__(self, reader: AnswerReader, told: ToldTokens | None) -> None:
         self._reader = reader
+        self._told = told
         self.blocks = Blocks()
 
     def take(self, token: Token) -> Iterator[tuple[Change, Block, str]]:
         """Yield what a token changes."""
-        return self.blocks.take(self._reader.take(token))
+        changes = self.blocks.take(self._reader.take(token))
+        return changes if self._told is None else self._told.follow(token, changes)
 
     def end(self, outcome: Outcome) -> Iterator[tuple[Change, Block, str]]:
         """Yield what the end changes."""
-        yield from self.blocks.take(self._reader.end(outcome.tail))
+        changes = self.blocks.take(self._reader.end(outcome.tail))
+        yield from changes if self._told is None else self._told.follow(None, changes)
         yield from self.blocks.close()
 
 
@@ -88,7 +92,7 @@ def response(
     now: Callable[[], int],
 ) -> bytes:
     """Return a whole answer as a body."""
-    fold = _Fold(reader)
+    fold = _Fold(reader, items.told)
     for token in tokens:
         for _ in fold.take(token):
             pass
@@ -126,7 +130,7 @@ class ResponseEvents:
         """`now` gives the time in Unix seconds."""
         self._writer = writer
         self._items = items
-        self._fold = _Fold(reader)
+        self._fold = _Fold(reader, items.told)
         self._now = now
         self._sequence = 0
         self._output: list[replies.OutputItem] = []  # items that are done
@@ -185,6 +189,8 @@ class ResponseEvents:
     def _piece(self, block: Block, text: str) -> bytes:
         """Written out: this is what a stream consists of."""
         name, more = _DELTAS[block.kind]
+        if self._items.told is not None and block.kind is Kind.TEXT:
+            more = b'"content_index":0,"logprobs":%b,' % self._items.told.news()
         id = self._items.id(block).encode()
         sequence, self._sequence = self._sequence, self._sequence + 1
         return _DELTA % (name, name, sequence, id, block.index, more, text_json(text))
@@ -214,9 +220,10 @@ class ResponseEvents:
                 yield self._event("response.reasoning_text.done", **at, text=text)
                 yield self._event("response.content_part.done", **at, part=item.content[0])
             case replies.MessageItem():
-                at, text = self._place(block), block.text
-                yield self._event("response.output_text.done", **at, text=text, logprobs=[])
-                yield self._event("response.content_part.done", **at, part=item.content[0])
+                at, part = self._place(block), item.content[0]
+                told = {"text": part.text, "logprobs": part.logprobs}
+                yield self._event("response.output_text.done", **at, **told)
+                yield self._event("response.content_part.done", **at, part=part)
             case replies.FunctionCallItem():
                 done = "response.function_call_arguments.done"
                 yield self._event(done, **place, name=item.name, arguments=item.arguments)

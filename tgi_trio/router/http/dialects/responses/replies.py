@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from tgi_trio.router.http.messages.replies import StreamReceipt
+from tgi_trio.router.http.messages.replies import ChatCompletionLogprob, StreamReceipt
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -23,7 +23,7 @@ class OutputTextPart(Struct, tag="output_text", forbid_unknown_fields=True):
 
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[ChatCompletionLogprob] = []  # where they are asked for
 
 
 class ReasoningItem(Struct, tag="reasoning", forbid_unknown_fields=True):
@@ -138,6 +138,7 @@ class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: Any
     tools: list[dict[str, Any]]
     top_p: float
+    top_logprobs: int
     metadata: dict[str, Any]
     user: str | None
     safety_identifier: str | None
@@ -147,7 +148,6 @@ class ResponseSettings(Struct, forbid_unknown_fields=True, kw_only=True):
     previous_response_id: None = None
     service_tier: Literal["default"] = "default"
     store: Literal[False] = False
-    top_logprobs: Literal[0] = 0
     truncation: Literal["disabled"] = "disabled"
 
 
@@ -196,7 +196,7 @@ class ResponseEvent(Struct, forbid_unknown_fields=True):
     content_index: int | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    logprobs: list[Any] | UnsetType = UNSET
+    logprobs: list[ChatCompletionLogprob] | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
     input: str | UnsetType = UNSET

@@ -98,8 +98,12 @@ def _tool_name(tool: dict[str, Any]) -> str:
     return model_name(tool.get("namespace"), name)
 
 
-def to_parameters(request: schema.ResponsesRequest, most: int) -> GenerationParameters:
+def to_parameters(
+    request: schema.ResponsesRequest, most: int, top: int | None
+) -> GenerationParameters:
     """Return how tokens are drawn and where the answer ends; `most` bytes of a schema.
+
+    `top`: how many alternatives are told of each token.
 
     Raises ValidationError and BodyRejected.
     """
@@ -116,6 +120,8 @@ def to_parameters(request: schema.ResponsesRequest, most: int) -> GenerationPara
         keep_stop=False,
         accept_top_p_one=True,
         clip_max_new_tokens=True,
+        top_n_tokens=top,
+        top_n_allowed=top or 0,  # as many as were allowed
     )
 
 

@@ -90,6 +90,7 @@ class ResponsesRequest(Struct, kw_only=True):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
+    top_logprobs: U32 | None = None
     stream: bool | None = None
     # Repeated in the answer.
     metadata: dict[str, Any] | None = None

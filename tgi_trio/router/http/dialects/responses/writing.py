@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +15,7 @@ from msgspec.json import encode
 from tgi_trio.router.http.dialects.blocks import Block, Kind
 from tgi_trio.router.http.dialects.responses import replies, schema
 from tgi_trio.router.http.dialects.responses.items import CALL_PREFIX, carry
+from tgi_trio.router.http.dialects.responses.told_tokens import ToldTokens
 from tgi_trio.router.http.dialects.responses.tools import INPUT, Toolbox, Way
 
 CARRIED: Final = "reasoning.encrypted_content"  # in `include`
@@ -42,6 +43,7 @@ def settings_of(request: schema.ResponsesRequest, model: str) -> replies.Respons
         tool_choice=request.tool_choice or "auto",
         tools=request.tools or [],
         top_p=1.0 if request.top_p is None else request.top_p,
+        top_logprobs=request.top_logprobs or 0,
         metadata=request.metadata or {},
         user=request.user,
         safety_identifier=request.safety_identifier,
@@ -88,7 +90,8 @@ class ItemWriter:
 
     box: Toolbox
     carried: bool  # clients keep thoughts for us
-    ids: list[str]
+    told: ToldTokens | None = None  # where log-probabilities are asked for
+    ids: list[str] = field(default_factory=list)
 
     def item(self, block: Block, status: replies.ItemStatus) -> replies.OutputItem:
         """Return a block as an item, as much of it as there is."""
@@ -99,7 +102,7 @@ class ItemWriter:
             kept = carry(text) if self.carried and not under_way else UNSET
             return replies.ReasoningItem(id, status, content, encrypted_content=kept)
         if block.kind is Kind.TEXT:
-            said = [] if under_way else [replies.OutputTextPart(text)]
+            said = [] if under_way else [self.part(block)]
             return replies.MessageItem(id, status, said)
         tool = self.box.find(block.name)
         match tool.way:
@@ -110,6 +113,12 @@ class ItemWriter:
             case Way.FUNCTION:
                 space = tool.namespace or UNSET
                 return replies.FunctionCallItem(id, status, call_id, tool.name, text, space)
+
+    def part(self, block: Block) -> replies.OutputTextPart:
+        """Return a text, whole."""
+        if self.told is None:
+            return replies.OutputTextPart(block.text)
+        return replies.OutputTextPart(block.text, logprobs=self.told.of(block))
 
     def id(self, block: Block) -> str:
         """Return the id of a block's item."""

@@ -1,0 +1,69 @@
+"""Which tokens each text of an answer is made of, for clients that ask for log-probabilities."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tgi_trio.router.http.dialects.blocks import Block, Change, Kind
+from tgi_trio.router.http.messages.logprobs import LogprobWriter
+from tgi_trio.router.http.messages.tool_calls import answer_tokens
+from tgi_trio.router.request import Token
+
+WANTED: Final = "message.output_text.logprobs"  # in `include`
+
+
+class ToldTokens:
+    """The tokens of one answer's texts, in JSON; those of thoughts, calls and marks are nobody's.
+
+    A token whose text is held back is told with the piece in which that comes.
+    """
+
+    def __init__(self, writer: LogprobWriter) -> None:
+        self._writer = writer
+        self._waiting: list[Token] = []
+        self._told: dict[int, list[bytes]] = defaultdict(list)  # by the indexes of blocks
+        self._news: list[bytes] = []
+
+    def follow(
+        self, token: Token | None, changes: Iterable[tuple[Change, Block, str]]
+    ) -> Iterator[tuple[Change, Block, str]]:
+        """Yield the changes that a token brings; None: the end."""
+        if token is not None:
+            self._waiting.append(token)
+        for news in changes:
+            change, block, text = news
+            if change is Change.MORE:
+                if block.kind is Kind.TEXT:
+                    self._news = self._writer.each(_last_of(self._waiting, text))
+                    self._told[block.index] += self._news
+                self._waiting.clear()
+            yield news
+
+    def news(self) -> bytes:
+        """Return the log-probabilities of the last piece of a text: a JSON list."""
+        return _list(self._news)
+
+    def of(self, block: Block) -> Any:
+        """Return those of a whole text, to be encoded as they are."""
+        return msgspec.Raw(_list(self._told[block.index]))
+
+
+def _last_of(tokens: Sequence[Token], text: str) -> list[Token]:
+    """Return the last of these tokens, as many as `text` is made of: marks stand before it."""
+    found: list[Token] = []
+    left = len(text)
+    for token in reversed(answer_tokens(tokens)):
+        if (left <= 0 and token.text) or (found and token.special):
+            break  # pieces of a character have no text until its last one
+        if not token.special:
+            found.append(token)
+            left -= len(token.text)
+    return found[::-1]
+
+
+def _list(items: Iterable[bytes]) -> bytes:
+    return b"[%b]" % b",".join(items)
