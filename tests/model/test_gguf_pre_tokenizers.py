@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import regex
+import regex  # type: ignore[import-untyped]
 import tokenizers
 
 from tests.router.text.kinds import CORPUS
