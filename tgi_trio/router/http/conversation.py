@@ -107,7 +107,7 @@ class ChatTools:
                 await call.engine.validator.check_grammar(grammars.json_schema(function.schema))
             except GrammarError as error:
                 if function.name not in loose:
-                    text = f"the `parameters` of `{function.name}`: {error}"
+                    text = f"the `{function.part}` of `{function.name}`: {error}"
                     raise ToolError(text) from error
                 found.add(function.name)
         return found

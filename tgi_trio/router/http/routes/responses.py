@@ -41,9 +41,10 @@ async def responses(call: Call) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     model = resolve_model(call, request.model)
     check_state(request)
-    conversation, box = to_conversation(request)
+    most = call.engine.limits.max_grammar_bytes
+    conversation, box = to_conversation(request, most)
     top = openai.alternatives(call, "top_logprobs", request.top_logprobs)
-    parameters = to_parameters(request, call.engine.limits.max_grammar_bytes, top)
+    parameters = to_parameters(request, most, top)
     prepared = prepare(call, conversation, parameters)
     take_permits(call)
     one = await prepared.validate(call, request)

@@ -34,6 +34,7 @@ class Function:
 
     name: str
     schema: dict[str, Any]  # of its arguments: an object; what a grammar can hold to, no more
+    part: str = "parameters"  # of a tool, which the schema is made of
 
     @classmethod
     def of(cls, name: str, parameters: Any) -> Function:

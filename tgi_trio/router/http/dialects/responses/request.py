@@ -37,15 +37,15 @@ def check_state(request: schema.ResponsesRequest) -> None:
         raise ValidationError("`input` cannot be empty")
 
 
-def to_conversation(
-    request: schema.ResponsesRequest,
-) -> tuple[Conversation, Toolbox]:
+def to_conversation(request: schema.ResponsesRequest, most: int) -> tuple[Conversation, Toolbox]:
     """Return what a body says, but for how tokens are drawn, and how calls are given back.
+
+    `most` bytes of a tool's grammar.
 
     Raises BodyRejected, Refused and ToolError.
     """
     mode, names, named = _choice(request.tool_choice)
-    box = Toolbox() if mode == "none" else Toolbox.of(request.tools or [])
+    box = Toolbox() if mode == "none" else Toolbox.of(request.tools or [], most)
     if names is not None and mode != "none":
         box = box.only(names)
     if mode == "required" and not box.tools:

@@ -4,7 +4,7 @@
 |---|---|---|
 | `function` | a function | `function_call` |
 | `namespace` | its functions, each as `namespace.name` | `function_call` with `namespace` |
-| `custom` | a function of one text, `input` | `custom_tool_call` |
+| `custom` | a function of one text, `input`, of the form that it may have | `custom_tool_call` |
 | `local_shell` | a function of a command | `local_shell_call` |
 | any other | nothing: OpenAI's servers would run it | |
 """
@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from tgi_trio.errors import ToolError
+from tgi_trio.errors import ToolError, ValidationError
 from tgi_trio.router.http.messages.schema import invalid_value
+from tgi_trio.router.text import grammars
+from tgi_trio.router.text.lark_regex import lark_regex
 from tgi_trio.router.text.tools.functions import Function
 
 INPUT: Final = "input"  # the one argument of a custom tool
-_FREE_TEXT: Final = {
-    "type": "object",
-    "properties": {INPUT: {"type": "string"}},
-    "required": [INPUT],
-}
 SHELL: Final = "local_shell"
 _SHELL: Final = {
     "type": "function",
@@ -70,8 +67,11 @@ class Toolbox:
     loose: Collection[str] = ()  # those that are not strict
 
     @classmethod
-    def of(cls, given: Sequence[Mapping[str, Any]]) -> Toolbox:
-        """Return the tools that can be served; raises ToolError and BodyRejected."""
+    def of(cls, given: Sequence[Mapping[str, Any]], most: int) -> Toolbox:
+        """Return the tools that can be served; `most` bytes of a grammar of one.
+
+        Raises ToolError and BodyRejected.
+        """
         tools: dict[str, Tool] = {}
         listed: list[Mapping[str, Any]] = []
         functions: list[Function] = []
@@ -84,7 +84,11 @@ class Toolbox:
             if shown.get("strict") is not True:
                 loose.add(name)
             parameters = shown.get("parameters") or {"type": "object", "properties": {}}
-            functions.append(Function.of(name, parameters))
+            made = Function.of(name, parameters)
+            if tool.way is Way.CUSTOM and (pattern := _pattern(shown, most)) is not None:
+                made = replace(made, schema=_text_schema(pattern=pattern), part="format")
+                loose.discard(name)
+            functions.append(made)
             function: dict[str, Any] = {"name": name}
             if shown.get("description") is not None:
                 function["description"] = shown["description"]
@@ -122,10 +126,8 @@ def _served(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tool, Mapping[
             case "function":
                 yield Tool(Way.FUNCTION, _name(tool, f"tools[{i}]")), tool
             case "custom":
-                yield (
-                    Tool(Way.CUSTOM, _name(tool, f"tools[{i}]")),
-                    {**tool, "parameters": _FREE_TEXT},
-                )
+                name = _name(tool, f"tools[{i}]")
+                yield Tool(Way.CUSTOM, name), {**tool, "parameters": _shown_text(tool)}
             case "local_shell":
                 yield Tool(Way.SHELL, SHELL), _SHELL
             case "namespace":
@@ -139,6 +141,50 @@ def _served(given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Tool, Mapping[
                 continue
             case _:
                 raise invalid_value(f"tools[{i}]", "missing field `type`")
+
+
+# ---- custom tools ------------------------------------------------------------------------------
+
+
+def _text_schema(**more: Any) -> dict[str, Any]:
+    """Return the schema of one text."""
+    properties = {INPUT: {"type": "string", **more}}
+    return {"type": "object", "properties": properties, "required": [INPUT]}
+
+
+def _shown_text(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a custom tool as the model is shown them: with its grammar."""
+    form = tool.get("format")
+    if not isinstance(form, dict) or form.get("type") != "grammar":
+        return _text_schema()
+    return _text_schema(description=f"{form.get('syntax')} grammar:\n{form.get('definition')}")
+
+
+def _pattern(tool: Mapping[str, Any], most: int) -> str | None:
+    """Return the expression that a custom tool's text must match; None: any text will do.
+
+    Raises ToolError.
+    """
+    form, where = tool.get("format"), f"the `format` of `{tool['name']}`"
+    if form is None:
+        return None
+    if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
+        raise ToolError(f"{where}: its `type` is neither `text` nor `grammar`")
+    if form["type"] == "text":
+        return None
+    definition = form.get("definition")
+    if not isinstance(definition, str):
+        raise ToolError(f"{where}: a grammar needs `definition`, a text")
+    try:
+        grammars.check_size(definition, most)
+        match form.get("syntax"):
+            case "regex":
+                return f"^(?:{definition})$"
+            case "lark":
+                return f"^(?:{lark_regex(definition, most)})$"
+    except ValidationError as error:
+        raise ToolError(f"{where}: {error}") from error
+    raise ToolError(f"{where}: its `syntax` is neither `lark` nor `regex`")
 
 
 def _name(tool: Mapping[str, Any], path: str) -> str:
