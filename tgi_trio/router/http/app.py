@@ -55,6 +55,7 @@ from tgi_trio.router.http.wire.transport import (
     Transport,
 )
 from tgi_trio.router.request import Timings
+from tgi_trio.router.telemetry.metrics import ROUTES as ROUTE_NAMES
 from tgi_trio.router.telemetry.request_stats import RequestStats
 from tgi_trio.router.telemetry.tracing import RequestSpan, Tracer
 
@@ -75,6 +76,7 @@ ROUTES: tuple[Route, ...] = (
 access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
 
 _SCOPE_KEY = "tgi_trio.connection"
+COUNTED = frozenset(ROUTE_NAMES)
 
 
 class HttpRequest(TrioASGIHTTPConnection):
@@ -206,8 +208,26 @@ class HttpRequest(TrioASGIHTTPConnection):
         try:
             await self._send_reply(send, reply)
         finally:
+            self._count(reply.status)
             if access.isEnabledFor(logging.INFO) or self.app.tracer is not None:
                 self._tell(reply.status)
+
+    def _count(self, status: int) -> None:
+        """Count the answer to a POST by its route; pages and probes are not counted."""
+        route, metrics = self._route, self.app.engine.metrics
+        if route is None or route.method != "POST":
+            return
+        name = route.path if route.path in COUNTED else "other"
+        metrics.inc("tgi_route_requests", route=name)
+        if status >= 400 or self._failed:
+            metrics.inc("tgi_route_errors", route=name)
+        metrics.observe("tgi_route_duration", trio.current_time() - self.began, route=name)
+
+    @property
+    def _failed(self) -> bool:
+        """Whether a generation has ended, and not well."""
+        ended = sum(each.finished is not None for each in self.generations)
+        return ended > len(self.all_stats)
 
     def _tell(self, status: int) -> None:
         """Write the log line of the request, and its trace: probes and pages have none."""
@@ -229,8 +249,7 @@ class HttpRequest(TrioASGIHTTPConnection):
                 ended=ended,
                 generations=self.generations,
                 attributes={"request_id": self.request_id, **cost},
-                failed=sum(each.finished is not None for each in self.generations)
-                > len(self.all_stats),
+                failed=self._failed,
             )
             extra["trace_id"] = self.app.tracer.record(exchange)
         access.info("%s %s %d", scope["method"], scope["path"], status, extra=extra)

@@ -19,6 +19,13 @@ from typing import Final
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 _METHODS = ("prefill", "decode")
+# What `route` may be: the paths that answer with tokens or counts of them, and all else that is
+# asked for by POST, such as a predict route of another name.
+ROUTES: Final = (
+    *("/", "/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions"),
+    *("/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
+    *("/invocations", "/vertex", "other"),
+)
 # fmt: off
 _GAP_BOUNDS = (  # seconds, 1 µs to 1 s
     1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4,
@@ -134,6 +141,22 @@ METRICS: Final[tuple[Metric, ...]] = (
         "histogram",
         "Time between tokens of one stream, seconds",
         "D",
+    ),
+    Metric("tgi_route_requests", "counter", "Requests by route", label="route", values=ROUTES),
+    Metric(
+        "tgi_route_errors",
+        "counter",
+        "Requests answered with an error, in the middle of a stream too, by route",
+        label="route",
+        values=ROUTES,
+    ),
+    Metric(
+        "tgi_route_duration",
+        "histogram",
+        "First byte of a request to the last of its answer, by route, seconds",
+        "D",
+        label="route",
+        values=ROUTES,
     ),
     Metric("tgi_request_reasoning_tokens", "counter", "Tokens of thoughts, their marks included"),
     Metric("tgi_kv_cache_usage", "gauge", "Part of the KV blocks in use, 0 to 1"),
