@@ -85,7 +85,7 @@ RULES: dict[str, Rule] = {
             ours("testing.stand_in_tensor testing.stand_in_driver testing.stand_in_device"),
             only=ours("torch triton"),
         )
-        for part in ("device", "driver", "tensor")
+        for part in ("device", "driver", "group", "tensor")
     },
     "testing.compiled_kernels": Rule(
         ours("shard.torch_backend testing.kernel_variants"), banned=SERVER

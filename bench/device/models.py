@@ -129,7 +129,7 @@ def make_runner(
         model = load_decoder(spec, RandomWeights(dtype, device), None)
     sampler = Sampler(config.vocab_size, (), device, watermark=Watermark())
     attention = choose_attention(device, dtype, model.kv_shape)
-    recorded, steps = device_parts(model, attention, sampler, config, device, graphs, alone=True)
+    recorded, steps = device_parts(model, attention, sampler, config, device, graphs)
     return TorchRunner(
         model,
         config,

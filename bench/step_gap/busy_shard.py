@@ -84,10 +84,10 @@ class BusyRunner:
 class TimedGroup(GroupRunner):
     """Counts what the other ranks are told as a part of the step."""
 
-    def step(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Pending:
         start = time.perf_counter_ns()
-        result = super().step(plan)
-        return StepResult(result.choices, time.perf_counter_ns() - start, 0)
+        result = super().launch(plan).result()
+        return Computed(StepResult(result.choices, time.perf_counter_ns() - start, 0))
 
 
 def main() -> int:

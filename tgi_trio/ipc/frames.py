@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 7
+VERSION = 8
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -317,7 +317,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         "rank 0->other ranks",
         "Compute a step. WARMUP and SHUTDOWN go the same way; nothing is answered but HELLO.",
         words=(("width", "block table entries per row"),),
-        counts=("rows", "tokens", "entries"),
+        counts=("rows", "tokens", "entries", "unknown"),
         columns=(
             Column("query_length", "<u4", "rows", "tokens of this row in the step"),
             Column("context_length", "<u4", "rows", "KV tokens it sees, those included"),
@@ -329,6 +329,12 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("positions", "<i8", "tokens", "position of each in its sequence"),
             Column("kv_slots", "<i8", "tokens", "where its K and V go: block * size + offset"),
             Column("block_tables", "<i4", "entries", "rows' block tables, `width` entries each"),
+            Column(
+                "inputs",
+                "<i4",
+                "unknown",
+                "which row of the step before chooses each token, -1: it is known; or none",
+            ),
         ),
     ),
 )

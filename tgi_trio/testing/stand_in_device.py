@@ -10,7 +10,7 @@ that is not pinned, raises `RecordingBroken` inside a recording and is counted a
 host outside of one. What comes down without waiting is garbage until its event has been waited for.
 
 Triton's kernels run in its interpreter (TRITON_INTERPRET=1 before it is imported). Not imitated:
-time, memory's limits, several streams at once.
+time, memory's limits, several streams at once. Ranks: `stand_in_group.py`.
 """
 
 # mypy: disable-error-code="override, assignment, arg-type, no-untyped-call, no-any-return"
@@ -19,6 +19,7 @@ time, memory's limits, several streams at once.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
@@ -43,6 +44,7 @@ from tgi_trio.testing.stand_in_tensor import (
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Made of others on a CPU, and one kernel each on a device.
 _WHOLE = ("aten::linear", "aten::matmul", "aten::rms_norm", "aten::layer_norm", "aten::reshape")
+_INTERPRETING = threading.Lock()  # the interpreter keeps what it does in globals
 _WAIT_FOR_SIZE = ("aten::nonzero", "aten::_unique2", "aten::masked_select", "aten::bincount")
 
 
@@ -249,16 +251,20 @@ class StandInDevice(TorchDispatchMode):
         if any(not isinstance(x, DeviceTensor) for x in tensors):
             raise MixedDevices(f"{function.fn.__name__} is given a tensor of the host")
         plain_args, plain = tree_map(held, (args, kwargs))
-        run = INTERPRET
 
-        def again() -> None:
-            run(function, *plain_args, **plain)
+        def run() -> None:
+            with _INTERPRETING:
+                INTERPRET(function, *plain_args, **plain)
 
+        self.launch(function.fn.__name__, run)
+
+    def launch(self, name: str, run: Callable[[], None]) -> None:
+        """Do what is launched under `name`, over memory that stays where it is."""
         with _disable_current_modes():
-            again()
-        self.counts.launches[function.fn.__name__] += 1
+            run()
+        self.counts.launches[name] += 1
         if self._recording is not None:
-            self._recording.work.append(again)
+            self._recording.work.append(run)
 
 
 def _current() -> StandInDevice:

@@ -144,7 +144,10 @@ def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]
     cuda, stream = torch.cuda, Stream()
 
     def record(
-        graph: Graph, pool: object = None, stream: object = None
+        graph: Graph,
+        pool: object = None,
+        stream: object = None,
+        capture_error_mode: str = "global",
     ) -> contextlib.AbstractContextManager[None]:
         return current().record(graph)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +115,7 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step = plan(rows, [min(9, row.length) for row in rows])
     frame = encode_plan(step)
     counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
+    counts["unknown"] = 0
     assert len(frame) == frame_bytes(Kind.PLAN, **counts)
     got = decode_plan(Frame(memoryview(frame)))
     for name in ("token_ids", "positions", "kv_slots", "query_starts", "context_lengths"):
@@ -133,4 +135,7 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
         row.token_ids = torch.cat((torch.from_numpy(row.token_ids), torch.zeros(4))).int().numpy()
     guessed = guessing_plan(rows[:2], [[5, 6], []])
     again = decode_plan(Frame(memoryview(encode_plan(guessed))))
-    assert again.drafts is not None and again.drafts.tolist() == [2, 0]
+    assert again.drafts is not None and again.drafts.tolist() == [2, 0] and again.inputs is None
+    step.inputs = np.arange(len(step.token_ids), dtype=np.int32) - 1
+    known = decode_plan(Frame(memoryview(encode_plan(step)))).inputs
+    assert known is not None and known.tolist() == step.inputs.tolist()

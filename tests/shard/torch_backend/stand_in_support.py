@@ -21,6 +21,7 @@ from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_driver import Counts
 
 BLOCKS = 64
+REQUEST = WarmupRequest(8, 64, 4, (BLOCKS - 1) * BLOCK)
 
 
 def start(
@@ -33,7 +34,7 @@ def start(
     """Return a runner of a checkpoint, warmed up."""
     told = ShardSettings(model_path=folder, dtype="float32", **settings)
     runner = load_torch_runner(told, device=where, graph_sizes=graphs, grammars=grammars)
-    runner.warm_up(WarmupRequest(8, 64, 4, (BLOCKS - 1) * BLOCK))
+    runner.warm_up(REQUEST)
     return runner
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.shard.torch_backend.device_kinds import BEHIND, KINDS
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import prompts
 
@@ -24,25 +24,6 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
-# What a step of decodes launches behind its replay.
-MASKED = {"apply_bits": 2, "edit_scores": 1, "choose_tokens": 1}
-
-KINDS: dict[str, list[dict[str, Any]]] = {
-    "plain": [{}, {"sample": True, "top_p": 0.9}, {"sample": True, "temperature": 0.7}],
-    "penalties": [
-        {"repetition_penalty": 1.3},
-        {"frequency_penalty": 0.5, "presence_penalty": 0.2, "sample": True},
-        {"frequency_penalty": 0.7, "absolute_penalties": True, "logit_bias": ((5, 3.0),)},
-    ],
-    "grammar": [{"grammar": "turns"}, {}, {"grammar": "turns", "sample": True}],
-    "watermark": [{"watermark": True}, {}, {"watermark": True, "sample": True}],
-    "prompt logprobs": [
-        {"prompt_logprobs": True},
-        {"prompt_logprobs": True, "prompt_top_n": 2},
-        {"prompt_logprobs": True, "repetition_penalty": 1.2},
-    ],
-}
-BEHIND = {"grammar": MASKED, "watermark": MASKED}
 
 
 @pytest.fixture

@@ -45,23 +45,33 @@ class ProcessGroup:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' `x`, bit for bit the same on each; `x` is overwritten."""
         x = x.contiguous()
-        self._group.allreduce([x]).wait()
+        self._group.allreduce([x], _at_once(_c10d.AllreduceOptions())).wait()
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return all ranks' `x` [..., n], of one shape, joined in rank order: [..., size * n]."""
-        x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self.size)]
-        self._group.allgather([parts], [x]).wait()
-        return torch.cat(parts, dim=-1)
+        parts = x.new_empty((self.size * len(x), *x.shape[1:]))
+        self._group._allgather_base(parts, x.contiguous()).wait()
+        return parts.view(self.size, *x.shape).movedim(0, -2).flatten(-2)
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's `x`, contiguous and of one shape; those of the others are overwritten."""
+        self._group.broadcast([x], _at_once(_c10d.BroadcastOptions())).wait()
+        return x
 
     def least(self, value: int, device: torch.device) -> int:
         """Return the least of all ranks' `value`s."""
         options = _c10d.AllreduceOptions()
         options.reduceOp = _c10d.ReduceOp.MIN
-        numbers = torch.tensor([value], dtype=torch.int64, device=device)
+        numbers = torch.full((1,), value, dtype=torch.int64, device=device)
         self._group.allreduce([numbers], options).wait()
         return int(numbers)
+
+
+def _at_once(options: Any) -> Any:
+    """Have a collective take its turn in the stream that computes, not in one beside it."""
+    options.asyncOp = False
+    return options
 
 
 def gloo_group(store: Any, rank: int, size: int) -> Any:

@@ -1,7 +1,8 @@
 """The loop of every rank but 0: compute the plans that rank 0 sends, choose nothing, reply nothing.
 
-Its tokens are rank 0's: they come back with the next plan. So ranks agree by construction, and a
-rank needs neither sampler nor grammars of its own.
+Its tokens are rank 0's: they come back with the next plan or, where the next plan is made before
+anybody knows them, from rank 0's device. So ranks agree by construction, and a rank needs neither
+sampler nor grammars of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.frames import Frame, Kind, Phase
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
-from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Runner, ShardSequence
+from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Pending, Runner, ShardSequence
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.ranks.plan_frames import decode_plan
 
@@ -56,12 +57,20 @@ def run(
 
 
 def _follow(channel: Channel, runner: Runner) -> None:
+    """Launch plan after plan. A step is waited for when the next has been launched, or none comes.
+
+    Waiting sooner would be in the way of the next plan; not at all, nobody would see that a device
+    has failed.
+    """
     step = 0
+    flying: Pending | None = None
     channel.beat(step, Phase.IDLE)
     while True:
         view = channel.try_receive()
         if view is None:
-            channel.wait(BEAT_S)
+            if not channel.wait(BEAT_S) and flying is not None:
+                flying.result()
+                flying = None
             channel.beat(step, Phase.IDLE)
             continue
         frame = Frame(view)
@@ -69,7 +78,9 @@ def _follow(channel: Channel, runner: Runner) -> None:
             plan = decode_plan(frame)
             step += 1
             channel.beat(step, Phase.DECODE)
-            runner.step(plan)
+            before, flying = flying, runner.launch(plan)
+            if before is not None:
+                before.result()
         elif frame.kind is Kind.WARMUP:
             channel.beat(step, Phase.WARMING)
             runner.warm_up(decode_warmup(frame))

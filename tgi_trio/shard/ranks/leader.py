@@ -1,12 +1,16 @@
 """Rank 0's model as the worker loop sees it: a runner that takes the other ranks along.
 
 Rank 0 alone reads the router's ring, keeps the running set, plans and chooses tokens. What the
-others must do, it tells them over rings of the same kind: size your cache, compute this plan.
+others must do, it tells them over rings of the same kind: size your cache, compute this plan. On
+devices that may be a plan whose tokens rank 0's device alone knows: the others' ask it for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from tgi_trio.ipc.broadcast import Broadcast
 from tgi_trio.ipc.channel import LeaderEnd
@@ -20,7 +24,6 @@ from tgi_trio.ipc.startup import (
     encode_warmup,
 )
 from tgi_trio.shard.contract import (
-    Computed,
     Drafter,
     GroupBroken,
     Pending,
@@ -70,6 +73,30 @@ class Followers:
             end.try_send(frame)
 
 
+@contextmanager
+def _failing_together() -> Iterator[None]:
+    """Raise GroupBroken for whatever is raised inside: the others are in the middle of a step."""
+    try:
+        yield
+    except Exception as error:
+        raise GroupBroken("rank 0", f"a step failed: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupStep:
+    """See `Pending`: rank 0's, of a step that all ranks compute."""
+
+    own: Pending
+
+    def proceed(self) -> None:
+        with _failing_together():
+            self.own.proceed()
+
+    def result(self) -> StepResult:
+        with _failing_together():
+            return self.own.result()
+
+
 class GroupRunner:
     """A `Runner`: this rank's own, after the others have been told."""
 
@@ -87,20 +114,16 @@ class GroupRunner:
         return self._runner.warm_up(request)
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Compute a plan on all ranks. Raises GroupBroken where another runner's step may raise."""
-        self._followers.compute(plan)
-        try:
-            return self._runner.step(plan)
-        except Exception as error:
-            raise GroupBroken(
-                "rank 0", f"a step failed: {type(error).__name__}: {error}"
-            ) from error
+        return self.launch(plan).result()
 
     def runs_ahead(self, plan: StepPlan) -> bool:
-        return False
+        return self._runner.runs_ahead(plan)
 
     def launch(self, plan: StepPlan) -> Pending:
-        return Computed(self.step(plan))
+        """Begin a plan on all ranks; what another runner's step raises is GroupBroken here."""
+        self._followers.compute(plan)
+        with _failing_together():
+            return _GroupStep(self._runner.launch(plan))
 
     def drafter(self, most: int) -> Drafter | None:
         return self._runner.drafter(most)

@@ -31,6 +31,8 @@ def encode_plan(plan: StepPlan) -> bytes:
         "kv_slots": plan.kv_slots,
         "block_tables": np.ascontiguousarray(plan.block_tables).reshape(-1),
     }
+    if plan.inputs is not None:
+        columns["inputs"] = plan.inputs
     return encode(Kind.PLAN, {"width": plan.block_tables.shape[1]}, columns)
 
 
@@ -50,6 +52,7 @@ def decode_plan(frame: Frame) -> StepPlan:
         strict=True,
     )
     drafts = frame.column("drafts").astype(np.int32)
+    inputs = frame.column("inputs").copy()
     return StepPlan(
         rows=[_shadow_row(*numbers) for numbers in prompts],
         token_ids=frame.column("token_ids").copy(),
@@ -60,6 +63,7 @@ def decode_plan(frame: Frame) -> StepPlan:
         block_tables=frame.column("block_tables").reshape(len(lengths), frame.word("width")).copy(),
         samples=frame.column("samples").astype(np.bool_),
         drafts=drafts if drafts.any() else None,
+        inputs=inputs if len(inputs) else None,
     )
 
 

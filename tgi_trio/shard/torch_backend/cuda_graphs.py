@@ -12,7 +12,12 @@ _WARM_UPS = 2  # runs before a recording: libraries allocate and choose kernels 
 class CudaCapture:
     """See `decode_graphs.Capture`. All graphs of one share their memory: one replays at a time."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, alone: bool = True) -> None:
+        """`alone`: there are no other ranks, whose collectives are watched by threads of torch's.
+
+        What those ask the driver meanwhile must not end a recording.
+        """
+        self._mode = "global" if alone else "thread_local"
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         # One for all: libraries keep a workspace for every stream they have seen.
@@ -27,6 +32,8 @@ class CudaCapture:
                     compute()
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=aside):
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=aside, capture_error_mode=self._mode
+            ):
                 output = compute()
         return graph, output

@@ -23,6 +23,7 @@ from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache
 from tgi_trio.shard.torch_backend.sampling.asking import nobody
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
@@ -131,11 +132,12 @@ def idle_chunks(rows: int) -> StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a recorded step goes on behind its hidden states: logits, then tokens."""
+class Ends:
+    """What a recorded step begins and ends with: tokens of the step before, logits, a choice."""
 
+    tokens: TokenSource
     logits: Callable[[torch.Tensor], torch.Tensor]
-    sampler: DeviceSampler
+    sampler: DeviceSampler | None = None  # None: another rank chooses
 
 
 @dataclass(slots=True)
@@ -168,14 +170,15 @@ class DecodeGraphs:
         capture: Capture,
         sizes: Sequence[int],
         device: torch.device,
-        ending: Ending | None = None,
+        ends: Ends | None = None,
     ) -> None:
         """`sizes`: batch sizes to record, in any order; none: `forward` always returns None."""
         self._compute = forward
         self._attention = attention
         self._capture = capture
         self._device = device
-        self._ending = ending
+        self._ends = ends
+        self._sampler = None if ends is None else ends.sampler
         self._staging = Staging(device)
         self.sizes = sorted(set(sizes))
         self._usable: list[int] = []
@@ -211,6 +214,10 @@ class DecodeGraphs:
         recorded.graph.replay()
         return recorded.hidden[: len(plan.token_ids)]
 
+    def replay(self, plan: StepPlan, lengths: Array) -> bool:
+        """Compute a step of decodes whose tokens another rank chooses; False: no graph fits."""
+        return self.forward(plan, lengths) is not None
+
     def choose(
         self, plan: StepPlan, lengths: Array, asked: tuple[Sequence[Array], Array] | None
     ) -> Chosen | None:
@@ -219,14 +226,14 @@ class DecodeGraphs:
         `asked`: what `DeviceSampler.ask` returns for as many choices as `size_of` says; None:
         nothing is chosen, and the scores are as the model left them.
         """
-        recorded, ending = self._find(plan), self._ending
-        if recorded is None or ending is None or recorded.asked is None or recorded.chosen is None:
+        recorded, sampler = self._find(plan), self._sampler
+        if recorded is None or sampler is None or recorded.asked is None or recorded.chosen is None:
             return None
         rows = len(plan.token_ids)
         if asked is None:
-            asked = ending.sampler.ask(nobody(), len(recorded.hidden))
+            asked = sampler.ask(nobody(), len(recorded.hidden))
         self._refill(recorded, plan, lengths)
-        ending.sampler.refill(recorded.asked, *asked)
+        sampler.refill(recorded.asked, *asked)
         recorded.graph.replay()
         found = recorded.chosen.found
         return Chosen(recorded.chosen.scores[:rows], None if found is None else found[:rows])
@@ -255,18 +262,17 @@ class DecodeGraphs:
         self._staging.fill(tokens, arrays)
         ids, positions, lengths, inputs = split(tokens, arrays)
         batch = self._attention.reserve(plan, cache)
-        ending = self._ending
-        asked, told = ending.sampler.reserve(size) if ending else (None, None)
+        ends, sampler = self._ends, self._sampler
+        asked, told = sampler.reserve(size) if sampler else (None, None)
         made: list[Chosen] = []
 
         def compute() -> torch.Tensor:
-            known = ids
-            if ending is not None:
-                known = fill_in(ids, inputs, ending.sampler.chosen)
+            known = ends.tokens.fill_in(ids, inputs) if ends else ids
             hidden = self._compute(known, positions, lengths, self._attention, batch)
-            if ending is not None and told is not None:
-                scores = self._own_scores(ending.logits(hidden))
-                made[:] = [Chosen(scores, ending.sampler.choose(scores, told))]
+            logits = ends.logits(hidden) if ends else None
+            if sampler is not None and told is not None and logits is not None:
+                scores = self._own_scores(logits)
+                made[:] = [Chosen(scores, sampler.choose(scores, told))]
             return hidden
 
         graph, hidden = self._capture(compute)
@@ -277,14 +283,6 @@ class DecodeGraphs:
         if self._scores is None:  # the largest size comes first
             self._scores = torch.empty_like(logits)
         return self._scores[: len(logits)].copy_(logits)
-
-
-def fill_in(ids: torch.Tensor, inputs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return token ids [T] in which those that the step before chose are known.
-
-    `inputs` int32 [T]: which of `chosen` a token is, -1: the one in `ids`.
-    """
-    return torch.where(inputs >= 0, chosen[inputs.clamp(min=0).long()], ids)
 
 
 def _token_arrays(plan: StepPlan, lengths: Array) -> list[Array]:

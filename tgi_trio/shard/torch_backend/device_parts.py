@@ -14,16 +14,19 @@ from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward, DecodeGraphs, Ending
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward, DecodeGraphs, Ends
+from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
+from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
+from tgi_trio.shard.torch_backend.step_forward import MOST_CHOICES, StepForward
+from tgi_trio.shard.torch_backend.token_source import TokenSource
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
-
-_MOST_ROWS = 4096  # choices of a step that are made on the device
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
 
 class DeviceModel(Protocol):
@@ -46,36 +49,44 @@ def device_parts(
     config: ModelConfig,
     device: torch.device,
     sizes: tuple[int, ...],
-    *,
-    alone: bool,
-) -> tuple[DecodeGraphs | None, DeviceSteps | None]:
+    ranks: Ranks | None = None,
+) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
     """Return what records decodes at batch sizes `sizes`, and what launches steps.
 
     Either is None where it cannot be: without a device or Triton, for models whose kernels depend
-    on their tokens, with a sampler of somebody else's. `alone`: there are no other ranks.
+    on their tokens, on the rank that chooses with a sampler of somebody else's.
     """
     capturable = capturable_attention(device, model.kv_shape) if model.capturable else None
-    ending, masks = None, None
-    if alone and runs_kernels(device) and has_triton() and isinstance(sampler, Sampler):
-        from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
-
-        delta = sampler.watermark.delta
-        chooser = DeviceSampler(config.vocab_size, config.eos_ids, device, _MOST_ROWS, delta)
-        masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
-        ending = Ending(model.logits, chooser)
+    follows = ranks is not None and ranks.rank > 0
+    chooser: DeviceSampler | None = None
+    ends: Ends | None = None
+    if runs_kernels(device) and has_triton() and (follows or isinstance(sampler, Sampler)):
+        if isinstance(sampler, Sampler) and not follows:
+            chooser = _device_sampler(sampler, config, device)
+        chosen = None if chooser is None else chooser.chosen
+        ends = Ends(TokenSource(chosen, ranks), model.logits, chooser)
     graphs = None
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
-        capture = CudaCapture(device)
-        graphs = DecodeGraphs(model.forward, capturable, capture, sizes, device, ending)
-    if ending is None or masks is None:
+        capture = CudaCapture(device, alone=ranks is None)
+        graphs = DecodeGraphs(model.forward, capturable, capture, sizes, device, ends)
+    if ends is None:
         return graphs, None
+    computes = StepForward(model.forward, model.logits, attention, ends.tokens, device)
+    if chooser is None or not isinstance(sampler, Sampler):
+        return graphs, FollowedSteps(computes, graphs)
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
 
-    return graphs, DeviceSteps(
-        model.forward, model.logits, attention, ending.sampler, masks, graphs, device
-    )
+    masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
+    return graphs, DeviceSteps(computes, chooser, masks, graphs)
+
+
+def _device_sampler(sampler: Sampler, config: ModelConfig, device: torch.device) -> DeviceSampler:
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
+
+    delta = sampler.watermark.delta
+    return DeviceSampler(config.vocab_size, config.eos_ids, device, MOST_CHOICES, delta)
 
 
 def tell_no_graphs(sizes: tuple[int, ...], why: str) -> None:

@@ -121,7 +121,7 @@ def load_torch_runner(
         if kv_dtype is None:
             attention = choose_attention(where, target.dtype, model.kv_shape)
             graphs, steps = device_parts(
-                model, attention, sampler, config, where, graph_sizes, alone=ranks is None
+                model, attention, sampler, config, where, graph_sizes, ranks
             )
         else:
             tell_no_graphs(graph_sizes, "torch's own attention reads K and V of 8 bits")

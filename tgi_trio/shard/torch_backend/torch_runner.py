@@ -40,6 +40,7 @@ from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
+    from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 
 
 class Model(Protocol):
@@ -80,7 +81,7 @@ class TorchRunner:
         sampler: RowSampler,
         attention: PlanLayout | None = None,
         graphs: DecodeGraphs | None = None,
-        steps: DeviceSteps | None = None,
+        steps: DeviceSteps | FollowedSteps | None = None,
         ranks: Ranks | None = None,
         speculate: int = 0,
         load_ns: int = 0,
@@ -170,8 +171,11 @@ class TorchRunner:
         rows = request.max_batch_size
         return max(rows, min(rows * (1 + self._speculate), self._info.draft_budget)) or None
 
-    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan).result()
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        """Compute a plan and have the host choose its tokens."""
         began = time.monotonic_ns()
         hidden = self._forward(plan)
         sampled = np.flatnonzero(plan.samples)
@@ -192,7 +196,7 @@ class TorchRunner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Pending:
         if self._steps is None or self._cache is None or not self._steps.serve(plan):
-            return Computed(self.step(plan))
+            return Computed(self._compute(plan))
         lengths = _lengths(plan) if self.model.needs_lengths else plan.positions
         return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs)
 

@@ -29,6 +29,7 @@ class Ranks(Gathering, Protocol):
 
     rank: int
 
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
     def least(self, value: int, device: torch.device) -> int: ...
 
 
@@ -117,7 +118,7 @@ class Decoder:
         """
         mlps = [layer.mlp for layer in self.layers]
         looked_up = any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
-        return self.ranks is None and not looked_up
+        return not looked_up
 
     @property
     def needs_lengths(self) -> bool:

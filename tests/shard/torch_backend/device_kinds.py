@@ -1,0 +1,25 @@
+"""What requests may ask of a device, by kind, and what that launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# What a step of decodes launches behind its replay.
+MASKED = {"apply_bits": 2, "edit_scores": 1, "choose_tokens": 1}
+
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "plain": [{}, {"sample": True, "top_p": 0.9}, {"sample": True, "temperature": 0.7}],
+    "penalties": [
+        {"repetition_penalty": 1.3},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.2, "sample": True},
+        {"frequency_penalty": 0.7, "absolute_penalties": True, "logit_bias": ((5, 3.0),)},
+    ],
+    "grammar": [{"grammar": "turns"}, {}, {"grammar": "turns", "sample": True}],
+    "watermark": [{"watermark": True}, {}, {"watermark": True, "sample": True}],
+    "prompt logprobs": [
+        {"prompt_logprobs": True},
+        {"prompt_logprobs": True, "prompt_top_n": 2},
+        {"prompt_logprobs": True, "repetition_penalty": 1.2},
+    ],
+}
+BEHIND = {"grammar": MASKED, "watermark": MASKED}

@@ -1,0 +1,98 @@
+"""Two ranks over stand-in devices: rank 0 in this thread, a follower's whole loop in another."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import HashStore
+
+from tests.shard.torch_backend.stand_in_support import REQUEST
+from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.contract import Pending, Runner, StepPlan
+from tgi_trio.shard.ranks import follower
+from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
+from tgi_trio.shard.ranks.leader import Followers, GroupRunner
+from tgi_trio.shard.sampling.logits_processors import GrammarMasks
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+from tgi_trio.testing.stand_in_device import StandInDevice
+from tgi_trio.testing.stand_in_driver import Counts
+from tgi_trio.testing.stand_in_group import StandInGroup
+
+
+class Counting:
+    """A runner whose every step is counted by its device, apart from the others."""
+
+    def __init__(self, runner: Runner, device: StandInDevice, steps: list[Counts]) -> None:
+        self._runner = runner
+        self._device = device
+        self._steps = steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def launch(self, plan: StepPlan) -> Pending:
+        self._device.counts = Counts()
+        self._steps.append(self._device.counts)
+        return self._runner.launch(plan)
+
+
+@contextmanager
+def two_ranks(
+    folder: Path,
+    device: StandInDevice,
+    graphs: tuple[int, ...] = (),
+    grammars: GrammarMasks | None = None,
+    **settings: Any,
+) -> Iterator[tuple[GroupRunner, list[Counts]]]:
+    """Yield a checkpoint over two ranks, warmed up, and what the other one's device is asked.
+
+    `device`: rank 0's, which this thread has entered.
+    """
+    told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
+    store, steps = HashStore(), list[Counts]()
+
+    def meet(rank: int, own: StandInDevice) -> ProcessGroup:
+        return ProcessGroup(StandInGroup(gloo_group(store, rank, 2), own), rank, 2)
+
+    def follow(end: ShardEnd) -> None:
+        with StandInDevice("cuda:1", beside=device) as own:
+
+            def factory() -> Runner:
+                runner: Any = load_torch_runner(
+                    told,
+                    device="cuda:1",
+                    ranks=meet(1, own),
+                    sampler=follower.NoSampler(),
+                    graph_sizes=graphs,
+                )
+                return Counting(runner, own, steps)
+
+            follower.run(end, factory, rank=1, world_size=2)
+
+    with Endpoints.create(1, 1, spin_us=0) as endpoints:
+        specs = [
+            replace(endpoints.spec, segment=os.dup(endpoints.spec.segment)).text() for _ in range(2)
+        ]
+        end, leader = ShardEnd.attach(specs[0]), LeaderEnd.attach(specs[1])
+        thread = threading.Thread(target=follow, args=(end,), daemon=True)
+        thread.start()
+        followers = Followers([leader])
+        followers.greet()
+        own = load_torch_runner(
+            told, device="cuda:0", ranks=meet(0, device), grammars=grammars, graph_sizes=graphs
+        )
+        runner = GroupRunner(own, followers)
+        runner.warm_up(REQUEST)
+        yield runner, steps
+        followers.dismiss()
+        thread.join(60)
+        assert not thread.is_alive()
+        leader.close()
+        end.close()

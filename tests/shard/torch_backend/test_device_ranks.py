@@ -1,0 +1,108 @@
+"""Two ranks over stand-in devices: tokens of the CPU, nothing that either host waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shard.torch_backend.device_kinds import BEHIND, KINDS
+from tests.shard.torch_backend.interpreter import need_triton
+from tests.shard.torch_backend.models_support import prompts
+
+need_triton()
+
+from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
+    Foretelling,
+    TakingTurns,
+    agree,
+    drive,
+    start,
+)
+from tgi_trio.shard.contract import GroupBroken  # noqa: E402
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
+
+TEXTS = prompts(3, longest=20)
+
+
+@pytest.fixture
+def device(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StandInDevice]:
+    for family in ("llama", "olmo2"):  # transformers makes them without one
+        checkpoint(family)
+    from tgi_trio.shard.torch_backend.attention import paged
+
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    with StandInDevice() as stand_in:
+        yield stand_in
+
+
+def check_follower(steps: list[Counts], replays: int) -> None:
+    """Nothing was waited for there but events, and decodes were replays alone."""
+    assert not any(counts.waits for counts in steps), steps
+    assert sum(counts.event_waits for counts in steps) <= len(steps)
+    recorded = [counts for counts in steps if counts.replays]
+    assert len(recorded) == replays
+    assert all(counts.replays == 1 and not counts.launches for counts in recorded)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_waits_and_the_tokens_are_the_cpu_s(
+    checkpoint: Callable[..., Path], device: StandInDevice, kind: str
+) -> None:
+    folder, asked = checkpoint("llama"), KINDS[kind]
+    expected = drive(start(folder, "cpu", grammars=TakingTurns()), TEXTS, asked)
+    with two_ranks(folder, device, (4,), TakingTurns()) as (runner, steps):
+        ours = drive(runner, TEXTS, asked, device=device)
+    agree(ours, expected)
+    for counts in ours.decodes:
+        assert counts.replays == 1 and counts.launches == BEHIND.get(kind, {}), counts
+    check_follower(steps, len(ours.decodes))
+
+
+def test_steps_that_are_not_recorded_know_the_tokens_as_well(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    """Of a model whose norms are over the heads of all ranks."""
+    folder, asked = checkpoint("olmo2"), KINDS["plain"]
+    expected = drive(start(folder, "cpu"), TEXTS, asked, budget=11)
+    with two_ranks(folder, device) as (runner, steps):
+        agree(drive(runner, TEXTS, asked, device=device, budget=11), expected)
+    check_follower(steps, 0)
+    # Prefills know all tokens, decodes that are launched ahead get them from rank 0's device.
+    assert {counts.launches["broadcast"] for counts in steps} == {0, 1}
+
+
+def test_guesses_are_decodes_of_a_recording(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    folder, asked = checkpoint("llama"), KINDS["penalties"]
+    expected = drive(start(folder, "cpu"), TEXTS, asked, 6)
+    with two_ranks(folder, device, (4, 12), speculate=2) as (runner, steps):
+        drafter = Foretelling(expected.tokens)
+        ours = drive(runner, TEXTS, asked, 6, device=device, drafter=drafter)
+    agree(ours, expected)
+    assert ours.drafts > 5 and ours.steps < expected.steps
+    check_follower(steps, len(ours.decodes))
+
+
+def test_a_runner_proves_itself_on_all_ranks(
+    checkpoint: Callable[..., Path], device: StandInDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with two_ranks(checkpoint("llama"), device, (1,)) as (runner, steps):
+        runner.prove_sound()
+        assert len(steps) == 1
+        own: Any = runner._runner
+
+        def broken(plan: object) -> None:
+            raise RuntimeError("the device is lost")
+
+        monkeypatch.setattr(own, "launch", broken)
+        monkeypatch.setattr(runner._followers, "compute", lambda plan: None)
+        with pytest.raises(GroupBroken, match="a step failed: RuntimeError: the device is lost"):
+            runner.prove_sound()

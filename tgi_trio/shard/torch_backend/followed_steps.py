@@ -1,0 +1,70 @@
+"""Steps of a rank that chooses nothing: it computes what rank 0 does, and waits for as little.
+
+What rank 0 chose comes from its device when the next step begins (`token_source.py`), so a follower
+can launch that step before anybody has read the tokens, as rank 0 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.machine.accelerator import record_event
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs, as_decodes
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.torch_backend.staging import Array
+from tgi_trio.shard.torch_backend.step_forward import StepForward, fits_device, idle_steps
+
+
+@dataclass(slots=True)
+class _Followed:
+    """See `Pending`."""
+
+    rows: int
+    done: torch.Event
+
+    def proceed(self) -> None:
+        return None
+
+    def result(self) -> StepResult:
+        """Wait for the device; nothing was chosen here."""
+        self.done.synchronize()
+        return StepResult(Choices.none(self.rows), 0, 0)
+
+
+class FollowedSteps:
+    """Launches this rank's part of steps; see `DeviceSteps` for rank 0's."""
+
+    def __init__(self, computes: StepForward, graphs: DecodeGraphs | None) -> None:
+        """`graphs` record what rank 0's do, but for the choice."""
+        self._computes = computes
+        self._graphs = graphs
+
+    def serve(self, plan: StepPlan) -> bool:
+        """Return whether rank 0 chooses the plan's tokens on its device."""
+        return fits_device(plan)
+
+    def launch(
+        self, plan: StepPlan, lengths: Array, cache: KVCache, prompts: PromptLogprobs
+    ) -> _Followed:
+        """Begin this rank's part of a plan: the collectives of rank 0's, in its order."""
+        decodes = None if self._graphs is None else as_decodes(plan)
+        if self._graphs is None or decodes is None or not self._graphs.replay(decodes, lengths):
+            hidden = self._computes.hidden(plan, lengths, cache)
+            prompts.launch(plan, hidden)
+            self._computes.scores(plan, hidden)
+        return _Followed(len(plan.rows), record_event(self._computes.device))
+
+    def drop(self, sequence: ShardSequence) -> None:
+        return None
+
+    def warm_up(self, cache: KVCache, most: int) -> None:
+        """Run the kinds of steps that nobody has run yet; see `DeviceSteps.warm_up`."""
+        for plan in idle_steps(most):
+            plan.samples = np.ones(len(plan.context_lengths), np.bool_)
+            ones = np.ones(len(plan.token_ids), np.int64)
+            self._computes.scores(plan, self._computes.hidden(plan, ones, cache))

@@ -1,0 +1,78 @@
+"""A step's hidden states and logits on a device, launched kernel by kernel; nothing waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.sampling.choosing import choice_positions
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward, idle_chunks, idle_plan
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
+from tgi_trio.shard.torch_backend.staging import Array, Staging
+from tgi_trio.shard.torch_backend.token_source import TokenSource
+
+MOST_CHOICES = 4096  # of a step that are made on the device
+
+
+def fits_device(plan: StepPlan) -> bool:
+    """Return whether a device has room for the plan's choices; every rank says the same."""
+    guesses = 0 if plan.drafts is None else int(plan.drafts.sum())
+    return len(plan.rows) + guesses <= MOST_CHOICES
+
+
+def idle_steps(most: int) -> Iterator[StepPlan]:
+    """Yield steps of nothing, one of every kind that is compiled for itself.
+
+    Kernels of decodes and of other steps are kinds of their own, and so are those of few rows,
+    whose contexts are divided, and of up to `most`.
+    """
+    for rows in sorted({1, max(1, most)}):
+        yield idle_plan(rows, 1)
+        yield idle_chunks(rows)
+
+
+class StepForward:
+    """Computes the steps of one model on one device, as every rank does that has a part of it."""
+
+    def __init__(
+        self,
+        forward: DecodeForward,
+        logits: Callable[[torch.Tensor], torch.Tensor],
+        attention: AttentionBackend,
+        tokens: TokenSource,
+        device: torch.device,
+    ) -> None:
+        """`forward` and `logits` are the model's."""
+        self.device = device
+        self._forward = forward
+        self._logits = logits
+        self._attention = attention
+        self._tokens = tokens
+        self._staging = Staging(device)
+        self._row_staging = Staging(device)
+
+    def hidden(self, plan: StepPlan, lengths: Array, cache: KVCache) -> torch.Tensor:
+        """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`."""
+        inputs = np.empty(0, np.int32) if plan.inputs is None else plan.inputs
+        ids, positions, every, unknown = self._staging.upload(
+            [plan.token_ids, plan.positions, lengths, inputs]
+        )
+        if plan.inputs is not None:
+            ids = self._tokens.fill_in(ids, unknown)
+        batch = self._attention.prepare(plan, cache)
+        return self._forward(ids, positions, every, self._attention, batch)
+
+    def scores(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Return the logits of every choice of the plan, float32 [C, vocab]; None: it has none."""
+        sampled = np.flatnonzero(plan.samples)
+        if len(sampled) == 0:
+            return None
+        places = choice_positions(plan, sampled)
+        if len(places) < len(hidden):
+            (some,) = self._row_staging.upload([places])
+            hidden = hidden.index_select(0, some)
+        return self._logits(hidden)

@@ -1,0 +1,60 @@
+"""A process group of ranks whose devices are stand-ins; see `stand_in_device.py`.
+
+    group = ProcessGroup(StandInGroup(gloo_group(store, rank, size), device), rank, size)
+
+gloo is given the numbers that tensors of the stand-in hold. As with NCCL a collective is a launch
+of its device, which takes its turn there, is recorded and replayed; what is not, is that the host
+waits here until all ranks have come to it.
+"""
+
+# mypy: disable-error-code="no-any-return"
+# torch's process groups carry no types.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tgi_trio.testing.stand_in_device import StandInDevice
+from tgi_trio.testing.stand_in_tensor import DeviceTensor, MixedDevices, held
+
+
+class _Done:
+    """A collective that is over."""
+
+    def wait(self) -> None: ...
+
+
+class StandInGroup:
+    """What `ProcessGroup` needs of one of torch's, for the tensors of `device`."""
+
+    def __init__(self, group: Any, device: StandInDevice) -> None:
+        """`group`: gloo's, of the same ranks."""
+        self._group = group
+        self._device = device
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> _Done:
+        """Replace a tensor by the sum over all ranks."""
+        own = self._held(tensors)
+        return self._launch("all_reduce", lambda: self._group.allreduce(own, options))
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> _Done:
+        """Replace a tensor by that of the root."""
+        own = self._held(tensors)
+        return self._launch("broadcast", lambda: self._group.broadcast(own, options))
+
+    def _allgather_base(self, parts: torch.Tensor, own: torch.Tensor) -> _Done:
+        """Fill [size * n, ...] with all ranks' `own` [n, ...]."""
+        into, mine = self._held([parts, own])
+        return self._launch("all_gather", lambda: self._group._allgather_base(into, mine))
+
+    def _held(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not all(isinstance(x, DeviceTensor) for x in tensors):
+            raise MixedDevices("a collective is given a tensor of the host")
+        return [held(x) for x in tensors]
+
+    def _launch(self, name: str, begin: Callable[[], Any]) -> _Done:
+        self._device.launch(name, lambda: begin().wait())
+        return _Done()
