@@ -135,6 +135,31 @@ def test_scaling_is_for_the_layers_that_see_everything(
         torch.testing.assert_close(ours(tmp_path, POSITIONS, layer), expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_theta": 20000.0},
+        BOTH,
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": False}},
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)
+def test_gpt_oss_turns_by_yarn_where_nothing_is_said(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    expected = theirs(write_config(tmp_path, "gpt_oss", **changes), POSITIONS)  # one of each pair
+    found = ours(tmp_path, POSITIONS)
+    torch.testing.assert_close(found, expected.repeat(1, 2), atol=2e-5, rtol=0)
+
+
+def test_gpt_oss_has_windows_in_every_other_layer(tmp_path: Path) -> None:
+    for changes in ({}, {"layer_types": None, "sliding_window": None}):
+        write_config(tmp_path, "gpt_oss", **changes)
+        spec = decoder_spec(read_config(tmp_path))
+        assert spec is not None and [layer.window for layer in spec.layers] == [128, 0, 128, 0]
+
+
 def test_a_base_stated_in_rope_parameters_survives_scaling(tmp_path: Path) -> None:
     """transformers forgets it and takes 10000: the model was not trained with that."""
     newer = PLAIN | {"rope_theta": 5e5}

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 
 from tests.shard.torch_backend.models_support import RENAMED
 from tests.shard.torch_backend.test_models_families import VARIANTS
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec
-from tgi_trio.model.matrices import LinearRef, MatrixRef, NormRef, Units, run_of
+from tgi_trio.model.matrices import LinearRef, MatrixRef, NormRef, Units, VectorRef, run_of
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import unit_share
 
@@ -58,8 +58,8 @@ def shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
             found[part.bias] = (part.rows,)
         elif isinstance(part, NormRef):
             found |= {part.weight: (part.size,), part.bias: (part.size,)}
-        elif name := getattr(part, "router_bias", ""):
-            found[name] = (len(part.experts),)
+        elif isinstance(part, VectorRef):
+            found[part.name] = (part.size,)
     found.pop("", None)
     return found
 
@@ -70,10 +70,7 @@ def test_it_names_what_save_pretrained_writes(
 ) -> None:
     folder = checkpoint(family, **changes)
     spec = spec_of(folder)
-    stored = {
-        name: tuple(tensor.shape)
-        for name, tensor in load_file(folder / "model.safetensors").items()
-    }
+    stored = {name: tensor.shape for name, tensor in read_tensors(read_config(folder)).items()}
     described = shapes(spec)
     if not any(name.startswith(spec.names.base) for name in stored):
         described = {name.removeprefix(spec.names.base): s for name, s in described.items()}

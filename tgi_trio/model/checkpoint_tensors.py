@@ -7,19 +7,23 @@ from typing import Final
 
 from tgi_trio.model.checkpoint_files import StoredTensor, find_safetensors, read_headers
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.files import find_gguf
 from tgi_trio.model.gguf.tensors import read_gguf_tensors
+from tgi_trio.model.stacked_experts import split_experts
 
 SUFFIXES: Final = (".safetensors", ".gguf")  # of files of weights
 
 
 def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
-    """Return every tensor of a model by name.
+    """Return every tensor of a model by name, of experts one by one.
 
-    Raises ModelLoadError as `read_headers` and `read_gguf_tensors` do.
+    Raises ModelLoadError as `read_headers`, `split_experts` and `read_gguf_tensors` do.
     """
-    files = gguf_files(config.folder)
-    return read_gguf_tensors(files, config) if files else read_headers(config.folder)
+    if files := gguf_files(config.folder):
+        return read_gguf_tensors(files, config)
+    tensors, spec = read_headers(config.folder), decoder_spec(config)
+    return tensors if spec is None else split_experts(tensors, spec)
 
 
 def weight_files(folder: Path) -> list[Path]:

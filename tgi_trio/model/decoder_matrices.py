@@ -20,6 +20,7 @@ from tgi_trio.model.matrices import (
     OuterRefs,
     Split,
     Units,
+    VectorRef,
     run_of,
     split_inputs,
     split_outputs,
@@ -53,14 +54,16 @@ NAMES: Final[Claims] = {
     "Names.mlp_post_norm": ANY,
     "Names.query_norm": ANY,
     "Names.key_norm": ANY,
+    "Names.sinks": ANY,
     "Names.positions": ANY,
     "Names.embedding_norm": ANY,
     "Names.head": ANY,
     "Names.router": ANY,
-    "Names.router_bias": ANY,
+    "Names.choice_bias": ANY,
     "Names.experts": ANY,
     "Names.expert_gate": ANY,
     "Names.expert_up": ANY,
+    "Names.expert_gate_up": ANY,
     "Names.expert_down": ANY,
     "Names.shared_expert": ANY,
     "Names.shared_router": ANY,
@@ -115,6 +118,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         mlp_post_norm=_norm(spec, prefix, names.mlp_post_norm, hidden),
         query_norm=query_norm,
         key_norm=key_norm,
+        sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks else None,
     )
 
 
@@ -246,25 +250,35 @@ def _dense_mlp(spec: DecoderSpec, prefix: str) -> MlpRefs:
 
 def _experts(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRefs:
     names, hidden = spec.names, spec.hidden_size
-    own, place = (names.expert_gate, names.expert_up, names.expert_down), prefix + names.experts
     shared = shared_router = None
     if experts.shared_width:
         shared = _expert(spec, prefix + names.shared_expert, _SHARED_EXPERT, experts.shared_width)
         if names.shared_router:
             matrix = MatrixRef(f"{prefix}{names.shared_router}.weight", 1, hidden)
             shared_router = whole_linear(matrix)
+    choice_bias = names.choice_bias
+    router = _matrix(spec, prefix + names.router, experts.count, hidden, bias=experts.biased)
     return ExpertsRefs(
-        router=whole_linear(MatrixRef(f"{prefix}{names.router}.weight", experts.count, hidden)),
-        router_bias=prefix + names.router_bias if names.router_bias else "",
+        router=whole_linear(router),
+        choice_bias=VectorRef(prefix + choice_bias, experts.count) if choice_bias else None,
         experts=tuple(
-            _stacked_expert(spec, place, own, experts, index)
-            if experts.stacked
-            else _expert(spec, place.format(index), own, experts.width)
+            _routed_expert(spec, prefix + names.experts, experts, index)
             for index in range(experts.count)
         ),
         shared=shared,
         shared_router=shared_router,
     )
+
+
+def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: int) -> MlpRefs:
+    """Return expert number `index` of those at `place`, in which "{}" may stand for the number."""
+    names = spec.names
+    own = (names.expert_gate, names.expert_up, names.expert_down)
+    if experts.stacked:
+        return _stacked_expert(spec, place, own, experts, index)
+    if names.expert_gate_up:
+        return _paired_expert(spec, place.format(index), experts)
+    return _expert(spec, place.format(index), own, experts.width)
 
 
 def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: int) -> MlpRefs:
@@ -273,6 +287,17 @@ def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: i
     inner = [_matrix(spec, place + name, width, hidden) for name in names[:2]]
     down = _matrix(spec, place + names[2], hidden, width)
     return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated=True)
+
+
+def _paired_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec) -> MlpRefs:
+    """Return the expert at `place`, whose gate and up rows alternate, stored [in, out]."""
+    names, hidden, width = spec.names, spec.hidden_size, experts.width
+    gate_up, down = place + names.expert_gate_up, place + names.expert_down
+    biases = (f"{gate_up}_bias", f"{down}_bias") if experts.biased else ("", "")
+    inner = MatrixRef(gate_up, 2 * width, hidden, biases[0], transposed=True)
+    outer = MatrixRef(down, hidden, width, biases[1], transposed=True)
+    rows = split_outputs(inner, "mlp", 2)
+    return MlpRefs(rows, split_inputs(outer, run_of("mlp", width)), gated=True, paired=True)
 
 
 def _stacked_expert(

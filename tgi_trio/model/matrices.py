@@ -102,12 +102,21 @@ class NormRef:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorRef:
+    """A tensor [size] that is no bias."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class MlpRefs:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) unless `gated`."""
 
     inner: LinearRef  # gated: a piece for the gate, then one for up
     down: LinearRef
     gated: bool
+    paired: bool = False  # gate and up rows alternate in one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +124,7 @@ class ExpertsRefs:
     """A mixture of experts."""
 
     router: LinearRef
-    router_bias: str  # a tensor [experts]; "": none
+    choice_bias: VectorRef | None  # of experts, for the choice alone
     experts: tuple[MlpRefs, ...]
     shared: MlpRefs | None
     shared_router: LinearRef | None
@@ -145,6 +154,7 @@ class LayerRefs:
     mlp_post_norm: NormRef | None
     query_norm: NormRef | None  # of a head, or of all heads, as `DecoderSpec.query_key_norm` says
     key_norm: NormRef | None
+    sinks: VectorRef | None  # of heads, see `AttentionLayer.sinks`
 
 
 @dataclass(frozen=True, slots=True)

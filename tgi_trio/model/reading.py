@@ -87,14 +87,14 @@ def _name_type(parameters: dict[str, Any]) -> dict[str, Any]:
     return {**parameters, "rope_type": _OLDER_NAMES.get(kind, kind)}
 
 
-def sliding_windows(config: ModelConfig, every: int = 0) -> list[int]:
-    """Return each layer's sliding window, 0 where a layer sees everything.
+def sliding_windows(config: ModelConfig, every: int = 0, window: int = 4096) -> list[int]:
+    """Return each layer's sliding window (the family's default is `window`), 0 for none.
 
     `layer_types` says which layers have one. Older files: with `every`, all layers but each
     every-th (Gemma); without, those from `max_window_layers` on if `use_sliding_window` (Qwen).
     """
     count = int(config.need("num_hidden_layers"))
-    window = int(config.get("sliding_window", 4096))
+    window = int(config.get("sliding_window", window))
     kinds = config.get("layer_types")
     if kinds:
         return [window if kind == "sliding_attention" else 0 for kind in kinds]

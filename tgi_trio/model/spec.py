@@ -48,14 +48,16 @@ class Names:
     mlp_post_norm: str = ""
     query_norm: str = ""
     key_norm: str = ""
+    sinks: str = ""  # the whole name of a tensor [heads]
     positions: str = ""
     embedding_norm: str = ""
     head: str = "lm_head"
     router: str = ""
-    router_bias: str = ""  # a tensor of its own name, without ".bias"
+    choice_bias: str = ""  # of experts, for the choice alone; the whole name
     experts: str = ""  # "{}" = number of the expert; gate, up and down follow it
     expert_gate: str = ""
     expert_up: str = ""
+    expert_gate_up: str = ""  # in their place; the whole name, see `stacked_experts.py`
     expert_down: str = ""
     shared_expert: str = ""
     shared_router: str = ""
@@ -95,6 +97,8 @@ class ExpertsSpec:
     stacked: bool = (
         False  # one matrix for all experts' gates, one for all ups, all downs transposed
     )
+    biased: bool = False  # router and experts have biases
+    limit: float = 0.0  # of what the gate is and is for, see `layers/gating.py`; 0: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import ExpertsRefs, MatrixRef, NormRef
+from tgi_trio.model.matrices import MatrixRef, NormRef, VectorRef
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.t5_spec import T5Spec
 
@@ -89,25 +89,25 @@ def _decoder(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
                 yield part.bias, (part.rows,)
         elif isinstance(part, NormRef):
             yield from ((name, (part.size,)) for name in (part.weight, part.bias) if name)
-        elif part.router_bias:
-            yield part.router_bias, (len(part.experts),)
+        else:
+            yield part.name, (part.size,)
 
 
-def _parts(spec: DecoderSpec) -> Iterator[MatrixRef | NormRef | ExpertsRefs]:
+def _parts(spec: DecoderSpec) -> Iterator[MatrixRef | NormRef | VectorRef]:
     """Yield what has tensors of its own, however deep it lies in a decoder's description."""
     yield from _inside(outer_refs(spec))
     for index in range(len(spec.layers)):
         yield from _inside(layer_refs(spec, index))
 
 
-def _inside(part: Any) -> Iterator[MatrixRef | NormRef | ExpertsRefs]:
+def _inside(part: Any) -> Iterator[MatrixRef | NormRef | VectorRef]:
     """Yield what has tensors of its own in a part of a description."""
-    if isinstance(part, MatrixRef | NormRef | ExpertsRefs):
+    if isinstance(part, MatrixRef | NormRef | VectorRef):
         yield part
-    if isinstance(part, tuple):
+    elif isinstance(part, tuple):
         for each in part:
             yield from _inside(each)
-    elif is_dataclass(part) and not isinstance(part, MatrixRef | NormRef):
+    elif is_dataclass(part):
         for field in fields(part):
             yield from _inside(getattr(part, field.name))
 

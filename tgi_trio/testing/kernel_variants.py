@@ -166,9 +166,13 @@ def _between_products() -> Iterator[Variant]:
             },
             warps=count_warps(padded),
         )
-    for act in ("silu", "gelu", "gelu_tanh"):
+    plain = ("silu", "gelu", "gelu_tanh")
+    for act, limits in (*((act, False) for act in plain), ("quick_gelu", True)):
         yield Variant(
-            f"gate bf16 {act}", fused.gate, (BF16, BF16), {"SIZE": 14336, "BLOCK": 1024, "ACT": act}
+            f"gate bf16 {act}{' limits paired' if limits else ''}",
+            fused.gate,
+            (BF16, BF16, "fp32"),
+            {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "PAIRED": limits},
         )
     for dim, rotary, norm, interleaved in (
         (64, 64, "", False),
@@ -253,7 +257,7 @@ def _experts() -> Iterator[Variant]:
             yield Variant(
                 f"multiply_groups {TYPES[dtype]} {rows} {'in' if gathers else 'out'}",
                 grouped.multiply_groups,
-                (dtype, dtype, dtype, I64, I64, I64, "i32"),
+                (dtype, dtype, dtype, dtype, I64, I64, I64, "i32"),
                 {
                     "N": 1536,
                     "K": 2048,
@@ -261,6 +265,7 @@ def _experts() -> Iterator[Variant]:
                     "PADDED_GROUPS": 128,
                     "PER_ROW": 8,
                     "GATHERS": gathers,
+                    "HAS_BIAS": True,
                     "ROWS": rows,
                     "OUTPUTS": 64,
                     "DEPTH": 64 if dtype is BF16 else 32,

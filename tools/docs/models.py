@@ -49,6 +49,10 @@ plain passes over the tokens so far is refused: one whose tokens see those that 
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
 (`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it.
 
+gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
+all is read as one for each (`model/stacked_experts.py`). The CPU kernels have no mixtures, and no
+sinks: torch serves it there. Another `swiglu_alpha` than 1.702 runs through transformers.
+
 Every path has {dtypes} (`--dtype`); a CPU computes float16 in
 float32 unless it is asked for.
 
@@ -150,7 +154,7 @@ _READ = (
     ),
 )
 
-EXACT = ("deepseek_v3", "gpt2", "llama", "mistral", "qwen2", "qwen3")
+EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
 
 def render() -> str:

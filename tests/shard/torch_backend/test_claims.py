@@ -15,7 +15,7 @@ from tests.shard.torch_backend.models_support import RENAMED, GreedyRecorder
 from tests.shard.torch_backend.test_models_families import VARIANTS
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import model_spec
-from tgi_trio.model.checkpoint_files import read_headers
+from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec
 from tgi_trio.model.kernel_fit import ACTIVATIONS
@@ -69,7 +69,9 @@ def test_torch_reads_what_is_claimed(
         load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
     needed = claims.needed.keys()
     assert needed <= read <= needed | claims.known.keys()
-    stored = read_headers(folder).keys()  # as save_pretrained writes it: nothing beside the model
+    stored = read_tensors(
+        read_config(folder)
+    ).keys()  # as save_pretrained writes it: nothing beside the model
     assert stored <= needed | claims.known.keys()
 
 

@@ -26,7 +26,7 @@ ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_k": 20}]
 # One of every kind of layer: norms, positions, gates, biases, windows, caps, experts, latents.
 FAMILIES = (
     *("qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "bloom", "falcon"),
-    *("cohere", "olmo2", "stablelm", "mpt", "opt", "qwen3_moe", "deepseek_v3"),
+    *("cohere", "olmo2", "stablelm", "mpt", "opt", "qwen3_moe", "deepseek_v3", "gpt_oss"),
 )
 
 

@@ -96,10 +96,24 @@ def test_widths_of_models_are_no_powers_of_two(kernels: pytest.MonkeyPatch) -> N
 def test_gates(kernels: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
     """Activations that no kernel has are computed by torch."""
     inner = 2.0 * some(2, 2 * 1100, dtype=dtype)
-    ours = gating.apply_gate(inner, ACTIVATIONS[name])
+    gate = gating.Gate(ACTIVATIONS[name])
+    ours = gate(inner)
     kernels.undo()
-    theirs = gating.apply_gate(inner, ACTIVATIONS[name])
-    agree(ours, theirs, 3 if name == "quick_gelu" else 1)  # torch rounds all of its steps
+    agree(ours, gate(inner), 3 if name == "quick_gelu" else 1)  # torch rounds all of its steps
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("paired", [True, False])
+def test_a_gate_with_limits(kernels: pytest.MonkeyPatch, paired: bool, dtype: torch.dtype) -> None:
+    inner = 4.0 * some(2, 2 * 1100, dtype=dtype)
+    gate = gating.Gate(ACTIVATIONS["quick_gelu"], limit=3.0, paired=paired)
+    ours = gate(inner)
+    kernels.undo()
+    agree(ours, gate(inner), 3)
+    halves = inner.view(2, 1100, 2).unbind(-1) if paired else inner.chunk(2, -1)
+    opened, up = halves[0].double().clamp(max=3.0), halves[1].double().clamp(-3.0, 3.0)
+    exact = opened * torch.sigmoid(1.702 * opened) * (up + 1)
+    torch.testing.assert_close(ours.double(), exact, atol=0.05, rtol=0.02)
 
 
 def test_every_common_gate_is_a_kernel() -> None:

@@ -26,7 +26,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.shard.contract import ShardSequence
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "deepseek_v3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2", "deepseek_v3", "gpt_oss")
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -82,6 +82,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True}),
     ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}),
     ("deepseek_v3", {"rope_parameters": SHARPER}),
+    ("gpt_oss", {"swiglu_limit": 0.5, "attention_bias": False, "rope_parameters": SHARPER}),
 )
 
 ROPE = {
@@ -292,15 +293,13 @@ def test_two_scales_of_rotation(checkpoint: Checkpoint, original: int) -> None:
 
 # --- models outside the table -------------------------------------------------------------------
 
-CHANGES: dict[str, dict[str, Any]] = {
-    "gpt_oss": {"sliding_window": 16},
-}
 ELSEWHERE = {"bart", "mamba", "mamba2"}  # have tests of their own
 OUTSIDE = [
-    *((family, way, CHANGES.get(family, {})) for family, way in THROUGH_TRANSFORMERS.items()),
+    *((family, way, {}) for family, way in THROUGH_TRANSFORMERS.items()),
     # Variants that their family's function declines.
     ("falcon", "cached", {"alibi": True}),
     ("olmoe", "paged", {"clip_qkv": 1.0}),
+    ("gpt_oss", "cached", {"swiglu_alpha": 1.5, "sliding_window": 16}),
 ]
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.model.reading import rotary
+from tgi_trio.model.reading import rotary, sliding_windows
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
+
+# What gpt-oss turns by where config.json does not say.
+_GPT_OSS_ROTARY: Final = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 def _set_experts(spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
@@ -109,6 +120,36 @@ def dbrx(config: ModelConfig) -> DecoderSpec | None:
         qkv_clip=float(attention.get("clip_qkv") or 0.0),
         activation=dict(mixture.get("ffn_act_fn") or {}).get("name", "silu"),
     )
+
+
+def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
+    """gpt-oss (OpenAI 2025): sinks, windows in every other layer, biases, a gate with limits."""
+    if config.get("swiglu_alpha", 1.702) != 1.702:  # of the gate's sigmoid, see `quick_gelu`
+        return None
+    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+        config = replace(config, values={**config.values, "rope_scaling": _GPT_OSS_ROTARY})
+    head_dim = int(config.get("head_dim", 64))
+    experts = ExpertsSpec(
+        count=int(config.get("num_local_experts", 128)),
+        per_token=int(config.get("num_experts_per_tok", 4)),
+        width=int(config.need("intermediate_size")),
+        normalise=True,  # a softmax of the chosen, which is their part of that of all
+        biased=True,
+        limit=float(config.get("swiglu_limit", 7.0)),
+    )
+    biased = bool(config.get("attention_bias", True))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        windows=sliding_windows(config, every=2, window=128),
+        turning=rotary(config, head_dim, theta=150000.0),
+        names=names.GPT_OSS,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        qkv_bias=biased,
+        output_bias=biased,
+        activation="quick_gelu",
+    )
+    return _set_experts(spec, experts)
 
 
 def _qwen_moe(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:

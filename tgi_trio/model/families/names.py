@@ -193,6 +193,15 @@ DBRX = Names(
     expert_down="w2",
 )
 
+GPT_OSS = replace(
+    LLAMA,
+    sinks="self_attn.sinks",
+    router="mlp.router",
+    experts="mlp.experts.{}.",
+    expert_gate_up="gate_up_proj",
+    expert_down="down_proj",
+)
+
 DEEPSEEK_V2 = replace(
     QWEN2_MOE,
     shared_expert="mlp.shared_experts.",
@@ -205,4 +214,4 @@ DEEPSEEK_V2 = replace(
     latent_up="self_attn.kv_b_proj",
 )
 
-DEEPSEEK_V3 = replace(DEEPSEEK_V2, router_bias="mlp.gate.e_score_correction_bias")
+DEEPSEEK_V3 = replace(DEEPSEEK_V2, choice_bias="mlp.gate.e_score_correction_bias")

@@ -35,6 +35,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "olmoe": mixtures.olmoe,
     "phimoe": mixtures.phimoe,
     "dbrx": mixtures.dbrx,
+    "gpt_oss": mixtures.gpt_oss,
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
     "granite": llama_like.granite,
@@ -64,7 +65,6 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
     "exaone4": "paged",
     "falcon_h1": "cached",
     "glm4": "paged",
-    "gpt_oss": "cached",  # attention sinks
     "jamba": "cached",
     "lfm2": "cached",
     "llama4_text": "cached",

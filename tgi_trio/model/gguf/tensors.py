@@ -22,6 +22,7 @@ from tgi_trio.model.gguf.architectures import ARCHITECTURES, Architecture
 from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import TensorInfo
 from tgi_trio.model.spec import DecoderSpec, Names
+from tgi_trio.model.stacked_experts import split_first_axis
 
 # Tensors that say how positions are scaled: `config.py` has read them.
 FREQUENCIES: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -118,12 +119,8 @@ def _named(
         return
     prefix = names.layer.format(layer)
     if role in _EXPERTS and names.experts and len(stored.shape) == 3:
-        count = stored.shape[0]
-        size = (stored.end - stored.first) // count
-        for expert in range(count):
+        for expert, part in enumerate(split_first_axis(stored)):
             own = prefix + names.experts.format(expert) + getattr(names, _EXPERTS[role])
-            first = stored.first + expert * size
-            part = replace(stored, shape=stored.shape[1:], first=first, end=first + size)
             yield own + ending, part
         return
     if role in _SHARED and names.shared_expert:

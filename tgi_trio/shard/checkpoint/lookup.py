@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.checkpoint_tensors import gguf_files
+from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.matrices import LinearRef, Share
 from tgi_trio.shard.checkpoint.container import Container, find_tensor
@@ -121,8 +121,9 @@ def open_checkpoint(
     if gguf_files(config.folder):
         files = GgufFiles(config, given_back=given_back, kept=names, writable=writable)
     else:
+        tensors = read_tensors(config)
         files = SafetensorsFiles(
-            config.folder, given_back=given_back, kept=names, writable=writable
+            config.folder, tensors, given_back=given_back, kept=names, writable=writable
         )
     return Checkpoint(files, choose_format(config, files), base, encoding)
 

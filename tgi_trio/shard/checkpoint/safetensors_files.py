@@ -5,10 +5,10 @@ The library's own reader of numpy arrays has no bfloat16, so the files are mappe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from tgi_trio.model.checkpoint_files import read_headers
+from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
 from tgi_trio.shard.checkpoint.mapped_files import MappedFiles
 
 
@@ -18,11 +18,15 @@ class SafetensorsFiles(MappedFiles):
     def __init__(
         self,
         folder: Path,
+        tensors: Mapping[str, StoredTensor] | None = None,
         *,
         given_back: Collection[Path] = (),
         kept: Collection[str] = (),
         writable: bool = False,
     ) -> None:
-        """As for `MappedFiles`. Raises ModelLoadError as `read_headers` does."""
-        tensors = read_headers(folder)
+        """As for `MappedFiles`; `tensors` None: as the files' headers have them.
+
+        Raises ModelLoadError as `read_headers` does.
+        """
+        tensors = read_headers(folder) if tensors is None else tensors
         super().__init__(folder, tensors, given_back=given_back, kept=kept, writable=writable)

@@ -93,6 +93,8 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.groups_used": ANY,
     "ExpertsSpec.scale": ANY,
     "ExpertsSpec.stacked": ANY,
+    "ExpertsSpec.biased": ANY,
+    "ExpertsSpec.limit": ANY,
 }
 
 

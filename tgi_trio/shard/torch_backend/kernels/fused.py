@@ -104,20 +104,27 @@ def activate(x, ACT: tl.constexpr):
 @triton.jit
 def gate(
     out,  # [T, SIZE]
-    inner,  # [T, 2 SIZE]: gates, then what they are for
+    inner,  # [T, 2 SIZE]: gates, then what they are for; PAIRED: one beside the other
+    limit,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,
+    LIMITS: tl.constexpr,
+    PAIRED: tl.constexpr,
 ):
-    """Return act(gate) * up."""
+    """Return act(gate) * up; LIMITS: as `layers/gating.py` has it."""
+    dtype = out.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < SIZE
-    source = inner + token * 2 * SIZE + place
-    opened = activate(tl.load(source, mask=inside, other=0.0).to(tl.float32), ACT)
-    opened = opened.to(out.dtype.element_ty).to(tl.float32)
-    up = tl.load(source + SIZE, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + token * SIZE + place, (opened * up).to(out.dtype.element_ty), mask=inside)
+    source = inner + token * 2 * SIZE + place * (2 if PAIRED else 1)
+    gates = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(source + (1 if PAIRED else SIZE), mask=inside, other=0.0).to(tl.float32)
+    if LIMITS:
+        gates = tl.minimum(gates, limit)
+        up = (tl.minimum(tl.maximum(up, -limit), limit) + 1.0).to(dtype).to(tl.float32)
+    opened = activate(gates, ACT).to(dtype).to(tl.float32)
+    tl.store(out + token * SIZE + place, (opened * up).to(dtype), mask=inside)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ def multiply_groups(
     out,  # [pairs, N]
     x,  # [rows, K]
     weight,  # [GROUPS, N, K]
+    bias,  # [GROUPS, N], read with HAS_BIAS only
     order,  # int64 [pairs]: (row, place) pairs by group; pair // PER_ROW is the row
     ends,  # int64 [GROUPS]: where a group's pairs end in `order`
     tile_ends,  # int64 [GROUPS]: and its tiles, among all tiles
@@ -25,6 +26,7 @@ def multiply_groups(
     PADDED_GROUPS: tl.constexpr,  # the next power of two
     PER_ROW: tl.constexpr,  # groups that each row is in
     GATHERS: tl.constexpr,  # x has the rows and out is in order; else x is, and out by pair
+    HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,  # numbers of a row multiplied together
@@ -61,5 +63,7 @@ def multiply_groups(
                 other=0.0,
             )
             total += tl.dot(a, tl.trans(w), input_precision="ieee")
+        if HAS_BIAS:
+            total += tl.load(bias + own * N + column, mask=there, other=0.0).to(tl.float32)[None, :]
         at = target[:, None].to(tl.int64) * N + column[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])

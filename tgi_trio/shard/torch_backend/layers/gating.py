@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -22,17 +23,45 @@ _KERNELS: Final[dict[Activation, str]] = {
 _BLOCK = 1024
 
 
-def apply_gate(inner: torch.Tensor, act: Activation) -> torch.Tensor:
-    """Return [T, width] of `inner` [T, 2 width]: gates, then what they are for."""
-    name = _KERNELS.get(act)
-    if name is None or not runs_kernels(inner.device):
-        gate, up = inner.chunk(2, dim=-1)
-        return act(gate) * up
-    from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What becomes of the two halves that a gated MLP projects.
 
-    tokens, width = inner.shape[0], inner.shape[1] // 2
-    out = torch.empty((tokens, width), dtype=inner.dtype, device=inner.device)
-    fused.gate[(tokens, -(-width // _BLOCK))](
-        out, inner.contiguous(), SIZE=width, BLOCK=_BLOCK, ACT=name
-    )
-    return out
+    With a `limit` (gpt-oss) gates are cut above it and what they are for on both sides, and the
+    latter is then taken with one more: act(min(gate, limit)) * (clamp(up) + 1).
+    """
+
+    act: Activation
+    limit: float = 0.0  # 0: none
+    paired: bool = False  # each gate beside what it is for, rather than all gates first
+
+    def __call__(self, inner: torch.Tensor) -> torch.Tensor:
+        """Return [T, width] of `inner` [T, 2 width]."""
+        name = _KERNELS.get(self.act)
+        if name is not None and runs_kernels(inner.device):
+            return self._launch(inner, name)
+        if self.paired:
+            gate, up = inner.unflatten(-1, (-1, 2)).unbind(-1)
+        else:
+            gate, up = inner.chunk(2, dim=-1)
+        if self.limit:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit) + 1
+        opened: torch.Tensor = self.act(gate) * up
+        return opened
+
+    def _launch(self, inner: torch.Tensor, name: str) -> torch.Tensor:
+        from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
+
+        tokens, width = inner.shape[0], inner.shape[1] // 2
+        out = torch.empty((tokens, width), dtype=inner.dtype, device=inner.device)
+        fused.gate[(tokens, -(-width // _BLOCK))](
+            out,
+            inner.contiguous(),
+            self.limit,
+            SIZE=width,
+            BLOCK=_BLOCK,
+            ACT=name,
+            LIMITS=self.limit > 0,
+            PAIRED=self.paired,
+        )
+        return out

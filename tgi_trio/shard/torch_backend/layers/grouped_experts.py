@@ -11,7 +11,7 @@ import torch
 
 from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
 from tgi_trio.shard.torch_backend.layers.activation import Activation
-from tgi_trio.shard.torch_backend.layers.gating import apply_gate
+from tgi_trio.shard.torch_backend.layers.linear import Linear
 
 _FEW, _MANY = 16, 64  # rows of a tile: the least that tensor cores take, and for long prefills
 _MANY_FROM = 32  # pairs per expert
@@ -19,16 +19,13 @@ _OUTPUTS, _DEPTH = 64, 64
 
 
 class GroupedExperts:
-    """`up` [experts, inner, hidden] (gate rows first when gated), `down` [experts, hidden, ...]."""
+    """All of `DenseMlp`'s `up` [experts, inner, hidden] and `down` [experts, hidden, ...]."""
 
-    def __init__(
-        self, up: torch.Tensor, down: torch.Tensor, act: Activation, *, gated: bool
-    ) -> None:
-        """Both contiguous, on the device."""
+    def __init__(self, up: Linear, down: Linear, act: Activation) -> None:
+        """Weights and biases [experts, outputs] contiguous, on the device."""
         self._up = up
         self._down = down
         self._act = act
-        self._gated = gated
 
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
@@ -38,7 +35,7 @@ class GroupedExperts:
         `weights` of x's dtype and `chosen` int64, both [T, per token].
         """
         tokens, each = chosen.shape
-        count = len(self._up)
+        count = len(self._up.weight)
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         experts = torch.arange(count, device=x.device)
@@ -48,16 +45,16 @@ class GroupedExperts:
         ends, tile_ends = counts.cumsum(0), ((counts + rows - 1) // rows).cumsum(0)
         tiles = min(tokens * each, count + tokens * each // rows)
         inner = self._multiply(x, self._up, order, ends, tile_ends, tiles, rows, each, gathers=True)
-        inner = apply_gate(inner, self._act) if self._gated else self._act(inner)
+        inner = self._act(inner).contiguous()
         parts = self._multiply(
-            inner.contiguous(), self._down, order, ends, tile_ends, tiles, rows, each, gathers=False
+            inner, self._down, order, ends, tile_ends, tiles, rows, each, gathers=False
         )
         return (parts.view(tokens, each, -1) * weights[:, :, None]).sum(1)
 
     def _multiply(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        linear: Linear,
         order: torch.Tensor,
         ends: torch.Tensor,
         tile_ends: torch.Tensor,
@@ -68,12 +65,14 @@ class GroupedExperts:
         gathers: bool,
     ) -> torch.Tensor:
         """Return [pairs, outputs] of one product; see `multiply_groups`."""
+        weight, bias = linear.weight, linear.bias
         groups, outputs, depth = weight.shape
         out = torch.empty((len(order), outputs), dtype=x.dtype, device=x.device)
         multiply_groups[(tiles, -(-outputs // _OUTPUTS))](
             out,
             x,
             weight,
+            weight if bias is None else bias,
             order,
             ends,
             tile_ends,
@@ -84,6 +83,7 @@ class GroupedExperts:
             PADDED_GROUPS=1 << (groups - 1).bit_length(),
             PER_ROW=each,
             GATHERS=gathers,
+            HAS_BIAS=bias is not None,
             ROWS=rows,
             OUTPUTS=_OUTPUTS,
             DEPTH=_DEPTH if x.dtype.itemsize < 4 else _DEPTH // 2,

@@ -9,7 +9,6 @@ import torch
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.torch_backend.layers.activation import Activation
-from tgi_trio.shard.torch_backend.layers.gating import apply_gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.routing import route
 from tgi_trio.shard.torch_backend.torch_device import has_triton
@@ -29,21 +28,17 @@ class Mlp(Protocol):
 
 
 class DenseMlp:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) when `gated` is False."""
+    """down(act(up(x))); where there is a gate, `up` has its rows as well and `act` is a `Gate`."""
 
-    __slots__ = ("act", "down", "gated", "up")
+    __slots__ = ("act", "down", "up")
 
-    def __init__(self, up: Linear, down: Linear, act: Activation, gated: bool) -> None:
-        self.up = up  # gate rows first, then up rows, when gated
+    def __init__(self, up: Linear, down: Linear, act: Activation) -> None:
+        self.up = up
         self.down = down
         self.act = act
-        self.gated = gated
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        inner = self.up(x)
-        if self.gated:
-            return self.down(apply_gate(inner, self.act))
-        return self.down(self.act(inner))
+        return self.down(self.act(self.up(x)))
 
     def pack(self) -> None:
         self.up.pack()
@@ -60,7 +55,7 @@ class ExpertsMlp:
     DeepSeek-V2 for one without.
     """
 
-    __slots__ = ("experts", "grouped", "router", "router_bias", "shared", "shared_router", "spec")
+    __slots__ = ("choice_bias", "experts", "grouped", "router", "shared", "shared_router", "spec")
 
     def __init__(
         self,
@@ -68,22 +63,22 @@ class ExpertsMlp:
         *,
         router: Linear,
         experts: list[DenseMlp],
-        router_bias: torch.Tensor | None = None,
+        choice_bias: torch.Tensor | None = None,
         shared: DenseMlp | None = None,
         shared_router: Linear | None = None,
     ) -> None:
-        """`router`: its dtype is what odds are computed in; `router_bias` as `route` wants it."""
+        """`router`: its dtype is what odds are computed in; `choice_bias` as `route` wants it."""
         self.spec = spec
         self.router = router
         self.experts = experts
-        self.router_bias = router_bias
+        self.choice_bias = choice_bias
         self.shared = shared
         self.shared_router = shared_router
         self.grouped: GroupedExperts | None = None  # what computes them on a device
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.router(x.to(self.router.weight.dtype))
-        weights, chosen = route(logits, self.spec, self.router_bias)
+        weights, chosen = route(logits, self.spec, self.choice_bias)
         weights = weights.to(x.dtype)
         if self.grouped is not None:
             out = self.grouped(x, weights, chosen)
@@ -120,22 +115,22 @@ class ExpertsMlp:
         """
         parts = [linear for expert in self.experts for linear in (expert.up, expert.down)]
         plain = all(type(linear) is Linear and linear.packed is None for linear in parts)
-        plain = plain and all(linear.bias is None for linear in parts)
         if not plain or not runs_kernels(parts[0].weight.device) or not has_triton():
             return
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 
-        first, up, down = self.experts[0], _stack(parts[0::2]), _stack(parts[1::2])
-        self.grouped = GroupedExperts(up, down, first.act, gated=first.gated)
+        up, down = _stack(parts[0::2]), _stack(parts[1::2])
+        self.grouped = GroupedExperts(up, down, self.experts[0].act)
 
     def nbytes(self) -> int:
         parts = [self.router, *self.experts, self.shared, self.shared_router]
         return sum(part.nbytes() for part in parts if part is not None)
 
 
-def _stack(linears: list[Linear]) -> torch.Tensor:
-    """Return all weights [linears, out, in]; they become views of it."""
+def _stack(linears: list[Linear]) -> Linear:
+    """Return all weights [linears, out, in] and biases; the linears become views of the former."""
     every = torch.stack([linear.weight for linear in linears])
     for linear, own in zip(linears, every.unbind(0), strict=True):
         linear.weight = own
-    return every
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return Linear(every, torch.stack(biases) if biases else None)

@@ -83,7 +83,7 @@ class DecoderLoader(WeightLoader):
         whole = self.spec.query_key_norm == "whole"
         head_norm, head_norm_bias = self.head_norms(refs)
         return Layer(
-            attention=self.attention(index, layer),
+            attention=self.attention(index, layer, refs),
             qkv=self.linear(refs.qkv),
             latent=self.latent(refs.latent, self.spec.latent),
             output=self.linear(refs.output),
@@ -105,9 +105,9 @@ class DecoderLoader(WeightLoader):
         assert layer.experts is not None  # `layer_refs` reads the same spec
         return load_experts(self, refs.mlp, layer.experts, self.act)
 
-    def attention(self, index: int, layer: LayerSpec) -> AttentionLayer:
+    def attention(self, index: int, layer: LayerSpec, refs: LayerRefs) -> AttentionLayer:
         spec = self.spec
-        slopes = None
+        slopes, sinks = None, self.vector(refs.sinks)[self.heads] if refs.sinks else None
         if spec.alibi:
             slopes = (alibi_slopes(spec.heads) * spec.alibi_scale)[self.heads]
             slopes = slopes.to(self.source.device)
@@ -122,6 +122,7 @@ class DecoderLoader(WeightLoader):
             slopes=slopes,
             kv_scales=self.source.kv_scales(kv_scales(spec, index)),
             value_dim=spec.latent.rank if spec.latent else 0,
+            sinks=sinks,
         )
 
     def rotary(self, rotary: RotarySpec | None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.model.matrices import LinearRef, NormRef, Units
+from tgi_trio.model.matrices import LinearRef, NormRef, Units, VectorRef
 from tgi_trio.model.spec import NormKind
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -38,6 +38,10 @@ class WeightLoader:
     def bias(self, ref: LinearRef) -> torch.Tensor | None:
         """Return [outputs], or None where there is none or another rank adds it."""
         return None if ref.partial and self.source.rank else self.source.bias(ref, self.share)
+
+    def vector(self, ref: VectorRef) -> torch.Tensor:
+        """Return float32 [size] of every rank."""
+        return self.source.vector(ref.name, ref.size, dtype=torch.float32)
 
     def optional_norm(self, ref: NormRef | None) -> Norm | None:
         """Return a norm, None for none."""

@@ -1,0 +1,73 @@
+"""Tensors that hold all experts of a layer are shown as those of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.model.support import write_json
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import read_headers
+from tgi_trio.model.checkpoint_tensors import read_tensors
+from tgi_trio.model.config import ModelConfig, read_config
+from tgi_trio.model.stacked_experts import split_first_axis
+
+EXPERTS, WIDTH, HIDDEN = 3, 4, 32
+PLACE = "model.layers.0.mlp.experts."
+
+
+def write(folder: Path, experts: int = EXPERTS, **tensors: np.ndarray) -> ModelConfig:
+    config = {
+        "model_type": "gpt_oss",
+        "vocab_size": 8,
+        "hidden_size": HIDDEN,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_local_experts": experts,
+    }
+    write_json(folder, config)
+    save_file({PLACE + name: values for name, values in tensors.items()}, folder / "m.safetensors")
+    return read_config(folder)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(0, 255, shape, dtype=np.uint8)
+
+
+def test_every_expert_is_a_view_of_the_file(tmp_path: Path) -> None:
+    """Of whatever is stored: matrices, biases, the blocks and scales of MXFP4."""
+    config = write(
+        tmp_path,
+        gate_up_proj=numbers(EXPERTS, HIDDEN, 2 * WIDTH),
+        gate_up_proj_bias=numbers(EXPERTS, 2 * WIDTH),
+        down_proj_blocks=numbers(EXPERTS, HIDDEN, 1, 16),
+        down_proj_scales=numbers(EXPERTS, HIDDEN, 1),
+    )
+    file = tmp_path / "m.safetensors"
+    content, tensors = file.read_bytes(), read_tensors(config)
+    assert len(tensors) == 4 * EXPERTS
+    for name, whole in load_file(file).items():
+        part = name.removeprefix(PLACE)
+        for index in range(EXPERTS):
+            stored = tensors[f"{PLACE}{index}.{part}"]
+            assert stored.shape == whole.shape[1:]
+            assert content[stored.first : stored.end] == whole[index].tobytes()
+
+
+def test_another_number_of_experts_is_refused(tmp_path: Path) -> None:
+    config = write(tmp_path, EXPERTS + 1, down_proj_bias=numbers(EXPERTS, HIDDEN))
+    with pytest.raises(ModelLoadError, match=r"'model.*down_proj_bias' .*\[3, 32\].* 4 experts"):
+        read_tensors(config)
+
+
+def test_pieces_of_a_tensor_follow_each_other(tmp_path: Path) -> None:
+    write(tmp_path, down_proj=numbers(5, 2, 3))
+    (whole,) = read_headers(tmp_path).values()
+    pieces = list(split_first_axis(whole))
+    assert [piece.shape for piece in pieces] == [(2, 3)] * 5
+    assert [piece.end - piece.first for piece in pieces] == [6] * 5
+    assert pieces[0].first == whole.first and pieces[-1].end == whole.end

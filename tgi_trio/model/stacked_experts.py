@@ -1,0 +1,52 @@
+"""Tensors that hold all experts of a layer, shown as one tensor for each.
+
+Their first axis counts the experts, so each is a run of a file's bytes, whatever is in it: plain
+numbers, biases, the parts of a quantised matrix. `mlp.experts.down_proj_bias` [experts, hidden]
+becomes `mlp.experts.0.down_proj_bias` [hidden] and so on, and nobody else has to know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.spec import DecoderSpec
+
+
+def split_experts(
+    tensors: Mapping[str, StoredTensor], spec: DecoderSpec
+) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint, those of all experts in pieces where its family has such.
+
+    Raises ModelLoadError for one that does not hold as many as its layer has experts.
+    """
+    names, mixtures = spec.names, [layer.experts for layer in spec.layers if layer.experts]
+    if not names.expert_gate_up or not mixtures:
+        return dict(tensors)
+    count, place = mixtures[0].count, names.experts.replace("{}.", "")
+    parts = "|".join(map(re.escape, (names.expert_gate_up, names.expert_down)))
+    whole = re.compile(rf"(.*\.{re.escape(place)})((?:{parts})\w*)")
+    split: dict[str, StoredTensor] = {}
+    for name, stored in tensors.items():
+        if found := whole.fullmatch(name):
+            if stored.shape[:1] != (count,):
+                raise ModelLoadError(
+                    f"Tensor {name!r} in {stored.file} has shape {list(stored.shape)}, but "
+                    f"config.json says that there are {count} experts."
+                )
+            pieces = enumerate(split_first_axis(stored))
+            split.update((f"{found[1]}{i}.{found[2]}", piece) for i, piece in pieces)
+        else:
+            split[name] = stored
+    return split
+
+
+def split_first_axis(stored: StoredTensor) -> Iterator[StoredTensor]:
+    """Yield the pieces of a tensor, one for each place of its first axis."""
+    count = stored.shape[0]
+    size = (stored.end - stored.first) // count
+    for first in range(stored.first, stored.first + count * size, size):
+        yield replace(stored, shape=stored.shape[1:], first=first, end=first + size)
