@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -311,15 +311,22 @@ class Computed:
         return self.found
 
 
+class DraftRow(NamedTuple):
+    """A sequence that decodes in a step, and may be guessed for."""
+
+    place: int  # among the step's rows
+    sequence: ShardSequence
+    room: int  # most tokens that may be guessed
+
+
 class Drafter(Protocol):
-    """Guesses the next tokens of a sequence."""
+    """Guesses the next tokens of sequences; `speculation/` has a file for each way."""
 
-    def trust(self, sequence: ShardSequence) -> int:
-        """Return how much its guesses are worth by how the last ones did; no unit."""
-        ...
+    def draft_rows(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
+        """Write guesses into `token_ids` behind the known ones, at most `spare` in all.
 
-    def draft(self, sequence: ShardSequence, room: int) -> int:
-        """Write guesses into `token_ids` behind the known ones; return how many, up to `room`."""
+        Returns how many by place, of the rows that got any.
+        """
         ...
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from tests.shard.loop.batch_support import BUDGET, EOS, advance, answer, new_batch, step
 from tests.shard.loop.scripted_router import BLOCK, row
 from tgi_trio.ipc.messages import ExtendRow, Fault, Finish
-from tgi_trio.shard.contract import RowResult, ShardSequence, StepPlan, StepResult, slice_plan
+from tgi_trio.shard.contract import (
+    DraftRow,
+    RowResult,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+    slice_plan,
+)
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.speculation.sharing import share_drafts
 
 
 class Counting:
@@ -18,6 +26,9 @@ class Counting:
 
     def __init__(self, trusted: Mapping[int, int] | None = None) -> None:
         self._trusted = trusted or {}
+
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        return share_drafts(rows, spare, trust=self.trust, draft=self.draft)
 
     def trust(self, sequence: ShardSequence) -> int:
         return self._trusted.get(sequence.id, 0)

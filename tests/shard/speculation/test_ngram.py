@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.shard.torch_backend.models_support import sequence
-from tgi_trio.shard.speculation.ngram import _LONGEST_REST, NgramDrafter
+from tgi_trio.shard.speculation.ngram import NgramDrafter
+from tgi_trio.shard.speculation.record import LONGEST_REST
 
 EOS = 2
 
@@ -71,7 +72,7 @@ def test_a_sequence_whose_guesses_were_wrong_gets_fewer_until_they_are_right() -
     assert [after(1), after(2), after(4), after(3)] == [1, 2, 4, 4]
     assert [after(0), after(1)] == [4, 1]  # one failure is none in a row
     assert [after(0) for _ in range(200)].count(0) > 180
-    assert 1 in [after(0) for _ in range(_LONGEST_REST + 1)]  # it never gives up for good
+    assert 1 in [after(0) for _ in range(LONGEST_REST + 1)]  # it never gives up for good
 
 
 def test_guesses_are_judged_by_the_tokens_in_their_place() -> None:
@@ -103,9 +104,9 @@ def test_an_index_that_grew_with_its_sequence_is_that_of_the_whole(
     row.length = 0
     for count in growth:
         row.length = min(len(ids), row.length + count)
-        if "ngrams" in row.state:
-            ngrams: Any = row.state["ngrams"]
-            ngrams.guesses = []  # none that could have been wrong
+        if "guesses" in row.state:
+            record: Any = row.state["guesses"]
+            record.guesses = []  # none that could have been wrong
         got = drafter.draft(row, 100)
         drafted = row.token_ids[row.length : row.length + got].copy()
         row.token_ids[: len(ids)] = ids  # as if every guess had been wrong

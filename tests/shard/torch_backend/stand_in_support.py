@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,18 @@ from tests.shard.torch_backend.models_support import BLOCK
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.contract import Drafter, Pending, Runner, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    Drafter,
+    DraftRow,
+    Pending,
+    Runner,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks
+from tgi_trio.shard.speculation.sharing import share_drafts
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_driver import Counts
@@ -72,8 +82,8 @@ class Foretelling:
     most: int = 2
     made: int = 0
 
-    def trust(self, sequence: ShardSequence) -> int:
-        return 1
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        return share_drafts(rows, spare, trust=lambda _: 1, draft=self.draft)
 
     def draft(self, sequence: ShardSequence, room: int) -> int:
         said = sequence.length - sequence.prompt_length

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.messages import ExtendRow, PrefillRow
 from tgi_trio.shard.contract import (
     Drafter,
+    DraftRow,
     PlanCounts,
     ShardSequence,
     StepPlan,
@@ -26,7 +27,7 @@ from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
 from tgi_trio.shard.loop.step_columns import Moved
-from tgi_trio.shard.speculation.sharing import DraftRow, share_drafts
+from tgi_trio.shard.speculation.guessing import Guessing
 
 _SPARE_TOKENS = 256  # room for new tokens in a sequence's buffer; doubled when it is used up
 
@@ -49,7 +50,7 @@ class Batch:
         `draft_budget`: query tokens up to which the drafter's guesses fill a step.
         """
         self.counts = PlanCounts()
-        self._drafter = drafter
+        self._guessing = None if drafter is None else Guessing(drafter)
         self._draft_budget = draft_budget
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -175,7 +176,7 @@ class Batch:
         plan = self._flatten(chosen, taken, prefill, drafts)
         plan.counts = self.counts
         self._steady = None
-        if self._drafter is None and self._settler.expected is None:
+        if self._guessing is None and self._settler.expected is None:
             self._steady = SteadyDecode.after(plan, table)
         return plan
 
@@ -186,14 +187,14 @@ class Batch:
 
         No row guesses beyond its granted blocks or its last token; all together `spare` at most.
         """
-        if self._drafter is None or spare <= 0:
+        if self._guessing is None or spare <= 0:
             return None
         table, decodes = self._table, []
         for i in np.flatnonzero(~prefill & (table.last[chosen] != UNKNOWN)).tolist():
             sequence, granted = table.sequences[chosen[i]], int(table.granted[chosen[i]])
             room = min(sequence.remaining - 1, granted - sequence.length)
             decodes.append(DraftRow(i, sequence, room))
-        counts = share_drafts(self._drafter, decodes, spare)
+        counts = self._guessing.draft(decodes, spare)
         if not counts:
             return None
         drafts = np.zeros(len(chosen), np.int64)
@@ -266,11 +267,13 @@ class Batch:
 
     def settle(self, plan: StepPlan, result: StepResult) -> Moved:
         """Move the plan's rows by its result; see `Settler.settle`."""
+        if self._guessing is not None:
+            self._guessing.note(plan, result)
         return self._settler.settle(plan, result)
 
     def advance(self, plan: StepPlan, result: StepResult) -> Moved:
         """Move the plan's rows by its result, where nothing was planned in between."""
-        return self._settler.settle(plan, result)
+        return self.settle(plan, result)
 
     # --- bookkeeping --------------------------------------------------------------------------
 

@@ -6,15 +6,15 @@ summaries. No torch in this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice, takewhile
-from operator import eq
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
-from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.contract import DraftRow, ShardSequence
+from tgi_trio.shard.speculation.record import judge_record, write_guesses
+from tgi_trio.shard.speculation.sharing import share_drafts
 
 _STATE = "ngrams"  # key in Sequence.state
 _SIZES = (4, 3, 2)  # of the n-grams looked up, the most telling first
-_LONGEST_REST = 30  # steps without guesses after a row of wrong ones
 
 
 class NgramDrafter:
@@ -25,9 +25,12 @@ class NgramDrafter:
         self._most = most
         self._eos_ids = frozenset(eos_ids)
 
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        return share_drafts(rows, spare, trust=self.trust, draft=self.draft)
+
     def trust(self, sequence: ShardSequence) -> int:
         """Return the guesses that a sequence's last ones have earned it, 0 while it rests."""
-        return self._judge_record(sequence).allowed
+        return judge_record(sequence, self._most).allowed
 
     def draft(self, sequence: ShardSequence, room: int) -> int:
         """Write guesses into `token_ids` behind the known tokens; return how many, at most `room`.
@@ -36,63 +39,24 @@ class NgramDrafter:
         whose last guesses were wrong gets fewer, and then none for ever longer: each takes a
         place in the step.
         """
-        record = self._judge_record(sequence)
+        record = judge_record(sequence, self._most)
         if not record.allowed:
             record.rest -= 1
             return 0
-        source = record.occurrences.before(sequence)
+        source = _occurrences(sequence).before(sequence)
         if source is None:
             return 0
-        ids, length = sequence.token_ids, sequence.length
-        count = 0
-        for i in range(min(record.allowed, room, len(ids) - length)):
-            token = int(ids[source + i])
-            if not sequence.sampling.ignore_eos and token in self._eos_ids:
-                break
-            ids[length + i] = token
-            count = i + 1
-        record.place, record.guesses = length, ids[length : length + count].tolist()
-        return count
-
-    def _judge_record(self, sequence: ShardSequence) -> _Record:
-        record = sequence.state.get(_STATE)
-        if not isinstance(record, _Record):
-            record = sequence.state[_STATE] = _Record(self._most)
-        if record.guesses:
-            known = sequence.token_ids[record.place : sequence.length].tolist()
-            record.judge(known, self._most)
-        return record
+        ids, most = sequence.token_ids, min(record.allowed, room)
+        # One by one: where the occurrence reaches into the guesses, each is read from those before.
+        coming = (int(ids[source + i]) for i in range(most))
+        return write_guesses(sequence, record, coming, most, self._eos_ids)
 
 
-class _Record:
-    """What the drafter remembers of one sequence."""
-
-    def __init__(self, most: int) -> None:
-        self.occurrences = _Occurrences()
-        self.guesses: list[int] = []  # the last ones, until they are judged
-        self.place = 0  # where the first of them stood
-        self.rest = 0  # times it still gets none
-        self._most = most  # guesses it may have when it does not rest
-        self._failures = 0  # times in a row that no guess was right
-
-    @property
-    def allowed(self) -> int:
-        """Guesses it may have now."""
-        return 0 if self.rest else self._most
-
-    def judge(self, known: list[int], limit: int) -> None:
-        """Compare the last guesses with the tokens that came in their place.
-
-        Twice as many, up to `limit`, after all were right, else those + 1. After the second
-        failure in a row it rests, and twice as long after each further one.
-        """
-        count = len(self.guesses)
-        same = map(eq, self.guesses, known)
-        right = sum(takewhile(bool, same))
-        self._most = min(limit, 2 * count if right == count else right + 1)
-        self._failures = 0 if right else self._failures + 1
-        self.rest = min(_LONGEST_REST, 2**self._failures - 2) if self._failures else 0
-        self.guesses = []
+def _occurrences(sequence: ShardSequence) -> _Occurrences:
+    found = sequence.state.get(_STATE)
+    if not isinstance(found, _Occurrences):
+        found = sequence.state[_STATE] = _Occurrences()
+    return found
 
 
 class _Occurrences:

@@ -1,0 +1,79 @@
+"""Guessing rests where it costs more than it brings, and comes back where it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tgi_trio.shard.speculation.payoff import LONGEST_REST, Payoff
+
+STEP = 1_000_000  # nanoseconds of a plain step
+
+
+def serve(
+    payoff: Payoff, steps: int, *, cost: Callable[[int], float], tokens: float, rows: int = 1
+) -> tuple[float, int]:
+    """Run steps of `rows`; return tokens a second in those of plain decoding, and guessing steps.
+
+    A step with guesses takes `cost(step)` plain ones and brings `tokens` a row on average.
+    """
+    elapsed, brought, guessed, owed = 0.0, 0, 0, 0.0
+    for i in range(steps):
+        if payoff.allows(rows):
+            owed += tokens * rows
+            got = int(owed)
+            owed -= got
+            took = cost(i)
+            payoff.note(rows, drafted=True, tokens=got, took_ns=int(took * STEP))
+            guessed += 1
+        else:
+            got, took = rows, 1.0
+            payoff.note(rows, drafted=False, tokens=rows, took_ns=STEP)
+        elapsed += took
+        brought += got
+    return brought / rows / elapsed, guessed
+
+
+@pytest.mark.parametrize("cost", [1.1, 1.3, 1.6])
+@pytest.mark.parametrize("steps", [200, 2000])
+def test_guesses_that_are_always_wrong_cost_less_than_three_hundredths(
+    cost: float, steps: int
+) -> None:
+    rate, guessed = serve(Payoff(), steps, cost=lambda _: cost, tokens=1.0)
+    assert rate >= 0.97
+    assert guessed > 0  # it was tried
+
+
+def test_a_gain_is_kept_up_to_what_it_takes_to_go_on_measuring() -> None:
+    rate, guessed = serve(Payoff(), 2000, cost=lambda _: 1.2, tokens=2.0)
+    assert rate > 0.97 * 2.0 / 1.2
+    assert guessed > 1900
+
+
+def test_what_does_not_pay_for_many_rows_goes_on_for_few() -> None:
+    payoff = Payoff()
+    many, _ = serve(payoff, 1000, cost=lambda _: 1.8, tokens=1.4, rows=8)
+    few, _ = serve(payoff, 1000, cost=lambda _: 1.1, tokens=1.4, rows=1)
+    assert many >= 0.97 and few > 1.2
+    assert (payoff.gain(1) or 0) > 1.2
+
+
+def test_guessing_comes_back_when_it_begins_to_pay() -> None:
+    payoff = Payoff()
+    serve(payoff, 300, cost=lambda _: 1.5, tokens=1.0)
+    rate, guessed = serve(payoff, 2 * LONGEST_REST, cost=lambda _: 1.2, tokens=2.4)
+    assert guessed > LONGEST_REST / 2 and rate > 1.3
+
+
+def test_a_lone_slow_step_decides_nothing() -> None:
+    _, guessed = serve(Payoff(), 2000, cost=lambda i: 40.0 if i % 200 == 7 else 1.2, tokens=2.0)
+    assert guessed > 1900
+
+
+def test_steps_that_nobody_has_timed_are_not_judged() -> None:
+    payoff = Payoff()
+    for _ in range(100):
+        assert payoff.allows(2)
+        payoff.note(2, drafted=True, tokens=2, took_ns=0)
+    assert payoff.gain(2) is None

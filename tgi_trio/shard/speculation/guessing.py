@@ -1,0 +1,43 @@
+"""A batch's guesses: asked of the drafter where they pay. No torch in this file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from tgi_trio.shard.contract import Drafter, DraftRow, StepPlan, StepResult
+from tgi_trio.shard.speculation.payoff import Payoff
+
+
+class Guessing:
+    """A drafter, and what its guesses have cost and brought."""
+
+    def __init__(self, drafter: Drafter, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        """`clock`: nanoseconds."""
+        self.payoff = Payoff()
+        self._drafter = drafter
+        self._clock = clock
+        self._drafting_ns = 0  # for the plan that is yet to be settled
+
+    def draft(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        """Return guesses as `Drafter.draft_rows` does, none where they do not pay."""
+        self._drafting_ns = 0
+        if not rows or not self.payoff.allows(len(rows)):
+            return {}
+        began = self._clock()
+        counts = self._drafter.draft_rows(rows, spare)
+        self._drafting_ns = self._clock() - began
+        return counts
+
+    def note(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in how a plan did. Steps that prefill, or that raised, say nothing of decodes."""
+        if plan.counts.prefill_tokens or result.raised or not plan.counts.decode_rows:
+            return
+        drafted = plan.drafts is not None
+        took = result.forward_ns + result.sample_ns
+        self.payoff.note(
+            plan.counts.decode_rows,
+            drafted=drafted,
+            tokens=len(result.choices.token_ids),
+            took_ns=took + (self._drafting_ns if drafted else 0),
+        )

@@ -1,0 +1,78 @@
+"""What a drafter remembers of one sequence: how its last guesses did. No torch in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import takewhile
+from operator import eq
+from typing import Final
+
+from tgi_trio.shard.contract import ShardSequence
+
+LONGEST_REST: Final = 30  # steps without guesses after a row of wrong ones
+_STATE: Final = "guesses"  # key in ShardSequence.state
+
+
+class Record:
+    """How many guesses a sequence has earned by its last ones."""
+
+    def __init__(self, most: int) -> None:
+        self.guesses: list[int] = []  # the last ones, until they are judged
+        self.place = 0  # where the first of them stood
+        self.rest = 0  # times it still gets none
+        self._most = most  # guesses it may have when it does not rest
+        self._failures = 0  # times in a row that no guess was right
+
+    @property
+    def allowed(self) -> int:
+        """Guesses it may have now."""
+        return 0 if self.rest else self._most
+
+    def judge(self, known: list[int], limit: int) -> None:
+        """Compare the last guesses with the tokens that came in their place.
+
+        Twice as many, up to `limit`, after all were right, else those + 1. After the second
+        failure in a row it rests, and twice as long after each further one.
+        """
+        count = len(self.guesses)
+        same = map(eq, self.guesses, known)
+        right = sum(takewhile(bool, same))
+        self._most = min(limit, 2 * count if right == count else right + 1)
+        self._failures = 0 if right else self._failures + 1
+        self.rest = min(LONGEST_REST, 2**self._failures - 2) if self._failures else 0
+        self.guesses = []
+
+
+def judge_record(sequence: ShardSequence, most: int) -> Record:
+    """Return a sequence's record, with its last guesses judged; `most` guesses at a time."""
+    record = sequence.state.get(_STATE)
+    if not isinstance(record, Record):
+        record = sequence.state[_STATE] = Record(most)
+    if record.guesses:
+        known = sequence.token_ids[record.place : sequence.length].tolist()
+        record.judge(known, most)
+    return record
+
+
+def write_guesses(
+    sequence: ShardSequence,
+    record: Record,
+    guesses: Iterable[int],
+    most: int,
+    eos_ids: Collection[int],
+) -> int:
+    """Write up to `most` guesses behind a sequence's known tokens; return how many they are.
+
+    Never an EOS or beyond, unless the sequence ignores it, nor beyond its buffer. `guesses` is
+    read one by one: each may depend on those that stand there already.
+    """
+    ids, length = sequence.token_ids, sequence.length
+    count, coming = 0, iter(guesses)
+    while count < min(most, len(ids) - length):
+        token = next(coming, None)
+        if token is None or (token in eos_ids and not sequence.sampling.ignore_eos):
+            break
+        ids[length + count] = token
+        count += 1
+    record.place, record.guesses = length, ids[length : length + count].tolist()
+    return count
