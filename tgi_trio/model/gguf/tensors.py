@@ -129,8 +129,8 @@ def _named(
     if role in HALVES and names.latent_up:
         yield f"{prefix}{names.latent_up}.{HALVES[role]}", stored
         return
-    if role == "exp_probs_b" and names.router_bias:
-        yield prefix + names.router_bias, stored
+    if role == "exp_probs_b" and names.choice_bias:
+        yield prefix + names.choice_bias, stored
         return
     fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
     own = next(filter(None, (getattr(names, field) for field in fields)), "")
