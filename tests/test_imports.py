@@ -43,6 +43,7 @@ RULES: dict[str, Rule] = {
     "logs": Rule(ours("log_levels"), only=ours("orjson")),
     "devices": Rule(ours("errors"), only=NOTHING),
     "model": Rule(ours("errors"), only=NOTHING),
+    "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
     "settings": Rule(ours("errors model.config model.facts"), only=NOTHING),
     # Reads what strangers wrote, so it has no use for anything that could run it.
     "conversion": Rule(ours("errors model.config"), only=ours("numpy safetensors")),

@@ -21,6 +21,7 @@ from tgi_trio.model.formats import (
     check_format,
     refuse_pieces,
 )
+from tgi_trio.model.gguf.block_types import has_scales
 from tgi_trio.model.kernel_fit import find_unsupported, unserved
 from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
@@ -67,7 +68,10 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     """
     warnings = check_drafter(config)
     spec = model_spec(config)
-    check_checkpoint(config, spec)
+    if scales := check_checkpoint(config, spec):
+        from tgi_trio.model.scales import check_scales  # numpy: 60 ms
+
+        check_scales(scales)
     if serving.quantize is not None:
         _check_quantize(config, serving.quantize)
     warnings += check_own_code(
@@ -107,10 +111,13 @@ def is_known(model_type: str) -> bool:
     return model_type in FAMILIES or model_type in T5_FAMILIES or model_type in configured_types()
 
 
-def check_checkpoint(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> None:
+def check_checkpoint(
+    config: ModelConfig, spec: DecoderSpec | T5Spec | None
+) -> dict[str, StoredTensor]:
     """Raise ModelLoadError unless every tensor is there, readable, and read or known.
 
-    `spec` None: transformers loads the model, and `check_unread` goes on when it has.
+    Returns those that hold scales of quantised matrices. `spec` None: transformers loads the model,
+    and `check_unread` goes on when it has.
     """
     tensors = read_tensors(config)
     layout: MatrixLayout | None = None
@@ -122,14 +129,19 @@ def check_checkpoint(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> 
         read = {name: t for name, t in tensors.items() if not is_harmless(name, config)}
         refuse_pieces(tensors, read)
         check_dtypes(read, INDEX_DTYPES)
-        return
+        return {}
     if isinstance(spec, T5Spec):
         _check_claims(config, tensors, t5_claims(spec))
-        return
+        return {}
     stored = Stored()
     if layout is not None:
         stored = check_stored(config, layout, decoder_matrices(spec), spec.names.base, tensors)
     _check_claims(config, tensors, decoder_claims(spec), stored)
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if has_scales(tensor.dtype) or (name in stored.parts and tensor.dtype in SERVED_DTYPES)
+    }
 
 
 def check_unread(config: ModelConfig, unread: list[str]) -> None:

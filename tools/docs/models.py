@@ -73,10 +73,12 @@ other file is needed. What they say is written into a model folder in
 | architectures | {architectures} |
 | tokenizers | "llama": SentencePiece's BPE with scores; "gpt2": byte-level BPE, cut as {pre} |
 
-Everything else is refused by its name, and so is a damaged file, before a shard starts; for another
-tokenizer `--tokenizer-name` names the original model's. Each matrix is dequantised into the dtype
-that is served as it is loaded, on both backends and over ranks: weights take the memory of
-bfloat16 (without `--dtype`), and their numbers are exactly the file's up to its rounding. Mistral's
+Everything else is refused by its name, and so is a damaged file, before a shard starts: scales that
+are no numbers, too (`model/scales.py`; all of 2 GiB, of more a part, and all of them again where
+they are loaded). For another tokenizer `--tokenizer-name` names the original model's. Each matrix
+is dequantised into the dtype that is served as it is loaded, on both backends and over ranks:
+weights take the memory of bfloat16 (without `--dtype`), and their numbers are exactly the file's up
+to its rounding. Mistral's
 window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
 the approximation of GELU, which is that of the family. Not read, though their families are served
 from safetensors, are `baichuan` and `dbrx`; GPT-J and OPT, llama.cpp does not write.

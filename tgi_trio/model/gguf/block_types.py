@@ -13,6 +13,8 @@ class BlockType:
     name: str
     weights: int  # of a block
     bytes: int
+    scales: tuple[int, ...] = ()  # where in a block numbers begin that it is multiplied by
+    scale: str = "F16"  # their type
 
     @property
     def plain(self) -> bool:
@@ -24,21 +26,21 @@ class BlockType:
 SERVED: Final = {
     0: BlockType("F32", 1, 4),
     1: BlockType("F16", 1, 2),
-    2: BlockType("Q4_0", 32, 18),
-    3: BlockType("Q4_1", 32, 20),
-    6: BlockType("Q5_0", 32, 22),
-    7: BlockType("Q5_1", 32, 24),
-    8: BlockType("Q8_0", 32, 34),
-    10: BlockType("Q2_K", 256, 84),
-    11: BlockType("Q3_K", 256, 110),
-    12: BlockType("Q4_K", 256, 144),
-    13: BlockType("Q5_K", 256, 176),
-    14: BlockType("Q6_K", 256, 210),
-    15: BlockType("Q8_K", 256, 292),
-    20: BlockType("IQ4_NL", 32, 18),
-    23: BlockType("IQ4_XS", 256, 136),
+    2: BlockType("Q4_0", 32, 18, (0,)),
+    3: BlockType("Q4_1", 32, 20, (0, 2)),
+    6: BlockType("Q5_0", 32, 22, (0,)),
+    7: BlockType("Q5_1", 32, 24, (0, 2)),
+    8: BlockType("Q8_0", 32, 34, (0,)),
+    10: BlockType("Q2_K", 256, 84, (80, 82)),
+    11: BlockType("Q3_K", 256, 110, (108,)),
+    12: BlockType("Q4_K", 256, 144, (0, 2)),
+    13: BlockType("Q5_K", 256, 176, (0, 2)),
+    14: BlockType("Q6_K", 256, 210, (208,)),
+    15: BlockType("Q8_K", 256, 292, (0,), "F32"),
+    20: BlockType("IQ4_NL", 32, 18, (0,)),
+    23: BlockType("IQ4_XS", 256, 136, (0,)),
     30: BlockType("BF16", 1, 2),
-    39: BlockType("MXFP4", 32, 17),
+    39: BlockType("MXFP4", 32, 17, (0,), "F8_E8M0"),
 }
 BY_NAME: Final = {kind.name: kind for kind in SERVED.values()}
 
@@ -59,3 +61,8 @@ def find_type(number: int) -> BlockType:
         f"a type that is not read here, {name}; read are {', '.join(BY_NAME)}. Take a file of the "
         "model in one of them, such as Q4_K_M"
     )
+
+
+def has_scales(name: str) -> bool:
+    """Return whether a type is one of blocks that have scales; any other container's is none."""
+    return name in BY_NAME and bool(BY_NAME[name].scales)

@@ -19,6 +19,7 @@ from tgi_trio.model.checkpoint_files import Change
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.gguf.block_types import BY_NAME, BlockType
 from tgi_trio.model.quantised.gguf_layout import KEYS, VALUES, halves_fit
+from tgi_trio.model.scales import are_finite
 from tgi_trio.shard.checkpoint.container import Container, RawTensor, find_tensor
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import BLOCKS, Dequantise
 from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import K_BLOCKS
@@ -79,6 +80,7 @@ class GgufMatrix:
         )
 
     def dequantised(self) -> Floats:
+        """Return float32; raises ModelLoadError for a scale that is no number."""
         values = np.empty(self.shape, np.float32)
         whole = self.blocks.shape[1] * self.kind.weights
         step = max(1, _AT_ONCE // whole)
@@ -86,6 +88,10 @@ class GgufMatrix:
             part = slice(begin, begin + step)
             blocks = self.blocks[part if self.order is None else self.order[part]]
             flat = np.ascontiguousarray(blocks).reshape(-1, self.kind.bytes)
+            if not are_finite(flat, self.kind.name):
+                raise ModelLoadError(
+                    f"{self.file.path} holds a scale that is infinite or not a number."
+                )
             exact = FUNCTIONS[self.kind.name](flat).reshape(-1, whole)
             values[part] = exact[:, self.inputs.start : self.inputs.stop]
         return values

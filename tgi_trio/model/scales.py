@@ -1,0 +1,88 @@
+"""Whether the scales of quantised weights are numbers, looked at before anything loads them.
+
+A file may be damaged, or made to do harm: one scale that is no number makes nonsense of every
+answer. Scales that are tensors of their own are a small part of a checkpoint. Those of GGUF lie in
+every block: to look at them is to read the file, at a tenth of a second of processor time for a GB
+that is in memory. So of more than `_AT_MOST` bytes runs are looked at, evenly spread over every
+tensor; whoever loads the weights looks at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.gguf.block_types import BY_NAME, has_scales
+
+_AT_MOST: Final = 2 << 30  # bytes
+_RUN: Final = 1 << 20  # bytes that are looked at together, at most
+_PLACES: Final = 8  # of a tensor, at least, where not all of it is looked at
+_LEAST: Final = 4 << 10  # and at least: they are read in pages
+# Type of a scale -> its bits as a number, and those that are all set where it is none.
+_NONE: Final = {
+    "F32": ("<u4", 0x7F800000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+    "F8_E8M0": ("u1", 0xFF),
+}
+
+
+def check_scales(tensors: Mapping[str, StoredTensor], at_most: int = _AT_MOST) -> None:
+    """Raise ModelLoadError where a scale is infinite or not a number.
+
+    `tensors`: scales, or blocks that have some. `at_most`: bytes that are looked at.
+    """
+    of_file: dict[Path, list[str]] = {}
+    for name, stored in tensors.items():
+        of_file.setdefault(stored.file, []).append(name)
+    every = max(1, math.ceil(sum(each.end - each.first for each in tensors.values()) / at_most))
+    for path, names in of_file.items():
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            content = np.frombuffer(data, np.uint8)
+            try:
+                for name in sorted(names, key=lambda name: tensors[name].first):
+                    if _has_bad(content, tensors[name], every):
+                        raise ModelLoadError(
+                            f"Tensor {name!r} in {path} holds a scale that is infinite or not a "
+                            "number: the file is damaged. Download it again."
+                        )
+            finally:
+                del content  # or the mapping cannot be closed
+
+
+def are_finite(blocks: NDArray[np.uint8], kind: str) -> bool:
+    """Return whether all scales of blocks [count, bytes] of a type of GGUF's are numbers."""
+    block = BY_NAME[kind]
+    return all(_finite(blocks[:, at:], block.scale) for at in block.scales)
+
+
+def _has_bad(content: NDArray[np.uint8], stored: StoredTensor, every: int) -> bool:
+    in_blocks = has_scales(stored.dtype)
+    size = BY_NAME[stored.dtype].bytes if in_blocks else np.dtype(_bits(stored)).itemsize
+    rows = content[stored.first : stored.end].reshape(-1, size)
+    run = len(rows) if every == 1 else len(rows) // every // _PLACES
+    run = max(min(run, _RUN // size), _LEAST // size)
+    for begin in range(0, len(rows), run * every):
+        part = rows[begin : begin + run]
+        if not (are_finite if in_blocks else _finite)(part, stored.dtype):
+            return True
+    return False
+
+
+def _bits(stored: StoredTensor) -> str:
+    return _NONE[stored.dtype][0]
+
+
+def _finite(rows: NDArray[Any], kind: str) -> bool:
+    """Return whether the first number of every row is one."""
+    bits, none = _NONE[kind]
+    numbers = rows[:, : np.dtype(bits).itemsize].view(bits)
+    return not bool(((numbers & none) == none).any())
