@@ -3,7 +3,8 @@
     python -m bench.http.chat --json bench/out/chat.json
 
 Reading is measured in this process, CPU time of a thread: a token from its id to its event, with a
-thought, prose and a call to be told apart, and with none. The prompt is 64 kB of tools, sent to a
+thought, prose and a call to be told apart, and with none; and what is read as the events of each
+API. The prompt is 64 kB of tools, sent to a
 server whose shard has no model and takes 20 us a token, as a fast device does: what is left of the
 time to a first token when it comes again is the router's.
 """
@@ -26,7 +27,16 @@ from tqdm import tqdm
 from bench.harness.server import running
 from bench.harness.stats import add_output_flags, reporting, table
 from tgi_trio.demo import model_path
-from tgi_trio.router.http.messages.events import ChatEvents, Envelope
+from tgi_trio.router.http.dialects.anthropic.answer import AnswerEnd, MessageEvents
+from tgi_trio.router.http.dialects.responses.answer import ResponseEvents
+from tgi_trio.router.http.dialects.responses.schema import ResponsesRequest
+from tgi_trio.router.http.dialects.responses.tools import Toolbox
+from tgi_trio.router.http.dialects.responses.writing import (
+    ItemWriter,
+    ResponseWriter,
+    settings_of,
+)
+from tgi_trio.router.http.messages.events import ChatEvents, Envelope, Events
 from tgi_trio.router.http.messages.tool_calls import AnswerReader, ReadChatEvents
 from tgi_trio.router.http.messages.usage import UsageCount
 from tgi_trio.router.request import StoppingCriteria
@@ -67,7 +77,10 @@ _WORDS = (
 
 
 def reading_costs(runs: int) -> dict[str, float]:
-    """Return microseconds of CPU per token: text that is not read, and the same that is."""
+    """Return microseconds of CPU per token: text that is not read, and the same that is.
+
+    What is read is written as the events of chats, Responses and Messages.
+    """
     tokenizer = Tokenizer.from_folder(model_path())
     ids = tokenizer.encode_ids(_ANSWER, add_special_tokens=False).tolist()
     names = tuple(name + HERMES.middle for name in ("get_weather", "clock"))
@@ -85,16 +98,32 @@ def reading_costs(runs: int) -> dict[str, float]:
         events = ChatEvents(_ENVELOPE, 0, UsageCount(1))
         return lambda id: events.step([text.push(id, -0.5)])
 
-    def read() -> Callable[[int], object]:
-        text = AnswerText(tokenizer, [5], criteria, form)
-        events = ReadChatEvents(_ENVELOPE, 0, UsageCount(1), AnswerReader())
-        return lambda id: events.step([text.push(id, -0.5)])
+    def reading(make: Callable[[], Events]) -> Callable[[], Callable[[int], object]]:
+        def read() -> Callable[[int], object]:
+            text, events = AnswerText(tokenizer, [5], criteria, form), make()
+            return lambda id: events.step([text.push(id, -0.5)])
 
-    best = {"plain": float("inf"), "read": float("inf")}
+        return read
+
+    made = {
+        "plain": plain,
+        "read": reading(lambda: ReadChatEvents(_ENVELOPE, 0, UsageCount(1), AnswerReader())),
+        "responses": reading(_response_events),
+        "messages": reading(
+            lambda: MessageEvents("msg_0", "model", AnswerReader(), AnswerEnd(1, False))
+        ),
+    }
+    best = dict.fromkeys(made, float("inf"))
     for _ in tqdm(range(runs), desc="reading", unit="run"):
-        for name, make in (("plain", plain), ("read", read)):  # in turns
+        for name, make in made.items():  # in turns
             best[name] = min(best[name], _thread_ns(make(), ids) / len(ids) / 1e3)
     return best
+
+
+def _response_events() -> ResponseEvents:
+    settings = settings_of(ResponsesRequest(input="?"), "model")
+    writer, items = ResponseWriter(settings, 1), ItemWriter(Toolbox(), carried=False)
+    return ResponseEvents(writer, items, AnswerReader(), lambda: 1)
 
 
 def _thread_ns(push: Callable[[int], object], ids: Sequence[int]) -> int:
@@ -206,6 +235,10 @@ def main() -> None:
         rows: list[list[object]] = [
             ["a token, read, beyond plain", f"<= {GOAL_US} us", f"{over:.2f} us", over <= GOAL_US]
         ]
+        for name in ("responses", "messages"):
+            more = costs[name] - costs["plain"]
+            what = f"the same as events of {name.capitalize()}"
+            rows.append([what, f"<= {GOAL_US} us", f"{more:.2f} us", more <= GOAL_US])
         results: dict[str, Any] = {"us_per_token": {**costs, "over": over}}
         if times.get("again"):
             first, again = (statistics.median(times[name]) for name in ("first", "again"))

@@ -67,6 +67,25 @@ class Blocks:
                 block.pieces.append(news.arguments)
                 yield Change.MORE, block, news.arguments
 
+    def extend(self, delta: Delta) -> tuple[Block, str] | None:
+        """Add a delta that is more of the open block and nothing else: nearly all of them are.
+
+        Returns the block and the text; None where `take` has to look.
+        """
+        if not self._open or delta.calls:
+            return None
+        block = self.all[-1]
+        if block.kind is Kind.TEXT and not delta.thought:
+            text = delta.content
+        elif block.kind is Kind.THOUGHT and not delta.content:
+            text = delta.thought
+        else:
+            return None
+        if not text:
+            return None
+        block.pieces.append(text)
+        return block, text
+
     def close(self) -> Iterator[tuple[Change, Block, str]]:
         """Yield the end of the block that is open, if there is one."""
         if self._open:

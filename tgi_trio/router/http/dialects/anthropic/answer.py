@@ -136,7 +136,10 @@ class MessageEvents:
         """Return the events of tokens; the first time, that of the message in front."""
         start, self._start = self._start, b""
         for token in tokens:
-            if delta := self._reader.take(token):
+            delta = self._reader.take(token)
+            if (more := self._blocks.extend(delta)) is not None:
+                start += _piece(*more)
+            elif delta:
                 start += b"".join([_told(*news) for news in self._blocks.take(delta)])
         return start
 
@@ -161,11 +164,16 @@ def _event(type: str, **fields: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (type.encode(), encode({"type": type, **fields}))
 
 
+def _piece(block: Block, text: str) -> bytes:
+    """Written out: this is what a stream consists of."""
+    return _DELTA % (block.index, _DELTAS[block.kind] % text_json(text))
+
+
 def _told(change: Change, block: Block, text: str) -> bytes:
     """Return the event that tells of a change."""
     match change:
         case Change.MORE:
-            return _DELTA % (block.index, _DELTAS[block.kind] % text_json(text))
+            return _piece(block, text)
         case Change.OPEN:
             return _event("content_block_start", index=block.index, content_block=_empty(block))
         case Change.CLOSE:

@@ -56,10 +56,14 @@ class _Fold:
         self._told = told
         self.blocks = Blocks()
 
-    def take(self, token: Token) -> Iterator[tuple[Change, Block, str]]:
-        """Yield what a token changes."""
-        changes = self.blocks.take(self._reader.take(token))
-        return changes if self._told is None else self._told.follow(token, changes)
+    def take(self, token: Token) -> Iterable[tuple[Change, Block, str]]:
+        """Return what a token changes."""
+        delta = self._reader.take(token)
+        if self._told is not None:
+            return self._told.follow(token, self.blocks.take(delta))
+        if (more := self.blocks.extend(delta)) is not None:
+            return ((Change.MORE, *more),)
+        return self.blocks.take(delta) if delta else ()
 
     def end(self, outcome: Outcome) -> Iterator[tuple[Change, Block, str]]:
         """Yield what the end changes."""
@@ -106,13 +110,9 @@ def response(
 
 # ---- streams -----------------------------------------------------------------------------------
 
-_DELTA: Final = (
-    b'event: %b\ndata: {"type":"%b","sequence_number":%d,"item_id":"%b","output_index":%d,%b'
-    b'"delta":%b}\n\n'
-)
 _DELTAS: Final = {
-    Kind.THOUGHT: (b"response.reasoning_text.delta", b'"content_index":0,'),
-    Kind.TEXT: (b"response.output_text.delta", b'"content_index":0,"logprobs":[],'),
+    Kind.THOUGHT: (b"response.reasoning_text.delta", b',"content_index":0'),
+    Kind.TEXT: (b"response.output_text.delta", b',"content_index":0'),
     Kind.CALL: (b"response.function_call_arguments.delta", b""),
 }
 
@@ -134,13 +134,19 @@ class ResponseEvents:
         self._now = now
         self._sequence = 0
         self._output: list[replies.OutputItem] = []  # items that are done
+        self._head = b""  # of events with a piece of the block of this index
+        self._head_of = -1
 
     def step(self, tokens: list[Token]) -> bytes:
         """Return the events of tokens; the first time, those of the response in front."""
-        events = [] if self._sequence else self._begin()
+        events = b"" if self._sequence else self._begin()
         for token in tokens:
-            events += [self._told(*news, "completed") for news in self._fold.take(token)]
-        return b"".join(events)
+            for change, block, text in self._fold.take(token):
+                if change is Change.MORE and block.kind is not Kind.CALL:
+                    events += self._piece(block, text)
+                else:
+                    events += self._told(change, block, text, "completed")
+        return events
 
     def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
         """Return the last events."""
@@ -163,12 +169,10 @@ class ResponseEvents:
         failed = self._writer.json("failed", self._output, error=error)
         return events + self._event("response.failed", response=msgspec.Raw(failed))
 
-    def _begin(self) -> list[bytes]:
+    def _begin(self) -> bytes:
         under_way = msgspec.Raw(self._writer.json("in_progress"))
-        return [
-            self._event("response.created", response=under_way),
-            self._event("response.in_progress", response=under_way),
-        ]
+        created = self._event("response.created", response=under_way)
+        return created + self._event("response.in_progress", response=under_way)
 
     def _event(self, type: str, **fields: Any) -> bytes:
         data = encode({"type": type, "sequence_number": self._sequence, **fields})
@@ -188,12 +192,21 @@ class ResponseEvents:
 
     def _piece(self, block: Block, text: str) -> bytes:
         """Written out: this is what a stream consists of."""
-        name, more = _DELTAS[block.kind]
-        if self._items.told is not None and block.kind is Kind.TEXT:
-            more = b'"content_index":0,"logprobs":%b,' % self._items.told.news()
-        id = self._items.id(block).encode()
+        if block.index != self._head_of:
+            self._head, self._head_of = self._write_head(block), block.index
         sequence, self._sequence = self._sequence, self._sequence + 1
-        return _DELTA % (name, name, sequence, id, block.index, more, text_json(text))
+        logprobs = b""
+        if block.kind is Kind.TEXT:
+            told = self._items.told
+            logprobs = b',"logprobs":[]' if told is None else b',"logprobs":%b' % told.news()
+        return b'%b%d%b,"delta":%b}\n\n' % (self._head, sequence, logprobs, text_json(text))
+
+    def _write_head(self, block: Block) -> bytes:
+        """Return what all events with a piece of a block begin with."""
+        name, more = _DELTAS[block.kind]
+        place = b'"item_id":"%b","output_index":%d' % (self._items.id(block).encode(), block.index)
+        head = b'event: %b\ndata: {"type":"%b",%b%b,"sequence_number":'
+        return head % (name, name, place, more)
 
     def _opened(self, block: Block) -> bytes:
         item = self._items.item(block, "in_progress")
