@@ -44,12 +44,17 @@ RULES: dict[str, Rule] = {
     "devices": Rule(ours("errors"), only=NOTHING),
     "model": Rule(ours("errors"), only=NOTHING),
     "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
-    "settings": Rule(ours("errors model.config model.facts"), only=NOTHING),
+    "settings": Rule(
+        ours("errors model.config model.facts model.speculators.recognise"), only=NOTHING
+    ),
     # Reads what strangers wrote, so it has no use for anything that could run it.
     "conversion": Rule(ours("errors model.config"), only=ours("numpy safetensors")),
     "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub_gguf": Rule(ours("errors hub_download model.gguf"), only=NOTHING),
-    "hub": Rule(ours("errors demo conversion hub_download hub_gguf"), only=ours("huggingface_hub")),
+    "hub": Rule(
+        ours("errors demo conversion hub_download hub_gguf model.speculators.recognise"),
+        only=ours("huggingface_hub"),
+    ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
     "grammars": Rule(ours("errors ipc.parent"), only=ours("llguidance numpy")),
     "router": Rule(ours("errors settings model.config logs ipc"), banned=MODEL),

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
@@ -84,7 +86,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     import logging
 
     from tgi_trio.cli.files import check_tokenizer_config, read_key_file
-    from tgi_trio.hub import resolve_model, resolve_tokenizer
+    from tgi_trio.hub import resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, Timeline, bind, run_server
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.settings.resolve import resolve
@@ -97,7 +99,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     if options.env:
         _tell_machine(options)
     with bind(options) as listeners:
-        path = resolve_model(
+        found = resolve_served(
             options.model_id,
             options.revision,
             cache_dir=options.huggingface_hub_cache,
@@ -105,6 +107,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
             progress=not options.json_output,
             own_tokenizer=options.tokenizer_name is None,
         )
+        options = replace(options, draft_model=_find_drafter(options, found.heads))
         tokenizer = None
         if options.tokenizer_name is not None:
             tokenizer = resolve_tokenizer(
@@ -113,12 +116,35 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
                 trust_remote_code=options.trust_remote_code,
                 progress=not options.json_output,
             )
-        settings = resolve(options, read_model_facts(path, tokenizer, options.rope))
+        settings = resolve(options, read_model_facts(found.model, tokenizer, options.rope))
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
         run_server(Launcher(settings, listeners, timeline, *([shard] if shard else [])))
     return 0
+
+
+def _find_drafter(options: Options, heads: Path | None) -> Path | None:
+    """Return the folder of what guesses: `heads` that the model's name stands for, or the flag's.
+
+    Raises ConfigurationError where both are there.
+    """
+    from tgi_trio.errors import ConfigurationError
+    from tgi_trio.hub import resolve_drafter
+
+    if options.draft_model is None:
+        return heads
+    if heads is not None:
+        raise ConfigurationError(
+            f"--model-id names heads that guess ({heads}), and --draft-model names others: leave "
+            "it out, or name the heads' base with --model-id"
+        )
+    return resolve_drafter(
+        str(options.draft_model),
+        cache_dir=options.huggingface_hub_cache,
+        trust_remote_code=options.trust_remote_code,
+        progress=not options.json_output,
+    )
 
 
 def _tell_machine(options: Options) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tgi_trio import demo
 from tgi_trio.conversion import child
@@ -24,6 +25,7 @@ from tgi_trio.conversion.folder import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.hub_download import Repository, download, hub_token, import_huggingface_hub
 from tgi_trio.hub_gguf import fetch_gguf, has_gguf, lists_gguf, local_gguf, split_choice
+from tgi_trio.model.speculators.recognise import base_of_heads, find_kind
 
 log = logging.getLogger("tgi_trio")
 
@@ -34,6 +36,13 @@ UNWANTED: Final = ("*/*.safetensors", "*/*.json", "*/*.txt", "consolidated*", "t
 # Pickles are fetched where there is nothing else: not those that trainers keep for themselves.
 _NO_WEIGHTS: Final = ("*/*.bin", "*/*.pt", "*optimizer*", "*scheduler*", "*scaler*", "rng_state*")
 PICKLES: Final = (".bin", ".pt")
+
+
+class Served(NamedTuple):
+    """What a model's name stands for."""
+
+    model: Path
+    heads: Path | None = None  # a folder of heads that guess for it
 
 
 def resolve_model(
@@ -48,7 +57,57 @@ def resolve_model(
     merge_lora: bool = True,
     own_tokenizer: bool = True,
 ) -> Path:
+    """Return the folder of a model alone; see `resolve_served`."""
+    return resolve_served(
+        model_id,
+        revision,
+        cache_dir=cache_dir,
+        token_from_env=token_from_env,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+        auto_convert=auto_convert,
+        merge_lora=merge_lora,
+        own_tokenizer=own_tokenizer,
+    ).model
+
+
+def resolve_drafter(
+    name: str,
+    *,
+    cache_dir: Path | None = None,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+) -> Path:
+    """Return the folder of what is to guess: heads, or a model; raises as `resolve_served`."""
+    folder = local_folder(name, "--draft-model")
+    if folder is None:
+        repository = Repository(
+            name=name,
+            cache_dir=cache_dir,
+            token=hub_token(),
+            progress=progress,
+            flag="--draft-model",
+        )
+        folder = _fetch(repository, trust_remote_code)
+    return check_heads(folder) if find_kind(folder) is not None else check_folder(folder)
+
+
+def resolve_served(
+    model_id: str | None,
+    revision: str | None = None,
+    *,
+    cache_dir: Path | None = None,
+    token_from_env: bool = True,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+    auto_convert: bool = True,
+    merge_lora: bool = True,
+    own_tokenizer: bool = True,
+) -> Served:
     """Return the folder of a model, ready to load; downloads it where that is needed.
+
+    Where `model_id` names heads that guess for a model (Medusa's, an MLP speculator), that model is
+    served with them.
 
     `model_id` is None or `demo.MODEL_ID` for the embedded model, a folder, a GGUF file, or a hub
     repository (`owner/name`) at `revision`; behind a colon it names one of several GGUF files
@@ -59,7 +118,7 @@ def resolve_model(
     ModelLoadError, with what to do about it, when there is no such model or it cannot be served.
     """
     if model_id is None or model_id == demo.MODEL_ID:
-        return check_folder(demo.model_path())
+        return Served(check_folder(demo.model_path()))
 
     def repository(name: str, revision: str | None) -> Repository:
         token = hub_token() if token_from_env else None
@@ -72,18 +131,27 @@ def resolve_model(
     if folder is None:
         source = repository(name, revision)
         if choice:
-            return fetch_gguf(source, choice, tokenizer=own_tokenizer)
+            return Served(fetch_gguf(source, choice, tokenizer=own_tokenizer))
         folder = _fetch(source, trust_remote_code)
         if not _has_weights(folder) and lists_gguf(source):
-            return fetch_gguf(source, choice, tokenizer=own_tokenizer)
+            return Served(fetch_gguf(source, choice, tokenizer=own_tokenizer))
     elif revision is not None:
         raise ModelLoadError(
             f"{model_id} is a local folder, so it has no revision: leave --revision out"
         )
     elif choice or _is_gguf(folder):
-        return local_gguf(folder, choice, tokenizer=own_tokenizer)
+        return Served(local_gguf(folder, choice, tokenizer=own_tokenizer))
+    if find_kind(folder) is not None:
+        heads = check_heads(folder, auto_convert=auto_convert)
+        name = base_of_heads(folder)
+        base = local_folder(name, "base_model_name_or_path of config.json")
+        if base is None:
+            base = _fetch(repository(name, None), trust_remote_code)
+        if find_kind(base) is not None:
+            raise ModelLoadError(f"the base of {model_id}, {name}, holds heads itself")
+        return Served(check_folder(base, auto_convert=auto_convert), heads)
     if not is_adapter(folder):
-        return check_folder(folder, auto_convert=auto_convert)
+        return Served(check_folder(folder, auto_convert=auto_convert))
     base_name, base_revision = base_of(folder)
     base = local_folder(base_name, "base_model_name_or_path of adapter_config.json")
     if base is None:
@@ -91,7 +159,20 @@ def resolve_model(
     if is_adapter(base):
         raise ModelLoadError(f"the base of {model_id}, {base_name}, is an adapter itself")
     check_folder(base, auto_convert=auto_convert)
-    return merge_model(folder, base) if merge_lora else folder
+    return Served(merge_model(folder, base) if merge_lora else folder)
+
+
+def check_heads(folder: Path, *, auto_convert: bool = True) -> Path:
+    """Return a folder of heads, their pickle converted where there is no more.
+
+    Raises ModelLoadError where it holds none.
+    """
+    if not weights_of(folder):
+        pickles = sorted(folder.glob("medusa_lm_head.pt")) or sorted(folder.glob("*.bin"))
+        if not pickles:
+            raise ModelLoadError(f"{folder} holds no heads: not one .safetensors, .bin or .pt file")
+        _convert(folder, auto_convert, pickles)
+    return folder
 
 
 def local_folder(name: str, flag: str) -> Path | None:
@@ -125,7 +206,7 @@ def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
             "writes it"
         )
     if conversion_due(folder):
-        _convert(folder, auto_convert)
+        _convert(folder, auto_convert, find_pickles(folder))
     weights = {path.name for path in weights_of(folder)}
     if missing := sorted(set(read_index(folder / NEW_INDEX).values()) - weights):
         raise ModelLoadError(
@@ -239,7 +320,7 @@ def _download_pickles(repository: Repository, extension: str, wanted: tuple[str,
     return download(repository, (*patterns, f"*{extension}"), (*UNWANTED, *_NO_WEIGHTS))
 
 
-def _convert(folder: Path, auto_convert: bool) -> None:
+def _convert(folder: Path, auto_convert: bool, pickles: Sequence[Path]) -> None:
     """Write a folder's pickles as safetensors; raises ModelLoadError."""
     if not auto_convert:
         raise ModelLoadError(
@@ -255,4 +336,4 @@ def _convert(folder: Path, auto_convert: bool) -> None:
             f"python -m tgi_trio download-weights {copy}"
         )
     log.info("the weights of %s are pickles: they are converted, none is run", folder)
-    child.convert(folder, find_pickles(folder))
+    child.convert(folder, list(pickles))

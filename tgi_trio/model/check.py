@@ -155,8 +155,8 @@ def check_drafter(config: ModelConfig) -> list[str]:
     Raises ModelLoadError for a folder that holds nothing but a drafter.
     """
     base = config.get("base_model_name_or_path")
-    advice = f" Serve the model it was made for{f', {base}' if base else ''}; --speculate N "
-    advice += "guesses from the text instead."
+    advice = f" Serve the model it was made for{f', {base}' if base else ''}, and name this folder "
+    advice += "with --draft-model; --speculate N alone guesses from the text."
     if config.model_type == "mlp_speculator":
         raise ModelLoadError(
             f"{config.folder} holds an MLP speculator, which guesses for another model and "
@@ -170,13 +170,12 @@ def check_drafter(config: ModelConfig) -> list[str]:
         for name, tensor in tensors.items()
     ):
         raise ModelLoadError(
-            f"{config.folder} holds Medusa heads alone, which guess for another model and are "
-            f"not read here.{advice}"
+            f"{config.folder} holds Medusa heads alone, which guess for another model.{advice}"
         )
     return [
-        f"config.json states {config.get('medusa_num_heads')} Medusa heads, which are not read: "
-        "the model answers the same without them, one token a step; --speculate N guesses from "
-        "the text"
+        f"config.json states {config.get('medusa_num_heads')} Medusa heads, which are not read "
+        "from a model's own folder: it answers the same without them, one token a step. Heads in a "
+        "folder of their own are named with --draft-model; --speculate N guesses from the text"
     ]
 
 
@@ -277,6 +276,14 @@ def rounding_refusal(config: ModelConfig, made: str) -> str:
     return (
         f"--quantize {made} rounds the weights of models that are computed here, and model type "
         f"{config.model_type!r} runs through transformers: leave it out."
+    )
+
+
+def heads_refusal(config: ModelConfig) -> str:
+    """Return what is said where heads are to guess for a model that is no generic decoder."""
+    return (
+        f"--draft-model holds heads, which guess for models of the generic decoder, and model type "
+        f"{config.model_type!r} is none of them: leave it out; --speculate N guesses from the text."
     )
 
 

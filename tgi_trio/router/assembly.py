@@ -152,7 +152,7 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
         token_budget=settings.step_token_budget,
         reserve=False,
         prefix_caching=settings.prefix_caching,
-        speculate=settings.speculate,
+        speculate=settings.speculate or 0,
         target_itl=settings.target_itl,
         target_ttft=settings.target_ttft,
     )

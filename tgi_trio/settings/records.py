@@ -46,7 +46,10 @@ class ShardOptions:
     )
     cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
     trust_remote_code: bool = False
-    speculate: int = 0  # tokens guessed ahead per step and sequence at most
+    # Tokens guessed ahead per step and sequence at most; None: as many as a drafter that was asked
+    # for has heads, DRAFTED for a model, 0 without one. Decided in `Settings`.
+    speculate: int | None = None
+    draft_model: Path | None = None  # folder of what guesses: heads, or a smaller model
     watermark_gamma: float = 0.5  # share of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to their logits
 

@@ -11,11 +11,13 @@ from typing import Final
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.facts import ModelFacts
+from tgi_trio.model.speculators.recognise import count_guesses, find_kind
 from tgi_trio.settings.checks import check, number_of_shards
 from tgi_trio.settings.records import AsGiven, Options, Settings
 
 DEFAULT_POSITIONS: Final = 4096  # for a model that states no longest sequence
 DEFAULT_PREFILL_TOKENS: Final = 4096  # TGI's, where no accelerator suggests another
+DRAFTED: Final = 4  # tokens that a smaller model guesses ahead
 DEFAULT_STEP_TOKENS: Final = 512  # a prefill chunk that a running stream can wait for
 
 
@@ -33,6 +35,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
         **{
             **{f.name: getattr(options, f.name) for f in fields(AsGiven)},
             "quantize": facts.quantize if options.quantize is None else options.quantize,
+            "speculate": _speculate(options),
         },
         model_id=name,
         model_sha=facts.revision_sha,
@@ -183,6 +186,16 @@ def _step_limits(options: Options, facts: ModelFacts) -> tuple[int, int, int]:
             f"`max_batch_size` must be <= `step_token_budget`. Given: {batch} and {budget}"
         )
     return prefill, budget, batch
+
+
+def _speculate(options: Options) -> int:
+    """Return how many tokens are guessed ahead: all heads there are, where nobody says."""
+    folder, asked = options.draft_model, options.speculate
+    if folder is None:
+        return asked or 0
+    if find_kind(folder) is not None:
+        return count_guesses(folder, asked)
+    return DRAFTED if asked is None else asked
 
 
 def _dtype(options: Options, facts: ModelFacts) -> str:

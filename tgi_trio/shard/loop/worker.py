@@ -99,7 +99,7 @@ class Worker:
         self._runner = runner
         self._judge = Judge(runner)
         self._successor = successor
-        self._speculate = options.speculate if runner.info.speculates else 0
+        self._speculate = (options.speculate or 0) if runner.info.speculates else 0
         # WARMUP makes the one with a KV cache; this one refuses every row.
         self._batch = Batch(vocab_size=0, block_size=1, blocks=0, eos_ids=())
         self._token_budget = 1  # set by WARMUP, then by LIMITS

@@ -17,17 +17,23 @@ def longest_sequence(request: WarmupRequest, info: ShardInfo) -> int:
 
 
 def kv_tokens(
-    request: WarmupRequest, info: ShardInfo, free: int, activation: int, *, host: bool
+    request: WarmupRequest,
+    info: ShardInfo,
+    free: int,
+    activation: int,
+    *,
+    host: bool,
+    beside: int = 0,
 ) -> tuple[int, int]:
     """Return (KV tokens to allocate, bytes they come from), of `free` bytes in all.
 
     Never more than `max_batch_total_tokens` where that is given. In a `host`'s memory, which is
     seldom all ours, otherwise enough for sixteen of the longest sequences; in a device's all that
     fits, up to as many of them as may run at a time. `activation`: bytes that the largest step
-    takes. Raises ConfigurationError when one longest sequence does not fit.
+    takes; `beside`: bytes that another model keeps of every token. Raises ConfigurationError when one longest sequence does not fit.
     """
     spare = max(0, int(free * _MEMORY_SHARE) - activation)
-    fits = spare // info.kv_bytes_per_token
+    fits = spare // (info.kv_bytes_per_token + beside)
     longest = longest_sequence(request, info)
     if request.max_batch_total_tokens:
         wanted = request.max_batch_total_tokens

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
 from tgi_trio.shard.numba_backend.kernels.linear import ROWS
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
-from tgi_trio.shard.numba_backend.program import Program
+from tgi_trio.shard.numba_backend.program import LONE_ROWS, LoneLinear, Program
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
@@ -125,6 +126,30 @@ class Forward:
         """Return logits of other tokens of the last `run`, at most as many rows as reserved."""
         return self._operate(self.program.body, wanted)
 
+    def hidden(self, places: NDArray[np.int64]) -> Floats:
+        """Return a copy of the hidden states [n, hidden] of the last `run`, before the norm."""
+        states = self._buffers[Buffer.HIDDEN].view(np.float32)
+        return states.reshape(-1, self.spec.hidden_size)[places]
+
+    def multiply(self, role: str, x: Floats) -> Floats:
+        """Return x W^T + b [n, outputs] of a lone linear layer (`Program.lone`); x [n, inputs]."""
+        lone = self.program.lone[role]
+        found = np.empty((len(x), lone.outputs), np.float32)
+        for first in range(0, len(x), LONE_ROWS):
+            part = x[first : first + LONE_ROWS]
+            found[first : first + len(part)] = self._multiply_some(lone, part)
+        return found
+
+    def _multiply_some(self, lone: LoneLinear, x: Floats) -> Floats:
+        step, dot = self._step, self.variant.dot and not lone.wide
+        values = to_bfloat16(x) if dot else x
+        given = self._buffers[Buffer.LONE].view(values.dtype)
+        given[: values.size] = values.reshape(-1)
+        step["tokens"], step["first"], step["end"] = len(x), lone.first, lone.end
+        self.team.run()
+        product = self._buffers[Buffer.PRODUCT].view(np.float32)
+        return product[: len(x) * lone.width].reshape(len(x), -1)[:, : lone.outputs]
+
     def close(self) -> None:
         self.team.stop()
 
@@ -137,7 +162,7 @@ class Forward:
     def _operate(self, first: int, wanted: Ints) -> Floats:
         step, program = self._step, self.program
         step["first"] = first
-        step["end"] = len(program.operations) if len(wanted) else program.body
+        step["end"] = program.end if len(wanted) else program.body
         step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
         self.team.run()
         return self._logits[: len(wanted), : self.spec.vocab_size]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,10 +14,14 @@ from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.model.quantised.recognise import find_made
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.recognise import find_kind, read_heads
+from tgi_trio.shard.checkpoint.heads import open_heads
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
+from tgi_trio.shard.numba_backend.heads import LoadedHeads
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
@@ -37,6 +42,8 @@ def load(
 ) -> CpuRunner:
     """Load the checkpoint of `config`; its sampler serves `grammars`.
 
+    Heads that guess for it are those of `settings.draft_model`, if that holds any.
+
     `fresh_files` leave the page cache again as they are packed, but for the embedding's rows.
     Raises UnsupportedError when the kernels do not fit, or fail their self-test; ModelLoadError for
     a checkpoint that cannot be used.
@@ -55,7 +62,9 @@ def load(
     given = settings.cpu_threads
     count = given or sensible_threads(config.folder, len(cores))
     embedding = outer_refs(spec).embedding.pieces[0].matrix.name
+    heads = _load_heads(settings.draft_model, spec)
     with (
+        nullcontext() if heads is None else open_heads(heads.spec) as head_files,
         open_checkpoint(
             config,
             spec.names.base,
@@ -63,7 +72,14 @@ def load(
             kept=[embedding],
             encoding=None if made is None or int8 else ENCODINGS[made],
         ) as checkpoint,
-        pack_program(spec, checkpoint, dtype, int8=int8, threads=count) as program,
+        pack_program(
+            spec,
+            checkpoint,
+            dtype,
+            int8=int8,
+            threads=count,
+            heads=None if heads is None or head_files is None else (heads.spec, head_files),
+        ) as program,
     ):
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
         from tgi_trio.shard.numba_backend.forward import Forward
@@ -82,5 +98,18 @@ def load(
         sampler = choose_sampler(config, cores[: given or None], grammars, watermark)
     forward = Forward(program, variant, cores[:count])
     return CpuRunner(
-        config, forward, dtype=dtype, sampler=sampler, load_ns=time.monotonic_ns() - began
+        config,
+        forward,
+        dtype=dtype,
+        sampler=sampler,
+        load_ns=time.monotonic_ns() - began,
+        heads=heads,
     )
+
+
+def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:
+    """Return the heads in a folder, but for their linear layers; None: it holds none."""
+    if folder is None or find_kind(folder) is None:
+        return None
+    heads = read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
+    return LoadedHeads(heads, spec)

@@ -27,14 +27,17 @@ from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
+from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.heads import HeadsDrafter
+from tgi_trio.shard.speculation.hidden import leave_hidden
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
-# A tile of a matrix product where there are 32 registers: up to there reading the weights sets the
-# pace, from there on arithmetic.
-_CHEAP_TOKENS = 8
+# Of a step, by the rows of a matrix product's tile: up to there reading the weights sets the pace,
+# from there on arithmetic.
+_CHEAP_TOKENS = {8: 8, 2: 4}
 
 
 class CpuRunner:
@@ -48,8 +51,12 @@ class CpuRunner:
         dtype: str,
         sampler: RowSampler,
         load_ns: int = 0,
+        heads: LoadedHeads | None = None,
     ) -> None:
+        """`heads`: what guesses for the model, whose linear layers are in its program."""
         self.sampler = sampler
+        self._heads = heads
+        self.kv_beside = 0
         self._forward = forward
         self.close = weakref.finalize(self, forward.close)
         spec, team = forward.spec, forward.team
@@ -66,7 +73,7 @@ class CpuRunner:
             device="cpu",
             backend=f"numba ({', '.join(filter(None, words))})",
             load_ns=load_ns,
-            draft_budget=_CHEAP_TOKENS,
+            draft_budget=_CHEAP_TOKENS[forward.variant.rows],
         )
 
     @property
@@ -83,7 +90,9 @@ class CpuRunner:
         longest = longest_sequence(request, self._info)
         wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
         activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
-        tokens, spare = kv_tokens(request, self._info, free_bytes(), activation, host=True)
+        tokens, spare = kv_tokens(
+            request, self._info, free_bytes(), activation, host=True, beside=self.kv_beside
+        )
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         kv_bytes = program.allocate_kv(blocks)
         return WarmupResult(
@@ -105,6 +114,8 @@ class CpuRunner:
         choices = Choices.none(0)
         if len(sampled):
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
+            if self._heads is not None and len(sampled) <= self._info.draft_budget:
+                leave_hidden(plan, sampled, choices, self._forward.hidden)
         ended = time.monotonic_ns()
         spans = prompt_spans(plan).items()
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
@@ -119,7 +130,11 @@ class CpuRunner:
         return Computed(self.step(plan))
 
     def drafter(self, most: int) -> Drafter | None:
-        return NgramDrafter(most, self._info.eos_ids)
+        if self._heads is None:
+            return NgramDrafter(most, self._info.eos_ids)
+        arithmetic = KernelArithmetic(self._forward, self._forward.program, self._heads)
+        spec, token_map = self._heads.spec, self._heads.token_map
+        return HeadsDrafter(spec, arithmetic, most, self._info.eos_ids, token_map)
 
     def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import LayerRefs, LinearRef, MlpRefs, NormRef, every_unit
 from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
@@ -29,23 +31,56 @@ from tgi_trio.shard.numba_backend.quantised_operations import QuantisedOperation
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, OPERATION, Buffer, Code, Epilogue, Form
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
+from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel
 
 Array = NDArray[Any]
+LONE_ROWS = 16  # of a linear layer that is computed alone: guesses of a step, and more
+
+
+@dataclass(frozen=True, slots=True)
+class FinalNorm:
+    """The model's last norm, for who computes it beside the kernels."""
+
+    weight: Array | None  # float32 [hidden]
+    bias: Array | None
+    eps: float
+    centred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoneLinear:
+    """Operations that compute one linear layer of rows given from outside."""
+
+    first: int  # rows of the table
+    end: int
+    inputs: int
+    outputs: int
+    width: int  # features of a result's row: whole panels
+    wide: bool  # its input is float32, which the first operation makes whole numbers of
 
 
 @contextlib.contextmanager
 def pack_program(
-    spec: DecoderSpec, weights: Weights, dtype: str, *, int8: bool = False, threads: int = 1
+    spec: DecoderSpec,
+    weights: Weights,
+    dtype: str,
+    *,
+    int8: bool = False,
+    threads: int = 1,
+    heads: tuple[HeadsSpec, Weights] | None = None,
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving waits for them.
 
-    `int8`: linear layers get 8-bit weights. Raises ModelLoadError as the weights and the packer do.
+    `int8`: linear layers get 8-bit weights. `heads`: what guesses for it, and where its weights
+    are. Raises ModelLoadError as the weights and the packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
-        program = Program(spec, weights, packer, bf16=dtype == "bfloat16", as_stored=not int8)
+        program = Program(
+            spec, weights, packer, bf16=dtype == "bfloat16", as_stored=not int8, heads=heads
+        )
         packer.start()
         yield program
 
@@ -53,7 +88,8 @@ def pack_program(
 class Program:
     """The operations of one model. Holds its packed weights and its KV cache, which they point to.
 
-    `operations[:body]` compute hidden states, the rest the logits of the wanted tokens.
+    `operations[:body]` compute hidden states, those up to `end` the logits of the wanted tokens;
+    behind them are the linear layers of heads that guess, each on its own (`lone`).
     """
 
     def __init__(
@@ -64,6 +100,7 @@ class Program:
         *,
         bf16: bool,
         as_stored: bool = True,
+        heads: tuple[HeadsSpec, Weights] | None = None,
     ) -> None:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
@@ -82,9 +119,14 @@ class Program:
         self._bf16 = bf16
         self._kept: list[Array] = []  # operations hold addresses only
         self._rows: list[NDArray[np.void]] = []
+        self.lone: dict[str, LoneLinear] = {}
         self._build()
+        self.end = len(self._rows)
+        self.body = self.end - 2  # the final norm and the head come after it
+        self.final_norm = self._read_final_norm()
+        if heads is not None:
+            self._add_heads(*heads)
         self.operations = np.stack(self._rows)
-        self.body = len(self._rows) - 2  # the final norm and the head come after it
         self.kv_cache: tuple[Array, Array] | None = None
         self.room_bytes = 0  # of a thread's own, that products with quantised weights need
 
@@ -102,8 +144,8 @@ class Program:
     @property
     def is_all_as_stored(self) -> bool:
         """Whether no matrix is of plain numbers."""
-        linear = self.operations["code"] == Code.LINEAR
-        return bool((self.operations["active_bytes"][linear] > 0).all())
+        own = self.operations[: self.end]
+        return bool((own["active_bytes"][own["code"] == Code.LINEAR] > 0).all())
 
     def link(self, kernels: Mapping[str, PanelKernel]) -> None:
         """Have these kernels multiply quantised weights, by the names of their kinds."""
@@ -144,6 +186,7 @@ class Program:
         queries = spec.heads * spec.head_dim
         blocks = max(tokens, wanted) * max(spec.hidden_size, queries, spec.mlp_width)
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
+        lone = self.lone.values()
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
             Buffer.NORMED: max(tokens, wanted) * spec.hidden_size * 4,
@@ -155,6 +198,8 @@ class Program:
             Buffer.LOGITS: wanted * self.padded_vocab * 4,
             Buffer.WHOLE_8: whole * active_block_bytes(8),
             Buffer.WHOLE_16: whole * active_block_bytes(16),
+            Buffer.LONE: LONE_ROWS * 4 * max((each.inputs for each in lone), default=0),
+            Buffer.PRODUCT: LONE_ROWS * 4 * max((each.width for each in lone), default=0),
         }
 
     @property
@@ -194,6 +239,43 @@ class Program:
             scale=spec.logit_scale,
             cap=spec.final_soft_cap,
             wanted_only=1,
+        )
+
+    def _read_final_norm(self) -> FinalNorm:
+        norm = outer_refs(self.spec).final_norm
+        if norm is None:
+            raise ValueError("the kernels need a norm before the head; see `kernel_fit.py`")
+        weight = self._norm_values(norm)
+        bias = self._source.vector(norm.bias, norm.size) if norm.bias else None
+        return FinalNorm(weight, bias, norm.eps, self.spec.norm == "layer")
+
+    def _add_heads(self, heads: HeadsSpec, weights: Weights) -> None:
+        """Add the linear layers of heads, and the model's head once more: for rows of theirs."""
+        head = outer_refs(self.spec).head
+        stored = self._rows[self.end - 1]
+        if self._packing(read_linear(self._source, head, every_unit).parts) is None:
+            row = stored.copy()  # the same weights
+            row["source"], row["target"], row["wanted_only"] = Buffer.LONE, Buffer.PRODUCT, 0
+            self._rows.append(row)
+        else:
+            self._linear(head, Buffer.LONE, Buffer.PRODUCT)
+        self._note_lone(MODEL_HEAD, self.end, self.spec.vocab_size)
+        model, self._source = self._source, weights
+        for role, ref in heads.linears.items():
+            first = len(self._rows)
+            self._linear(ref, Buffer.LONE, Buffer.PRODUCT)
+            self._note_lone(role, first, sum(p.matrix.rows for p in ref.pieces))
+        self._source = model
+
+    def _note_lone(self, role: str, first: int, outputs: int) -> None:
+        rows = self._rows[first:]
+        self.lone[role] = LoneLinear(
+            first=first,
+            end=len(self._rows),
+            inputs=int(rows[0]["inputs"]),
+            outputs=outputs,
+            width=int(rows[-1]["width"]),
+            wide=bool(rows[0]["code"] == Code.QUANTISE),
         )
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
@@ -253,10 +335,13 @@ class Program:
         """Keep a norm's weight; return its address, 0 for none."""
         if ref is None or not ref.weight:
             return 0
+        return self._keep(self._norm_values(ref))
+
+    def _norm_values(self, ref: NormRef) -> Array | None:
+        if not ref.weight:
+            return None
         weight = self._source.vector(ref.weight, ref.size)
-        if self.spec.norm == "rms_plus_one":
-            weight = weight + np.float32(1.0)
-        return self._keep(weight)
+        return weight + np.float32(1.0) if self.spec.norm == "rms_plus_one" else weight
 
     def _linear(
         self,

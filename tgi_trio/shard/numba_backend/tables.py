@@ -64,6 +64,8 @@ class Buffer(IntEnum):
     LOGITS = 7  # float32 [wanted rows, padded vocabulary]
     WHOLE_8 = 8  # activations as whole numbers, see `kernels/quantised/activations.py`
     WHOLE_16 = 9
+    LONE = 10  # rows given from outside: activations, or float32 that become whole numbers
+    PRODUCT = 11  # float32: what a lone linear layer makes of them
 
 
 class Form(IntEnum):

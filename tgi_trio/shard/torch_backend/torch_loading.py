@@ -7,7 +7,7 @@ rest; all are runners to the worker loop.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,14 +17,17 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import (
     check_checkpoint,
     check_rotary,
+    heads_refusal,
     kv_refusal,
     model_spec,
     rounding_refusal,
     split_refusal,
 )
 from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
+from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.model.tensors import decoder_matrices
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
@@ -41,14 +44,16 @@ from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.device_parts import device_parts, tell_no_graphs
+from tgi_trio.shard.torch_backend.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
-from tgi_trio.shard.torch_backend.models.decoder import Ranks
-from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
+from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader, load_decoder
 from tgi_trio.shard.torch_backend.models.t5 import T5Layout
 from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_device import resolve_device
-from tgi_trio.shard.torch_backend.torch_runner import Model, TorchRunner
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
 
@@ -113,8 +118,14 @@ def load_torch_runner(
     spec = _checked_spec(config, settings.rope)
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
+    guessing = settings.draft_model
+    if guessing is not None and find_kind(guessing) is None:
+        guessing = None
     if isinstance(spec, DecoderSpec):
         model = _load_decoder(config, spec, target, fresh_files, encoding)
+        heads = None
+        if guessing is not None and (ranks is None or ranks.rank == 0):
+            heads = _load_heads(guessing, config, model, target, encoding)
         kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
         attention: AttentionBackend = ReferenceAttention()
         graphs, steps = None, None
@@ -123,6 +134,8 @@ def load_torch_runner(
             graphs, steps = device_parts(
                 model, attention, sampler, config, where, graph_sizes, ranks
             )
+            if guessing is not None:  # heads read hidden states between two steps, on all ranks
+                steps = None
         else:
             tell_no_graphs(graph_sizes, "torch's own attention reads K and V of 8 bits")
         return TorchRunner(
@@ -135,10 +148,13 @@ def load_torch_runner(
             graphs=graphs,
             steps=steps,
             ranks=ranks,
-            speculate=settings.speculate,
+            speculate=settings.speculate or 0,
             load_ns=time.monotonic_ns() - began,
             kv_dtype=kv_dtype,
+            heads=heads,
         )
+    if guessing is not None:
+        raise ConfigurationError(heads_refusal(config))
     if settings.kv_cache_dtype is not None:
         raise ConfigurationError(kv_refusal(config, settings.kv_cache_dtype))
     if isinstance(spec, T5Spec):
@@ -173,13 +189,34 @@ def _load_decoder(
     target: _Target,
     fresh_files: frozenset[Path],
     encoding: Encoding | None,
-) -> Model:
+) -> Decoder:
     opened = open_checkpoint(
         config, spec.names.base, given_back=fresh_files, writable=True, encoding=encoding
     )
     numbers = sum(matrix.rows * matrix.columns for matrix in decoder_matrices(spec))
     with opened as checkpoint, torch.inference_mode():
         return load_decoder(spec, target.weights(checkpoint, numbers), target.ranks)
+
+
+def _load_heads(
+    folder: Path,
+    config: ModelConfig,
+    model: Decoder,
+    target: _Target,
+    encoding: Encoding | None,
+) -> TorchHeads:
+    """Load what guesses for a model; on the rank that chooses tokens, which is alone with it."""
+    base = model.spec
+    spec = read_heads(folder, hidden=base.hidden_size, vocabulary=base.vocab_size)
+
+    def whole_head() -> Linear:
+        alone = replace(target, ranks=None)
+        opened = open_checkpoint(config, base.names.base, encoding=encoding, writable=True)
+        with opened as checkpoint, torch.inference_mode():
+            loader = DecoderLoader(base, alone.weights(checkpoint))
+            return loader.head(loader.weight(outer_refs(base).embedding))
+
+    return load_heads(spec, model, dtype=target.dtype, device=target.device, whole_head=whole_head)
 
 
 def _load_t5(

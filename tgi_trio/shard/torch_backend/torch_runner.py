@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -29,10 +30,13 @@ from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.heads import HeadsDrafter
+from tgi_trio.shard.speculation.hidden import leave_hidden
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
@@ -86,10 +90,13 @@ class TorchRunner:
         speculate: int = 0,
         load_ns: int = 0,
         kv_dtype: torch.dtype | None = None,
+        heads: TorchHeads | None = None,
     ) -> None:
         """`speculate`: guesses of a row in a step, at most; `kv_dtype`: of K and V, where it is not
-        the model's.
+        the model's; `heads`: what guesses for the model.
         """
+        self._heads = heads
+        self.kv_beside = 0
         self._kv_dtype = kv_dtype or dtype
         self._ranks = ranks
         self._speculate = speculate
@@ -145,7 +152,9 @@ class TorchRunner:
         self._cache = None  # before the real one: both may not fit
         size = self._ranks.size if self._ranks else 1
         free, host = free_bytes(self.device, size), self.device.type == "cpu"
-        tokens, spare = kv_tokens(request, self._info, free, activation, host=host)
+        tokens, spare = kv_tokens(
+            request, self._info, free, activation, host=host, beside=self.kv_beside
+        )
         if self._ranks:  # every rank's cache has the same blocks
             tokens = self._ranks.least(tokens, self.device)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
@@ -159,12 +168,17 @@ class TorchRunner:
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
-            weight_bytes=self.model.nbytes(),
+            weight_bytes=self.model.nbytes() + self._head_bytes(),
             activation_bytes=activation,
             kv_bytes=self._cache.nbytes,
             spare_bytes=max(0, spare - self._cache.nbytes),
             warmup_ns=time.monotonic_ns() - began,
         )
+
+    def _head_bytes(self) -> int:
+        if self._heads is None:
+            return 0
+        return self._heads.nbytes(own_head=self._ranks is not None)
 
     def _most_decodes(self, request: WarmupRequest) -> int | None:
         """Return the most tokens of a step without a prefill, guesses included; None: any."""
@@ -190,6 +204,8 @@ class TorchRunner:
         choices = Choices.none(0)
         if logits is not None:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
+            if self._heads is not None and len(sampled) <= self._info.draft_budget:
+                leave_hidden(plan, sampled, choices, partial(_copy_rows, hidden))
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
@@ -204,7 +220,13 @@ class TorchRunner:
         return self._steps is not None and plan.drafts is None and self._steps.serve(plan)
 
     def drafter(self, most: int) -> Drafter | None:
-        return NgramDrafter(most, self._info.eos_ids) if self._info.draft_budget else None
+        if not self._info.draft_budget:
+            return None
+        if self._heads is None:
+            return NgramDrafter(most, self._info.eos_ids)
+        return HeadsDrafter(
+            self._heads.spec, self._heads, most, self._info.eos_ids, self._heads.token_map
+        )
 
     def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)
@@ -247,6 +269,11 @@ def _draft_budget(device: torch.device) -> int:
     pace for hundreds of tokens.
     """
     return 8 if device.type == "cpu" else 256
+
+
+def _copy_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
+    """Return a copy of rows of `hidden`: a recorded step writes over its own."""
+    return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
 
 
 def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:

@@ -1,0 +1,138 @@
+"""Which kind of speculator a folder holds, whom it guesses for, and what it is made of.
+
+A kind is a row of `KINDS` and a file that reads its tensors' names; how it guesses is a file of
+`shard/speculation/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
+from tgi_trio.model.config import read_values
+from tgi_trio.model.speculators.medusa import is_medusa, read_medusa
+from tgi_trio.model.speculators.mlp import is_mlp, read_mlp
+from tgi_trio.model.speculators.spec import HeadsSpec
+
+_NUMBERS: Final = ("F32", "F16", "BF16")
+_EAGLE: Final = ("eagle", "Eagle", "EAGLE")
+
+
+class _Read(Protocol):
+    def __call__(
+        self,
+        folder: Path,
+        values: Mapping[str, Any],
+        tensors: Mapping[str, StoredTensor],
+        *,
+        hidden: int,
+        vocabulary: int,
+    ) -> HeadsSpec: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of heads."""
+
+    word: str  # TGI's, in errors
+    claims: Callable[[Mapping[str, Any], Path], bool]
+    read: _Read
+    count: tuple[str, ...]  # keys of config.json that say how many guesses it makes
+
+
+KINDS: Final = (
+    Kind("medusa", is_medusa, read_medusa, ("medusa_num_heads", "num_heads")),
+    Kind("mlp_speculator", is_mlp, read_mlp, ("n_predict",)),
+)
+SERVED: Final = "Medusa heads (V1, V2, vLLM's), MLP speculators, models with the same tokenizer"
+
+
+def find_kind(folder: Path) -> Kind | None:
+    """Return what kind of heads a folder holds, None for none.
+
+    Raises ModelLoadError for a kind of speculator that is not served, with those that are.
+    """
+    values = read_values(folder) if folder.is_dir() else None
+    if values is None:
+        return None
+    words = [str(values.get("speculators_model_type") or ""), str(values.get("model_type") or "")]
+    words += [str(name) for name in values.get("architectures") or ()]
+    if any(word for word in words if any(part in word for part in _EAGLE)):
+        raise ModelLoadError(
+            f"{folder} holds an EAGLE speculator ({next(filter(None, words))}), which is not "
+            f"served; served are {SERVED}"
+        )
+    return next((kind for kind in KINDS if kind.claims(values, folder)), None)
+
+
+def base_of_heads(folder: Path) -> str:
+    """Return the name of the model that heads guess for; raises ModelLoadError without one."""
+    name = (read_values(folder) or {}).get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ModelLoadError(
+            f"{folder / 'config.json'} does not say which model its heads guess for: write it "
+            "there as base_model_name_or_path, or name the model with --model-id and the heads "
+            "with --draft-model"
+        )
+    return name
+
+
+def count_guesses(folder: Path, asked: int | None) -> int:
+    """Return how many tokens heads guess ahead: `asked`, or as many as there are heads.
+
+    Raises ConfigurationError, in TGI's words, when more are asked for.
+    """
+    kind, values = find_kind(folder), read_values(folder) or {}
+    assert kind is not None  # the caller has found one
+    have = next((values[key] for key in kind.count if isinstance(values.get(key), int)), 0)
+    if asked is not None and asked > have:
+        raise ConfigurationError(
+            f"Speculate is set to `{asked}` but this {kind.word} models only has `{have}` heads, "
+            "please make them match"
+        )
+    return have if asked is None else asked
+
+
+def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
+    """Return the heads of a folder for a model of so many hidden features and tokens.
+
+    Raises ModelLoadError for a tensor that is missing, of another shape or no plain numbers, and
+    for heads that were made for another model.
+    """
+    kind, values = find_kind(folder), read_values(folder) or {}
+    if kind is None:
+        raise ModelLoadError(f"{folder} holds no heads; served are {SERVED}")
+    tensors = read_headers(folder)
+    spec = kind.read(folder, values, tensors, hidden=hidden, vocabulary=vocabulary)
+    for name in spec.tensors:
+        if name not in tensors:
+            raise ModelLoadError(f"Tensor {name!r} is missing from the heads in {folder}.")
+    _check_shapes(spec, tensors, hidden, vocabulary)
+    return spec
+
+
+def _check_shapes(
+    spec: HeadsSpec, tensors: Mapping[str, StoredTensor], hidden: int, vocabulary: int
+) -> None:
+    refs = [piece.matrix for ref in spec.linears.values() for piece in ref.pieces]
+    shapes: dict[str, tuple[int, ...]] = {
+        ref.name: (ref.rows, ref.columns) for ref in (*refs, *spec.tables.values())
+    }
+    shapes |= {ref.bias: (ref.rows,) for ref in refs if ref.bias}
+    shapes |= {name: (size,) for name, size in spec.vectors.values()}
+    for name, shape in shapes.items():
+        found = tensors[name]
+        if found.shape != shape:
+            raise ModelLoadError(
+                f"Tensor {name!r} in {found.file} has shape {list(found.shape)}, but heads of this "
+                f"model, of {hidden} hidden features and {vocabulary} tokens, need {list(shape)}."
+            )
+        if found.dtype not in _NUMBERS:
+            raise ModelLoadError(
+                f"Tensor {name!r} in {found.file} is of type {found.dtype}; served are "
+                f"{', '.join(_NUMBERS)}."
+            )

@@ -1,0 +1,116 @@
+"""Trained heads beside a program: their linear layers in the kernels, the small rest in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.matrices import every_unit, whole_linear
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
+from tgi_trio.shard.checkpoint.lookup import read_table
+from tgi_trio.shard.checkpoint.numbers import to_float32
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.numba_backend.forward import Forward
+    from tgi_trio.shard.numba_backend.program import Program
+
+Floats = NDArray[np.float32]
+
+_FEATURES: Final = 32  # of a row, or a multiple: what the kernels multiply
+_EPS: Final = 1e-6
+
+
+def find_unfit(spec: HeadsSpec) -> str | None:
+    """Return why the kernels do not compute heads, None where they do."""
+    if spec.widest % _FEATURES:
+        return f"heads with {spec.widest} features, which is no multiple of {_FEATURES}"
+    return None
+
+
+class LoadedHeads:
+    """The weights of heads that are no linear layers, and the model's final norm. No numba here."""
+
+    def __init__(self, heads: HeadsSpec, spec: DecoderSpec) -> None:
+        """Read them; raises ModelLoadError as the files do, UnsupportedError for unfit sizes."""
+        if (reason := find_unfit(heads)) is not None:
+            raise UnsupportedError(reason)
+        self.spec = heads
+        self.token_map = read_token_map(heads, spec.vocab_size)
+        with open_heads(heads) as files:
+            self.vectors = {
+                role: files.vector(name, size) for role, (name, size) in heads.vectors.items()
+            }
+            self.tables = {
+                role: _table(read_table(files, whole_linear(ref), every_unit).dequantised())
+                for role, ref in heads.tables.items()
+            }
+
+
+def _table(values: NDArray[Any]) -> NDArray[Any]:
+    return values.copy()  # the file is closed
+
+
+class KernelArithmetic:
+    """What heads compute with on the CPU kernels; see `speculation/arithmetic.py`.
+
+    Linear layers are operations behind those of the model, which the same team runs.
+    """
+
+    def __init__(self, forward: Forward, program: Program, heads: LoadedHeads) -> None:
+        self._forward = forward
+        self._norm = program.final_norm
+        self._heads = heads
+
+    def gather(self, hidden: Sequence[Floats]) -> Floats:
+        return np.stack(hidden)
+
+    def normalise(self, x: Floats) -> Floats:
+        norm = self._norm
+        if norm.centred:
+            x = x - x.mean(axis=1, keepdims=True)
+        x = x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + np.float32(norm.eps))
+        if norm.weight is not None:
+            x = x * norm.weight
+        return x if norm.bias is None else x + norm.bias
+
+    def concatenate(self, parts: Sequence[Floats]) -> Floats:
+        return np.concatenate(parts)
+
+    def multiply(self, role: str, x: Floats) -> Floats:
+        return self._forward.multiply(role, x)
+
+    def look_up(self, role: str, ids: NDArray[np.int64]) -> Floats:
+        return to_float32(self._heads.tables[role][ids])
+
+    def vector(self, role: str) -> Floats:
+        return self._heads.vectors[role]
+
+    def silu(self, x: Floats) -> Floats:
+        return x / (1 + np.exp(-x))
+
+    def gelu(self, x: Floats) -> Floats:
+        return np.float32(0.5) * x * (1 + _erf(x * np.float32(0.5**0.5)))
+
+    def inverse_rms(self, x: Floats) -> Floats:
+        squares: Floats = np.square(x).mean(axis=1, keepdims=True)
+        return 1 / np.sqrt(squares + np.float32(_EPS))
+
+    def best(self, logits: Floats) -> NDArray[np.int64]:
+        return logits.argmax(axis=1)
+
+
+def _erf(x: Floats) -> Floats:
+    """Return the error function to 1.5e-7 (Abramowitz and Stegun 7.1.26); numpy has none."""
+    size = np.abs(x)
+    t = 1 / (1 + np.float32(0.3275911) * size)
+    series = np.float32(1.061405429)
+    for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        series = series * t + np.float32(factor)
+    result: Floats = np.copysign(1 - series * t * np.exp(-size * size), x)
+    return result

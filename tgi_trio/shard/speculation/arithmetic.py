@@ -1,0 +1,52 @@
+"""What heads compute with: a backend's rows of numbers, behind one interface. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows: TypeAlias = Any  # [n, features], as the backend has them: an array, a tensor; + * [] work
+MODEL_HEAD = "head"  # role of the model's own head
+
+
+class Arithmetic(Protocol):
+    """The weights of heads by their roles (`HeadsSpec`), and a backend's means to compute."""
+
+    def gather(self, hidden: Sequence[Rows]) -> Rows:
+        """Return hidden states [features] as rows."""
+        ...
+
+    def normalise(self, x: Rows) -> Rows:
+        """Return rows through the model's final norm."""
+        ...
+
+    def concatenate(self, parts: Sequence[Rows]) -> Rows:
+        """Return rows below each other."""
+        ...
+
+    def multiply(self, role: str, x: Rows) -> Rows:
+        """Return x W^T + b of a linear layer, or of the model's head (`MODEL_HEAD`)."""
+        ...
+
+    def look_up(self, role: str, ids: NDArray[np.int64]) -> Rows:
+        """Return rows of a table."""
+        ...
+
+    def vector(self, role: str) -> Rows: ...
+
+    def silu(self, x: Rows) -> Rows: ...
+
+    def gelu(self, x: Rows) -> Rows:
+        """Return x * Phi(x), the exact GELU."""
+        ...
+
+    def inverse_rms(self, x: Rows) -> Rows:
+        """Return 1 / sqrt(mean(x^2) + 1e-6) of each row [n, 1]."""
+        ...
+
+    def best(self, logits: Rows) -> NDArray[np.int64]:
+        """Return the place of the largest number of each row."""
+        ...

@@ -1,0 +1,68 @@
+"""Guesses by trained heads. No torch in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.speculators.spec import HeadsSpec, MedusaSpec, MlpSpec
+from tgi_trio.shard.contract import DraftRow
+from tgi_trio.shard.speculation.arithmetic import Arithmetic, Rows
+from tgi_trio.shard.speculation.hidden import last_hidden
+from tgi_trio.shard.speculation.medusa import guess_medusa
+from tgi_trio.shard.speculation.mlp import guess_mlp
+from tgi_trio.shard.speculation.record import judge_record, write_guesses
+from tgi_trio.shard.speculation.sharing import share_room
+
+Guess = Callable[[Any, Arithmetic, Rows, NDArray[np.int64], int], NDArray[np.int64]]
+
+# How each kind guesses: int64 [n, count] behind the tokens [n] that `hidden` [n, features] chose.
+GUESSES: Final[dict[type[HeadsSpec], Guess]] = {MedusaSpec: guess_medusa, MlpSpec: guess_mlp}
+
+
+class HeadsDrafter:
+    """Guesses from the hidden state at which a sequence's last token was chosen."""
+
+    def __init__(
+        self,
+        spec: HeadsSpec,
+        arithmetic: Arithmetic,
+        most: int,
+        eos_ids: Iterable[int],
+        token_map: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Guess `most` tokens a step and sequence at most, as many as there are heads.
+
+        `token_map`: the token that each row of a head stands for; None: its own number.
+        """
+        self._spec = spec
+        self._arithmetic = arithmetic
+        self._most = min(most, spec.heads)
+        self._eos_ids = frozenset(eos_ids)
+        self._token_map = token_map
+
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        ready = [row for row in rows if last_hidden(row.sequence) is not None]
+        records = {row.sequence.id: judge_record(row.sequence, self._most) for row in ready}
+        shared = share_room(ready, spare, allowed=lambda one: records[one.id].allowed)
+        for record in records.values():
+            if not record.allowed:
+                record.rest -= 1
+        if not shared:
+            return {}
+        guesses = self._guess([row for row, _ in shared], max(count for _, count in shared))
+        counts = {}
+        for (row, count), own in zip(shared, guesses.tolist(), strict=True):
+            record = records[row.sequence.id]
+            counts[row.place] = write_guesses(row.sequence, record, own, count, self._eos_ids)
+        return {place: count for place, count in counts.items() if count}
+
+    def _guess(self, rows: Sequence[DraftRow], count: int) -> NDArray[np.int64]:
+        a = self._arithmetic
+        hidden = a.gather([last_hidden(row.sequence) for row in rows])
+        ids = [row.sequence.token_ids[row.sequence.length - 1] for row in rows]
+        found = GUESSES[type(self._spec)](self._spec, a, hidden, np.array(ids, np.int64), count)
+        return found if self._token_map is None else self._token_map[found]
