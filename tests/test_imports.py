@@ -48,7 +48,9 @@ RULES: dict[str, Rule] = {
         ours("errors model.config model.facts model.speculators.recognise"), only=NOTHING
     ),
     # Reads what strangers wrote, so it has no use for anything that could run it.
-    "conversion": Rule(ours("errors model.config"), only=ours("numpy safetensors")),
+    "conversion": Rule(
+        ours("errors model.config model.adapters.config"), only=ours("numpy safetensors")
+    ),
     "hub_download": Rule(ours("errors"), only=ours("huggingface_hub tqdm")),
     "hub_gguf": Rule(ours("errors hub_download model.gguf"), only=NOTHING),
     "hub": Rule(

@@ -8,8 +8,6 @@ embeddings, modules saved whole, biases) is refused by name.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +30,7 @@ from tgi_trio.conversion.safetensors_file import (
 )
 from tgi_trio.conversion.torch_file import open_torch_file
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.config import AdapterConfig, read_adapter_config
 from tgi_trio.model.config import read_config
 
 Matrix = NDArray[np.float32]
@@ -39,53 +38,24 @@ _KEY: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default
 _TRANSPOSED: Final = ("gpt2", "openai-gpt")  # their Conv1D holds [in, out]
 _COPIED: Final = (".json", ".jinja", ".model", ".tiktoken", ".txt", ".py")
 
-# Of adapter_config.json: what says nothing about the sum, and what may only have these values.
-_HARMLESS: Final = frozenset(
-    "alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules "
-    "fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_alpha "
-    "lora_dropout megatron_core peft_version qalora_group_size r rank_pattern revision "
-    "runtime_config target_modules task_type use_rslora".split()
-)
-_ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    # the others change the base before training: the adapter fits that base alone
-    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
-}
-
 
 @dataclass(frozen=True)
 class Adapter:
     """What an adapter adds."""
 
-    config: Mapping[str, Any]
+    config: AdapterConfig
     pairs: Mapping[str, tuple[Matrix, Matrix]]  # module -> A [r, in], B [out, r]
 
     def delta(self, module: str) -> Matrix:
         """Return what is added to a module's matrix: float32 [out, in]."""
         a, b = self.pairs[module]
-        rank = self._of_pattern("rank_pattern", module, self.config.get("r"))
-        alpha = self._of_pattern("alpha_pattern", module, self.config.get("lora_alpha"))
+        rank = self.config.rank(module)
         if a.ndim != 2 or b.ndim != 2 or len(a) != rank or b.shape[1] != rank:
             raise ModelLoadError(
                 f"the adapter's matrices of {module} are {list(a.shape)} and {list(b.shape)}, "
                 f"which does not fit the rank {rank} of adapter_config.json"
             )
-        root = bool(self.config.get("use_rslora"))
-        return np.float32(alpha / (math.sqrt(rank) if root else rank)) * (b @ a)
-
-    def _of_pattern(self, name: str, module: str, otherwise: Any) -> float:
-        """Return the first value of a pattern that names the module, as PEFT matches them."""
-        try:
-            for key, value in (self.config.get(name) or {}).items():
-                if re.match(rf"(.*\.)?({key})$", module):
-                    otherwise = value
-                    break
-        except (re.error, AttributeError) as error:
-            raise ModelLoadError(f"{name} of adapter_config.json is damaged: {error}") from error
-        if isinstance(otherwise, bool) or not isinstance(otherwise, int | float) or otherwise <= 0:
-            raise ModelLoadError(f"adapter_config.json gives {module} no rank or alpha above 0")
-        return otherwise
+        return np.float32(self.config.scale(module)) * (b @ a)
 
 
 def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], None]) -> None:
@@ -106,7 +76,7 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    transposed = bool(found.config.get("fan_in_fan_out"))
+    transposed = bool(found.config.values.get("fan_in_fan_out"))
     transposed |= config.model_type in _TRANSPOSED
     for number, file in enumerate(files, 1):
         say(f"merging into {file.path.name}, {number} of {len(files)}")
@@ -127,13 +97,9 @@ def merge_adapter(adapter: Path, base: Path, target: Path, say: Callable[[str], 
 
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter; raises ModelLoadError for what cannot be merged, naming it."""
-    config = _read_object(folder / "adapter_config.json")
-    for name, value in config.items():
-        if name in _ALLOWED:
-            if value is not None and value not in _ALLOWED[name]:
-                raise ModelLoadError(_not_merged(folder, f"{name} {value!r}"))
-        elif value and name not in _HARMLESS:
-            raise ModelLoadError(_not_merged(folder, f"{name} {value!r:.100}"))
+    config = read_adapter_config(folder)
+    if refused := config.find_refused():
+        raise ModelLoadError(_not_merged(folder, ", ".join(refused)))
     halves: dict[str, dict[str, Matrix]] = {}
     for name, matrix in _adapter_tensors(folder):
         match = _KEY.fullmatch(name)
@@ -220,13 +186,3 @@ def _merge_entry(
 
 def _raw(values: NDArray[Any]) -> NDArray[Any]:
     return values.view({2: np.uint16, 4: np.uint32}[values.itemsize])
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} holds no JSON object")
-    return value

@@ -84,7 +84,7 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
         raise ModelLoadError(_no_safetensors(folder))
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        tensors.update(_read_header(file))
+        tensors.update(read_file_header(file))
     for name, file_name in named.items():
         if name not in tensors:
             raise ModelLoadError(
@@ -114,7 +114,11 @@ def _read_index(folder: Path) -> dict[str, str]:
     return named
 
 
-def _read_header(file: Path) -> dict[str, StoredTensor]:
+def read_file_header(file: Path) -> dict[str, StoredTensor]:
+    """Return every tensor of one safetensors file by name.
+
+    Raises ModelLoadError for a file that is missing, truncated or unreadable.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:

@@ -1,0 +1,212 @@
+"""What a folder of an adapter may hold, and what is refused by name; PEFT wrote the sound ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.files import WEIGHTS, read_adapter
+from tgi_trio.model.adapters.sites import Site, map_adapter
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.matrices import every_unit
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.adapters.numbers import read_adapter_numbers
+
+DATA = Path(__file__).parents[2] / "conversion" / "data"  # what PEFT and transformers wrote
+QUERY = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DATA / "llama" / "adapter", tmp_path / "adapter"))
+
+
+def spec_of(model: str) -> DecoderSpec:
+    spec = decoder_spec(read_config(DATA / model / "base"))
+    assert spec is not None
+    return spec
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def change(folder: Path, **tensors: Any) -> None:
+    """Replace tensors by name; None takes one away."""
+    whole = {**load_file(folder / WEIGHTS), **tensors}
+    save_file({name: value for name, value in whole.items() if value is not None}, folder / WEIGHTS)
+
+
+def read(folder: Path, max_rank: int = 64) -> None:
+    read_adapter_numbers(folder, spec_of("llama"), every_unit, max_rank=max_rank)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_the_sums_are_those_of_peft(model: str) -> None:
+    """W + B A of every site is what `merge_and_unload` wrote."""
+    numbers = read_adapter_numbers(
+        DATA / model / "adapter", spec_of(model), every_unit, max_rank=64
+    )
+    base, merged = (
+        load_file(DATA / model / name) for name in ("base/model.safetensors", "merged.safetensors")
+    )
+    mapped = map_adapter(read_adapter(DATA / model / "adapter"), spec_of(model))
+    assert numbers.sites.keys() == mapped.keys()
+    for site, parts in numbers.sites.items():
+        wanted = np.concatenate(
+            [
+                (merged[cut.matrix.name] - base[cut.matrix.name]).T[cut.rows, cut.columns]
+                if cut.matrix.transposed
+                else (merged[cut.matrix.name] - base[cut.matrix.name])[cut.rows, cut.columns]
+                for cut in mapped[site].linear.cuts(every_unit)
+            ]
+        )
+        found = np.zeros_like(wanted)
+        for part in parts:
+            found[part.start : part.start + len(part.b)] += part.b @ part.a
+        np.testing.assert_allclose(found, wanted, atol=2e-6)
+
+
+def test_adapters_of_the_bare_model(adapter: Path) -> None:
+    """PEFT on an AutoModel leaves out the first part of every name."""
+    whole = load_file(adapter / WEIGHTS)
+    short = {name.replace("model.model.layers", "model.layers"): v for name, v in whole.items()}
+    assert short.keys() != whole.keys()
+    save_file(short, adapter / WEIGHTS)
+    assert Site(0, "qkv") in map_adapter(read_adapter(adapter), spec_of("llama"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"use_dora": True}, "use_dora True"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"target_parameters": ["x"]}, "target_parameters"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+        ({"something_of_tomorrow": 3}, "something_of_tomorrow 3"),
+    ],
+)
+def test_what_is_no_plain_lora_is_refused_by_name(
+    adapter: Path, changes: dict[str, Any], named: str
+) -> None:
+    edit(adapter, **changes, lora_bias=True)
+    with pytest.raises(ModelLoadError) as refused:
+        read_adapter(adapter)
+    assert named in str(refused.value) and "lora_bias True" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ({f"{QUERY}.lora_A.weight": None}, "no lora_A of model.layers.0.self_attn.q_proj"),
+        ({f"{QUERY}.lora_magnitude_vector": np.ones(4, np.float32)}, "lora_magnitude_vector'"),
+        ({"base_model.model.lm_head.weight": np.ones((4, 4), np.float32)}, "lm_head.weight'"),
+        ({f"{QUERY}.lora_B.weight": np.ones((9, 3, 1), np.float32)}, f"{QUERY}.lora_B.weight of"),
+        ({f"{QUERY}.lora_A.weight": np.ones((4, 8), np.int32)}, "is I32; served are F32"),
+    ],
+)
+def test_tensors_that_do_not_fit(adapter: Path, tensors: dict[str, Any], text: str) -> None:
+    change(adapter, **tensors)
+    with pytest.raises(ModelLoadError) as refused:
+        read(adapter)
+    assert text in str(refused.value)
+
+
+def test_numbers_that_are_none(adapter: Path) -> None:
+    name = f"{QUERY}.lora_B.weight"
+    for wrong in (np.nan, np.inf, 3e38):
+        values = load_file(adapter / WEIGHTS)[name].copy()
+        values[-1, -1] = wrong
+        change(adapter, **{name: values})
+        if np.isfinite(wrong):
+            edit(adapter, lora_alpha=1000, alpha_pattern={})
+        with pytest.raises(ModelLoadError, match=f"{name} of "):
+            read(adapter)
+
+
+def test_another_base_a_large_rank_and_modules_that_are_not_there(adapter: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"rank \d+; at most 1 is served \(--max-lora-rank\)"):
+        read(adapter, max_rank=1)
+    name = f"{QUERY}.lora_A.weight"
+    a = load_file(adapter / WEIGHTS)[name]
+    change(adapter, **{name: np.ones((len(a), 99), np.float32)})
+    with pytest.raises(ModelLoadError, match=r"lora_A of .*q_proj in .* the model's inputs are"):
+        read(adapter)
+    change(adapter, **{name: a})
+    pair = {n.replace("layers.0", "layers.7"): v for n, v in load_file(adapter / WEIGHTS).items()}
+    change(adapter, **pair)
+    with pytest.raises(
+        ModelLoadError,
+        match=r"model\.layers\.7.* of llama models down_proj, ",
+    ):
+        read(adapter)
+
+
+def test_files_that_are_not_what_they_should_be(adapter: Path) -> None:
+    weights = adapter / WEIGHTS
+    whole = weights.read_bytes()
+    weights.write_bytes((1 << 30).to_bytes(8, "little") + whole[8:])
+    with pytest.raises(ModelLoadError, match="its header cannot be 1073741824 bytes long"):
+        read(adapter)
+    weights.write_bytes(whole[:-3])
+    with pytest.raises(ModelLoadError, match="may be truncated"):
+        read(adapter)
+    weights.rename(adapter / "adapter_model.bin")
+    with pytest.raises(ModelLoadError, match="a pickle, which may hold a program"):
+        read(adapter)
+    (adapter / "adapter_model.bin").unlink()
+    with pytest.raises(ModelLoadError, match="but no adapter_model"):
+        read(adapter)
+    (adapter / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        read(adapter)
+    (adapter / "adapter_config.json").unlink()
+    with pytest.raises(ModelLoadError, match="no folder of an adapter"):
+        read(adapter)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    values=st.dictionaries(
+        st.sampled_from(
+            "r lora_alpha rank_pattern alpha_pattern use_rslora peft_type bias init_lora_weights "
+            "target_modules use_dora layer_replication".split()
+        ),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=5)
+        | st.lists(st.integers(), max_size=2)
+        | st.dictionaries(st.sampled_from(["q_proj", "(", ".*"]), st.integers() | st.none()),
+    ),
+    cut=st.integers(0, 400),
+    garbage=st.binary(max_size=8),
+)
+def test_whatever_a_folder_holds_is_read_or_refused(
+    adapter: Path, values: dict[str, Any], cut: int, garbage: bytes
+) -> None:
+    """Nothing but ModelLoadError comes of it."""
+    config = DATA / "llama" / "adapter" / "adapter_config.json"
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(json.loads(config.read_text()) | values)
+    )
+    whole = (DATA / "llama" / "adapter" / WEIGHTS).read_bytes()
+    (adapter / WEIGHTS).write_bytes(whole[:cut] + garbage + whole[cut + len(garbage) :])
+    try:
+        read(adapter)
+    except ModelLoadError as error:
+        assert str(adapter) in str(error)

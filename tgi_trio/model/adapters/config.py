@@ -1,0 +1,108 @@
+"""`adapter_config.json` of PEFT: what may be in it, and by how much an adapter's sums are scaled.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021: W + (alpha / r) B A; with
+rsLoRA (Kalajdzievski 2023) the factor is alpha / sqrt(r). Fields are those of peft 0.21's
+LoraConfig. What asks for more than such a sum (DoRA, modules saved whole, biases) is named by
+`find_refused`, and so is a field that is not in these tables: nothing is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+
+CONFIG: Final = "adapter_config.json"
+_LONGEST: Final = 16 << 20  # bytes of it
+
+# What says nothing about the sum: the names of the tensors say what is adapted.
+_HARMLESS: Final = frozenset(
+    "alpha_pattern auto_mapping base_model_name_or_path corda_config eva_config exclude_modules "
+    "fan_in_fan_out inference_mode layers_pattern layers_to_transform loftq_config lora_alpha "
+    "lora_dropout megatron_core peft_version qalora_group_size r rank_pattern revision "
+    "runtime_config target_modules task_type use_rslora".split()
+)
+# What may only have these values.
+_ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    # the others change the base before training: the adapter fits that base alone
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """An adapter's configuration, as it was read."""
+
+    folder: Path
+    values: Mapping[str, Any]
+
+    @property
+    def base(self) -> str:
+        """The model that it says it was made for; "" where it does not say."""
+        name = self.values.get("base_model_name_or_path")
+        return name if isinstance(name, str) else ""
+
+    def find_refused(self) -> list[str]:
+        """Return what asks for more than sums of products, as `name value`, in the file's order."""
+        return [
+            f"{name} {value!r:.100}"
+            for name, value in self.values.items()
+            if not _is_served(name, value)
+        ]
+
+    def rank(self, module: str) -> int:
+        """Return r of a module, by the pattern that names it; raises ModelLoadError."""
+        found = self._of_pattern("rank_pattern", module, self.values.get("r"))
+        if found != int(found):
+            raise ModelLoadError(f"{self.folder / CONFIG} gives {module} the rank {found}")
+        return int(found)
+
+    def scale(self, module: str) -> float:
+        """Return what B A of a module is multiplied with; raises ModelLoadError."""
+        alpha = self._of_pattern("alpha_pattern", module, self.values.get("lora_alpha"))
+        rank = self.rank(module)
+        return alpha / (math.sqrt(rank) if self.values.get("use_rslora") else rank)
+
+    def _of_pattern(self, name: str, module: str, otherwise: Any) -> float:
+        """Return the first value of a pattern that names the module, as PEFT matches them."""
+        try:
+            for key, value in (self.values.get(name) or {}).items():
+                if re.match(rf"(.*\.)?({key})$", module):
+                    otherwise = value
+                    break
+        except (re.error, AttributeError) as error:
+            raise ModelLoadError(f"{name} of {self.folder / CONFIG} is damaged: {error}") from error
+        number = isinstance(otherwise, int | float) and not isinstance(otherwise, bool)
+        if not number or not 0 < otherwise < math.inf:
+            raise ModelLoadError(
+                f"{self.folder / CONFIG} gives {module} no rank or alpha above 0, but {otherwise!r}"
+            )
+        return float(otherwise)
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Read a folder's `adapter_config.json`; raises ModelLoadError unless it is a JSON object."""
+    path = folder / CONFIG
+    try:
+        if path.stat().st_size > _LONGEST:
+            raise ValueError(f"it has more than {_LONGEST} bytes")
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelLoadError(f"{path} holds no JSON object")
+    return AdapterConfig(folder, values)
+
+
+def _is_served(name: str, value: Any) -> bool:
+    if name in _ALLOWED:
+        return value is None or value in _ALLOWED[name]
+    return not value or name in _HARMLESS

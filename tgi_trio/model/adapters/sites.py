@@ -1,0 +1,111 @@
+"""Which linears of a decoder an adapter changes: its modules, by the names of a model's matrices.
+
+A *site* is a linear as it is computed: query, key and value together, gate and up together. So a
+site may have several pairs (of three matrices of a checkpoint), or one pair for all of it (of one
+matrix that the checkpoint has fused).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.files import Adapter, Pair
+from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
+from tgi_trio.model.matrices import LinearRef, MlpRefs
+from tgi_trio.model.spec import DecoderSpec
+
+Role = Literal["qkv", "output", "inner", "down"]
+ROLES: Final[tuple[Role, ...]] = ("qkv", "output", "inner", "down")
+_NAMED: Final = 8  # modules that a refusal lists
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Site:
+    """A linear of a layer."""
+
+    layer: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLinear:
+    """A site that an adapter changes: which pair is of which of the linear's pieces."""
+
+    linear: LinearRef
+    pairs: tuple[Pair | None, ...]  # one for each piece; None: it stays as it is
+
+
+def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
+    """Yield the linears of a decoder that adapters may change, in the order of computation.
+
+    Not those of mixtures of experts, nor what lies around a compressed K and V.
+    """
+    for index in range(len(spec.layers)):
+        refs = layer_refs(spec, index)
+        if refs.latent is None:
+            yield Site(index, "qkv"), refs.qkv
+            yield Site(index, "output"), refs.output
+        if isinstance(refs.mlp, MlpRefs):
+            yield Site(index, "inner"), refs.mlp.inner
+            yield Site(index, "down"), refs.mlp.down
+
+
+def map_adapter(
+    adapter: Adapter, spec: DecoderSpec, max_rank: int | None = None
+) -> Mapping[Site, AdaptedLinear]:
+    """Return what an adapter changes of a decoder.
+
+    Raises ModelLoadError for modules that are not adapted here (all are named), for matrices of
+    another shape, and for a rank above `max_rank`.
+    """
+    if max_rank is not None and adapter.rank > max_rank:
+        raise ModelLoadError(
+            f"{adapter.folder} has the rank {adapter.rank}; at most {max_rank} is served "
+            "(--max-lora-rank)"
+        )
+    left = dict(adapter.pairs)
+    found: dict[Site, AdaptedLinear] = {}
+    for site, linear in adaptable_linears(spec):
+        pairs = []
+        for piece in linear.pieces:
+            module = piece.matrix.name.removesuffix(".weight")
+            bare = module.removeprefix(spec.names.base)  # as an adapter of the bare model has it
+            pair = adapter.pairs.get(module) or adapter.pairs.get(bare)
+            pairs.append(pair)
+            if pair is not None:
+                _check_shapes(adapter, pair, piece.matrix.rows, piece.matrix.columns)
+                left.pop(pair.module, None)
+        if any(pairs):
+            found[site] = AdaptedLinear(linear, tuple(pairs))
+    if left:
+        raise ModelLoadError(_refuse_modules(adapter, sorted(left), spec))
+    return found
+
+
+def _check_shapes(adapter: Adapter, pair: Pair, rows: int, columns: int) -> None:
+    for letter, shape, wanted, what in (
+        ("A", pair.a.shape, (pair.rank, columns), f"inputs are {columns}"),
+        ("B", pair.b.shape, (rows, pair.rank), f"outputs are {rows}"),
+    ):
+        if shape != wanted:
+            raise ModelLoadError(
+                f"lora_{letter} of {pair.module} in {adapter.folder} is {list(shape)}; the "
+                f"model's {what}: the adapter is made for another base"
+                + (f", {adapter.config.base}" if adapter.config.base else "")
+            )
+
+
+def _refuse_modules(adapter: Adapter, modules: list[str], spec: DecoderSpec) -> str:
+    names = {piece.matrix.name for _, linear in adaptable_linears(spec) for piece in linear.pieces}
+    kinds = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in names})
+    more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
+    head = outer_refs(spec).head.pieces[0].matrix.name.removesuffix(".weight")
+    outer = " (nor are embeddings and the head)" if head in modules else ""
+    return (
+        f"{adapter.folder} changes {', '.join(modules[:_NAMED])}{more}, which is not adapted "
+        f"here{outer}: of {spec.family} models {', '.join(kinds) or 'nothing'} of the layers can "
+        "be. Merge it with PEFT (merge_and_unload, then save_pretrained) and serve that folder"
+    )

@@ -1,0 +1,129 @@
+"""An adapter's numbers, cut into what a rank needs: y += B (A x), the scale in B.
+
+Columns of A and rows of B are divided as the model's own are (`model/split.py`). Where a linear's
+inputs are divided, every rank has all of B: its delta is part of the partial sum that the ranks add
+up anyway, so adapters need no exchange of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.adapters.files import Adapter, Pair, read_adapter
+from tgi_trio.model.adapters.sites import AdaptedLinear, Site, map_adapter
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.matrices import Share
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+
+_KINDS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPart:
+    """What is added to neighbouring outputs of a linear: B (A x)."""
+
+    a: Floats  # [r, inputs of this rank]
+    b: Floats  # [outputs, r], scaled
+    start: int  # the first of these outputs among the linear's of this rank
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterNumbers:
+    """What one rank computes of an adapter."""
+
+    sha256: bytes  # of its files
+    rank: int  # the largest of its modules
+    sites: Mapping[Site, tuple[AdapterPart, ...]]
+
+
+def read_adapter_numbers(
+    folder: Path,
+    spec: DecoderSpec,
+    share: Share,
+    *,
+    max_rank: int,
+    expected: bytes = b"",
+) -> AdapterNumbers:
+    """Read an adapter as far as `share` says.
+
+    `expected`: the sha256 of what was read before; b"": of anything. Raises ModelLoadError as
+    `read_adapter` and `map_adapter` do, for numbers that are infinite or none, naming the tensor,
+    and for a folder whose content has changed.
+    """
+    adapter = read_adapter(folder)
+    mapped = map_adapter(adapter, spec, max_rank)
+    contents = [_read_bytes(path) for path in adapter.files]
+    digest = hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in contents)).digest()
+    if expected and digest != expected:
+        raise ModelLoadError(
+            f"the files in {folder} are not those that were loaded before: an answer cannot go on "
+            "in another voice. Load them under another name"
+        )
+    numbers = {
+        pair.module: _read_pair(adapter, pair, contents[1]) for pair in adapter.pairs.values()
+    }
+    sites = {site: _cut(linear, numbers, share) for site, linear in mapped.items()}
+    return AdapterNumbers(digest, adapter.rank, sites)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+
+
+def _read_pair(adapter: Adapter, pair: Pair, content: bytes) -> tuple[Floats, Floats]:
+    """Return A and B whole, B scaled."""
+    a, b = (
+        _read_tensor(adapter, name, tensor, content)
+        for name, tensor in zip(pair.names, (pair.a, pair.b), strict=True)
+    )
+    with np.errstate(over="ignore"):
+        scaled = b * np.float32(pair.scale)
+    if not np.isfinite(scaled).all():
+        raise ModelLoadError(
+            f"{pair.names[1]} of {adapter.folder} times its scale {pair.scale:g} is not finite"
+        )
+    return a, scaled
+
+
+def _read_tensor(adapter: Adapter, name: str, tensor: StoredTensor, content: bytes) -> Floats:
+    raw = np.frombuffer(content[tensor.first : tensor.end], _KINDS[tensor.dtype])
+    if raw.size != tensor.shape[0] * tensor.shape[1]:
+        raise ModelLoadError(f"{tensor.file} has changed while it was read: {name} is cut off")
+    values = to_float32(raw).reshape(tensor.shape).copy()  # else a view of what is read alone
+    if not np.isfinite(values).all():
+        raise ModelLoadError(f"{name} of {adapter.folder} holds numbers that are infinite or none")
+    return values
+
+
+def _cut(
+    adapted: AdaptedLinear, numbers: Mapping[str, tuple[Floats, Floats]], share: Share
+) -> tuple[AdapterPart, ...]:
+    """Return this rank's part; pieces of one pair that are neighbours are one part."""
+    parts: list[AdapterPart] = []
+    before: Pair | None = None
+    start = 0
+    for piece, pair in zip(adapted.linear.pieces, adapted.pairs, strict=True):
+        spans = piece.outputs.spans(share(piece.outputs))
+        count = sum(span.stop - span.start for span in spans)
+        if pair is not None:
+            (columns,) = piece.inputs.spans(share(piece.inputs))
+            a, b = numbers[pair.module]
+            rows = np.concatenate([b[span] for span in spans])
+            if pair is before:
+                last = parts.pop()
+                parts.append(AdapterPart(last.a, np.concatenate((last.b, rows)), last.start))
+            else:
+                parts.append(AdapterPart(np.ascontiguousarray(a[:, columns]), rows, start))
+        before = pair
+        start += count
+    return tuple(parts)
