@@ -127,6 +127,7 @@ class Corpus:
         self._deck: list[Entry] = []
         by_slug = {entry.slug: entry for entry in self.entries}
         self._courtesies = [by_slug[slug] for slug in COURTESIES]
+        self._with_more = [entry for entry in self.entries if entry.more]
 
     def documents(self, count: int) -> Iterator[Document]:
         """Yield the next ``count`` documents."""
@@ -135,9 +136,9 @@ class Corpus:
                 yield self._repeated_list()
                 continue
             draw = self._rng.random()
-            if draw < 0.40:
+            if draw < 0.34:
                 yield self._chat([self._turn()])
-            elif draw < 0.55:
+            elif draw < 0.58:
                 yield self._chat(self._conversation())
             elif draw < 0.88:
                 yield self._chat_with_tools()
@@ -323,7 +324,7 @@ class Corpus:
                 turns.append(self._turn())
                 last = None
             else:
-                last = self._next_entry()
+                last = rng.choice(self._with_more) if rng.random() < 0.4 else self._next_entry()
                 turns.append(self._known(last))
         return turns
 

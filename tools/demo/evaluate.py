@@ -15,6 +15,7 @@ from typing import Any
 from tgi_trio.demo import model_path
 from tools.demo.documents import UNKNOWN
 from tools.demo.entries import (
+    Entry,
     Tool,
     load_entries,
     load_heldout,
@@ -31,6 +32,7 @@ Tokenizer = Any
 Message = dict[str, Any]
 MAX_NEW_TOKENS = 160
 BATCH_SIZE = 32
+FOLLOW_UPS = ("Tell me more.", "Why does that matter?", "Please go on.")  # the last is new to it
 NO_TOOL_EACH = 6  # of the questions about the server one in so many is asked with tools as well
 
 
@@ -121,6 +123,25 @@ def heldout_results(
     ]
 
 
+def follow_up_results(model: Model, tokenizer: Tokenizer, question: str) -> list[Result]:
+    """Ask for more after each answer that has more to it, the answer being the corpus's."""
+    entries = [entry for entry in load_entries() if entry.more]
+    asked = [
+        Asked(
+            [
+                {"role": "user", "content": _ask_about(entry)},
+                {"role": "assistant", "content": entry.answer},
+                {"role": "user", "content": question},
+            ]
+        )
+        for entry in entries
+    ]
+    return [
+        Result(f"{entry.slug}: {question}", entry.more + str(tokenizer.eos_token), answer)
+        for entry, answer in zip(entries, answers(model, tokenizer, asked), strict=True)
+    ]
+
+
 def call_results(model: Model, tokenizer: Tokenizer, *, thinks: bool = False) -> list[Result]:
     """Ask the held-out questions for tools, each beside two other tools; expect the calls."""
     given = answers(model, tokenizer, [_ask_for_call(*row, thinks) for row in load_heldout_tools()])
@@ -176,6 +197,12 @@ def describe(offered: OfferedTool) -> dict[str, Any]:
     }
 
 
+def _ask_about(entry: Entry) -> str:
+    if entry.singular:
+        return f"What is {entry.singular[0]}?"
+    return f"What are {entry.plural[0]}?" if entry.plural else entry.questions[0]
+
+
 def _ask_for_call(slug: str, question: str, value: str, thinks: bool) -> Asked:
     tools = load_tools()
     at = [tool.slug for tool in tools].index(slug)
@@ -211,6 +238,11 @@ def main() -> None:
             model, tokenizer, system=args.system, thinks=True, each=NO_TOOL_EACH
         ),
         "questions beside tools": heldout_results(model, tokenizer, tools=three, each=NO_TOOL_EACH),
+        "more of it": [
+            result
+            for question in FOLLOW_UPS
+            for result in follow_up_results(model, tokenizer, question)
+        ],
         "calls": call_results(model, tokenizer),
         "calls, thinking": call_results(model, tokenizer, thinks=True),
         "answers from results": result_results(model, tokenizer),
