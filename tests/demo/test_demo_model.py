@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,15 @@ from hypothesis import strategies as st
 
 from tests.threads import one_torch_thread
 from tgi_trio.demo import MODEL_ID, model_path
+from tools.demo.entries import load_tools
+from tools.demo.evaluate import (
+    NO_TOOL_EACH,
+    Result,
+    call_results,
+    follow_up_results,
+    heldout_results,
+    result_results,
+)
 
 MAX_BYTES = 8_000_000
 MAX_NEW_TOKENS = 120
@@ -104,11 +113,40 @@ def test_it_continues_plain_text(model: Any, tokenizer: Any) -> None:
     assert "new requests join the running batch" in tokenizer.decode(continue_ids(model, ids))
 
 
-def test_most_heldout_paraphrases_are_answered(model: Any, tokenizer: Any) -> None:
-    from tools.demo.evaluate import heldout_results
+def count_right(results: Sequence[Result]) -> int:
+    return sum(result.right for result in results)
 
-    results = heldout_results(model, tokenizer)
-    assert sum(result.right for result in results) >= 0.85 * len(results)
+
+def test_most_heldout_paraphrases_are_answered(model: Any, tokenizer: Any) -> None:
+    assert count_right(heldout_results(model, tokenizer)) >= 300
+
+
+def test_it_has_more_to_say(model: Any, tokenizer: Any) -> None:
+    results = follow_up_results(model, tokenizer, "Tell me more.")
+    assert count_right(results) >= 0.8 * len(results)
+
+
+def test_a_thought_does_not_spoil_the_answer(model: Any, tokenizer: Any) -> None:
+    results = heldout_results(model, tokenizer, thinks=True, each=NO_TOOL_EACH)
+    assert count_right(results) >= 0.8 * len(results)
+
+
+def test_tools_that_are_not_needed_are_left_alone(model: Any, tokenizer: Any) -> None:
+    results = heldout_results(model, tokenizer, tools=load_tools()[:3], each=NO_TOOL_EACH)
+    assert count_right(results) >= 0.8 * len(results)
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_it_calls_tools_by_names_it_has_never_been_asked_with(
+    model: Any, tokenizer: Any, thinks: bool
+) -> None:
+    results = call_results(model, tokenizer, thinks=thinks)
+    assert count_right(results) >= 0.5 * len(results)
+
+
+def test_it_says_what_a_tool_found(model: Any, tokenizer: Any) -> None:
+    results = result_results(model, tokenizer)
+    assert count_right(results) >= 0.75 * len(results)
 
 
 def test_the_folder_is_small() -> None:
