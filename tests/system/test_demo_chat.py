@@ -1,4 +1,4 @@
-"""Thoughts and calls of the embedded model, as somebody meets them who has just started a server."""
+"""Thoughts and calls of the embedded model, as whoever has just started a server meets them."""
 
 from __future__ import annotations
 
