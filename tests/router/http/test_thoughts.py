@@ -1,4 +1,4 @@
-"""Thoughts of a chat: told apart in bodies and streams, counted, bounded, left out, given back."""
+"""Thoughts of a chat: told apart in bodies and streams, counted, left out, given back."""
 
 from __future__ import annotations
 
@@ -6,79 +6,26 @@ import json
 import re
 from typing import Any
 
-import msgspec
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 
-from tests.router.http.fake_engine import TEMPLATE, FakeEngine, byte_tokenizer
+from tests.router.http.fake_engine import TEMPLATE
 from tests.router.http.served import Answer, served
+from tests.router.http.thinking_answers import (
+    BODY,
+    CALL,
+    MAY,
+    SPECIAL,
+    THINKS,
+    USER,
+    WEATHER,
+    asked,
+    choice_of,
+    engine,
+    folded,
+)
 from tests.router.text.families import BY_NAME
-from tgi_trio.router.http.messages import replies
-from tgi_trio.router.text.chat_template import ChatTemplate
-from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
-
-CHAT = "/v1/chat/completions"
-USER = [{"role": "user", "content": "Rain?"}]
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
-BODY = {"messages": USER, "max_tokens": 500}
-CALL = HERMES.write([("weather", {"city": "Rome"})])
-# Qwen's manners, in short: the prompt ends inside a thought unless it is switched off.
-THINKS = (
-    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content and loop.last %}"
-    "{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>"
-    "{{ '<think></think>' if enable_thinking is false else '<think>' }}{% endif %}"
-)
-# Any marks will do where the model opens its thoughts itself.
-MAY = "{# <think> </think> #}" + TEMPLATE
-SPECIAL = ("<think>", "</think>", "<|end|>")
-
-
-def engine(answer: str, template: str = THINKS, special: tuple[str, ...] = ()) -> FakeEngine:
-    found = FakeEngine(lambda prompt: answer, tokenizer=byte_tokenizer(special))
-    found.chat_template = ChatTemplate({"default": template}, {})
-    return found
-
-
-async def asked(engine: FakeEngine, **more: Any) -> Answer:
-    async with served(engine) as server:
-        client = await server.connect()
-        return await client.post(CHAT, {**BODY, **more})
-
-
-def choice_of(answer: Answer) -> replies.ChatCompletionComplete:
-    assert answer.status == 200, answer.body
-    return msgspec.json.decode(answer.body, type=replies.ChatCompletion).choices[0]
-
-
-def folded(answer: Answer) -> tuple[str, str, list[tuple[str, str]], str | None, list[str]]:
-    """Return thought, content, calls, finish reason and tokens with log-probabilities."""
-    *events, done = answer.events()
-    assert done == b"[DONE]"
-    thought, content, reason = "", "", None
-    calls: list[Any] = []
-    tokens: list[str] = []
-    for event in events:
-        chunk = msgspec.json.decode(event, type=replies.ChatCompletionChunk)
-        for choice in chunk.choices:
-            delta = choice.delta
-            assert delta.reasoning == delta.reasoning_content
-            thought += delta.reasoning_content or ""
-            content += delta.content or ""
-            for call in delta.tool_calls or []:
-                if call.index == len(calls):
-                    calls.append([call.function.name, call.function.arguments])
-                else:
-                    calls[call.index][1] += call.function.arguments
-            if choice.logprobs:
-                tokens += [entry.token for entry in choice.logprobs.content]
-            reason = choice.finish_reason
-    return thought, content, [tuple(call) for call in calls], reason, tokens
-
 
 CASES = [
     # text, thought, content, calls, reason
@@ -159,75 +106,6 @@ async def test_harmony_thinks_more_than_once():
             details = answer.json()["usage"]["completion_tokens_details"]
             assert details["reasoning_tokens"] >= len("Hm.So.")
             assert folded(await asked(stream, stop=["END", "Hm"], stream=True))[:4] == expected
-
-
-# ---- stop strings ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stop", [{"stop": ["END"]}, {"stop_regex": "E.D"}])
-@pytest.mark.parametrize("step", [1, 2, 5, 1000])
-async def test_a_stop_string_ends_the_answer_alone(stop, step):
-    """It may stand in the thought, and in a call; behind the end mark it counts at once."""
-    (name,) = stop
-    reason = stop[name] if name == "stop_regex" else "END"
-    for stream in (False, True):
-        found = engine("the END.</think>Yes. END of it")
-        found.tokens_per_step = step
-        answer = await asked(found, stream=stream, **stop)
-        if stream:
-            assert folded(answer)[:4] == ("the END.", "Yes. ", [], "stop")
-            continue
-        choice = choice_of(answer)
-        assert (choice.message.reasoning, choice.message.content) == ("the END.", "Yes. ")
-        assert (choice.finish_reason, choice.stop_reason) == ("stop", reason)
-    call = HERMES.write([("weather", {"city": "END"})])
-    expected = ("END", "", [("weather", '{"city":"END"}')], "tool_calls")
-    for stream in (False, True):
-        found = engine(f"END</think>{call}")
-        found.tokens_per_step = step
-        answer = await asked(found, stream=stream, tools=[WEATHER], **stop)
-        if stream:
-            assert folded(answer)[:4] == expected
-            continue
-        choice = choice_of(answer)
-        (made,) = choice.message.tool_calls or []
-        calls = [(made.function.name, made.function.arguments)]
-        content = choice.message.content or ""
-        assert (choice.message.reasoning, content, calls, choice.finish_reason) == expected
-
-
-async def test_a_stop_string_cuts_calls_that_follow_it():
-    for step in (1, 1000):
-        found = engine(f"</think>Yes. END {CALL}")
-        found.tokens_per_step = step
-        choice = choice_of(await asked(found, stop=["END"], tools=[WEATHER]))
-        assert (choice.message.content, choice.finish_reason) == ("Yes. ", "stop")
-        assert not choice.message.tool_calls
-
-
-async def test_white_space_around_the_end_mark_stops_nothing():
-    choice = choice_of(await asked(engine("Hm.\n\n</think>\n\nYes.\n\nNo."), stop=["\n\n"]))
-    assert (choice.message.reasoning, choice.message.content) == ("Hm.", "Yes.")
-
-
-async def test_a_special_token_stops_in_the_answer_alone():
-    found = engine("a<|end|>b</think>c<|end|>d", special=SPECIAL)
-    choice = choice_of(await asked(found, stop=["<|end|>"]))
-    assert (choice.message.reasoning, choice.message.content) == ("ab", "c")
-    assert choice.stop_reason == "<|end|>"
-
-
-async def test_stop_token_ids_end_anything():
-    found = engine("abc")
-    (id,) = found.tokenizer.encode_ids("b", False).tolist()
-    choice = choice_of(await asked(found, stop_token_ids=[id]))
-    assert (choice.message.reasoning, choice.stop_reason) == ("a", id)
-
-
-async def test_the_stop_string_is_kept_where_it_is_asked_for():
-    options = {"stop": ["END"], "include_stop_str_in_output": True}
-    choice = choice_of(await asked(engine("END</think>Yes END no"), **options))
-    assert (choice.message.reasoning, choice.message.content) == ("END", "Yes END")
 
 
 # ---- what is told of them ----------------------------------------------------------------------
@@ -338,86 +216,6 @@ async def test_earlier_thoughts_reach_the_template_in_the_shape_it_reads():
         assert await prompt_of(magistral, **options) == (
             "[user]Rain?[assistant][THINK]Hm.[/THINK]Yes."
         )
-
-
-# ---- what is forced behind them ----------------------------------------------------------------
-
-FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1, 2]}}}
-REQUIRED = {"tools": [WEATHER], "tool_choice": "required"}
-NAMED = {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}}
-
-
-async def matcher_of(template: str, special: tuple[str, ...], **more: Any) -> Any:
-    """Return what llguidance makes of the grammar of a request, and the tokenizer's ids."""
-    found = engine("</think>", template, special)
-    answer = await asked(found, **more)
-    assert answer.status == 200, answer.body
-    (request,) = found.submitted
-    assert request.sampling.grammar
-    tokenizer = LLTokenizer(found.tokenizer._backend.to_str(), eos_token=1)
-    matcher = LLMatcher(tokenizer, request.sampling.grammar, log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
-    return matcher, lambda text: found.tokenizer.encode_ids(text, False).tolist()
-
-
-@pytest.mark.parametrize("special", [(), SPECIAL], ids=["spelled", "special"])
-@pytest.mark.parametrize(
-    ("asked_for", "good", "bad"),
-    [
-        ({"response_format": FORMAT}, "1", "3"),
-        ({"response_format": {"type": "json_object"}}, "{}", "[]"),
-        ({"regex": "a+"}, "aa", "ab"),
-        ({"guided_choice": ["x", "y"]}, "y", "z"),
-        (REQUIRED, CALL, CALL.replace("city", "town")),
-        (NAMED, CALL, CALL.replace("weather", "clock")),
-    ],
-    ids=["json_schema", "json_object", "regex", "choice", "required", "named"],
-)
-async def test_what_is_forced_comes_behind_the_thought(asked_for, good, bad, special):
-    for template, begin in ((THINKS, ""), (MAY, "<think>")):
-        for text, fits in ((good, True), (bad, False)):
-            matcher, ids = await matcher_of(template, special, **asked_for)
-            whole = ids(f"{begin}Hm.\n</think>\n\n{text}")
-            taken = matcher.try_consume_tokens(whole)
-            assert (taken == len(whole) and matcher.is_accepting()) is fits, (text, begin)
-        matcher, ids = await matcher_of(template, special, **asked_for)
-        thought = ids(f"{begin}Hm.")
-        assert matcher.try_consume_tokens(thought) == len(thought) and not matcher.is_accepting()
-    # Where the prompt has ended the thought, none can come.
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    matcher, ids = await matcher_of(THINKS, special, **asked_for, **off)
-    assert matcher.try_consume_tokens(ids(good)) == len(ids(good)) and matcher.is_accepting()
-    matcher, ids = await matcher_of(THINKS, special, **asked_for, **off)
-    assert matcher.try_consume_tokens(ids("Hm.</think>")) < len(ids("Hm.</think>"))
-
-
-@pytest.mark.parametrize(
-    "name", ["thinking_token_budget", "max_think_tokens", "thinking_budget_tokens"]
-)
-@pytest.mark.parametrize("special", [(), SPECIAL], ids=["spelled", "special"])
-async def test_a_budget_forces_the_end_mark(name, special):
-    for more in ({}, {"response_format": FORMAT}, REQUIRED, {"tools": [WEATHER]}):
-        matcher, ids = await matcher_of(THINKS, special, **{name: 8}, **more)
-        assert matcher.try_consume_tokens(ids("x" * 8)) == 8
-        assert matcher.deep_copy().try_consume_tokens(ids("x")) == 0
-        end = ids("</think>")
-        assert matcher.try_consume_tokens(end) == len(end)
-
-
-async def test_a_budget_where_nothing_is_thought_is_nothing():
-    for template, more in (
-        (TEMPLATE, {}),
-        (THINKS, {"chat_template_kwargs": {"enable_thinking": False}}),
-        (THINKS, {"thinking_token_budget": -1}),
-    ):
-        found = engine("Yes.", template)
-        answer = await asked(found, **{"thinking_token_budget": 8, **more})
-        assert answer.status == 200 and not found.submitted[0].sampling.grammar
-    both = await asked(engine(""), thinking_token_budget=8, max_think_tokens=8)
-    assert both.status == 422 and b"duplicate field" in both.body
-    words = "{# Here is my thought process: Here is my response: #}" + TEMPLATE
-    refused = await asked(engine("", words), thinking_token_budget=8)
-    assert refused.status == 422 and b"a budget of a thought is not supported" in refused.body
 
 
 async def test_the_native_api_knows_no_thoughts():

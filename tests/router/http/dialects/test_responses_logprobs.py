@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
+from tests.router.http.dialects.responses_answers import (
+    TOOLS,
+    asked,
+    engine,
+    error,
+    events,
+    final,
+    reply,
+)
 from tests.router.http.fake_engine import byte_tokenizer
-from tests.router.http.test_responses import TOOLS, asked, engine, error, events, final, reply
 from tests.router.http.thinking import let_think
 from tests.router.text.families import BY_NAME
 from tgi_trio.router.http.dialects.responses import replies

@@ -1,0 +1,102 @@
+"""Errors of OpenAI's Responses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.router.http.dialects.responses_answers import (
+    BODY,
+    CLOCK,
+    PATH,
+    asked,
+    engine,
+    error,
+    events,
+)
+from tests.router.http.served import served
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.http.engine_api import ServedLimits
+
+pytestmark = pytest.mark.trio
+
+
+INVALID = "invalid_request_error"
+SMALL = ServedLimits(max_input_tokens=20, max_total_tokens=40)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "words"),
+    [
+        ({"input": ...}, 400, None, "input"),
+        ({"input": ""}, 400, None, "`input` cannot be empty"),
+        ({"input": []}, 400, None, "`input` cannot be empty"),
+        ({"input": [{"role": "x", "content": "a"}]}, 400, None, "`x` is none of"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, 400, None, "nothing is stored"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            400,
+            None,
+            "input_image",
+        ),
+        ({"model": "other"}, 404, "model_not_found", "`other`"),
+        ({"previous_response_id": "resp_1"}, 404, "previous_response_not_found", "resp_1"),
+        ({"background": True}, 400, None, "background"),
+        ({"conversation": "conv_1"}, 400, None, "conversation"),
+        ({"prompt": {"id": "p"}}, 400, None, "prompt"),
+        ({"max_output_tokens": 0}, 400, None, "max_output_tokens"),
+        ({"top_p": 2.0}, 400, None, "top_p"),
+        ({"tool_choice": "any"}, 400, None, "`any`"),
+        ({"tool_choice": "required"}, 400, None, "no tools"),
+        ({"tool_choice": {"type": "function"}}, 400, None, "name"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, 400, None, "x not found"),
+        ({"tools": [{"name": "x"}]}, 400, None, "type"),
+        ({"tools": [{"type": "function"}]}, 400, None, "name"),
+        ({"tools": [CLOCK, CLOCK]}, 400, None, "two tools"),
+        ({"text": {"format": {"type": "json_schema"}}}, 400, None, "schema"),
+        ({"text": {"format": {"type": "xml"}}}, 400, None, "xml"),
+    ],
+)
+async def test_what_is_refused(fields, status, code, words):
+    found = error(await asked(engine(), **fields))
+    assert found[:3] == (status, INVALID, code) and words in found[3]
+
+
+async def test_a_prompt_that_is_too_long():
+    for limits in (ServedLimits(max_input_tokens=19, max_total_tokens=20), SMALL):
+        for more in ({}, {"max_output_tokens": 5}):
+            found = error(await asked(engine(limits=limits), **more))
+            assert found[:3] == (400, INVALID, "context_length_exceeded")
+
+
+async def test_errors_before_the_route(http):
+    async with served(engine(), HttpSettings(api_keys=("key",))) as server:
+        answer = await (await server.connect()).post(PATH, BODY)
+    assert error(answer)[:3] == (401, INVALID, "invalid_api_key")
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        broken = await client.post(PATH, b"{")
+        stored = [await client.ask(method, PATH + "/resp_1") for method in ("GET", "DELETE")]
+    assert error(broken)[:2] == (400, INVALID)
+    assert [answer.status for answer in stored] == [404, 404]
+
+
+async def test_an_overload_says_when_to_come_back():
+    full = engine(limits=ServedLimits(max_concurrent_requests=1))
+    full.permits = 1
+    answer = await asked(full)
+    assert error(answer)[:3] == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert answer.headers["retry-after"] == "2"
+
+
+async def test_a_failure_ends_a_stream(http):
+    failing = engine("It rains.")
+    failing.fail_after = 3
+    *told, last = events(await asked(failing, http, stream=True))
+    assert told[0].type == "response.created" and last.type == "response.failed"
+    assert isinstance(last.response, replies.ResponseReply)
+    assert last.response.error is not None and "shard gave up" in last.response.error.message
+    assert last.response.status == "failed" and last.response.error.code == "server_error"
+    body = engine("It rains.")
+    body.fail_after = 3
+    assert error(await asked(body, http))[:3] == (500, "server_error", "server_error")

@@ -1,0 +1,233 @@
+"""OpenAI's Responses: what comes in, and what becomes of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.router.http.dialects.anthropic_answers import CITY
+from tests.router.http.dialects.responses_answers import (
+    BODY,
+    HOSTED,
+    PATH,
+    TOOLS,
+    asked,
+    engine,
+    events,
+    final,
+    prompt_of,
+    reply,
+)
+from tests.router.http.served import served
+from tests.router.http.thinking import let_think
+from tgi_trio.router.http.dialects.responses import replies
+from tgi_trio.router.text.tools.call_formats import HERMES
+
+pytestmark = pytest.mark.trio
+
+
+def said(role: str, *texts: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    parts = [{"type": kind, "text": text, "annotations": []} for text in texts]
+    return {"type": "message", "role": role, "content": parts, "id": "msg_x"}
+
+
+async def test_texts_and_messages():
+    assert await prompt_of() == "<user>Rain?<end><assistant>"
+    assert await prompt_of(input=[{"role": "user", "content": "Rain?"}]) == await prompt_of()
+    items = [said("developer", "a", "b"), said("developer", "c"), said("user", "d")]
+    expected = "<system>i\n\na\n\nb\n\nc<end><user>d<end><assistant>"
+    assert await prompt_of(instructions="i", input=items) == expected
+    answered = [said("user", "a"), said("assistant", "b")]
+    assert await prompt_of(input=answered) == "<user>a<end><assistant>b<end><assistant>"
+
+
+async def test_a_whole_round_of_tools():
+    items = [
+        said("user", "Rain?"),
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [{"type": "summary_text", "text": "S"}],
+            "content": [{"type": "reasoning_text", "text": "Look."}],
+        },
+        said("assistant", "I look."),
+        {
+            "type": "function_call",
+            "call_id": "call_abc",
+            "name": "weather",
+            "arguments": '{"city":"Rome"}',
+            "status": "completed",
+        },
+        {
+            "type": "function_call",
+            "call_id": "x",
+            "namespace": "mcp",
+            "name": "now",
+            "arguments": "",
+        },
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "function_call_output", "call_id": "call_abc", "output": "Rain"},
+        {
+            "type": "function_call_output",
+            "call_id": "x",
+            "output": [
+                {"type": "input_text", "text": "noon"},
+                {"type": "input_image", "image_url": "data:"},
+            ],
+        },
+    ]
+    calls = (
+        'abc{"name": "weather", "arguments": {"city": "Rome"}}x{"name": "mcp.now", "arguments": {}}'
+    )
+    assert await prompt_of(input=items) == (
+        f"<user>Rain?<end><assistant>Look.I look.{calls}<end>"
+        "<tool>Rainabcweather<end>"
+        "<tool>noon\n[An image was here. This model does not see images.]xmcp.now<end><assistant>"
+    )
+
+
+async def test_calls_of_other_kinds():
+    items = [
+        said("user", "Go."),
+        {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": "+ x"},
+        {"type": "custom_tool_call_output", "call_id": "a", "output": "done"},
+        {
+            "type": "local_shell_call",
+            "call_id": "b",
+            "action": {"type": "exec", "command": ["ls"], "env": {}},
+        },
+        {"type": "local_shell_call_output", "call_id": "b", "output": {"content": "files"}},
+    ]
+    assert await prompt_of(input=items) == (
+        '<user>Go.<end><assistant>a{"name": "patch", "arguments": {"input": "+ x"}}<end>'
+        "<tool>doneapatch<end>"
+        '<assistant>b{"name": "local_shell", "arguments": {"command": ["ls"]}}<end>'
+        "<tool>filesblocal_shell<end><assistant>"
+    )
+
+
+async def test_clients_carry_thoughts(monkeypatch):
+    let_think(monkeypatch)
+    include = ["reasoning.encrypted_content"]
+    one = engine("<think>Hm, é.</think>Yes.")
+    async with served(one) as server:
+        client = await server.connect()
+        body = reply(await client.post(PATH, {**BODY, "include": include}))
+        stream = await client.post(PATH, {**BODY, "include": include, "stream": True})
+    thought, text = body.output
+    assert isinstance(thought, replies.ReasoningItem)
+    assert thought.encrypted_content == final(events(stream)).output[0].encrypted_content  # type: ignore[union-attr]
+    sent: dict[str, Any] = {"type": "reasoning", "summary": []}
+    sent["encrypted_content"] = thought.encrypted_content
+    items = [said("user", "Rain?"), sent, msgspec.to_builtins(text), said("user", "So?")]
+    assert "<assistant>Hm, é.Yes.<end>" in await prompt_of(input=items)
+    for foreign in ("gAAAAabc", "tgi-trio:!", "tgi-trio:" + base64.b64encode(b"\xff").decode()):
+        sent["encrypted_content"] = foreign
+        assert "<assistant>Yes.<end>" in await prompt_of(input=items)
+    not_asked = reply(await asked(engine("<think>Hm</think>Yes."))).output[0]
+    assert not_asked.encrypted_content is msgspec.UNSET  # type: ignore[union-attr]
+
+
+async def test_tools_as_templates_see_them():
+    prompt = await prompt_of(tools=TOOLS)
+    shown = json.loads(prompt[: prompt.index("<user>")])
+    names = [tool["function"]["name"] for tool in shown]
+    assert names == ["weather", "clock", "patch", "mcp.now", "local_shell"]
+    weather = {"name": "weather", "description": "Of a city", "parameters": CITY}
+    assert shown[0] == {"type": "function", "function": weather}
+    assert shown[2]["function"]["parameters"]["required"] == ["input"]
+    assert "weather" not in await prompt_of(tools=TOOLS, tool_choice="none")
+    assert await prompt_of(tools=[HOSTED]) == await prompt_of()
+
+
+ALLOWED = [{"type": "function", "name": "clock"}, {"type": "web_search"}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "required", "names"),
+    [
+        ("auto", False, {"weather", "clock"}),
+        ("required", True, {"weather", "clock"}),
+        ({"type": "function", "name": "clock"}, True, {"clock"}),
+        ({"type": "custom", "name": "patch"}, True, {"patch"}),
+        ({"type": "local_shell"}, True, {"local_shell"}),
+        ({"type": "allowed_tools", "mode": "auto", "tools": ALLOWED}, False, {"clock"}),
+        ({"type": "allowed_tools", "mode": "required", "tools": ALLOWED}, True, {"clock"}),
+        ({"type": "web_search"}, False, {"weather", "clock"}),
+    ],
+)
+async def test_the_choice_of_a_tool(choice, required, names):
+    one = engine("Prose.")
+    assert (await asked(one, tools=TOOLS, tool_choice=choice)).status == 200
+    grammar = one.submitted[0].sampling.grammar
+    every = ("weather", "clock", "patch", "local_shell")
+    found = {name for name in every if f'"{name}' in grammar or f'\\"{name}' in grammar}
+    assert (found & names == names) and (len(names) == 2 or found == names)
+    assert ("TEXT" not in grammar) == required
+
+
+async def test_one_call_at_a_time():
+    one = engine(HERMES.write([("clock", {})]))
+    told = await asked(
+        one, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, stream=True
+    )
+    (item,) = final(events(told)).output
+    assert isinstance(item, replies.FunctionCallItem)
+    assert "next call" not in one.submitted[0].sampling.grammar
+
+
+async def test_the_form_of_an_answer():
+    schema = {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}
+    one = engine()
+    found = (await asked(one, text={"format": schema})).json()
+    assert '"city"' in one.submitted[0].sampling.grammar
+    assert found["text"]["format"] == schema
+    loose = engine()
+    assert (await asked(loose, text={"format": {"type": "json_object"}})).status == 200
+    assert loose.submitted[0].sampling.grammar
+
+
+@pytest.mark.parametrize(
+    ("effort", "shown"), [("high", "True high"), ("none", "False none"), (None, "None None")]
+)
+async def test_the_effort(effort, shown):
+    enable, read = (
+        "{{ enable_thinking | default('None') }}",
+        "{{ reasoning_effort | default('None') }}",
+    )
+    first, second = shown.split()
+    one = engine(template=enable)
+    assert (await asked(one, reasoning={"effort": effort})).status == 200
+    assert one.tokenizer.decode(one.submitted[0].prompt_ids) == first
+    two = engine(template=read)
+    assert (await asked(two, reasoning={"effort": effort})).status == 200
+    assert two.tokenizer.decode(two.submitted[0].prompt_ids) == second
+
+
+async def test_what_agents_send_beside_is_ignored():
+    more = {
+        "include": ["message.output_text.logprobs", "file_search_call.results"],
+        "client_metadata": {"x": "y"},
+        "max_tool_calls": 3,
+        "stream_options": {"include_obfuscation": False},
+        "context_management": [],
+        "store": False,
+        "background": False,
+        "prompt_cache_retention": "24h",
+        "anything": [1],
+    }
+    assert await prompt_of(**more) == await prompt_of()
+
+
+async def test_how_tokens_are_drawn():
+    one = engine("Yes. No.")
+    more = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 3, "stop": " No"}
+    (item,) = reply(await asked(one, **more)).output
+    assert isinstance(item, replies.MessageItem) and item.content[0].text == "Yes."
+    drawn = one.submitted[0].sampling
+    assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.seed) == (0.5, 0.9, 7, 3)
