@@ -364,7 +364,8 @@ async def _reply_of(response: Any) -> Reply:
 async def _http_error(error: HTTPException) -> Response:
     """Answer what no route answers."""
     allowed = [value for name, value in error.get_headers() if name.lower() == "allow"]
-    reply = unrouted(error.code or 500, request.method, request.path, ",".join(allowed))
+    id = _connection().request_id
+    reply = unrouted(error.code or 500, request.method, request.path, id, ",".join(allowed))
     return _response(reply)
 
 

@@ -14,7 +14,7 @@ import trio
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import explain
-from tgi_trio.router.http.messages.error_shapes import OPENAI, ErrorShape
+from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, OPENAI, ErrorShape
 from tgi_trio.router.http.messages.problems import BodyRejected, Problem
 from tgi_trio.router.http.wire.headers import Header
 
@@ -68,8 +68,12 @@ def to_rejection(error: BodyRejected, dialect: ErrorShape, request_id: str) -> R
     return Reply(text, error.status, b"text/plain; charset=utf-8")
 
 
-def unrouted(status: int, method: str, path: str, allowed: str = "") -> Reply:
-    """Return the reply to what no route answers, in OpenAI's shape; `allowed`: other methods."""
+def unrouted(status: int, method: str, path: str, request_id: str, allowed: str = "") -> Reply:
+    """Return the reply to what no route answers; `allowed`: other methods.
+
+    It is in OpenAI's shape, and in Anthropic's where their API has more than is served.
+    """
+    dialect = ANTHROPIC if path.startswith("/v1/messages") else OPENAI
     shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}..."
     match status:
         case 404:
@@ -79,11 +83,11 @@ def unrouted(status: int, method: str, path: str, allowed: str = "") -> Reply:
             methods = allowed.replace(" ", "")
             text = f"`{shown}` does not answer {method}; it answers {methods.replace(',', ', ')}"
             allow = (b"allow", methods.encode("latin-1"))
-            reply = reply_for(Problem(status, text, "method_not_allowed"), OPENAI)
+            reply = reply_for(Problem(status, text, "method_not_allowed"), dialect, request_id)
             return replace(reply, headers=[*reply.headers, allow])
         case _:
             problem = Problem(status, f"The request to `{shown}` cannot be answered", "http")
-    return reply_for(problem, OPENAI)
+    return reply_for(problem, dialect, request_id)
 
 
 def is_authorized(headers: Mapping[bytes, bytes], keys: Sequence[str]) -> bool:

@@ -29,6 +29,7 @@ class Api:
     body: dict[str, Any]
     tools: list[Any]
     odd: dict[str, Any]  # a tool
+    schema: str  # what it calls the schema of a tool
     form: dict[str, Any]  # of the answer
     asked: Callable[..., Any]
     engine: Callable[..., Any]
@@ -40,6 +41,7 @@ MESSAGES = Api(
     body=anthropic.BODY,
     tools=anthropic.TOOLS,
     odd={"name": "odd", "input_schema": ODD},
+    schema="input_schema",
     form={"output_config": {"format": FORM}},
     asked=anthropic.asked,
     engine=anthropic.engine,
@@ -50,6 +52,7 @@ RESPONSES = Api(
     body=responses.BODY,
     tools=responses.TOOLS,
     odd={"type": "function", "name": "odd", "parameters": ODD},
+    schema="parameters",
     form={"text": {"format": FORM}},
     asked=responses.asked,
     engine=responses.engine,
@@ -87,7 +90,7 @@ async def test_one_tool_that_no_grammar_fits_does_not_end_a_session(
     assert "to the parameters of odd" in caplog.text
     answer = await api.asked(strict, tools=[*api.tools, {**api.odd, "strict": True}])
     status, _, *_, message = api.error(answer)
-    assert status == 400 and "the `parameters` of `odd`: no lookahead" in message
+    assert status == 400 and f"the `{api.schema}` of `odd`: no lookahead" in message
 
 
 @EACH

@@ -40,6 +40,13 @@ pytestmark = pytest.mark.trio
             "x not found",
         ),
         ({"tools": [{"name": "a b"}]}, 400, "invalid_request_error", "no name for a function"),
+        ({"tools": [{"input_schema": {}}]}, 400, "invalid_request_error", "tools[0]: missing"),
+        (
+            {"tools": [{"name": "a", "input_schema": {"type": "string"}}]},
+            400,
+            "invalid_request_error",
+            "the `input_schema` of `a` must be",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             400,
@@ -106,6 +113,16 @@ async def test_errors_before_the_route(http):
     async with served(engine(), HttpSettings(payload_limit=10)) as server:
         large = await (await server.connect()).post(PATH, BODY)
     assert error(large)[:2] == (413, "request_too_large")
+
+
+async def test_what_is_not_served_of_the_api(http):
+    async with served(engine(), http) as server:
+        client = await server.connect()
+        batches = await client.post(f"{PATH}/batches", {})
+        got = await client.get(PATH)
+    status, type, message = error(batches)
+    assert (status, type) == (404, "not_found_error") and "/v1/messages/batches" in message
+    assert error(got)[:2] == (405, "invalid_request_error") and got.headers["allow"] == "POST"
 
 
 async def test_an_overload_says_when_to_come_back():

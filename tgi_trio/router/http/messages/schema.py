@@ -15,12 +15,11 @@ import orjson
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tgi_trio.router.http.messages.problems import BodyRejected
-from tgi_trio.router.http.messages.shared_fields import Count, Salt, SharedFields
+from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, SharedFields
 from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, UnservedFields
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # its upper end is checked with the other parameters
-I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Json = Any
 
 COMPONENT = "#/components/schemas/{name}"  # where the OpenAPI document keeps its types
@@ -45,7 +44,7 @@ class GrammarType(Struct):
     value: Json
 
 
-class GenerateParameters(Struct):
+class GenerateParameters(Scheduling):
     """How to generate."""
 
     best_of: U32 | None = None
@@ -58,7 +57,7 @@ class GenerateParameters(Struct):
     do_sample: bool = False
     max_new_tokens: U32 | None = None
     return_full_text: bool | None = None
-    stop: list[str] = []
+    stop: list[str] = msgspec.field(default_factory=list)
     truncate: U32 | None = None
     watermark: bool = False
     details: bool = False
@@ -69,9 +68,6 @@ class GenerateParameters(Struct):
     adapter_id: str | None = None
     # Not TGI's.
     min_new_tokens: U32 | None = None
-    timeout: float | None = None  # seconds from the request's arrival
-    priority: I32 | None = None  # lower is sooner
-    cache_salt: Salt | None = None
 
 
 # One query, or up to --max-client-batch-size of them.
@@ -228,8 +224,6 @@ class ChatRequest(SharedFields):
     # Whether thoughts are shown (vLLM), and whether they are told apart at all (SGLang).
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
-    timeout: float | None = None  # seconds from the request's arrival
-    priority: I32 | None = None  # lower is sooner
 
 
 class CompletionRequest(SharedFields):
@@ -260,8 +254,6 @@ class CompletionRequest(SharedFields):
     min_p: float | None = None
     min_tokens: U32 | None = None
     ignore_eos: bool | None = None
-    timeout: float | None = None  # seconds from the request's arrival
-    priority: I32 | None = None  # lower is sooner
 
 
 class VertexInstance(Struct):

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from tgi_trio.router.http.messages.unserved import Unserved
 
 Json = Any
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=-1, le=2**32 - 1)]  # -1: as many as there are
 # Cached prefixes are kept by it, so its length is bounded.
 Salt = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -33,7 +34,16 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     disable_fallback: bool | None = None
 
 
-class SharedFields(Struct, kw_only=True):
+class Scheduling(Struct, kw_only=True):
+    """How a generation is to be scheduled, in all APIs; nobody else's fields."""
+
+    timeout: float | None = None  # seconds from the request's arrival
+    priority: I32 | None = None  # lower is sooner
+    # Prefixes in the cache are shared with requests of the same salt alone. vLLM:
+    cache_salt: Salt | None = None
+
+
+class SharedFields(Scheduling, kw_only=True):
     """What is the same in both bodies."""
 
     unserved: ClassVar[Mapping[str, Unserved]] = MappingProxyType({})
@@ -62,5 +72,3 @@ class SharedFields(Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: Count | None = None
-    # Prefixes in the cache are shared with requests of the same salt alone. vLLM:
-    cache_salt: Salt | None = None

@@ -37,10 +37,10 @@ class Function:
     part: str = "parameters"  # of a tool, which the schema is made of
 
     @classmethod
-    def of(cls, name: str, parameters: Any) -> Function:
+    def of(cls, name: str, parameters: Any, part: str = "parameters") -> Function:
         """Check a function; `parameters` is a JSON schema, None where it takes no arguments.
 
-        Raises ToolError.
+        `part`: what the API calls that. Raises ToolError.
         """
         if not _NAME.fullmatch(name):
             raise ToolError(
@@ -50,12 +50,12 @@ class Function:
         if parameters is None:
             parameters = {"properties": {}}
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-            raise ToolError(f"the `parameters` of `{name}` must be a JSON schema of type `object`")
+            raise ToolError(f"the `{part}` of `{name}` must be a JSON schema of type `object`")
         try:
             schema = {"type": "object", **_keep_grammar(parameters)}
         except RecursionError as error:
-            raise ToolError(f"the `parameters` of `{name}` nest too deeply") from error
-        return cls(name, schema)
+            raise ToolError(f"the `{part}` of `{name}` nest too deeply") from error
+        return cls(name, schema, part)
 
 
 def _keep_grammar(schema: Any) -> Any:

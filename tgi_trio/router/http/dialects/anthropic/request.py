@@ -53,10 +53,10 @@ def to_conversation(request: schema.CountTokensRequest) -> Conversation:
     return Conversation(
         turns=[*_system_turns(request.system), *_turns(request.messages)],
         tools=[_listed_tool(tool) for tool in tools],
-        functions=[Function.of(tool.name, tool.input_schema) for tool in tools],
+        functions=[_function(tool, i) for i, tool in enumerate(tools)],
         choice=wanted,
         named=named,
-        loose={tool.name for tool in tools if tool.strict is not True},
+        loose={tool.name or "" for tool in tools if tool.strict is not True},
         parallel=choice is None or choice.disable_parallel_tool_use is not True,
         variables=request.chat_template_kwargs or {},
         effort=None if output is None else output.effort,
@@ -113,6 +113,12 @@ def _grammar(request: schema.CountTokensRequest, most: int) -> str | None:
 def _served(tool: schema.ToolDefinition) -> bool:
     """Return whether a tool is the client's own; what Anthropic's servers do nobody does here."""
     return tool.type in (None, "custom")
+
+
+def _function(tool: schema.ToolDefinition, i: int) -> Function:
+    if tool.name is None:
+        raise invalid_value(f"tools[{i}]", "missing field `name`")
+    return Function.of(tool.name, tool.input_schema, part="input_schema")
 
 
 def _listed_tool(tool: schema.ToolDefinition) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from tgi_trio.router.http.messages.schema import I32, U32, U64
-from tgi_trio.router.http.messages.shared_fields import Salt
+from tgi_trio.router.http.messages.schema import U32, U64
+from tgi_trio.router.http.messages.shared_fields import I32, Salt
 
 MOST_STOPS = 64
 
@@ -49,7 +49,7 @@ class InputMessage(Struct):
 class ToolDefinition(Struct):
     """A tool that the model may call; those of other types than `custom` are ignored."""
 
-    name: str = ""
+    name: str | None = None  # needed of those that are not ignored
     description: str | None = None
     input_schema: Any = None
     type: str | None = None

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from tgi_trio.router.http.messages.schema import I32, U32, U64
-from tgi_trio.router.http.messages.shared_fields import Salt
+from tgi_trio.router.http.messages.schema import U32, U64
+from tgi_trio.router.http.messages.shared_fields import I32, Scheduling
 
 Positive = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 
@@ -75,7 +75,7 @@ class Reasoning(Struct):
     summary: str | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
+class ResponsesRequest(Scheduling, kw_only=True):
     """Body of /v1/responses."""
 
     input: str | list[InputItem]
@@ -107,7 +107,4 @@ class ResponsesRequest(Struct, kw_only=True):
     seed: U64 | None = None
     top_k: I32 | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    timeout: float | None = None  # seconds from the request's arrival
-    priority: I32 | None = None  # lower is sooner
-    cache_salt: Salt | None = None
     max_tool_calls: U32 | None = None  # of OpenAI's own tools, which are not served
