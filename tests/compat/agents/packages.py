@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Final
 
 # As they were when the tests were written: a newer one may send what nobody has looked at.
-VERSIONS: Final = {"@anthropic-ai/claude-code": "2.1.197", "@openai/codex": "0.169.0"}
+VERSIONS: Final = {
+    "@anthropic-ai/claude-code": "2.1.197",
+    "@openai/codex": "0.169.0",
+    "opencode-ai": "1.18.33",
+}
 _SECONDS: Final = 600
 
 
@@ -57,6 +61,11 @@ def claude(packages: Path) -> Path:
 def codex(packages: Path) -> Path:
     """Return Codex's program. Raises NotInstalled."""
     return _program(packages / "node_modules/@openai", "codex-*/vendor/*/**/codex")
+
+
+def opencode(packages: Path) -> Path:
+    """Return opencode's program. Raises NotInstalled."""
+    return _program(packages / "node_modules", "opencode-*-*/bin/opencode")
 
 
 def _program(scope: Path, pattern: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,11 +60,34 @@ enabled = false
     return [str(packages.codex(at)), "exec", "--skip-git-repo-check", "--json"], [], {}
 
 
+def _opencode(at: Path, home: Path, url: str) -> tuple[list[str], list[str], dict[str, str]]:
+    folder = home / ".config" / "opencode"
+    folder.mkdir(parents=True)
+    model = {
+        "name": MODEL,
+        "tool_call": True,
+        "reasoning": True,
+        "limit": {"context": 65536, "output": 8192},
+    }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "tgi-trio",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "-"},
+        "models": {MODEL: model},
+    }
+    config = {"provider": {"local": provider}, "model": f"local/{MODEL}"}
+    (folder / "opencode.json").write_text(json.dumps(config), encoding="utf-8")
+    off = ("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE")
+    before = [str(packages.opencode(at)), "run", "--format", "json"]
+    return before, [], dict.fromkeys(off, "1")
+
+
 AGENTS: Final = {
     agent.name: agent
     for agent in (
         Agent("claude-code", "Bash", "/v1/messages", _claude),
         Agent("codex", "exec_command", "/v1/responses", _codex),
+        Agent("opencode", "bash", "/v1/chat/completions", _opencode),
     )
 }
 

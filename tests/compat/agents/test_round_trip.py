@@ -54,7 +54,10 @@ def told(agent: str, output: str) -> str:
     """Return what the agent tells the person who asked."""
     if agent == "claude-code":
         return str(json.loads(output)["result"])
-    items = [json.loads(line).get("item", {}) for line in output.splitlines() if line]
+    events = [json.loads(line) for line in output.splitlines() if line]
+    if agent == "opencode":
+        return str([each["part"]["text"] for each in events if each["type"] == "text"][-1])
+    items = [each.get("item", {}) for each in events]
     return str([item["text"] for item in items if item.get("type") == "agent_message"][-1])
 
 
