@@ -6,7 +6,8 @@ second with a sentence; every rank asks again as it loads, whoever started it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
@@ -137,11 +138,18 @@ def check_checkpoint(
     if layout is not None:
         stored = check_stored(config, layout, decoder_matrices(spec), spec.names.base, tensors)
     _check_claims(config, tensors, decoder_claims(spec), stored)
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if has_scales(tensor.dtype) or (name in stored.parts and tensor.dtype in SERVED_DTYPES)
-    }
+    return dict(_scales(tensors, stored))
+
+
+def _scales(
+    tensors: Mapping[str, StoredTensor], stored: Stored
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors that hold scales, of the type that these are."""
+    for name, tensor in tensors.items():
+        if name in stored.exponents:
+            yield name, replace(tensor, dtype="F8_E8M0")
+        elif has_scales(tensor.dtype) or (name in stored.parts and tensor.dtype in SERVED_DTYPES):
+            yield name, tensor
 
 
 def check_unread(config: ModelConfig, unread: list[str]) -> None:

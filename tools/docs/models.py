@@ -140,7 +140,7 @@ _READ = (
         "`compressed-tensors`",
         "pack-quantized (4 and 8 bits), int-quantized (8), float-quantized (FP8); scales of the "
         "tensor, of channels, groups and blocks; symmetric or not; in act-order or not",
-        "sparse weights, transforms, NVFP4, MXFP4, two groups of one form that differ",
+        "sparse weights, transforms, NVFP4, MXFP4 of its own, two groups of one form that differ",
     ),
     (
         "bitsandbytes",
@@ -154,6 +154,7 @@ _READ = (
         "e4m3 with scales of blocks (DeepSeek), of the tensor or of outputs",
         "e5m2",
     ),
+    ("MXFP4", "`mxfp4`", "the experts of gpt-oss: e2m1, 32 inputs with a power of two", ""),
 )
 
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")

@@ -15,6 +15,7 @@ Headers = Mapping[str, StoredTensor]
 Shape = tuple[int, ...]
 
 FLOATS = ("F32", "F16", "BF16")
+EXPONENTS = "exponents"  # the role of scales that are powers of two, a byte each
 _LONGEST = 1 << 20  # inputs or outputs of a matrix, groups of inputs: far beyond any model
 
 

@@ -16,6 +16,7 @@ from tgi_trio.model.quantised.compressed_layout import read_compressed_layout
 from tgi_trio.model.quantised.fp8_layout import read_fp8_layout
 from tgi_trio.model.quantised.gptq_layout import read_gptq_layout
 from tgi_trio.model.quantised.layout import MatrixLayout
+from tgi_trio.model.quantised.mxfp4_layout import read_mxfp4_layout
 
 # Words of `--quantize` for what is made of plain numbers while they are loaded: TGI's, then ours.
 MADE_AT_LOAD: Final = (
@@ -32,6 +33,7 @@ WORDS: Final = (
     "bitsandbytes",
     "bitsandbytes-nf4",
     "bitsandbytes-fp4",
+    "mxfp4",
     "marlin",
     "exl2",
 )
@@ -43,6 +45,7 @@ _READ: Final[Mapping[str, Callable[[str, Mapping[str, Any]], MatrixLayout]]] = {
     "compressed-tensors": read_compressed_layout,
     "fp8": read_fp8_layout,
     "bitsandbytes": read_bitsandbytes_layout,
+    "mxfp4": read_mxfp4_layout,
 }
 
 

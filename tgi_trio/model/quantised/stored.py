@@ -9,7 +9,13 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.formats import are_plain, describe_plain, find_announcement
 from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.quantised.layout import Headers, MatrixLayout, check_parts, split_name
+from tgi_trio.model.quantised.layout import (
+    EXPONENTS,
+    Headers,
+    MatrixLayout,
+    check_parts,
+    split_name,
+)
 
 _LARGEST_BIAS = 8 << 20  # bytes
 
@@ -20,6 +26,7 @@ class Stored:
 
     matrices: frozenset[str] = frozenset()  # by the names that plain numbers would have
     parts: frozenset[str] = frozenset()  # the names of the tensors they are made of
+    exponents: frozenset[str] = frozenset()  # of these, scales that are powers of two
 
 
 def check_stored(
@@ -35,7 +42,7 @@ def check_stored(
     """
     if any(name.startswith(base) for name in tensors):
         base = ""
-    quantised, known = set[str](), set[str]()
+    quantised, known, exponents = set[str](), set[str](), set[str]()
     for matrix in matrices:
         matrix = replace(matrix, name=matrix.name.removeprefix(base))
         parts = layout.parts(matrix, tensors)
@@ -44,6 +51,7 @@ def check_stored(
         check_parts(parts, tensors, config.folder)
         quantised.add(matrix.name)
         known |= {part.name for part in parts}
+        exponents |= {part.name for part in parts if part.role == EXPONENTS}
         known |= set(_zero_biases(matrix, tensors))
     found = find_announcement(config)
     if not quantised and found is not None and are_plain(tensors):
@@ -51,7 +59,7 @@ def check_stored(
             f"{config.folder} holds no matrix in the format {found.name}, as {found.where} says."
             f"{describe_plain(found)}"
         )
-    return Stored(frozenset(quantised), frozenset(known))
+    return Stored(frozenset(quantised), frozenset(known), frozenset(exponents))
 
 
 def _zero_biases(matrix: MatrixRef, tensors: Headers) -> Iterator[str]:

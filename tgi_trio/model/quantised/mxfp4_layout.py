@@ -1,0 +1,42 @@
+"""MXFP4 (OCP Microscaling Formats 1.0, 2023), as gpt-oss' checkpoints have their experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.matrices import MatrixRef
+from tgi_trio.model.quantised.layout import EXPONENTS, Headers, Part
+
+GROUP: Final = 32  # inputs that share a scale
+_BYTES: Final = GROUP // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Layout:
+    """weight = 2^exponent * number of 4 bits (e2m1), rows of outputs whichever way others lie."""
+
+    name = "mxfp4"
+
+    def parts(self, matrix: MatrixRef, tensors: Headers) -> Sequence[Part]:
+        module = matrix.name.removesuffix(".weight")
+        if f"{module}_blocks" not in tensors:
+            return ()
+        rows, columns = matrix.rows, matrix.columns
+        if columns % GROUP:
+            raise ModelLoadError(
+                f"{matrix.name!r} of {rows} x {columns} cannot be stored as MXFP4: inputs come by "
+                f"{GROUP}."
+            )
+        groups = columns // GROUP
+        return (
+            Part("codes", f"{module}_blocks", ("U8",), ((rows, groups, _BYTES),)),
+            Part(EXPONENTS, f"{module}_scales", ("U8", "F8_E8M0"), ((rows, groups),)),
+        )
+
+
+def read_mxfp4_layout(where: str, said: Mapping[str, Any]) -> Mxfp4Layout:
+    """Return the format, of which descriptions say nothing but which matrices are not in it."""
+    return Mxfp4Layout()

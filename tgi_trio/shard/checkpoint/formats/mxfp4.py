@@ -1,0 +1,65 @@
+"""MXFP4: two numbers of 4 bits in a byte, and for each 32 inputs the exponent of their scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.quantised.layout import EXPONENTS
+from tgi_trio.model.quantised.mxfp4_layout import GROUP, Mxfp4Layout
+from tgi_trio.shard.checkpoint.container import RawTensor
+from tgi_trio.shard.checkpoint.formats.gguf_blocks import HALVES_OF_E2M1
+from tgi_trio.shard.checkpoint.formats.quantised_matrix import Array, QuantisedSource
+from tgi_trio.shard.checkpoint.numbers import Floats
+
+_NO_NUMBER = 255
+_BIAS = 127
+
+
+class Mxfp4Source(QuantisedSource):
+    """Codes uint8 [outputs, groups, 16], the first of two in the lower half of a byte."""
+
+    coding = "table"
+    bits = 4
+    group = GROUP
+    step = GROUP
+
+    def __init__(
+        self, layout: Mxfp4Layout, shape: tuple[int, int], parts: Mapping[str, RawTensor]
+    ) -> None:
+        super().__init__(shape, tuple(parts.values()))
+        self._codes, self._exponents = parts["codes"], parts[EXPONENTS]
+        self._table = HALVES_OF_E2M1 / np.float32(2)
+
+    def dequantise(self, rows: slice, columns: slice) -> Floats:
+        values = self._table[self._read_codes(rows, columns)]
+        runs = values.reshape(len(values), -1, GROUP)
+        runs *= self._scales(rows, columns)[..., None]
+        return values
+
+    def planes(self, rows: slice, columns: slice) -> Mapping[str, Array]:
+        """Return "codes" uint8 and "scales" of a rectangle, and the "table" of all codes."""
+        return {
+            "codes": self._read_codes(rows, columns),
+            "scales": self._scales(rows, columns),
+            "table": self._table,
+        }
+
+    def _read_codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
+        packed = self._codes.data.reshape(self.shape[0], -1)
+        packed = packed[rows, columns.start // 2 : columns.stop // 2]
+        return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+    def _scales(self, rows: slice, columns: slice) -> Floats:
+        """Return 2^exponent [outputs, groups]; raises ModelLoadError for one that is no number."""
+        exponents = self._exponents.data.reshape(self.shape[0], -1)
+        exponents = exponents[rows, columns.start // GROUP : columns.stop // GROUP]
+        if (exponents == _NO_NUMBER).any():
+            raise ModelLoadError(
+                f"Tensor {self._exponents.name!r} in {self._exponents.file.path} holds a scale "
+                "that is infinite or not a number."
+            )
+        return np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)
