@@ -32,6 +32,11 @@ test: $(VENV)/.test
 test-sdks: $(VENV)/.sdks
 	$(BIN)/python -m pytest tests/compat/sdks $(ARGS)
 
+# Tools of others that quantise, against our readers of what they make.
+.PHONY: test-quantisers
+test-quantisers: $(VENV)/.quantisers
+	$(BIN)/python -m pytest tests/shard/test_made_by_tools.py $(ARGS)
+
 check: lint types
 	$(BIN)/python -m pytest -q $(BESIDE) -m "not system" $(FAST) $(ARGS)
 
@@ -70,6 +75,10 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.sdks: pyproject.toml constraints.txt $(VENV)/.test
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,sdks]'
+	touch $@
+
+$(VENV)/.quantisers: pyproject.toml constraints.txt $(VENV)/.test
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,quantisers]'
 	touch $@
 
 clean:

@@ -119,7 +119,8 @@ models of `transformers`.
 {formats}
 Refused with what to do instead: Marlin, whose order is made for one kind of GPU, and EXL2.
 
-They are held to files that auto-round, gptqmodel, compressed-tensors and bitsandbytes made
+They are held to files that compressed-tensors, bitsandbytes and auto-round make as the tests run
+(`tests/shard/test_made_by_tools.py`), to files that those and gptqmodel made
 (`tests/data/quantised`), whose prompts' log-probabilities and greedy tokens are those of
 `transformers` with the weights that these libraries dequantise
 (`tests/shard/test_quantised_models.py`), and to matrices packed bit by bit

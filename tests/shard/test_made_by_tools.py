@@ -1,0 +1,233 @@
+"""Checkpoints that other people's tools make on the spot, of a random model: read to their numbers.
+
+What weights mean is said by the tool itself, where it dequantises, and the tokens by transformers
+with those. Each tool is skipped where it is not installed: `make test-quantisers` installs them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.model.support import Asked
+from tests.shard.torch_backend.models_support import (
+    Golden,
+    assert_greedy,
+    load,
+    prompts,
+    run,
+    sequence,
+    tables,
+)
+from tgi_trio.model.check import check_model
+from tgi_trio.model.config import read_config
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Make = Callable[..., Path]
+SIZES = {"hidden_size": 128, "intermediate_size": 256}
+
+
+@pytest.fixture
+def source(checkpoint: Make) -> Path:
+    return checkpoint("llama", **SIZES)
+
+
+def open_model(source: Path, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(source, **options)
+
+
+def check(made: Path, exact: dict[str, torch.Tensor], source: Path, tmp_path: Path) -> None:
+    """Hold a checkpoint's numbers, and its tokens, to what its matrices mean by `exact`."""
+    config = read_config(made)
+    assert check_model(config, Asked()) == []
+    with open_checkpoint(config) as weights:
+        for name, expected in exact.items():
+            found = weights.matrix(name, (expected.shape[0], expected.shape[1])).dequantised()
+            torch.testing.assert_close(
+                torch.from_numpy(found.copy()), expected.float(), rtol=2**-8, atol=1e-6
+            )
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_bytes((source / "config.json").read_bytes())
+    whole = load_file(source / "model.safetensors")
+    with open_checkpoint(config) as weights:
+        for name in exact:
+            rows, columns = whole[name].shape
+            numbers = weights.matrix(name, (rows, columns)).dequantised()
+            whole[name] = torch.from_numpy(numbers.copy())
+    save_file(whole, plain / "model.safetensors", metadata={"format": "pt"})
+    golden, some = Golden(plain), prompts(3)
+    runner, recorder = load(made, dtype="float32")
+    blocks = tables(some, new=8)
+    rows_of = [sequence(i, prompt, blocks[i], 8) for i, prompt in enumerate(some)]
+    run(runner, rows_of)
+    for row in rows_of:
+        assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+# Of weights: form, and arguments; of activations, where they are quantised as well.
+COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "w4a16, asymmetric": (
+        "pack-quantized",
+        {"num_bits": 4, "symmetric": False, "strategy": "group", "group_size": 64},
+        None,
+    ),
+    "w8a16": ("pack-quantized", {"num_bits": 8, "strategy": "channel"}, None),
+    "w8a8": (
+        "int-quantized",
+        {"num_bits": 8, "strategy": "channel"},
+        {"num_bits": 8, "strategy": "token", "dynamic": True},
+    ),
+    "fp8 of the tensor": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "tensor"},
+        None,
+    ),
+    "fp8 of channels": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "channel"},
+        None,
+    ),
+    "fp8 of blocks": (
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [64, 64]},
+        None,
+    ),
+}
+
+
+def extremes(weight: torch.Tensor, said: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the largest weight of each run that shares a scale."""
+    rows, columns = weight.shape
+    if said["strategy"] == "group":
+        runs = weight.reshape(rows, -1, said["group_size"])
+        return runs.amin(-1), runs.amax(-1)
+    if said["strategy"] == "block":
+        tall, wide = said["block_structure"]
+        runs = weight.reshape(rows // tall, tall, columns // wide, wide)
+        return runs.amin((1, 3)), runs.amax((1, 3))
+    if said["strategy"] == "channel":
+        return weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+    return weight.amin().reshape(1), weight.amax().reshape(1)
+
+
+@pytest.mark.parametrize("case", COMPRESSED)
+def test_compressed_tensors(source: Path, tmp_path: Path, case: str) -> None:
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        QuantizationStatus,
+        apply_quantization_config,
+    )
+    from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    form, said, activations = COMPRESSED[case]
+    weights = QuantizationArgs(**said)
+    inputs = None if activations is None else QuantizationArgs(**activations)
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=weights, input_activations=inputs, format=form
+    )
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme},
+        ignore=["lm_head"],
+        format=form,
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )
+    model = open_model(source, dtype=torch.float32)
+    apply_quantization_config(model, config)
+    exact: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if not hasattr(module, "weight_scale"):
+            continue
+        weight = module.weight.data.float()
+        scale, zero = calculate_qparams(*extremes(weight, said), weights)
+        kept = module.weight_scale
+        kept.data.copy_(scale.reshape(kept.shape).to(kept.dtype))
+        offset = getattr(module, "weight_zero_point", None)
+        if offset is not None:
+            offset.data.copy_(zero.reshape(offset.shape).to(offset.dtype))
+        codes = quantize(weight, kept.data, offset, weights)
+        exact[f"{name}.weight"] = dequantize(codes, kept.data, offset, weights)
+    compressor = ModelCompressor(quantization_config=config)
+    compressor.compress_model(model)
+    made = tmp_path / "made"
+    model.save_pretrained(made)
+    compressor.update_config(made)
+    assert len(exact) == 14
+    check(made, exact, source, tmp_path)
+
+
+BYTES: dict[str, dict[str, Any]] = {
+    "int8": {"load_in_8bit": True},
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "nf4, double": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+    },
+}
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_bitsandbytes(source: Path, tmp_path: Path, case: str) -> None:
+    library = pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    options = BitsAndBytesConfig(**BYTES[case], bnb_4bit_compute_dtype=torch.float32)
+    model = open_model(
+        source, dtype=torch.float32, quantization_config=options, device_map={"": "cpu"}
+    )
+    exact: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, library.nn.Linear4bit):
+            assert weight is not None
+            exact[f"{name}.weight"] = library.functional.dequantize_4bit(
+                weight.data, weight.quant_state
+            )
+        elif isinstance(module, library.nn.Linear8bitLt):
+            assert weight is not None
+            exact[f"{name}.weight"] = weight.data.float() * weight.SCB[:, None] / 127
+    made = tmp_path / "made"
+    model.save_pretrained(made)
+    assert len(exact) == 14
+    check(made, exact, source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("form", "scheme"), [("auto_gptq", {"bits": 4}), ("auto_gptq", {"bits": 8})]
+)
+def test_auto_round(source: Path, tmp_path: Path, form: str, scheme: dict[str, Any]) -> None:
+    """Nothing of it dequantises on its own: its files are read as near to the original."""
+    library = pytest.importorskip("auto_round")
+    made = tmp_path / "made"
+    rounder = library.AutoRound(
+        str(source), iters=0, group_size=32, device_map="cpu", disable_opt_rtn=True, **scheme
+    )
+    rounder.quantize_and_save(str(made), format=form)
+    (folder,) = (path.parent for path in made.rglob("config.json"))
+    assert json.loads((folder / "config.json").read_text())["quantization_config"]
+    original = load_file(source / "model.safetensors")
+    config = read_config(folder)
+    assert check_model(config, Asked()) == []
+    with open_checkpoint(config) as weights:
+        for name, weight in original.items():
+            if name.endswith("_proj.weight"):
+                rows, columns = weight.shape
+                found = weights.matrix(name, (rows, columns)).dequantised()
+                error = (torch.from_numpy(found.copy()) - weight).norm() / weight.norm()
+                assert error < 0.02 if scheme["bits"] == 8 else error < 0.15
