@@ -10,6 +10,7 @@ from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tgi_trio.model.t5_spec import T5_FAMILIES
 from tgi_trio.settings.records import DTYPES
+from tools.docs.backends import render_backends
 from tools.docs.markdown import table
 from tools.docs.quantised import render_quantised
 
@@ -75,10 +76,9 @@ other file is needed. What they say is written into a model folder in
 
 Everything else is refused by its name, and so is a damaged file, before a shard starts: scales that
 are no numbers, too (`model/scales.py`; all of 2 GiB, of more a part, and all of them again where
-they are loaded). For another tokenizer `--tokenizer-name` names the original model's. Each matrix
-is dequantised into the dtype that is served as it is loaded, on both backends and over ranks:
-weights take the memory of bfloat16 (without `--dtype`), and their numbers are exactly the file's up
-to its rounding. Mistral's
+they are loaded). For another tokenizer `--tokenizer-name` names the original model's. What each
+backend computes with is [above](#formats-and-backends); where that is plain numbers, they are those
+of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistral's
 window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
 the approximation of GELU, which is that of the family. Not read, though their families are served
 from safetensors, are `baichuan` and `dbrx`; GPT-J and OPT, llama.cpp does not write.
@@ -111,10 +111,10 @@ _FORMATS = """
 The format is recognised from the checkpoint, by what its config.json says (or
 `quantize_config.json`, `quant_config.json` beside it) and by its tensors' headers; no flag is
 needed, and `--quantize` may only say the same. A matrix that is not stored so is plain numbers.
-Weights are dequantised one after the other as they are loaded, into `--dtype`: they are those that
-were stored, activations are not quantised, and memory and speed are those of the dtype. Served by
-the generic decoder, on all its backends, over ranks and in mixtures of experts; not by T5 and
-models of `transformers`.
+Weights are those that were stored: the CPU kernels multiply most of them as they are, and whatever
+a backend has no kernel for is dequantised as it is loaded, into `--dtype`
+([which](#formats-and-backends)). Served by the generic decoder, on all its backends, over ranks and
+in mixtures of experts; not by T5 and models of `transformers`.
 
 {formats}
 Refused with what to do instead: Marlin, whose order is made for one kind of GPU, and EXL2.
@@ -171,7 +171,8 @@ def render() -> str:
         pre=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)),
     )
     head = _HEAD.format(dtypes=", ".join(DTYPES))
-    return head + families + _TESTS + _FORMATS.format(formats=formats) + render_quantised() + gguf
+    stored = _FORMATS.format(formats=formats) + render_backends()
+    return head + families + _TESTS + stored + render_quantised() + gguf
 
 
 def _rows() -> Iterator[tuple[str, str, str, str, str]]:

@@ -1,0 +1,61 @@
+"""Section of docs/models.md: what each backend computes with, for every way weights are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tgi_trio.model.gguf.block_types import BY_NAME
+from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
+from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART
+from tgi_trio.shard.numba_backend.kinds.table import KINDS
+from tools.docs.markdown import table
+
+_SECTION: Final = """
+### Formats and backends
+
+However a checkpoint stores its weights, it is one of these to whoever computes with them. *As
+stored*: a kernel multiplies what the file holds. *Codes*: they stay as small as stored where plain
+numbers would take too much memory, and become numbers in every call. *Numbers*: they are
+dequantised as they are loaded. Ranks take outputs as they like, and inputs of what is not numbers
+at the borders that the last column names; a cut anywhere else makes numbers of that part.
+
+{rows}"""
+
+# What stores weights so -> where inputs can be cut.
+OF_FORMATS: Final = {
+    "affine": ("GPTQ, AWQ, compressed-tensors", "groups of inputs"),
+    "affine in any order": ("GPTQ and compressed-tensors in act-order", "words of codes"),
+    "int8": ("compressed-tensors, bitsandbytes", "none: outputs have a scale"),
+    "table": ("bitsandbytes NF4 and FP4, MXFP4", "blocks of inputs"),
+    "e4m3": ("FP8, compressed-tensors", "blocks of inputs, if there are any"),
+}
+BLOCKS: Final = tuple(kind.name for kind in BY_NAME.values() if not kind.plain)
+
+
+def render_backends() -> str:
+    """Return the section."""
+    header = ("weights", "of", "CPU kernels", "torch, on a CPU or a device", "ranks cut inputs at")
+    return _SECTION.format(rows=table(header, _rows()))
+
+
+def _rows() -> Iterator[tuple[str, str, str, str, str]]:
+    for coding, (formats, cut) in OF_FORMATS.items():
+        made = [word for word, encoding in ENCODINGS.items() if encoding.coding == coding]
+        words = f"; made by {', '.join(f'`{word}`' for word in made)}" if made else ""
+        yield f"`{coding}`", formats + words, _kernels(coding), _torch(coding), cut
+    for coding in BLOCKS:
+        cut = f"blocks of {BY_NAME[coding].weights}"
+        yield f"`{coding}`", "GGUF", _kernels(coding), _torch(coding), cut
+
+
+def _kernels(coding: str) -> str:
+    """Return what the CPU kernels do with a coding, by the table of their kinds."""
+    if coding in KINDS:
+        return "as stored"
+    bits = [name.removeprefix(f"{coding} ") for name in KINDS if name.startswith(f"{coding} ")]
+    return f"as stored ({', '.join(bits)} bits)" if bits else "numbers"
+
+
+def _torch(coding: str) -> str:
+    return "codes" if coding in TAKEN_APART else "numbers"
