@@ -6,13 +6,18 @@ milliseconds, against the seconds that a shard takes to say the same.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tgi_trio.devices import check_device_flags, may_see_device
-from tgi_trio.model.check import check_model
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.check import check_checkpoint, check_model, heads_refusal, model_spec
 from tgi_trio.model.config import read_config
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.router.telemetry.tracing import check_tracing_installed
 from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
-from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json
+from tgi_trio.router.text.tokenizer_shape import check_tokenizer_json, find_difference
 from tgi_trio.settings.records import Settings
 
 
@@ -26,9 +31,31 @@ def check_start(settings: Settings) -> list[str]:
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
     warnings = check_model(read_config(settings.model_path, settings.rope), settings)
     _check_tokenizer(settings)
+    if settings.draft_model is not None:
+        _check_drafter(settings, settings.draft_model)
     if settings.otlp_endpoint is not None:
         check_tracing_installed()
     return warnings
+
+
+def _check_drafter(settings: Settings, folder: Path) -> None:
+    """Raise for what cannot guess for the model: heads of another, a model of other tokens."""
+    config = read_config(settings.model_path, settings.rope)
+    if find_kind(folder) is not None:
+        spec = model_spec(config)
+        if not isinstance(spec, DecoderSpec):
+            raise ConfigurationError(heads_refusal(config))
+        read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
+        return
+    draft = read_config(folder)
+    check_checkpoint(draft, model_spec(draft))
+    own = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
+    other = tokenizer_json(folder, None, settings.trust_remote_code)
+    if (difference := find_difference(own, other)) is not None:
+        raise ConfigurationError(
+            f"--draft-model {folder} has another tokenizer than the model: {difference}. Its "
+            "tokens would be guesses of other texts; name a smaller model of the same family"
+        )
 
 
 def _check_tokenizer(settings: Settings) -> None:

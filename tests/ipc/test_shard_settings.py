@@ -50,6 +50,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "int": st.integers(),
+    "int | None": st.none() | st.integers(),
     "float": NUMBERS,
     "float | None": st.none() | NUMBERS,
     "str": TEXTS,

@@ -6,7 +6,9 @@ where it is to serve.
 
 from __future__ import annotations
 
+import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,11 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.kernel_fit import unserved
 from tgi_trio.model.quantised.recognise import check_stated
+from tgi_trio.model.speculators.recognise import find_kind
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.device import CPU, graph_sizes, limit_memory
 from tgi_trio.shard.ranks.follower import NoSampler
+from tgi_trio.shard.speculation.drafted_runner import DraftedRunner, LeavesRoom
 
 if TYPE_CHECKING:
     from tgi_trio.shard.sampling.logits_processors import GrammarMasks
@@ -38,6 +42,24 @@ def load_runner(
     ConfigurationError for settings that cannot be served so, ModelLoadError for a folder that
     cannot be used.
     """
+    cores = os.sched_getaffinity(0)
+    runner = _load_model(settings, device=device, ranks=ranks, fresh_files=fresh_files)
+    folder = settings.draft_model
+    if folder is None or find_kind(folder) is not None or (ranks is not None and ranks.rank):
+        return runner
+    if not runner.info.speculates or not isinstance(runner, LeavesRoom):
+        return runner  # the router says that it has no effect
+    return _add_draft_model(runner, settings, folder, device, cores)
+
+
+def _load_model(
+    settings: ShardSettings,
+    *,
+    device: str,
+    ranks: Ranks | None,
+    fresh_files: frozenset[Path],
+) -> Runner:
+    """Load the model itself, with the heads that guess for it, if any."""
     _check(settings, device, ranks)
     config = read_config(settings.model_path, settings.rope)
     if settings.quantize is not None:
@@ -61,6 +83,48 @@ def load_runner(
         graph_sizes=sizes,
         fresh_files=fresh_files if ranks is None else frozenset(),  # the others read them, too
     )
+
+
+def _add_draft_model(
+    runner: LeavesRoom, settings: ShardSettings, folder: Path, device: str, cores: set[int]
+) -> Runner:
+    """Load a smaller model beside `runner`, whole and on this rank, to guess for it.
+
+    `cores`: this thread's, before `runner` was loaded. Raises what loading a model raises.
+    """
+    in_kernels = runner.info.backend.startswith("numba")
+    own = replace(
+        settings,
+        model_path=folder,
+        draft_model=None,
+        speculate=None,
+        tokenizer_file=None,
+        quantize=None,
+        kv_cache_dtype=None,
+        rope_scaling=None,
+        rope_factor=None,
+        # torch's threads must not inherit the one core of a team's first thread.
+        cpu_backend="auto" if in_kernels else "torch",
+        rank=0,
+        world_size=1,
+    )
+    pinned, threads = os.sched_getaffinity(0), _torch_threads()
+    os.sched_setaffinity(0, cores)
+    try:
+        draft = _load_model(own, device=device, ranks=None, fresh_files=frozenset())
+    finally:
+        os.sched_setaffinity(0, pinned)
+    if not draft.info.backend.startswith("numba") and device == CPU:
+        import torch
+
+        torch.set_num_threads(1 if in_kernels else threads)
+    return DraftedRunner(runner, draft)
+
+
+def _torch_threads() -> int:
+    """Return how many threads torch has, 1 where it is not imported."""
+    torch = sys.modules.get("torch")
+    return 1 if torch is None else int(torch.get_num_threads())
 
 
 def _load_kernels(

@@ -1,4 +1,4 @@
-"""Heads as other tools write them, what they guess by a few lines of torch, and batches that run."""
+"""Heads as other tools write them, what they guess by a few lines of torch, batches that run."""
 
 from __future__ import annotations
 
@@ -197,10 +197,11 @@ def answer(
     *,
     drafter: Drafter | None = None,
     budget: int = BUDGET,
+    longest: int = 256,
 ) -> Answers:
     """Answer prompts in one batch, step by step as the worker does."""
     info = runner.info
-    found = runner.warm_up(WarmupRequest(BUDGET, 256, 16, 2048))
+    found = runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048))
     batch = Batch(
         vocab_size=info.vocab_size,
         block_size=BLOCK,

@@ -28,3 +28,32 @@ def check_tokenizer_json(file: Path) -> None:
             f"{file} cannot be loaded as a tokenizer: {error}. Copy it again, or name another with "
             "--tokenizer-name."
         ) from error
+
+
+def find_difference(one: Path, other: Path) -> str | None:
+    """Return where two tokenizers number their tokens differently, None where they do not.
+
+    Tokens that only one of them has are no difference: models of a family differ in how many they
+    have to spare. Raises ModelLoadError for files that are no tokenizers.
+    """
+    ours, theirs = _numbers(one), _numbers(other)
+    for token in ours.keys() & theirs.keys():
+        if ours[token] != theirs[token]:
+            return f"{token!r} is {ours[token]} for the model, and {theirs[token]} for the other"
+    shared = len(ours.keys() & theirs.keys())
+    if shared < 0.9 * max(len(ours), len(theirs)):
+        return f"of {len(ours)} and {len(theirs)} tokens they share {shared}"
+    return None
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Return the id of every token of a tokenizer.json."""
+    try:
+        whole = msgspec.json.decode(file.read_bytes())
+        found = whole["model"]["vocab"]
+        if isinstance(found, list):  # Unigram: pieces with their scores, in order
+            found = {piece: i for i, (piece, _) in enumerate(found)}
+        added = {each["content"]: each["id"] for each in whole.get("added_tokens", ())}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{file} cannot be read as a tokenizer: {error!r}") from error
+    return {**found, **added}

@@ -30,7 +30,8 @@ def kv_tokens(
     Never more than `max_batch_total_tokens` where that is given. In a `host`'s memory, which is
     seldom all ours, otherwise enough for sixteen of the longest sequences; in a device's all that
     fits, up to as many of them as may run at a time. `activation`: bytes that the largest step
-    takes; `beside`: bytes that another model keeps of every token. Raises ConfigurationError when one longest sequence does not fit.
+    takes; `beside`: bytes that another model keeps of every token. Raises ConfigurationError when
+    one longest sequence does not fit.
     """
     spare = max(0, int(free * _MEMORY_SHARE) - activation)
     fits = spare // (info.kv_bytes_per_token + beside)

@@ -1,0 +1,117 @@
+"""A smaller model that guesses: it agrees with its like, and changes no token of anybody's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.shard.speculation.heads_support import Watched, answer
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.facts import read_model_facts
+from tgi_trio.settings.records import Options
+from tgi_trio.settings.resolve import DRAFTED, resolve
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.speculation.draft_model import CATCH_UP
+from tgi_trio.start_checks import check_start
+from tgi_trio.testing.checkpoints import make_checkpoint
+
+LONG = [int(i * 7919 % 500) + 3 for i in range(CATCH_UP + 90)]
+PROMPTS = [[5, 6, 7, 8, 9], [40, 41, 42]]
+GREEDY = SamplingParameters(ignore_eos=True)
+SAMPLED = SamplingParameters(sample=True, seed=3, temperature=0.9, top_p=0.95, ignore_eos=True)
+ASKED = [
+    SAMPLED,
+    SamplingParameters(repetition_penalty=1.3, presence_penalty=0.5, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("large"), "llama", head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    return make_checkpoint(folder, "llama", head_dim=32, num_hidden_layers=1, seed=5)
+
+
+def load(model: Path, draft: Path, backend: str) -> Runner:
+    return load_runner(
+        ShardSettings(model_path=model, draft_model=draft, cpu_backend=backend, cpu_threads=1)
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_a_model_guesses_all_that_its_like_says(backend: str, large: Path) -> None:
+    runner = load(large, large, backend)
+    for asked in (GREEDY, SAMPLED):
+        drafter = runner.drafter(3)
+        assert drafter is not None
+        watched = Watched(drafter)
+        found = answer(runner, [PROMPTS[0]], [asked], 24, drafter=watched)
+        plain = answer(runner, [PROMPTS[0]], [asked], 24)
+        assert found.tokens == plain.tokens and plain.steps == 24
+        wrong = [
+            (known, own)
+            for known, own in watched.guessed
+            if own != (PROMPTS[0] + plain.tokens[0])[len(known) : len(known) + len(own)]
+        ]
+        assert not wrong
+        assert found.steps <= 12  # some are plain, to measure what guessing brings
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_whatever_it_guesses_the_tokens_are_those_of_plain_decoding(
+    backend: str, large: Path, small: Path
+) -> None:
+    runner = load(large, small, backend)
+    for budget in (64, 5):
+        plain = answer(runner, PROMPTS, ASKED, 20, budget=budget)
+        guessed = answer(runner, PROMPTS, ASKED, 20, budget=budget, drafter=runner.drafter(3))
+        assert guessed.tokens == plain.tokens
+        assert guessed.drafts > 0
+
+
+def test_a_long_prompt_is_caught_up_with_before_anything_is_guessed(large: Path) -> None:
+    runner = load(large, large, "torch")
+    drafter = runner.drafter(3)
+    assert drafter is not None
+    watched = Watched(drafter)
+    found = answer(runner, [LONG], [GREEDY], 16, drafter=watched, longest=512)
+    assert found.tokens == answer(runner, [LONG], [GREEDY], 16, longest=512).tokens
+    empty = [own for _, own in watched.guessed[:3] if not own]
+    assert len(empty) == 2  # steps in which it read the prompt
+    assert found.steps < len(LONG) // 64 + 14
+
+
+def test_its_keys_and_values_are_part_of_what_memory_must_hold(large: Path) -> None:
+    runner = load(large, large, "torch")
+    alone = load_runner(ShardSettings(model_path=large, cpu_backend="torch", cpu_threads=1))
+    from tgi_trio.ipc.startup import WarmupRequest
+
+    request = WarmupRequest(64, 128, 4, 512)
+    both, one = runner.warm_up(request), alone.warm_up(request)
+    assert both.blocks == one.blocks
+    assert both.kv_bytes == 2 * one.kv_bytes and both.weight_bytes == 2 * one.weight_bytes
+
+
+def test_another_tokenizer_is_refused_with_a_token_of_it(
+    large: Path, small: Path, tmp_path: Path
+) -> None:
+    settings = resolve(Options(draft_model=small), read_model_facts(large))
+    assert settings.speculate == DRAFTED
+    check_start(settings)
+    other = make_checkpoint(tmp_path, "llama", head_dim=32, num_hidden_layers=1)
+    file = other / "tokenizer.json"
+    text = file.read_text()
+    swapped = text.replace('"a":', '"@":', 1).replace('"b":', '"a":', 1).replace('"@":', '"b":', 1)
+    assert swapped != text
+    file.write_text(swapped)
+    settings = resolve(Options(draft_model=other), read_model_facts(large))
+    with pytest.raises(ConfigurationError, match=r"another tokenizer than the model: '[ab]' is"):
+        check_start(settings)

@@ -1,0 +1,73 @@
+"""A runner beside a smaller one that guesses for it. No torch in this file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.shard.contract import Drafter, Pending, Runner, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.speculation.draft_model import CATCH_UP, ModelDrafter
+
+
+@runtime_checkable
+class LeavesRoom(Runner, Protocol):
+    """A runner that leaves memory for another's K and V."""
+
+    kv_beside: int  # bytes that the other keeps of every token
+
+
+class DraftedRunner:
+    """A `Runner`: the larger model's, but for what guesses and for the memory that takes."""
+
+    def __init__(self, runner: LeavesRoom, draft: Runner) -> None:
+        self._runner = runner
+        self._draft = draft
+        self._runner.kv_beside = draft.info.kv_bytes_per_token
+
+    @property
+    def info(self) -> ShardInfo:
+        return self._runner.info
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        """Warm both up; the smaller model's cache has as many blocks as the larger one's."""
+        found = self._runner.warm_up(request)
+        own = WarmupRequest(
+            max_prefill_tokens=max(CATCH_UP, request.max_batch_size),
+            max_total_tokens=request.max_total_tokens,
+            max_batch_size=request.max_batch_size,
+            max_batch_total_tokens=(found.blocks - 1) * found.block_size,
+        )
+        beside = self._draft.warm_up(own)
+        return replace(
+            found,
+            weight_bytes=found.weight_bytes + beside.weight_bytes,
+            activation_bytes=found.activation_bytes + beside.activation_bytes,
+            kv_bytes=found.kv_bytes + beside.kv_bytes,
+            spare_bytes=max(0, found.spare_bytes - beside.kv_bytes),
+            warmup_ns=found.warmup_ns + beside.warmup_ns,
+        )
+
+    def step(self, plan: StepPlan) -> StepResult:
+        return self._runner.step(plan)
+
+    def launch(self, plan: StepPlan) -> Pending:
+        return self._runner.launch(plan)
+
+    def runs_ahead(self, plan: StepPlan) -> bool:
+        return self._runner.runs_ahead(plan)
+
+    def drafter(self, most: int) -> Drafter | None:
+        info = self._runner.info
+        if not info.draft_budget:
+            return None
+        return ModelDrafter(self._draft, most, info.eos_ids, info.vocab_size)
+
+    def prepare(self, sequence: ShardSequence) -> bool:
+        return self._runner.prepare(sequence)
+
+    def drop(self, sequence: ShardSequence) -> None:
+        self._runner.drop(sequence)
+
+    def prove_sound(self) -> None:
+        self._runner.prove_sound()
