@@ -105,7 +105,10 @@ RULES: dict[str, Rule] = {
     "testing.checkpoints": Rule(ours("errors"), banned=SERVER),  # writes tiny model folders
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(
-        ours("cli errors hub log_levels logs launcher model.facts settings start_checks"),
+        ours(
+            "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
+            "settings start_checks"
+        ),
         banned=MODEL,
     ),
     "__init__": Rule(NOTHING, only=NOTHING),

@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tgi_trio.cli.options import DoctorOptions
 from tgi_trio.cli.parser import Invocation, UsageError, asks_for_json, parse
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.settings.records import Options
+
+if TYPE_CHECKING:
+    from tgi_trio.hub import Served
 
 ShardArgv = Callable[[str, str], list[str]]  # see router.shard_process, too heavy to import here
 
@@ -107,7 +111,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
             progress=not options.json_output,
             own_tokenizer=options.tokenizer_name is None,
         )
-        options = replace(options, draft_model=_find_drafter(options, found.heads))
+        options = replace(options, draft_model=_find_drafter(options, found))
         tokenizer = None
         if options.tokenizer_name is not None:
             tokenizer = resolve_tokenizer(
@@ -124,8 +128,8 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     return 0
 
 
-def _find_drafter(options: Options, heads: Path | None) -> Path | None:
-    """Return the folder of what guesses: `heads` that the model's name stands for, or the flag's.
+def _find_drafter(options: Options, found: Served) -> Path | None:
+    """Return the folder of what guesses: the flag's, or heads that come with the model.
 
     Raises ConfigurationError where both are there.
     """
@@ -133,11 +137,11 @@ def _find_drafter(options: Options, heads: Path | None) -> Path | None:
     from tgi_trio.hub import resolve_drafter
 
     if options.draft_model is None:
-        return heads
-    if heads is not None:
+        return found.heads or _embedded_heads(options, found.model)
+    if found.heads is not None:
         raise ConfigurationError(
-            f"--model-id names heads that guess ({heads}), and --draft-model names others: leave "
-            "it out, or name the heads' base with --model-id"
+            f"--model-id names heads that guess ({found.heads}), and --draft-model names others: "
+            "leave it out, or name the heads' base with --model-id"
         )
     return resolve_drafter(
         str(options.draft_model),
@@ -145,6 +149,17 @@ def _find_drafter(options: Options, heads: Path | None) -> Path | None:
         trust_remote_code=options.trust_remote_code,
         progress=not options.json_output,
     )
+
+
+def _embedded_heads(options: Options, model: Path) -> Path | None:
+    """Return the heads of the embedded model, where guesses are wanted and there are as many."""
+    from tgi_trio import demo
+    from tgi_trio.model.speculators.recognise import count_heads
+
+    heads = demo.heads_path()
+    if not options.speculate or model != demo.model_path() or not heads.is_dir():
+        return None
+    return heads if options.speculate <= count_heads(heads) else None
 
 
 def _tell_machine(options: Options) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -145,7 +144,9 @@ def resolve_served(
         heads = check_heads(folder, auto_convert=auto_convert)
         name = base_of_heads(folder)
         base = local_folder(name, "base_model_name_or_path of config.json")
-        if base is None:
+        if name == demo.MODEL_ID:
+            base = demo.model_path()
+        elif base is None:
             base = _fetch(repository(name, None), trust_remote_code)
         if find_kind(base) is not None:
             raise ModelLoadError(f"the base of {model_id}, {name}, holds heads itself")
@@ -167,11 +168,10 @@ def check_heads(folder: Path, *, auto_convert: bool = True) -> Path:
 
     Raises ModelLoadError where it holds none.
     """
+    if conversion_due(folder):
+        _convert(folder, auto_convert)
     if not weights_of(folder):
-        pickles = sorted(folder.glob("medusa_lm_head.pt")) or sorted(folder.glob("*.bin"))
-        if not pickles:
-            raise ModelLoadError(f"{folder} holds no heads: not one .safetensors, .bin or .pt file")
-        _convert(folder, auto_convert, pickles)
+        raise ModelLoadError(f"{folder} holds no heads: not one .safetensors, .bin or .pt file")
     return folder
 
 
@@ -206,7 +206,7 @@ def check_folder(folder: Path, *, auto_convert: bool = True) -> Path:
             "writes it"
         )
     if conversion_due(folder):
-        _convert(folder, auto_convert, find_pickles(folder))
+        _convert(folder, auto_convert)
     weights = {path.name for path in weights_of(folder)}
     if missing := sorted(set(read_index(folder / NEW_INDEX).values()) - weights):
         raise ModelLoadError(
@@ -320,7 +320,7 @@ def _download_pickles(repository: Repository, extension: str, wanted: tuple[str,
     return download(repository, (*patterns, f"*{extension}"), (*UNWANTED, *_NO_WEIGHTS))
 
 
-def _convert(folder: Path, auto_convert: bool, pickles: Sequence[Path]) -> None:
+def _convert(folder: Path, auto_convert: bool) -> None:
     """Write a folder's pickles as safetensors; raises ModelLoadError."""
     if not auto_convert:
         raise ModelLoadError(
@@ -336,4 +336,4 @@ def _convert(folder: Path, auto_convert: bool, pickles: Sequence[Path]) -> None:
             f"python -m tgi_trio download-weights {copy}"
         )
     log.info("the weights of %s are pickles: they are converted, none is run", folder)
-    child.convert(folder, list(pickles))
+    child.convert(folder, find_pickles(folder))

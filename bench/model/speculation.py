@@ -1,6 +1,7 @@
 """Guessing ahead: tokens a step and a second with and without, and how many guesses are right.
 
     python -m bench.model.speculation --speculate 0 2 4 8 --json bench/out/speculation.json
+    python -m bench.model.speculation --speculate 0 3 --draft-model FOLDER
 
 The shard's own planning, model and sampler on the embedded model (or --model-id), without rings
 and router. `again` prompts hold a question, its answer and the question once more, so that the
@@ -28,14 +29,13 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from bench.harness import stats
-from tgi_trio.hub import resolve_model
+from tgi_trio.hub import resolve_drafter, resolve_model
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.batch import Batch
-from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 QUESTIONS = (
     "What is continuous batching?",
@@ -87,7 +87,7 @@ def run(
         block_size=info.block_size,
         blocks=blocks,
         eos_ids=info.eos_ids,
-        drafter=NgramDrafter(speculate, info.eos_ids) if speculate else None,
+        drafter=runner.drafter(speculate) if speculate else None,
         draft_budget=info.draft_budget,
     )
     need = -(-(max(map(len, encoded)) + new) // info.block_size)
@@ -137,12 +137,16 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="prompts per place in the batch")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model-id", help="served model; the embedded one by default")
+    parser.add_argument("--draft-model", help="heads or a smaller model that guess; else n-grams")
     parser.add_argument("--cpu-backend", default="auto")
     stats.add_output_flags(parser)
     args = parser.parse_args()
     folder = Path(resolve_model(args.model_id, None))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    runner = load_runner(ShardSettings(model_path=folder, cpu_backend=args.cpu_backend))
+    draft = None if args.draft_model is None else resolve_drafter(args.draft_model)
+    runner = load_runner(
+        ShardSettings(model_path=folder, draft_model=draft, cpu_backend=args.cpu_backend)
+    )
     blocks = runner.warm_up(WarmupRequest(BUDGET, 1024, 64, 32768)).blocks
     cases = [(k, b, s) for k in ("again", "plain") for b in args.batch for s in (False, True)]
     results: list[dict[str, Any]] = []

@@ -57,7 +57,7 @@ def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         ({"model_type": "codegen"}, ("--quantize", "fp8"), "runs through transformers"),
         ({}, ("--cpu-backend", "numba"), "The CPU kernels cannot serve this model: head size 2"),
         ({"model_type": "codegen"}, ("--num-shard", "2"), "runs through transformers"),
-        ({"model_type": "mlp_speculator"}, (), "holds an MLP speculator"),
+        ({"model_type": "mlp_speculator"}, (), "does not say which model its heads guess for"),
         ({"model_type": "codegen"}, ("--rope-factor", "2"), "--rope-scaling and --rope-factor"),
         ({"rope_scaling": {"type": "spiral"}}, (), "Rotary scaling 'spiral' is not known"),
     ],

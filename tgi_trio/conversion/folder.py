@@ -34,6 +34,8 @@ def weights_of(folder: Path) -> list[Path]:
 def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> list[Path]:
     """Return the pickles that are a model's weights: those of the first extension that has any.
 
+    Heads that guess for another model are weights where there are no others.
+
     Raises ModelLoadError when an index names files that are not there.
     """
     if ".bin" in extensions and (folder / INDEX).is_file():
@@ -44,7 +46,8 @@ def find_pickles(folder: Path, extensions: Sequence[str] = (".bin", ".pt")) -> l
         numbered = [p for p in found if p.stem.startswith("pytorch_model-")]
         if chosen := usual or numbered or found:
             return chosen
-    return []
+    # Medusa's heads lie beside a model's weights, or are all there is.
+    return sorted(folder.glob("medusa_lm_head.pt")) if ".pt" in extensions else []
 
 
 def _may_be_weights(name: str) -> bool:

@@ -16,3 +16,11 @@ MODEL_ID = "tgi-trio/demo"
 def model_path() -> Path:
     """Return the folder of the embedded model, in the layout of ``save_pretrained``."""
     return Path(__file__).resolve().parent / "model"
+
+
+def heads_path() -> Path:
+    """Return the folder of Medusa heads for the embedded model, where a release brings them.
+
+    `tools/demo/train_heads.py` writes it.
+    """
+    return Path(__file__).resolve().parent / "heads"

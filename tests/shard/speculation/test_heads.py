@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import (
     HEADS,
     Reference,
@@ -21,12 +22,13 @@ from tests.shard.speculation.heads_support import (
     vllm_medusa,
     write_heads,
 )
+from tests.shard.torch_backend.models_support import GreedyRecorder
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.speculators.recognise import read_heads
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.contract import Drafter, Runner
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 HIDDEN, VOCAB = 64, 512
@@ -164,3 +166,24 @@ def test_heads_for_another_model_are_refused_by_the_tensor(base: Path, tmp_path:
     speculator = mlp_speculator(tmp_path / "mlp", base, 32, VOCAB, tied=False)
     with pytest.raises(ModelLoadError, match=r"emb_dim is 32, the model's is 64"):
         read_heads(speculator, hidden=HIDDEN, vocabulary=VOCAB)
+
+
+def test_heads_beside_two_ranks_say_what_one_says(base: Path, tmp_path: Path) -> None:
+    heads = medusa(tmp_path / "h", base, HIDDEN, VOCAB, layers=1, own=False)
+    alone = load(base, heads, "torch")
+    expected = answer(alone, PROMPTS, PLAIN, 10)
+    one = Watched(_drafter(alone))
+    answer(alone, PROMPTS, PLAIN, 10, drafter=one)
+    with ranks_of(base, 2, GreedyRecorder(), draft_model=heads) as runner:
+        two = Watched(_drafter(runner))
+        found = answer(runner, PROMPTS, PLAIN, 10, drafter=two)
+    assert found.tokens == expected.tokens and found.drafts > 0
+    guessed = {tuple(known): own for known, own in one.guessed if own}
+    both = [(own, guessed[tuple(known)]) for known, own in two.guessed if tuple(known) in guessed]
+    assert both and all(a[: len(b)] == b[: len(a)] for a, b in both if a)
+
+
+def _drafter(runner: Runner) -> Drafter:
+    found = runner.drafter(HEADS)
+    assert found is not None
+    return found

@@ -86,15 +86,19 @@ def count_guesses(folder: Path, asked: int | None) -> int:
 
     Raises ConfigurationError, in TGI's words, when more are asked for.
     """
-    kind, values = find_kind(folder), read_values(folder) or {}
-    assert kind is not None  # the caller has found one
-    have = next((values[key] for key in kind.count if isinstance(values.get(key), int)), 0)
+    have = count_heads(folder)
     if asked is not None and asked > have:
         raise ConfigurationError(
-            f"Speculate is set to `{asked}` but this {kind.word} models only has `{have}` heads, "
-            "please make them match"
+            f"Speculate is set to `{asked}` but this {_need_kind(folder).word} models only has "
+            f"`{have}` heads, please make them match"
         )
     return have if asked is None else asked
+
+
+def count_heads(folder: Path) -> int:
+    """Return how many heads config.json states, 0 where it states none."""
+    keys, values = _need_kind(folder).count, read_values(folder) or {}
+    return next((values[key] for key in keys if isinstance(values.get(key), int)), 0)
 
 
 def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
@@ -103,9 +107,7 @@ def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
     Raises ModelLoadError for a tensor that is missing, of another shape or no plain numbers, and
     for heads that were made for another model.
     """
-    kind, values = find_kind(folder), read_values(folder) or {}
-    if kind is None:
-        raise ModelLoadError(f"{folder} holds no heads; served are {SERVED}")
+    kind, values = _need_kind(folder), read_values(folder) or {}
     tensors = read_headers(folder)
     spec = kind.read(folder, values, tensors, hidden=hidden, vocabulary=vocabulary)
     for name in spec.tensors:
@@ -113,6 +115,14 @@ def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
             raise ModelLoadError(f"Tensor {name!r} is missing from the heads in {folder}.")
     _check_shapes(spec, tensors, hidden, vocabulary)
     return spec
+
+
+def _need_kind(folder: Path) -> Kind:
+    """Return what kind of heads a folder holds; raises ModelLoadError for none."""
+    kind = find_kind(folder)
+    if kind is None:
+        raise ModelLoadError(f"{folder} holds no heads; served are {SERVED}")
+    return kind
 
 
 def _check_shapes(

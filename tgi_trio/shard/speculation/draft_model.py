@@ -126,12 +126,13 @@ class ModelDrafter:
                     still.append(i)
             going = still
         counts = {}
-        for (row, twin, count), own in zip(chosen, guesses, strict=True):
-            sequence = row.sequence
+        for (place, sequence, _), twin, count, own in (
+            (*each, found) for each, found in zip(chosen, guesses, strict=True)
+        ):
             written = write_guesses(sequence, records[sequence.id], own, count, self._eos_ids)
             twin.place, twin.guesses = sequence.length, tuple(own[:written])
             if written:
-                counts[row.place] = written
+                counts[place] = written
         return counts
 
     def _ends(self, sequence: ShardSequence, token: int) -> bool:

@@ -1,0 +1,115 @@
+"""What a speculator's folder says, and what is refused of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.shard.speculation.heads_support import HEADS, medusa, mlp_speculator, vllm_medusa
+from tgi_trio import demo
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.hub import Served, resolve_drafter, resolve_served
+from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.speculators.recognise import find_kind, read_heads
+from tgi_trio.model.speculators.spec import MedusaSpec, MlpSpec
+from tgi_trio.settings.records import Options
+from tgi_trio.settings.resolve import DRAFTED, resolve
+from tgi_trio.shard.checkpoint.heads import read_token_map
+
+HIDDEN, VOCAB = 32, 96
+
+
+def read(folder: Path) -> Any:
+    return read_heads(folder, hidden=HIDDEN, vocabulary=VOCAB)
+
+
+def test_formats_are_told_apart_by_their_tensors(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    one = read(medusa(tmp_path / "1", base, HIDDEN, VOCAB, layers=1, own=True))
+    two = read(medusa(tmp_path / "2", base, HIDDEN, VOCAB, layers=2, own=False))
+    other = read(vllm_medusa(tmp_path / "v", base, HIDDEN, VOCAB))
+    mlp = read(mlp_speculator(tmp_path / "m", base, HIDDEN, VOCAB, tied=True))
+    assert isinstance(one, MedusaSpec) and not one.shares_head and one.heads == HEADS
+    assert isinstance(two, MedusaSpec) and two.shares_head and two.layers == 2
+    assert isinstance(other, MedusaSpec) and other.token_map == "token_map"
+    ids = read_token_map(other, VOCAB)
+    assert ids is not None and ids.tolist() == list(range(5, 5 + 3 * (VOCAB // 4), 3))
+    assert isinstance(mlp, MlpSpec) and mlp.tied and mlp.heads == HEADS
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    folder = mlp_speculator(tmp_path, tmp_path, HIDDEN, VOCAB, tied=False)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["speculator.proj.1.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"'speculator\.proj\.1\.weight' is missing"):
+        read(folder)
+
+
+def test_tokens_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
+    spec = read(vllm_medusa(tmp_path, tmp_path, HIDDEN, VOCAB))
+    with pytest.raises(ModelLoadError, match="the model has 0 to 49"):
+        read_token_map(spec, 50)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
+        {"speculators_model_type": "eagle3", "model_type": "speculator"},
+        {"model_type": "eagle"},
+    ],
+)
+def test_eagle_is_refused_with_what_is_served(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"EAGLE speculator.*served are Medusa heads"):
+        find_kind(tmp_path)
+
+
+def test_a_repository_of_heads_stands_for_its_base(tmp_path: Path) -> None:
+    heads = medusa(tmp_path / "h", demo.model_path(), 256, 2056, layers=1, own=False)
+    assert resolve_served(str(heads)) == Served(demo.model_path(), heads)
+    (heads / "config.json").write_text(
+        json.dumps({"medusa_num_heads": 3, "base_model_name_or_path": demo.MODEL_ID})
+    )
+    assert resolve_served(str(heads)) == Served(demo.model_path(), heads)
+    (heads / "config.json").write_text(json.dumps({"medusa_num_heads": 3}))
+    with pytest.raises(ModelLoadError, match=r"which model its heads guess for.*--draft-model"):
+        resolve_served(str(heads))
+
+
+def test_heads_that_are_a_pickle_are_converted_without_being_run(tmp_path: Path) -> None:
+    heads = medusa(tmp_path, demo.model_path(), HIDDEN, VOCAB, layers=1, own=False)
+    file = heads / "medusa_lm_head.safetensors"
+    torch.save(load_file(file), heads / "medusa_lm_head.pt")
+    expected = load_file(file)
+    file.unlink()
+    assert resolve_drafter(str(heads)) == heads
+    found = load_file(file)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_as_many_tokens_are_guessed_as_there_are_heads_unless_fewer_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    facts = read_model_facts(demo.model_path())
+    heads = medusa(tmp_path, demo.model_path(), HIDDEN, VOCAB, layers=1, own=False)
+
+    def guesses(**options: Any) -> int | None:
+        return resolve(Options(**options), facts).speculate
+
+    assert guesses() == 0
+    assert guesses(speculate=5) == 5
+    assert guesses(draft_model=heads) == HEADS
+    assert guesses(draft_model=heads, speculate=1) == 1
+    assert guesses(draft_model=heads, speculate=0) == 0
+    assert guesses(draft_model=demo.model_path()) == DRAFTED
+    said = r"Speculate is set to `4` but this medusa models only has `3` heads, please make them"
+    with pytest.raises(ConfigurationError, match=said):
+        guesses(draft_model=heads, speculate=4)
