@@ -92,24 +92,29 @@ class KernelArithmetic:
         return self._heads.vectors[role]
 
     def silu(self, x: Floats) -> Floats:
-        return x / (1 + np.exp(-x))
+        with np.errstate(over="ignore"):  # infinity is right: the result is 0
+            found: Floats = x / (1 + np.exp(-x))
+        return found
 
     def gelu(self, x: Floats) -> Floats:
-        return np.float32(0.5) * x * (1 + _erf(x * np.float32(0.5**0.5)))
+        found: Floats = np.float32(0.5) * x * (1 + _erf(x * np.float32(0.5**0.5)))
+        return found
 
     def inverse_rms(self, x: Floats) -> Floats:
         squares: Floats = np.square(x).mean(axis=1, keepdims=True)
-        return 1 / np.sqrt(squares + np.float32(_EPS))
+        found: Floats = 1 / np.sqrt(squares + np.float32(_EPS))
+        return found
 
     def best(self, logits: Floats) -> NDArray[np.int64]:
-        return logits.argmax(axis=1)
+        found: NDArray[np.int64] = logits.argmax(axis=1)
+        return found
 
 
 def _erf(x: Floats) -> Floats:
     """Return the error function to 1.5e-7 (Abramowitz and Stegun 7.1.26); numpy has none."""
     size = np.abs(x)
     t = 1 / (1 + np.float32(0.3275911) * size)
-    series = np.float32(1.061405429)
+    series: Any = np.float32(1.061405429)
     for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
         series = series * t + np.float32(factor)
     result: Floats = np.copysign(1 - series * t * np.exp(-size * size), x)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 from tgi_trio.shard.contract import Drafter, DraftRow, StepPlan, StepResult
@@ -15,17 +17,26 @@ class Guessing:
     def __init__(self, drafter: Drafter, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         """`clock`: nanoseconds."""
         self.payoff = Payoff()
-        self._drafter = drafter
+        self._drafter: Drafter | None = drafter
         self._clock = clock
         self._drafting_ns = 0  # for the plan that is yet to be settled
 
     def draft(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        """Return guesses as `Drafter.draft_rows` does, none where they do not pay."""
+        """Return guesses as `Drafter.draft_rows` does, none where they do not pay.
+
+        A drafter that raises is not asked again.
+        """
         self._drafting_ns = 0
-        if not rows or not self.payoff.allows(len(rows)):
+        if not rows or self._drafter is None or not self.payoff.allows(len(rows)):
             return {}
         began = self._clock()
-        counts = self._drafter.draft_rows(rows, spare)
+        try:
+            counts = self._drafter.draft_rows(rows, spare)
+        except Exception:  # whatever a backend raises: nobody needs guesses
+            traceback.print_exc(file=sys.stderr)
+            print("what guesses has failed: tokens come one by one from now on", file=sys.stderr)
+            self._drafter = None
+            return {}
         self._drafting_ns = self._clock() - began
         return counts
 
@@ -39,5 +50,6 @@ class Guessing:
             plan.counts.decode_rows,
             drafted=drafted,
             tokens=len(result.choices.token_ids),
-            took_ns=took + (self._drafting_ns if drafted else 0),
+            took_ns=took,
+            drafting_ns=self._drafting_ns,
         )

@@ -28,6 +28,9 @@ class _Measured:
 
     plain_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     drafted_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    # What guessing took for each of them, and before it without finding anything to guess.
+    drafting_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    owed_ns: int = 0
     tokens: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))  # of those drafted
     rest: int = 0  # plans that still get no guesses
     next_rest: int = FIRST_REST
@@ -52,15 +55,24 @@ class Payoff:
             return False
         return True
 
-    def note(self, rows: int, *, drafted: bool, tokens: int, took_ns: int) -> None:
-        """Take in a step of `rows` decodes: its tokens and how long it took, guessing included."""
+    def note(
+        self, rows: int, *, drafted: bool, tokens: int, took_ns: int, drafting_ns: int = 0
+    ) -> None:
+        """Take in a step of `rows` decodes: its tokens, how long it took, and the guessing for it.
+
+        A drafter that was asked and found nothing has taken its time as well: that of the next
+        guesses.
+        """
         found = self._by_rows.setdefault(rows, _Measured())
         if took_ns <= 0:
             return
         if not drafted:
             found.plain_ns.append(took_ns)
+            found.owed_ns += drafting_ns
             return
         found.drafted_ns.append(took_ns)
+        found.drafting_ns.append(drafting_ns + found.owed_ns)
+        found.owed_ns = 0
         found.tokens.append(tokens)
         found.since_plain += 1
         if len(found.drafted_ns) < TRIAL or found.forced:
@@ -86,9 +98,13 @@ class Payoff:
             return
         found.rest, found.next_rest = found.next_rest, min(LONGEST_REST, 2 * found.next_rest)
         found.drafted_ns.clear()
+        found.drafting_ns.clear()
         found.tokens.clear()
 
 
 def _worth(rows: int, found: _Measured) -> float:
     """Return the tokens that plain decoding makes in the time of a step with guesses."""
-    return rows * median(found.drafted_ns) / median(found.plain_ns)
+    # Of steps the median: a lone slow one is the machine's. Of guessing the mean: a smaller model
+    # that reads a long prompt is slow once, and that is its own.
+    took = median(found.drafted_ns) + fmean(found.drafting_ns)
+    return rows * took / median(found.plain_ns)
