@@ -8,6 +8,9 @@ next.
 Scores of a block of 16 tokens are a tile of heads x 1 vector, summed over the head's dimensions
 like a panel of a linear layer. Two blocks at a time keep the multiply-adds from waiting for each
 other. The scores of the whole context are kept, so the softmax needs no corrections afterwards.
+
+An item reads its blocks of K, then those of V, then comes the next item's K: as one stream, of
+which some blocks are fetched ahead, for memory answers later than a block is computed.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 QUERY, ATTENDED = int(Buffer.QUERY), int(Buffer.ATTENDED)
 _NOTHING = -1e30  # score of a token that is not seen
 TILE_BYTES = 1024  # room for a tile of values: at most 16 vectors
+_AHEAD = 4  # blocks of the stream that are fetched ahead
+_LINE = 64
 
 
 @kernel
@@ -50,18 +55,36 @@ def attend(variant, step, op, counter, scratch):
     items = step.tokens * step.kv_heads * parts
     item = items - 1 - atomic_add(counter, 1)
     while item >= 0:
-        part = item % (step.kv_heads * parts)
-        attend_item(variant, step, op, item // (step.kv_heads * parts), part, parts, scratch)
+        attend_item(variant, step, op, item, parts, scratch)
         item = items - 1 - atomic_add(counter, 1)
 
 
 @kernel
-def attend_item(variant, step, op, token, part, parts, scratch):
-    """Attend with the `variant.heads` query heads from part * heads on."""
+def seen_tokens(step, token):
+    """Return how many tokens there are up to this one, itself included."""
+    return load_int(step.positions + 4 * token) + 1
+
+
+@kernel
+def hidden_tokens(op, seen):
+    """Return how many of those that a token could see are outside the window."""
+    return greater(0, seen - op.window) if op.window else 0
+
+
+@kernel
+def table_of(step, token):
+    """Return the address of the blocks of a token's sequence."""
+    return step.tables + load_int(step.rows + 4 * token) * step.table_width * 4
+
+
+@kernel
+def attend_item(variant, step, op, item, parts, scratch):
+    """Attend with `variant.heads` query heads of one token; `parts`: items of its KV heads."""
+    token, part = item // (step.kv_heads * parts), item % (step.kv_heads * parts)
     size, kv_head = step.head_dim, part // parts
-    seen = load_int(step.positions + 4 * token) + 1  # tokens before and including this one
-    hidden = greater(0, seen - op.window) if op.window else 0  # of them, those outside the window
-    table = step.tables + load_int(step.rows + 4 * token) * step.table_width * 4
+    seen = seen_tokens(step, token)
+    hidden = hidden_tokens(op, seen)
+    table = table_of(step, token)
     first = step.heads * token + part * variant.heads
     query = step.buffers[QUERY] + first * size * variant.active_bytes
     block_bytes = size * BLOCK * variant.kv.bytes
@@ -69,16 +92,36 @@ def attend_item(variant, step, op, token, part, parts, scratch):
     keys, values = op.keys + kv_head * block_bytes, op.values + kv_head * block_bytes
     stride = block_bytes * step.kv_heads
     begin, end = hidden // BLOCK, (seen + BLOCK - 1) // BLOCK
-    score_blocks(variant, step, table, begin, end, keys, stride, query, scores)
+    score_blocks(variant, step, table, begin, end, keys, values, stride, query, scores)
     for head in range(variant.heads):
         softmax(scores + head * step.scores_bytes, begin, end, hidden, seen, op.cap)
+    following = greater(0, item - step.threads)
     sum_values(
-        variant, step, op, table, begin, end, seen, values, stride, scores, scratch, first * size
-    )
+        variant, step, op, table, begin, end, seen, values, following, parts, stride, scores,
+        scratch, first * size,
+    )  # fmt: skip
 
 
 @kernel
-def score_blocks(variant, step, table, begin, end, keys, stride, query, scores):
+def keys_of_item(step, op, item, parts, stride, number):
+    """Return the address of one of the first blocks of K that an item reads."""
+    token, kv_head = item // (step.kv_heads * parts), item % (step.kv_heads * parts) // parts
+    seen = seen_tokens(step, token)
+    block = lesser(hidden_tokens(op, seen) // BLOCK + number, (seen - 1) // BLOCK)
+    keys = op.keys + kv_head * (stride // step.kv_heads)
+    return keys + load_int(table_of(step, token) + 4 * block) * stride
+
+
+@kernel
+def key_or_value(table, begin, end, keys, values, stride, block):
+    """Return the address of a block of K; behind the last one come those of V."""
+    if block < end:
+        return keys + load_int(table + 4 * block) * stride
+    return values + load_int(table + 4 * lesser(begin + block - end, end - 1)) * stride
+
+
+@kernel
+def score_blocks(variant, step, table, begin, end, keys, values, stride, query, scores):
     """scores[head, token] = query[head] . key[token] for the tokens of blocks begin to end."""
     heads, one = count(variant.heads), count(1)
     query_bytes = step.head_dim * variant.active_bytes
@@ -86,8 +129,9 @@ def score_blocks(variant, step, table, begin, end, keys, stride, query, scores):
         other = lesser(block + 1, end - 1)  # of an odd number the last block is computed twice
         a = keys + load_int(table + 4 * block) * stride
         b = keys + load_int(table + 4 * other) * stride
-        ahead_a = keys + load_int(table + 4 * lesser(block + 2, end - 1)) * stride
-        ahead_b = keys + load_int(table + 4 * lesser(block + 3, end - 1)) * stride
+        ahead = block + _AHEAD
+        ahead_a = key_or_value(table, begin, end, keys, values, stride, ahead)
+        ahead_b = key_or_value(table, begin, end, keys, values, stride, ahead + 1)
         tile_a, tile_b, x = zeros(heads, one), zeros(heads, one), query
         for i in range(0, step.head_dim // variant.kv.step * 64, 64):
             prefetch(ahead_a + i)
@@ -122,8 +166,26 @@ def softmax(scores, begin, end, hidden, seen, cap):
 
 
 @kernel
-def sum_values(variant, step, op, table, begin, end, seen, values, stride, weights, tile_at, place):
-    """ATTENDED[place + head] = sum over tokens of weights[head, token] * value[token]."""
+def sum_values(
+    variant,
+    step,
+    op,
+    table,
+    begin,
+    end,
+    seen,
+    values,
+    following,
+    parts,
+    stride,
+    weights,
+    tile_at,
+    place,
+):
+    """ATTENDED[place + head] = sum over tokens of weights[head, token] * value[token].
+
+    After the last V the K of the item that is `following` is fetched.
+    """
     heads, columns = count(variant.heads), count(variant.value_vectors)
     stored, size, target = variant.kv.bytes, step.head_dim, step.buffers[ATTENDED]
     width = LANES * variant.value_vectors
@@ -131,10 +193,15 @@ def sum_values(variant, step, op, table, begin, end, seen, values, stride, weigh
         tile = zeros(heads, columns)
         for block in range(begin, end):
             value = values + load_int(table + 4 * block) * stride + d * stored
-            ahead = values + load_int(table + 4 * lesser(block + 1, end - 1)) * stride + d * stored
+            if block + _AHEAD < end:
+                ahead = values + load_int(table + 4 * (block + _AHEAD)) * stride + d * stored
+            else:
+                ahead = keys_of_item(step, op, following, parts, stride, block + _AHEAD - end)
+                ahead += d * stored
             weight = weights + 64 * block
             for _ in range(lesser(BLOCK, seen - block * BLOCK)):
-                prefetch(ahead)
+                for i in range(0, width * stored, _LINE):
+                    prefetch(ahead + i)
                 tile = add_weighted(
                     variant.kv, heads, columns, tile, value, weight, step.scores_bytes
                 )
