@@ -40,6 +40,7 @@ def spans(kind: Kind) -> list[int]:
 def unpack(name: str, weights: Codes, span: int) -> tuple[np.ndarray, np.ndarray]:
     """Return codes [out, in] and the scales of a panel's inputs, read out of unpacked panels."""
     used, kind = kernel(name, 8), ALL[name]
+    raised = used.multiplier.raised
     outputs, inputs = weights.codes.shape
     count, size = -(-outputs // PANEL), kind.panel_bytes(inputs, span)
     panels = allocate_zeroed((count, size))
@@ -56,8 +57,8 @@ def unpack(name: str, weights: Codes, span: int) -> tuple[np.ndarray, np.ndarray
         scale = np.repeat(head[:, : many.parts], BLOCK_INPUTS // many.parts, axis=1)
         scales.append(scale.reshape(inputs, PANEL).T)
         stored = room[:, many.head_bytes :].reshape(blocks, 8, PANEL, 4).transpose(2, 0, 1, 3)
-        codes.append(stored.reshape(PANEL, inputs) - np.uint8(many.zero - kind.zero_code))
-    return np.concatenate(codes)[:outputs], np.concatenate(scales)[:outputs]
+        codes.append(stored.reshape(PANEL, inputs) >> raised)
+    return np.concatenate(codes)[:outputs], np.concatenate(scales)[:outputs] * 2**raised
 
 
 @settings(max_examples=60, deadline=None)

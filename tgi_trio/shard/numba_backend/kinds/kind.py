@@ -101,15 +101,15 @@ class Kind:
         return blocks + self.spans(inputs, span) * self.span_bytes
 
 
-def unpacked(kind: Kind, *, same_zero: bool) -> Kind:
+def unpacked(kind: Kind, raised: int) -> Kind:
     """Return the kind with a byte for each code and heads of float32, which many rows share.
 
-    `same_zero`: bytes of any size can be multiplied, so all kinds without lows get the same zero
-    and are one. The sums of whole numbers are exact: they stay the same.
+    `raised`: bits that codes are shifted to the left. The sums of whole numbers are exact: they
+    stay the same.
     """
-    zero, largest = kind.zero_code, kind.largest_code
-    if zero and same_zero:
-        zero, largest = MOST_ZERO, 255
+    zero = kind.zero_code << raised
+    # Codes of 0 in the middle: as if they were all bytes, so that most kinds are one.
+    largest = 255 if zero == MOST_ZERO else kind.largest_code
     head = [Field("scale", "f4", kind.parts), *([Field("low", "f4")] if kind.low else [])]
     return Kind(
         f"unpacked {kind.parts} {'low' if kind.low else zero} to {largest}",

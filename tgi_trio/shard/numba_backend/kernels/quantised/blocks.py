@@ -114,12 +114,13 @@ def _add_row(
 
 def _minus_zero(builder: Any, way: Multiplier, facts: Any, part: int) -> Any:
     """Return -zero times the sum of the activations of a part, in every lane; None for 0."""
-    zero = way.kind.zero_code
+    zero = way.kind.zero_code << way.raised
     if not zero:
         return None
     place = offset(builder, facts, 8 if way.kind.parts == 1 else 12 + 4 * part)
     start = splat(builder, load_as(builder, place, I32), INTS)
-    return builder.ashr(start, ints((MOST_ZERO // zero).bit_length() - 1))
+    less = (MOST_ZERO // zero).bit_length() - 1
+    return builder.ashr(start, ints(less)) if less else start
 
 
 def _float(builder: Any, where: Any) -> Any:
@@ -150,7 +151,6 @@ def unpack_block(
 ) -> Any:
     """Write a block of `multiplier` to `target` as one of `multiplier.unpacked`."""
     way = multiplier.multiplier
-    more = way.unpacked.kind.zero - way.kind.zero_code
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         _, head_at, block_at, to = values
@@ -163,8 +163,6 @@ def unpack_block(
             for part, value in enumerate([*scales, *([] if low is None else [low])]):
                 store_as(builder, value, offset(builder, to, 4 * (part * PANEL + column * LANES)))
             for v, codes in enumerate(read_codes(builder, way, codes_at, at)):
-                if more:
-                    codes = builder.add(codes, constant(CODES, more))
                 place = kind.head_bytes + (v * _COLUMNS + column) * 4 * LANES
                 store_as(builder, codes, offset(builder, to, place))
         return none()

@@ -43,7 +43,10 @@ def in_column(builder: Any, where: Any, column: Any, bytes_: int) -> Any:
 
 
 def read_codes(builder: Any, way: Multiplier, where: Any, column: Any) -> list[Any]:
-    """Return the 8 vectors of codes of one column, unsigned bytes; `where`: behind the head."""
+    """Return the 8 vectors of codes of one column; `where`: behind the head.
+
+    They are unsigned bytes, and `way.raised`.
+    """
     bits = way.kind.bits
     first = in_column(builder, where, column, _VECTOR)
 
@@ -52,19 +55,20 @@ def read_codes(builder: Any, way: Multiplier, where: Any, column: Any) -> list[A
 
     if bits == 8:
         return [vector(v) for v in range(8)]
-    packed = [vector(t) for t in range(4)]
-    low = [builder.and_(each, constant(CODES, 15)) for each in packed]
-    high = [builder.and_(_shift(builder, each, 4), constant(CODES, 15)) for each in packed]
+    raised = way.raised
+    packed, four = [vector(t) for t in range(4)], constant(CODES, 15 << raised)
+    low = [builder.and_(_shift(builder, each, -raised), four) for each in packed]
+    high = [builder.and_(_shift(builder, each, 4 - raised), four) for each in packed]
     codes = low + high
     if way.kind.table:
         return [look_up(builder, way, each) for each in codes]
     if bits > 4:
         each = bits - 4
         planes = [vector(4 + plane) for plane in range(each)]
-        mask = constant(CODES, ((1 << each) - 1) << 4)
+        mask = constant(CODES, ((1 << each) - 1) << (4 + raised))
         for v in range(8):
             plane, place = divmod(v, 8 // each)
-            upper = _shift(builder, planes[plane], place * each - 4)
+            upper = _shift(builder, planes[plane], place * each - 4 - raised)
             codes[v] = builder.or_(codes[v], builder.and_(upper, mask))
     return codes
 
@@ -120,10 +124,13 @@ def _shift(builder: Any, codes: Any, right: int) -> Any:
 def read_scales(builder: Any, way: Multiplier, head: Any, span_head: Any, column: Any) -> list[Any]:
     """Return the scale of each part of a block's inputs, float32 of one column."""
     kind = way.kind
-    return [
+    scales = [
         _product(builder, way, kind.scale, head, span_head, column, part)
         for part in range(kind.parts)
     ]
+    if way.raised:
+        scales = [builder.fmul(scale, floats(2.0**-way.raised)) for scale in scales]
+    return scales
 
 
 def read_low(builder: Any, way: Multiplier, head: Any, span_head: Any, column: Any) -> Any:

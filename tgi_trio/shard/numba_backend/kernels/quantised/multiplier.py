@@ -18,7 +18,7 @@ from numba.extending import (
     unbox,
 )
 
-from tgi_trio.shard.numba_backend.kinds.kind import Kind, active_block_bytes, unpacked
+from tgi_trio.shard.numba_backend.kinds.kind import MOST_ZERO, Kind, active_block_bytes, unpacked
 
 # Which instructions multiply whole numbers: AVX512's dot product of bytes (VNNI), AVX512's and
 # AVX2's older ones, ARM's dot product, or what LLVM makes of plain multiplications.
@@ -42,6 +42,18 @@ class Multiplier:
         return f"{self.kind.name} {self.active_bits} {self.dots} {self.rows} {half}"
 
     @property
+    def raised(self) -> int:
+        """By how many bits codes are shifted to the left as they are unpacked.
+
+        Bytes of any size can be multiplied by VNNI. There `MOST_ZERO` becomes the code of 0 of all
+        kinds that have one: what it adds to a sum is then read and need not be computed for each
+        row. Scales are as much smaller, by a power of two, so that products stay the same.
+        """
+        if self.dots != "vnni" or not self.kind.zero_code:
+            return 0
+        return (MOST_ZERO // self.kind.zero_code).bit_length() - 1
+
+    @property
     def active_bytes(self) -> int:
         """Of the activations that a block of weights is multiplied with."""
         return active_block_bytes(self.active_bits)
@@ -57,7 +69,7 @@ class Multiplier:
     @property
     def unpacked(self) -> Multiplier:
         """How the same weights are multiplied after `unpack_block`."""
-        return replace(self, kind=unpacked(self.kind, same_zero=self.dots == "vnni"))
+        return replace(self, kind=unpacked(self.kind, self.raised))
 
 
 class MultiplierType(types.Type):
