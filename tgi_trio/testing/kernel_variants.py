@@ -8,10 +8,13 @@ from typing import Any, Final
 
 import torch
 
+from tgi_trio.model.spec import Routing
 from tgi_trio.shard.torch_backend.attention import latent_kernel, paged_kernel
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
 from tgi_trio.shard.torch_backend.kernels import choosing, editing, fused, grouped, masking
+from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
+from tgi_trio.shard.torch_backend.layers.grouped_experts import tokens_of_a_program
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
 
@@ -43,6 +46,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     yield from _between_products()
     yield from _latent_keys()
     yield from _sampler()
+    yield from _routing()
     yield from _experts()
 
 
@@ -251,13 +255,58 @@ def _sampler() -> Iterator[Variant]:
         )
 
 
+def _routing() -> Iterator[Variant]:
+    """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, DeepSeek V2 and V3."""
+    kinds: tuple[tuple[Routing, int, int, int, int], ...] = (
+        ("softmax", 8, 2, 1, 1),
+        ("sparse-mixer", 16, 2, 1, 1),
+        ("softmax", 32, 4, 1, 1),
+        ("softmax", 128, 8, 1, 1),
+        ("grouped-softmax", 160, 6, 8, 3),
+        ("grouped-sigmoid", 256, 8, 8, 4),
+    )
+    for routing, count, each, groups, used in kinds:
+        logits = F32 if routing.startswith("grouped") else BF16
+        arguments = (BF16, I32, I32, I32, logits, F32, "i32", "fp32", "fp32")
+        yield Variant(
+            f"route_tokens {routing} {count}",
+            routing_kernel.route_tokens,
+            arguments,
+            {
+                "EXPERTS": count,
+                "PADDED": 1 << (count - 1).bit_length(),
+                "PER_TOKEN": each,
+                "ROUTING": routing,
+                "NORMALISE": routing != "sparse-mixer",
+                "GROUPS": groups,
+                "PADDED_GROUPS": groups,
+                "GROUPS_USED": used,
+                "HAS_BIAS": routing == "grouped-sigmoid",
+                "BLOCK": tokens_of_a_program(count),
+            },
+        )
+    for size, each, shared in ((2880, 4, False), (2048, 8, True), (7168, 8, True)):
+        yield Variant(
+            f"combine_experts bf16 {size}{' shared' if shared else ''}",
+            grouped.combine_experts,
+            (BF16,) * 5,
+            {
+                "SIZE": size,
+                "PER_TOKEN": each,
+                "HAS_SHARED": shared,
+                "HAS_DOOR": size == 2048,
+                "BLOCK": 1024,
+            },
+        )
+
+
 def _experts() -> Iterator[Variant]:
     for dtype, rows in ((BF16, 16), (BF16, 64), (F32, 16)):
         for gathers in (True, False):
             yield Variant(
                 f"multiply_groups {TYPES[dtype]} {rows} {'in' if gathers else 'out'}",
                 grouped.multiply_groups,
-                (dtype, dtype, dtype, dtype, I64, I64, I64, "i32"),
+                (dtype, dtype, dtype, dtype, I32, I32, "i32"),
                 {
                     "N": 1536,
                     "K": 2048,

@@ -41,9 +41,13 @@ FAMILIES = ("llama", "mixtral", "deepseek_v2", "deepseek_v3")
 SCALED = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 DYNAMIC: dict[str, Any] = {"rope_parameters": SCALED, "max_position_embeddings": 16}
 # Launches of a layer: four products, two norms of sums, rotation and writing, attention, the gate.
-# A mixture's tokens are sorted by expert besides.
-LAYERED = {"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12, "mixtral": 25}
+# A mixture has three more: the router, who goes where, and the sum of what experts found.
+LAYERED = {
+    **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12},
+    **{"mixtral": 12, "qwen3_moe": 12, "gpt_oss": 12, "deepseek_v3": 14},
+}
 ONE_MORE = {"num_hidden_layers": 3}
+PLAIN: dict[str, dict[str, int]] = {"deepseek_v3": {"first_k_dense_replace": 3}}  # no experts
 TEXTS = prompts(3, longest=20)
 ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_p": 0.9}, {"repetition_penalty": 1.3}]
 
@@ -56,8 +60,8 @@ def device(
         checkpoint(family)
     checkpoint("llama", **DYNAMIC)
     for family in LAYERED:
-        checkpoint(family)
-        checkpoint(family, **ONE_MORE)
+        checkpoint(family, **PLAIN.get(family, {}))
+        checkpoint(family, **PLAIN.get(family, {}), **ONE_MORE)
     from tgi_trio.shard.torch_backend.attention import paged
 
     monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
@@ -159,7 +163,8 @@ def test_launches_of_a_layer_are_few(
 
     monkeypatch.setattr(paged, "_PROGRAMS", 1)
     launched = []
-    for folder in (checkpoint(family), checkpoint(family, **ONE_MORE)):
+    plain = PLAIN.get(family, {})
+    for folder in (checkpoint(family, **plain), checkpoint(family, **plain, **ONE_MORE)):
         runner, (row, *_) = start(folder, "cuda:0"), rows()
         device.counts = Counts()
         runner.launch(plan([row], [row.length])).result()

@@ -1,7 +1,7 @@
 """A product per group of rows, each with a matrix of its own: the experts of a mixture.
 
 How many rows a group has, only the device knows. So there are as many programs as there could be
-tiles, each finds its group from the cumulative counts, and those left over end at once.
+tiles, each finds its group from the groups' counts, and those left over end at once.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["tokens"])
 def multiply_groups(
     out,  # [pairs, N]
-    x,  # [rows, K]
+    x,  # [tokens, K], or in order [pairs, K]
     weight,  # [GROUPS, N, K]
     bias,  # [GROUPS, N], read with HAS_BIAS only
-    order,  # int64 [pairs]: (row, place) pairs by group; pair // PER_ROW is the row
-    ends,  # int64 [GROUPS]: where a group's pairs end in `order`
-    tile_ends,  # int64 [GROUPS]: and its tiles, among all tiles
-    pairs,
+    pairs,  # int32 [GROUPS, tokens]: as `route_tokens` leaves them
+    counts,  # int32 [GROUPS]
+    tokens,
     N: tl.constexpr,
     K: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -31,20 +30,13 @@ def multiply_groups(
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,  # numbers of a row multiplied together
 ):
-    tile = tl.program_id(0)
-    group = tl.arange(0, PADDED_GROUPS)
-    bounds = tl.load(tile_ends + group, mask=group < GROUPS, other=2**40)
-    own = tl.sum((bounds <= tile).to(tl.int32), 0)
+    own, begin, first, count = find_group(counts, GROUPS, PADDED_GROUPS, ROWS)
     if own < GROUPS:
-        before = tl.maximum(own - 1, 0)
-        first_tile = tl.where(own > 0, tl.load(tile_ends + before), 0)
-        begin = tl.where(own > 0, tl.load(ends + before), 0)
-        end = tl.load(ends + own)
-        place = begin + (tile - first_tile) * ROWS + tl.arange(0, ROWS)
-        real = place < end
-        pair = tl.load(order + place, mask=real, other=0)
-        source = pair // PER_ROW if GATHERS else place
-        target = place if GATHERS else pair
+        within = first + tl.arange(0, ROWS)
+        real = within < count
+        pair = tl.load(pairs + own.to(tl.int64) * tokens + within, mask=real, other=0)
+        source = (pair // PER_ROW if GATHERS else begin + within).to(tl.int64)
+        target = (begin + within if GATHERS else pair).to(tl.int64)
         column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         there = column < N
         base = weight + own.to(tl.int64) * N * K
@@ -65,5 +57,56 @@ def multiply_groups(
             total += tl.dot(a, tl.trans(w), input_precision="ieee")
         if HAS_BIAS:
             total += tl.load(bias + own * N + column, mask=there, other=0.0).to(tl.float32)[None, :]
-        at = target[:, None].to(tl.int64) * N + column[None, :]
+        at = target[:, None] * N + column[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])
+
+
+@triton.jit
+def find_group(counts, GROUPS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr):
+    """Return a program's group, where it begins in order, the tile's first row in it, its rows.
+
+    Groups lie one behind the other; GROUPS for a program that has no tile.
+    """
+    tile = tl.program_id(0)
+    group = tl.arange(0, PADDED)
+    every = tl.load(counts + group, mask=group < GROUPS, other=0)
+    tiles = tl.cdiv(every, ROWS)
+    behind = (tl.cumsum(tiles, 0) <= tile) & (group < GROUPS)
+    own = tl.sum(behind.to(tl.int32), 0)
+    first = (tile - tl.sum(tl.where(behind, tiles, 0), 0)) * ROWS
+    count = tl.sum(tl.where(group == own, every, 0), 0)
+    return own, tl.sum(tl.where(behind, every, 0), 0), first, count
+
+
+@triton.jit
+def combine_experts(
+    out,  # [T, SIZE]
+    parts,  # [T, PER_TOKEN, SIZE]
+    weights,  # [T, PER_TOKEN]
+    shared,  # [T, SIZE], added with HAS_SHARED
+    doors,  # [T]: how far `shared` is let in, as a logit; with HAS_DOOR
+    SIZE: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
+    HAS_DOOR: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add up what a token's experts have found, weighted; rounded as torch's operations are."""
+    dtype = out.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < SIZE
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(PER_TOKEN):
+        pair = token * PER_TOKEN + i
+        weight = tl.load(weights + pair).to(tl.float32)
+        part = tl.load(parts + pair * SIZE + place, mask=inside, other=0.0).to(tl.float32)
+        total += (part * weight).to(dtype).to(tl.float32)
+    total = total.to(dtype).to(tl.float32)
+    if HAS_SHARED:
+        more = tl.load(shared + token * SIZE + place, mask=inside, other=0.0).to(tl.float32)
+        if HAS_DOOR:
+            door = tl.sigmoid(tl.load(doors + token).to(tl.float32)).to(dtype).to(tl.float32)
+            more = (door * more).to(dtype).to(tl.float32)
+        total += more
+    tl.store(out + token * SIZE + place, total.to(dtype), mask=inside)

@@ -1,86 +1,144 @@
 """All experts of a layer at once on a device, without asking it who was chosen.
 
-(token, expert) pairs are sorted by expert, and each of the two products is one launch over all of
-them (`kernels/grouped.py`). The loop over experts, which needs to know on the host which ones were
-chosen, is a wait per layer and a handful of launches per expert.
+One launch chooses the experts of all tokens and lists the (token, expert) pairs by expert
+(`kernels/routing.py`), each of the two products is one launch over all of them, and one adds up
+what they found (`kernels/grouped.py`). The loop over experts, which needs to know on the host which
+ones were chosen, is a wait per layer and a handful of launches per expert.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import torch
 
-from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
+from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.shard.torch_backend.kernels.grouped import combine_experts, multiply_groups
+from tgi_trio.shard.torch_backend.kernels.routing import route_tokens
 from tgi_trio.shard.torch_backend.layers.activation import Activation
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 
 _FEW, _MANY = 16, 64  # rows of a tile: the least that tensor cores take, and for long prefills
 _MANY_FROM = 32  # pairs per expert
 _OUTPUTS, _DEPTH = 64, 64
+_SCORES: Final = 2048  # (token, expert) that a routing program holds: 16 a thread
+_MOST_TOKENS: Final = 64  # of one
+_BLOCK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Who goes where, on the device."""
+
+    weights: torch.Tensor  # [T, per token]
+    pairs: torch.Tensor  # int32 [experts, T], as `route_tokens` leaves them
+    counts: torch.Tensor  # int32 [experts]
 
 
 class GroupedExperts:
     """All of `DenseMlp`'s `up` [experts, inner, hidden] and `down` [experts, hidden, ...]."""
 
-    def __init__(self, up: Linear, down: Linear, act: Activation) -> None:
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        up: Linear,
+        down: Linear,
+        act: Activation,
+        choice_bias: torch.Tensor | None,
+    ) -> None:
         """Weights and biases [experts, outputs] contiguous, on the device."""
+        self._spec = spec
         self._up = up
         self._down = down
         self._act = act
+        self._choice_bias = choice_bias
+        self._counters = torch.zeros(spec.count + 1, dtype=torch.int32, device=up.weight.device)
 
     def __call__(
-        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        shared: torch.Tensor | None = None,
+        doors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return [T, hidden] of `x` [T, hidden]: the weighted sum of each token's experts.
 
-        `weights` of x's dtype and `chosen` int64, both [T, per token].
+        `logits` [T, experts] of the router. `shared` [T, hidden] is added, times the sigmoid of
+        `doors` [T, 1] where there are any.
         """
-        tokens, each = chosen.shape
-        count = len(self._up.weight)
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)
-        experts = torch.arange(count, device=x.device)
-        counts = (flat[:, None] == experts).sum(0)
-        many = x.dtype.itemsize < 4 and tokens * each >= _MANY_FROM * count
-        rows = _MANY if many else _FEW
-        ends, tile_ends = counts.cumsum(0), ((counts + rows - 1) // rows).cumsum(0)
-        tiles = min(tokens * each, count + tokens * each // rows)
-        inner = self._multiply(x, self._up, order, ends, tile_ends, tiles, rows, each, gathers=True)
-        inner = self._act(inner).contiguous()
-        parts = self._multiply(
-            inner, self._down, order, ends, tile_ends, tiles, rows, each, gathers=False
+        routed = self.route(logits, x.dtype)
+        inner = self._act(self._multiply(x, self._up, routed, gathers=True)).contiguous()
+        parts = self._multiply(inner, self._down, routed, gathers=False)
+        out = torch.empty((len(x), parts.shape[1]), dtype=x.dtype, device=x.device)
+        combine_experts[(len(x), -(-out.shape[1] // _BLOCK))](
+            out,
+            parts,
+            routed.weights,
+            parts if shared is None else shared.contiguous(),
+            parts if doors is None else doors.contiguous(),
+            SIZE=out.shape[1],
+            PER_TOKEN=self._spec.per_token,
+            HAS_SHARED=shared is not None,
+            HAS_DOOR=doors is not None,
+            BLOCK=_BLOCK,
         )
-        return (parts.view(tokens, each, -1) * weights[:, :, None]).sum(1)
+        return out
+
+    def route(self, logits: torch.Tensor, dtype: torch.dtype) -> Routed:
+        """Return what `route` of `layers/routing.py` chooses, weights of `dtype`."""
+        spec, (tokens, count) = self._spec, logits.shape
+        device = logits.device
+        weights = torch.empty((tokens, spec.per_token), dtype=dtype, device=device)
+        pairs = torch.empty((count, tokens), dtype=torch.int32, device=device)
+        counts = torch.empty(count, dtype=torch.int32, device=device)
+        block = tokens_of_a_program(count)
+        route_tokens[(-(-tokens // block),)](
+            weights,
+            pairs,
+            counts,
+            self._counters,
+            logits.contiguous(),
+            counts if self._choice_bias is None else self._choice_bias,
+            tokens,
+            spec.scale,
+            spec.jitter,
+            EXPERTS=count,
+            PADDED=_pad(count),
+            PER_TOKEN=spec.per_token,
+            ROUTING=spec.routing,
+            NORMALISE=spec.normalise,
+            GROUPS=spec.groups,
+            PADDED_GROUPS=_pad(spec.groups),
+            GROUPS_USED=spec.groups_used,
+            HAS_BIAS=self._choice_bias is not None,
+            BLOCK=block,
+        )
+        return Routed(weights, pairs, counts)
 
     def _multiply(
-        self,
-        x: torch.Tensor,
-        linear: Linear,
-        order: torch.Tensor,
-        ends: torch.Tensor,
-        tile_ends: torch.Tensor,
-        tiles: int,
-        rows: int,
-        each: int,
-        *,
-        gathers: bool,
+        self, x: torch.Tensor, linear: Linear, routed: Routed, *, gathers: bool
     ) -> torch.Tensor:
         """Return [pairs, outputs] of one product; see `multiply_groups`."""
         weight, bias = linear.weight, linear.bias
         groups, outputs, depth = weight.shape
-        out = torch.empty((len(order), outputs), dtype=x.dtype, device=x.device)
+        tokens, each = routed.weights.shape
+        many = x.dtype.itemsize < 4 and tokens * each >= _MANY_FROM * groups
+        rows = _MANY if many else _FEW
+        tiles = min(tokens * each, groups + tokens * each // rows)
+        out = torch.empty((tokens * each, outputs), dtype=x.dtype, device=x.device)
         multiply_groups[(tiles, -(-outputs // _OUTPUTS))](
             out,
             x,
             weight,
             weight if bias is None else bias,
-            order,
-            ends,
-            tile_ends,
-            len(order),
+            routed.pairs,
+            routed.counts,
+            tokens,
             N=outputs,
             K=depth,
             GROUPS=groups,
-            PADDED_GROUPS=1 << (groups - 1).bit_length(),
+            PADDED_GROUPS=_pad(groups),
             PER_ROW=each,
             GATHERS=gathers,
             HAS_BIAS=bias is not None,
@@ -89,3 +147,12 @@ class GroupedExperts:
             DEPTH=_DEPTH if x.dtype.itemsize < 4 else _DEPTH // 2,
         )
         return out
+
+
+def tokens_of_a_program(experts: int) -> int:
+    """Return how many tokens a program of `route_tokens` has."""
+    return max(1, min(_MOST_TOKENS, _SCORES // _pad(experts)))
+
+
+def _pad(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -78,18 +78,15 @@ class ExpertsMlp:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.router(x.to(self.router.weight.dtype))
-        weights, chosen = route(logits, self.spec, self.choice_bias)
-        weights = weights.to(x.dtype)
+        shared = None if self.shared is None else self.shared(x)
+        doors = None if self.shared_router is None else self.shared_router(x)
         if self.grouped is not None:
-            out = self.grouped(x, weights, chosen)
-        else:
-            out = self._one_by_one(x, weights, chosen)
-        if self.shared is not None:
-            shared = self.shared(x)
-            if self.shared_router is not None:
-                shared = torch.sigmoid(self.shared_router(x)) * shared
-            out = out + shared
-        return out
+            return self.grouped(x, logits, shared, doors)
+        weights, chosen = route(logits, self.spec, self.choice_bias)
+        out = self._one_by_one(x, weights.to(x.dtype), chosen)
+        if shared is None:
+            return out
+        return out + (shared if doors is None else torch.sigmoid(doors) * shared)
 
     def _one_by_one(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
@@ -120,7 +117,7 @@ class ExpertsMlp:
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 
         up, down = _stack(parts[0::2]), _stack(parts[1::2])
-        self.grouped = GroupedExperts(up, down, self.experts[0].act)
+        self.grouped = GroupedExperts(self.spec, up, down, self.experts[0].act, self.choice_bias)
 
     def nbytes(self) -> int:
         parts = [self.router, *self.experts, self.shared, self.shared_router]

@@ -1,0 +1,144 @@
+"""The kernel that routes tokens to experts, against the same in torch's operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
+from tgi_trio.shard.torch_backend.layers.routing import route
+
+need_triton()
+
+from tgi_trio.shard.torch_backend.layers import grouped_experts  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts  # noqa: E402
+
+HIDDEN, WIDTH = 24, 40
+ROUTINGS: dict[str, dict[str, Any]] = {
+    "mixtral": {"count": 8, "per_token": 2, "normalise": True},
+    "olmoe": {"count": 5, "per_token": 3, "normalise": False},
+    "all": {"count": 4, "per_token": 4, "normalise": True},
+    "phimoe": {
+        "count": 6,
+        "per_token": 2,
+        "normalise": False,
+        "routing": "sparse-mixer",
+        "jitter": 0.2,
+    },
+    "deepseek_v2": {
+        "count": 15,
+        "per_token": 4,
+        "normalise": False,
+        "routing": "grouped-softmax",
+        "groups": 5,
+        "groups_used": 2,
+        "scale": 16.0,
+    },
+    "deepseek_v3": {
+        "count": 16,
+        "per_token": 4,
+        "normalise": True,
+        "routing": "grouped-sigmoid",
+        "groups": 4,
+        "groups_used": 2,
+        "scale": 2.5,
+    },
+    "one group": {"count": 6, "per_token": 2, "normalise": True, "routing": "grouped-sigmoid"},
+}
+
+
+def some(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def experts(spec: ExpertsSpec, bias: torch.Tensor | None, dtype: torch.dtype) -> GroupedExperts:
+    count, silu = spec.count, ACTIVATIONS["silu"]
+    up = Linear(some(count, WIDTH, HIDDEN, dtype=dtype) / 5, some(count, WIDTH, dtype=dtype))
+    down = Linear(some(count, HIDDEN, WIDTH, dtype=dtype) / 6, some(count, HIDDEN, dtype=dtype))
+    return GroupedExperts(spec, up, down, silu, bias)
+
+
+def one_by_one(made: GroupedExperts, spec: ExpertsSpec, bias: torch.Tensor | None) -> ExpertsMlp:
+    """Return the same experts as the host computes them."""
+    parts = [(made._up.weight[i], made._up.bias[i]) for i in range(spec.count)]  # type: ignore
+    outer = [(made._down.weight[i], made._down.bias[i]) for i in range(spec.count)]  # type: ignore
+    dense = [
+        DenseMlp(Linear(*up), Linear(*down), ACTIVATIONS["silu"])
+        for up, down in zip(parts, outer, strict=True)
+    ]
+    return ExpertsMlp(spec, router=Linear(torch.empty(0, 0)), experts=dense, choice_bias=bias)
+
+
+@pytest.fixture(params=ROUTINGS)
+def spec(request: pytest.FixtureRequest) -> ExpertsSpec:
+    return ExpertsSpec(width=WIDTH, **ROUTINGS[request.param])
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 100])
+def test_it_chooses_what_torch_chooses(spec: ExpertsSpec, tokens: int) -> None:
+    """Again and again: each launch leaves the counters as it found them."""
+    bias = some(spec.count, seed=3) if spec.routing == "grouped-sigmoid" else None
+    made = experts(spec, bias, torch.float32)
+    for seed in range(3):
+        logits = 2.0 * some(tokens, spec.count, seed=seed)
+        weights, chosen = route(logits, spec, bias)
+        routed = made.route(logits, torch.float32)
+        assert not made._counters.any()
+        assert routed.counts.tolist() == chosen.flatten().bincount(minlength=spec.count).tolist()
+        ours = torch.zeros(tokens, spec.count, device=DEVICE)
+        for expert, count in enumerate(routed.counts.tolist()):
+            pairs = routed.pairs[expert, :count].long()
+            assert len(set(pairs.tolist())) == count
+            ours[pairs // spec.per_token, expert] = routed.weights.flatten()[pairs]
+        theirs = torch.zeros_like(ours).scatter(1, chosen, weights)
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+def test_many_programs_share_the_lists(spec: ExpertsSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_experts, "_MOST_TOKENS", 4)
+    made = experts(spec, None, torch.float32)
+    logits = some(50, spec.count, seed=5)
+    routed = made.route(logits, torch.float32)
+    _, chosen = route(logits, spec, None)
+    for expert, count in enumerate(routed.counts.tolist()):
+        tokens = sorted((routed.pairs[expert, :count] // spec.per_token).tolist())
+        assert tokens == (chosen == expert).any(1).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("tokens", [1, 37])
+def test_a_mixture_says_what_its_experts_say_one_by_one(
+    spec: ExpertsSpec, tokens: int, dtype: torch.dtype
+) -> None:
+    bias = some(spec.count, seed=3) if spec.routing == "grouped-sigmoid" else None
+    made = experts(spec, bias, dtype)
+    x, logits = some(tokens, HIDDEN, seed=8, dtype=dtype), some(tokens, spec.count, seed=9)
+    weights, chosen = route(logits, spec, bias)
+    host = one_by_one(made, spec, bias)
+    expected = host._one_by_one(x.float(), weights, chosen) if dtype is torch.float32 else None
+    if expected is None:
+        for expert in host.experts:
+            for linear in (expert.up, expert.down):
+                assert linear.bias is not None
+                linear.weight, linear.bias = linear.weight.float(), linear.bias.float()
+        expected = host._one_by_one(x.float(), weights, chosen)
+    tolerance = 1e-5 if dtype is torch.float32 else 0.02
+    largest = float(expected.abs().max())
+    ours = made(x, logits).float()
+    torch.testing.assert_close(ours, expected, atol=tolerance * largest, rtol=0.0)
+
+
+@pytest.mark.parametrize("doors", [True, False])
+def test_what_is_shared_is_added(doors: bool) -> None:
+    spec = ExpertsSpec(width=WIDTH, **ROUTINGS["mixtral"])
+    made = experts(spec, None, torch.float32)
+    x, logits, shared = some(5, HIDDEN), some(5, 8, seed=1), some(5, HIDDEN, seed=2)
+    door = some(5, 1, seed=3) if doors else None
+    more = shared if door is None else door.sigmoid() * shared
+    torch.testing.assert_close(made(x, logits, shared, door), made(x, logits) + more)
