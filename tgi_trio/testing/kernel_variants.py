@@ -129,13 +129,15 @@ def _attend_latents(dtype: torch.dtype, heads: int, decodes: bool, divided: bool
     return Variant(
         f"attend_latents {mode} {TYPES[dtype]} 512+64 h{heads}{' divided' if divided else ''}",
         latent_kernel.attend_latents,
-        (dtype, F32, F32, F32, dtype, dtype, *(I32,) * 6, "fp32", "i32", "i32"),
+        (dtype, F32, F32, F32, *(dtype,) * 5, *(I32,) * 6, "fp32", *("i32",) * 4),
         {
             "HEADS": heads,
             "RANK": 512,
             "PADDED_RANK": 512,
             "ROTARY": 64,
             "PADDED_ROTARY": 64,
+            "ROTATES": True,
+            "INTERLEAVED": True,
             "PAGE": 16,
             "LANES": tile.lanes,
             "KEYS": tile.keys,
@@ -209,14 +211,14 @@ def _between_products() -> Iterator[Variant]:
 
 
 def _latent_keys() -> Iterator[Variant]:
-    for heads in (16, 128):
+    for query in (1536, 3072):  # compressed, and queries of 16 heads
         yield Variant(
-            f"write_latents bf16 512+64 h{heads}",
+            f"write_latents bf16 512+64 q{query}",
             fused.write_latents,
-            (*(BF16,) * 6, I64, BF16, BF16, "fp32", "i32"),
+            (*(BF16,) * 5, I64, *(BF16,) * 4, "fp32", "fp32", "i32"),
             {
-                "HEADS": heads,
-                "PLAIN": 128,
+                "QUERY": query,
+                "PADDED_QUERY": pad_dim(query),
                 "RANK": 512,
                 "PADDED_RANK": 512,
                 "ROTARY": 64,
@@ -225,7 +227,6 @@ def _latent_keys() -> Iterator[Variant]:
                 "KIND": "rms",
                 "HAS_GAIN": True,
                 "HAS_BIAS": False,
-                "BLOCK": count_heads(64),
             },
         )
 

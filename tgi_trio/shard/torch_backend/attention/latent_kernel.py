@@ -1,7 +1,7 @@
 """Paged attention over latents in Triton: one key for all heads, whose beginning is its value.
 
 As `attend_tile`, but a key is read once and used twice, and its rotated end is multiplied apart:
-padded to a power of two the whole would be twice as wide.
+padded to a power of two the whole would be twice as wide. Queries are rotated as they are read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import (
     store_tile,
     weigh,
 )
+from tgi_trio.shard.torch_backend.kernels.fused import rotate
 
 
 @triton.jit
@@ -24,7 +25,10 @@ def attend_latents(
     parts,  # float32 [T, HEADS, parts, RANK], as for `attend_tile`
     bests,
     masses,
-    query,  # [T, HEADS, RANK + ROTARY], of any strides but the last
+    query,  # [T, HEADS, RANK], of any strides but the last
+    ends,  # [T, HEADS, ROTARY], likewise; rotated here where ROTATES
+    cos,  # [T, ROTARY], as for `rotate_and_write`
+    sin,
     key,  # [slots, RANK + ROTARY], contiguous: one layer of the cache
     tables,
     width,
@@ -35,11 +39,15 @@ def attend_latents(
     scale,
     query_token_stride,
     query_head_stride,
+    end_token_stride,
+    end_head_stride,
     HEADS: tl.constexpr,
     RANK: tl.constexpr,
     PADDED_RANK: tl.constexpr,  # the next powers of two
     ROTARY: tl.constexpr,
     PADDED_ROTARY: tl.constexpr,
+    ROTATES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     PAGE: tl.constexpr,
     LANES: tl.constexpr,
     KEYS: tl.constexpr,
@@ -50,37 +58,74 @@ def attend_latents(
     )
     table = tables + row.to(tl.int64) * tl.load(width)
     pair = start + tl.arange(0, LANES)
-    ahead = pair // HEADS
-    head = pair % HEADS
+    head, ahead = pair % HEADS, pair // HEADS
     real = ahead < count
-    position = context - count + ahead
-    dim = tl.arange(0, PADDED_RANK)
-    turned = tl.arange(0, PADDED_ROTARY)
-    inside = (dim < RANK)[None, :]
-    turning = (turned < ROTARY)[None, :]
     token = (first_token + ahead).to(tl.int64)
+    dim = tl.arange(0, PADDED_RANK)
     source = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
-    q = tl.load(source + dim[None, :], mask=real[:, None] & inside, other=0.0)
-    q_turned = tl.load(source + RANK + turned[None, :], mask=real[:, None] & turning, other=0.0)
-
+    q = tl.load(source + dim[None, :], mask=real[:, None] & (dim < RANK)[None, :], other=0.0)
+    source = ends + token[:, None] * end_token_stride + head[:, None] * end_head_stride
+    q_turned = load_ends(source, cos, sin, token, real, ROTARY, PADDED_ROTARY, ROTATES, INTERLEAVED)
     best = tl.full([LANES], float("-inf"), tl.float32)
     mass = tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_RANK], tl.float32)
     begin, end = find_keys(start, count, context, HEADS, LANES, KEYS, DIVIDED, 0)
     for low in range(begin, end, KEYS):
         place = low + tl.arange(0, KEYS)
-        there = place < end
-        block = tl.load(table + place // PAGE, mask=there, other=0)
-        slot = block.to(tl.int64) * PAGE + place % PAGE
-        at = key + slot[:, None] * (RANK + ROTARY)
-        k = tl.load(at + dim[None, :], mask=there[:, None] & inside, other=0.0)
-        k_turned = tl.load(at + RANK + turned[None, :], mask=there[:, None] & turning, other=0.0)
+        k, k_turned = load_keys(
+            key, table, place, end, RANK, PADDED_RANK, ROTARY, PADDED_ROTARY, PAGE
+        )
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = tl.dot(q_turned, tl.trans(k_turned), score, input_precision="ieee")
+        position = context - count + ahead
         score = finish_scores(score, scale, 0.0, 0.0, place, position, end, 0, False, False)
         best, mass, fade, weight = weigh(score, best, mass)
         gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
         total = total * fade[:, None] + gained
-    which = token * HEADS + head
-    part = tl.program_id(2)
+    which, part = token * HEADS + head, tl.program_id(2)
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, RANK, DIVIDED)
+
+
+@triton.jit
+def load_ends(
+    source,  # pointers [LANES, 1] to the first number of each
+    cos,
+    sin,
+    token,
+    real,
+    ROTARY: tl.constexpr,
+    PADDED_ROTARY: tl.constexpr,
+    ROTATES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """Return what queries end with [LANES, padded ROTARY], rotated."""
+    dim = tl.arange(0, PADDED_ROTARY)[None, :]
+    there = real[:, None] & (dim < ROTARY)
+    if ROTATES:
+        turned = rotate(source, cos, sin, token[:, None], dim, there, ROTARY, INTERLEAVED)
+        return turned.to(source.dtype.element_ty)
+    else:
+        return tl.load(source + dim, mask=there, other=0.0)
+
+
+@triton.jit
+def load_keys(
+    key,
+    table,
+    place,  # [KEYS]
+    end,
+    RANK: tl.constexpr,
+    PADDED_RANK: tl.constexpr,
+    ROTARY: tl.constexpr,
+    PADDED_ROTARY: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Return latents [KEYS, padded RANK] and rotated ends [KEYS, padded ROTARY]."""
+    there = place < end
+    dim = tl.arange(0, PADDED_RANK)
+    turned = tl.arange(0, PADDED_ROTARY)
+    block = tl.load(table + place // PAGE, mask=there, other=0)
+    at = key + (block.to(tl.int64) * PAGE + place % PAGE)[:, None] * (RANK + ROTARY)
+    latent = tl.load(at + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0.0)
+    inside = there[:, None] & (turned < ROTARY)[None, :]
+    return latent, tl.load(at + RANK + turned[None, :], mask=inside, other=0.0)

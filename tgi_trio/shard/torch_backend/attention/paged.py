@@ -155,15 +155,16 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
     ) -> torch.Tensor:
         key = batch.cache.key_slots[layer.index]
-        query = write_latent_keys(projected, latent, rotary, table, key, batch.slots)
-        return self.attend_written(layer, query, batch)
+        query, ends = write_latent_keys(projected, latent, rotary, table, key, batch.slots)
+        return self._attend_latents(layer, query, ends, batch, (rotary, table))
 
     def attend_written(
         self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
     ) -> torch.Tensor:
         """Return what `attend` does, of a step whose K and V are in the cache."""
         if layer.value_dim:
-            return self._attend_latents(layer, query, batch)
+            query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
+            return self._attend_latents(layer, query, ends, batch, None)
         decodes = len(batch.counts) == len(query)
         tile = choose_tile(query.dtype, layer.head_dim, self._generation, decodes=decodes)
         group = layer.heads // layer.kv_heads
@@ -206,9 +207,18 @@ class PagedAttention(CapturableAttention):
         return work.merge()
 
     def _attend_latents(
-        self, layer: AttentionLayer, query: torch.Tensor, batch: PagedBatch
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        ends: torch.Tensor,
+        batch: PagedBatch,
+        turning: tuple[Rotary, RotaryTable] | None,
     ) -> torch.Tensor:
-        """Return [T, heads * value_dim]: what is asked for of keys that are their own values."""
+        """Return [T, heads * value_dim]: what is asked for of keys that are their own values.
+
+        `query` [T, heads, value_dim] and its `ends`, which `turning` is still to rotate.
+        """
+        rotary, (cos, sin) = turning or (None, (query, query))
         rank, decodes = layer.value_dim, len(batch.counts) == len(query)
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=decodes)
         work = _divide(layer, query, batch.tiles_of(tile.lanes, layer.heads), rank)
@@ -218,6 +228,9 @@ class PagedAttention(CapturableAttention):
             work.bests,
             work.masses,
             query,
+            ends,
+            cos,
+            sin,
             batch.cache.key_slots[layer.index],
             batch.tables,
             batch.width,
@@ -228,11 +241,15 @@ class PagedAttention(CapturableAttention):
             layer.scale,
             query.stride(0),
             query.stride(1),
+            ends.stride(0),
+            ends.stride(1),
             HEADS=layer.heads,
             RANK=rank,
             PADDED_RANK=pad_dim(rank),
             ROTARY=layer.head_dim - rank,
             PADDED_ROTARY=pad_dim(layer.head_dim - rank),
+            ROTATES=rotary is not None,
+            INTERLEAVED=rotary is not None and rotary.spec.interleaved,
             PAGE=BLOCK_SIZE,
             LANES=tile.lanes,
             KEYS=tile.keys,

@@ -73,32 +73,33 @@ def write_latent_keys(
     table: RotaryTable,
     key: torch.Tensor,
     slots: torch.Tensor,
-) -> torch.Tensor:
-    """Return queries [T, heads, rank + rotary_dim]; keys go to their slots.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return queries [T, heads, rank] and their ends [T, heads, rotary_dim], not rotated yet.
 
-    `projected` [T, ...] as for `LatentProjections`; `key` [slots, 1, rank + rotary_dim]: one layer
-    of the cache; `slots` int64 [T].
+    Keys go to their slots. `projected` [T, ...] as for `LatentProjections`, dense but for its first
+    stride; `key` [slots, 1, rank + rotary_dim]: one layer of the cache; `slots` int64 [T].
     """
     spec, norm = latent.spec, latent.latent_norm
-    source, latents, _ = latent.split(projected)
-    source = source.contiguous()
-    tokens, heads = source.shape[:2]
-    width = spec.rank + spec.rotary_dim
-    query = torch.empty((tokens, heads, width), dtype=source.dtype, device=source.device)
-    block = count_heads(spec.rotary_dim)
-    write_latents[(tokens, 1 + -(-heads // block))](
-        query,
+    inner = latent.query_norm or norm  # without one, queries are not compressed
+    tokens, width = len(projected), projected.shape[1] - spec.rank - spec.rotary_dim
+    query = projected[:, :width]
+    if latent.query_up is not None:
+        query = torch.empty((tokens, width), dtype=projected.dtype, device=projected.device)
+    write_latents[(tokens, 1 if latent.query_up is None else 2)](
         key,
-        source,
-        latents,
+        query,
+        projected,
         *table,
         slots,
-        latents if norm.weight is None else norm.weight,
-        latents if norm.bias is None else norm.bias,
+        projected if norm.weight is None else norm.weight,
+        projected if norm.bias is None else norm.bias,
+        projected if inner.weight is None else inner.weight,
+        projected if inner.bias is None else inner.bias,
         norm.eps,
-        latents.stride(0),
-        HEADS=heads,
-        PLAIN=spec.plain_dim,
+        inner.eps,
+        projected.stride(0),
+        QUERY=width,
+        PADDED_QUERY=pad_dim(width),
         RANK=spec.rank,
         PADDED_RANK=pad_dim(spec.rank),
         ROTARY=spec.rotary_dim,
@@ -107,11 +108,16 @@ def write_latent_keys(
         KIND=norm.kind,
         HAS_GAIN=norm.weight is not None,
         HAS_BIAS=norm.bias is not None,
-        BLOCK=block,
     )
-    plain = source[..., : spec.plain_dim].transpose(0, 1)
-    torch.bmm(plain, latent.key_up, out=query[..., : spec.rank].transpose(0, 1))
-    return query
+    if latent.query_up is not None:
+        query = latent.query_up(query)
+    query = query.view(tokens, len(latent.key_up), spec.plain_dim + spec.rotary_dim)
+    plain, ends = query.split((spec.plain_dim, spec.rotary_dim), dim=-1)
+    absorbed = torch.empty(
+        (*query.shape[:2], spec.rank), dtype=projected.dtype, device=projected.device
+    )
+    torch.bmm(plain.transpose(0, 1), latent.key_up, out=absorbed.transpose(0, 1))
+    return absorbed, ends
 
 
 def count_heads(head_dim: int) -> int:

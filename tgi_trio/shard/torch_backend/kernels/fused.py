@@ -11,15 +11,30 @@ import triton.language as tl
 
 
 @triton.jit
-def normalise(x, inside, gain, bias, eps, SIZE: tl.constexpr, KIND: tl.constexpr):
-    """Return float32 `x` [rows, padded SIZE] normalised over its rows; `gain` and `bias` too.
+def normalise(
+    x,  # float32 [rows, padded SIZE], 0 beyond SIZE
+    place,  # [1, padded SIZE]
+    gain,  # [SIZE], read where HAS_GAIN
+    bias,
+    eps,
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Return `x` normalised over its rows.
 
     KIND "rms", "rms_plus_one" (whose gain has its one) or "layer".
     """
+    inside = place < SIZE
     if KIND == "layer":
         x = tl.where(inside, x - (tl.sum(x, 1) / SIZE)[:, None], 0.0)
-    scale = tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)
-    return x * scale[:, None] * gain + bias
+    x = x * tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]
+    if HAS_GAIN:
+        x = x * tl.load(gain + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
+    return x
 
 
 @triton.jit
@@ -57,13 +72,17 @@ def add_and_normalise(
     if ADDS:
         more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
         if FIRST_KIND != "":
-            g = 1.0
-            b = 0.0
-            if HAS_FIRST_GAIN:
-                g = tl.load(first_gain + place, mask=inside, other=0.0).to(tl.float32)
-            if HAS_FIRST_BIAS:
-                b = tl.load(first_bias + place, mask=inside, other=0.0).to(tl.float32)
-            more = normalise(more, inside, g, b, first_eps, SIZE, FIRST_KIND)
+            more = normalise(
+                more,
+                place,
+                first_gain,
+                first_bias,
+                first_eps,
+                SIZE,
+                FIRST_KIND,
+                HAS_FIRST_GAIN,
+                HAS_FIRST_BIAS,
+            )
             more = more.to(dtype).to(tl.float32)
         if SCALES:
             more = (more * scale).to(dtype).to(tl.float32)
@@ -73,13 +92,7 @@ def add_and_normalise(
             value = value.to(dtype).to(tl.float32)
         tl.store(summed + at, value.to(dtype), mask=inside)
     if KIND != "":
-        g = 1.0
-        b = 0.0
-        if HAS_GAIN:
-            g = tl.load(gain + place, mask=inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            b = tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
-        value = normalise(value, inside, g, b, eps, SIZE, KIND)
+        value = normalise(value, place, gain, bias, eps, SIZE, KIND, HAS_GAIN, HAS_BIAS)
         tl.store(normed + at, value.to(dtype), mask=inside)
 
 
@@ -227,74 +240,84 @@ def weigh_head(
 
 @triton.jit
 def write_latents(
-    query,  # [T, HEADS, RANK + ROTARY]: its end is written
     key,  # [slots, RANK + ROTARY]: one layer of the cache
-    source,  # [T, HEADS, PLAIN + ROTARY]: queries whose end is to be rotated
-    latent,  # [T, RANK + ROTARY], its tokens `stride` apart
+    query,  # [T, QUERY]: what queries are compressed to, normalised; of a second program
+    source,  # [T, ...], its tokens `stride` apart: QUERY numbers, then latents, then keys' ends
     cos,  # [T, ROTARY], as for `rotate_and_write`
     sin,
     slots,  # int64 [T]
     gain,  # [RANK], with HAS_GAIN
     bias,
+    query_gain,  # [QUERY]
+    query_bias,
     eps,
+    query_eps,
     stride,
-    HEADS: tl.constexpr,
-    PLAIN: tl.constexpr,
+    QUERY: tl.constexpr,
+    PADDED_QUERY: tl.constexpr,
     RANK: tl.constexpr,
     PADDED_RANK: tl.constexpr,
     ROTARY: tl.constexpr,
     PADDED_ROTARY: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    KIND: tl.constexpr,  # of the latent's norm
+    KIND: tl.constexpr,  # of both norms
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    BLOCK: tl.constexpr,  # heads of a program; the first program of a token has its key instead
 ):
-    """Normalise latents and rotate their keys into the cache; rotate queries."""
+    """Normalise latents and rotate their keys into the cache; normalise compressed queries."""
     token = tl.program_id(0).to(tl.int64)
-    turned = tl.arange(0, PADDED_ROTARY)[None, :]
+    at = source + token * stride
+    dtype = key.dtype.element_ty
     if tl.program_id(1) == 0:
         into = key + tl.load(slots + token) * (RANK + ROTARY)
         dim = tl.arange(0, PADDED_RANK)[None, :]
-        inside = dim < RANK
-        x = tl.load(latent + token * stride + dim, mask=inside, other=0.0).to(tl.float32)
-        g = 1.0
-        b = 0.0
-        if HAS_GAIN:
-            g = tl.load(gain + dim, mask=inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            b = tl.load(bias + dim, mask=inside, other=0.0).to(tl.float32)
-        x = normalise(x, inside, g, b, eps, RANK, KIND)
-        tl.store(into + dim, x.to(key.dtype.element_ty), mask=inside)
+        x = load_normalised(at + QUERY, gain, bias, eps, dim, RANK, KIND, HAS_GAIN, HAS_BIAS)
+        tl.store(into + dim, x.to(dtype), mask=dim < RANK)
+        turned = tl.arange(0, PADDED_ROTARY)[None, :]
         there = turned < ROTARY
-        at = latent + token * stride + RANK
-        x = rotate(at, cos, sin, token, turned, there, ROTARY, INTERLEAVED)
-        tl.store(into + RANK + turned, x.to(key.dtype.element_ty), mask=there)
+        y = rotate(at + QUERY + RANK, cos, sin, token, turned, there, ROTARY, INTERLEAVED)
+        tl.store(into + RANK + turned, y.to(dtype), mask=there)
     else:
-        head = (tl.program_id(1) - 1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-        wanted = (head < HEADS) & (turned < ROTARY)
-        ends = source + (token * HEADS + head) * (PLAIN + ROTARY) + PLAIN
-        y = rotate(ends, cos, sin, token, turned, wanted, ROTARY, INTERLEAVED)
-        targets = query + (token * HEADS + head) * (RANK + ROTARY) + RANK + turned
-        tl.store(targets, y.to(query.dtype.element_ty), mask=wanted)
+        place = tl.arange(0, PADDED_QUERY)[None, :]
+        wide = load_normalised(
+            at, query_gain, query_bias, query_eps, place, QUERY, KIND, HAS_GAIN, HAS_BIAS
+        )
+        tl.store(query + token * QUERY + place, wide.to(dtype), mask=place < QUERY)
+
+
+@triton.jit
+def load_normalised(
+    at,
+    gain,
+    bias,
+    eps,
+    dim,  # [1, padded SIZE]
+    SIZE: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
+    """Return the SIZE numbers that lie at `at`, normalised, float32 [1, padded SIZE]."""
+    x = tl.load(at + dim, mask=dim < SIZE, other=0.0).to(tl.float32)
+    return normalise(x, dim, gain, bias, eps, SIZE, KIND, HAS_GAIN, HAS_BIAS)
 
 
 @triton.jit
 def rotate(
-    at,  # pointers to the first of each head's ROTARY numbers, [heads, 1] or one
+    at,  # pointers to the first of ROTARY numbers, [lanes, 1] or one
     cos,
     sin,
-    token,
+    token,  # of each
     dim,  # [1, padded ROTARY]
     there,
     ROTARY: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Return float32 numbers rotated by a token's cosines and sines."""
+    """Return float32 numbers rotated by their token's cosines and sines."""
     half: tl.constexpr = ROTARY // 2
     other = dim ^ 1 if INTERLEAVED else tl.where(dim < half, dim + half, dim - half)
     x = tl.load(at + dim, mask=there, other=0.0).to(tl.float32)
     y = tl.load(at + other, mask=there, other=0.0).to(tl.float32)
-    c = tl.load(cos + token * ROTARY + dim, mask=dim < ROTARY, other=0.0).to(tl.float32)
-    s = tl.load(sin + token * ROTARY + dim, mask=dim < ROTARY, other=0.0).to(tl.float32)
+    c = tl.load(cos + token * ROTARY + dim, mask=there, other=0.0).to(tl.float32)
+    s = tl.load(sin + token * ROTARY + dim, mask=there, other=0.0).to(tl.float32)
     return x * c + y * s

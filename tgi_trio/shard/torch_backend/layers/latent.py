@@ -83,7 +83,10 @@ class LatentProjections:
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Return [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
         latents = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]
-        return torch.einsum("thr,hrv->thv", latents, self.value_up).flatten(1)
+        heads, _, size = self.value_up.shape
+        values = attended.new_empty(len(attended), heads, size)
+        torch.bmm(latents.transpose(0, 1), self.value_up, out=values.transpose(0, 1))
+        return values.flatten(1)
 
     def pack(self) -> None:
         if self.query_up is not None:
