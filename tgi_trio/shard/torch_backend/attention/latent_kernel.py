@@ -11,6 +11,7 @@ import triton.language as tl
 
 from tgi_trio.shard.torch_backend.attention.paged_kernel import (
     find_keys,
+    find_slots,
     find_tile,
     finish_scores,
     store_tile,
@@ -53,14 +54,9 @@ def attend_latents(
     KEYS: tl.constexpr,
     DIVIDED: tl.constexpr,
 ):
-    row, first_token, count, context, start = find_tile(
-        tile_rows, tile_starts, query_starts, contexts
+    table, start, count, context, token, head, position, real = find_tile(
+        tables, width, contexts, query_starts, tile_rows, tile_starts, HEADS, LANES
     )
-    table = tables + row.to(tl.int64) * tl.load(width)
-    pair = start + tl.arange(0, LANES)
-    head, ahead = pair % HEADS, pair // HEADS
-    real = ahead < count
-    token = (first_token + ahead).to(tl.int64)
     dim = tl.arange(0, PADDED_RANK)
     source = query + token[:, None] * query_token_stride + head[:, None] * query_head_stride
     q = tl.load(source + dim[None, :], mask=real[:, None] & (dim < RANK)[None, :], other=0.0)
@@ -77,7 +73,6 @@ def attend_latents(
         )
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = tl.dot(q_turned, tl.trans(k_turned), score, input_precision="ieee")
-        position = context - count + ahead
         score = finish_scores(score, scale, 0.0, 0.0, place, position, end, 0, False, False)
         best, mass, fade, weight = weigh(score, best, mass)
         gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
@@ -124,8 +119,7 @@ def load_keys(
     there = place < end
     dim = tl.arange(0, PADDED_RANK)
     turned = tl.arange(0, PADDED_ROTARY)
-    block = tl.load(table + place // PAGE, mask=there, other=0)
-    at = key + (block.to(tl.int64) * PAGE + place % PAGE)[:, None] * (RANK + ROTARY)
+    at = key + find_slots(table, place, end, PAGE) * (RANK + ROTARY)
     latent = tl.load(at + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0.0)
     inside = there[:, None] & (turned < ROTARY)[None, :]
     return latent, tl.load(at + RANK + turned[None, :], mask=inside, other=0.0)

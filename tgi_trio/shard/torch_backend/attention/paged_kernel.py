@@ -18,6 +18,7 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
+# fmt: off
 @triton.jit
 def attend_tile(
     out,  # [T, heads, DIM], contiguous
@@ -35,10 +36,7 @@ def attend_tile(
     tile_starts,  # int32 [tiles] its first (query, head) pair, counted from the row's first
     slopes,  # float32 [heads], read with ALIBI only
     sinks,  # float32 [heads], read with SINKS only
-    scale,
-    soft_cap,
-    query_token_stride,
-    query_head_stride,
+    scale, soft_cap, query_token_stride, query_head_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
     DIM: tl.constexpr,
@@ -48,41 +46,27 @@ def attend_tile(
     KEYS: tl.constexpr,  # keys looked at together, a power of two
     DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid is deep
     WINDOW: tl.constexpr,  # 0: a query sees all keys before it
-    SOFT_CAP: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SINKS: tl.constexpr,
+    SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
 ):
-    kv_head = tl.program_id(1)
-    part = tl.program_id(2)
-    row, first_token, count, context, start = find_tile(
-        tile_rows, tile_starts, query_starts, contexts
+    kv_head, part = tl.program_id(1), tl.program_id(2)
+    table, start, count, context, token, head, position, real = find_tile(
+        tables, width, contexts, query_starts, tile_rows, tile_starts, GROUP, LANES
     )
-    table = tables + row.to(tl.int64) * tl.load(width)
-    pair = start + tl.arange(0, LANES)
-    ahead = pair // GROUP
-    head = kv_head * GROUP + pair % GROUP
-    real = ahead < count
-    position = context - count + ahead
+    head += kv_head * GROUP
     dim = tl.arange(0, PADDED_DIM)
-    inside = dim < DIM
-    token = (first_token + ahead).to(tl.int64)
+    inside = (dim < DIM)[None, :]
     where = token[:, None] * query_token_stride + head[:, None] * query_head_stride + dim[None, :]
-    q = tl.load(query + where, mask=real[:, None] & inside[None, :], other=0.0)
+    q = tl.load(query + where, mask=real[:, None] & inside, other=0.0)
     slope = tl.zeros([LANES], tl.float32)
     if ALIBI:
         slope = tl.load(slopes + head, mask=real, other=0.0)
-
-    best = tl.full([LANES], float("-inf"), tl.float32)
-    mass = tl.zeros([LANES], tl.float32)
+    best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_DIM], tl.float32)
     begin, end = find_keys(start, count, context, GROUP, LANES, KEYS, DIVIDED, WINDOW)
     for low in range(begin, end, KEYS):
         place = low + tl.arange(0, KEYS)
-        there = place < end
-        block = tl.load(table + place // PAGE, mask=there, other=0)
-        slot = block.to(tl.int64) * PAGE + place % PAGE
-        at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
-        wanted = there[:, None] & inside[None, :]
+        wanted = (place < end)[:, None] & inside
+        at = (find_slots(table, place, end, PAGE) * KV_HEADS + kv_head) * DIM + dim[None, :]
         k = tl.load(key + at, mask=wanted, other=0.0)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = finish_scores(
@@ -90,23 +74,47 @@ def attend_tile(
         )
         best, mass, fade, weight = weigh(score, best, mass)
         v = tl.load(value + at, mask=wanted, other=0.0)
-        gained = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-        total = total * fade[:, None] + gained
+        total = total * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
     if SINKS:
         best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
         total = total * fade[:, None]
     which = token * KV_HEADS * GROUP + head
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
+# fmt: on
 
 
 @triton.jit
-def find_tile(tile_rows, tile_starts, query_starts, contexts):
-    """Return a program's row, its first token, how many it has, its context; the first pair."""
+def find_tile(
+    tables,
+    width,
+    contexts,
+    query_starts,
+    tile_rows,
+    tile_starts,
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Return what a program's row has, and what each of the tile's pairs is.
+
+    Of the row its block table, the tile's first pair, queries and context; of pairs, [LANES] each,
+    the token (int64), the head within the group, the position, and whether there is one.
+    """
     tile = tl.program_id(0)
-    row = tl.load(tile_rows + tile)
-    first_token = tl.load(query_starts + row)
-    count = tl.load(query_starts + row + 1) - first_token
-    return row, first_token, count, tl.load(contexts + row), tl.load(tile_starts + tile)
+    row, start = tl.load(tile_rows + tile), tl.load(tile_starts + tile)
+    first = tl.load(query_starts + row)
+    count, context = tl.load(query_starts + row + 1) - first, tl.load(contexts + row)
+    pair = start + tl.arange(0, LANES)
+    ahead = pair // GROUP
+    table = tables + row.to(tl.int64) * tl.load(width)
+    token, position = (first + ahead).to(tl.int64), context - count + ahead
+    return table, start, count, context, token, pair % GROUP, position, ahead < count
+
+
+@triton.jit
+def find_slots(table, place, end, PAGE: tl.constexpr):
+    """Return where the cache has a row's keys, int64 [KEYS, 1], those before `end`."""
+    block = tl.load(table + place // PAGE, mask=place < end, other=0)
+    return (block.to(tl.int64) * PAGE + place % PAGE)[:, None]
 
 
 @triton.jit

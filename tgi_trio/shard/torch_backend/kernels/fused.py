@@ -174,26 +174,17 @@ def rotate_and_write(
     there = (head < HEADS + 2 * KV_HEADS) & (dim < DIM)
     turning = head < HEADS + KV_HEADS  # the rest are values
     source = qkv + token * stride + head * DIM
-    x = tl.load(source + dim, mask=there, other=0.0).to(tl.float32)
-    if CLIPS:
-        x = tl.minimum(tl.maximum(x, -clip), clip)
+    x = load_clipped(source + dim, there, clip, CLIPS)
     plain = x
-    scale = tl.full([BLOCK, 1], 1.0, tl.float32)
-    mean = tl.zeros([BLOCK, 1], tl.float32)
     normed = there & turning
+    mean, scale = measure_heads(x, dim, eps, DIM, NORM)
     if NORM != "":
-        if NORM == "layer":
-            mean = (tl.sum(x, 1) / DIM)[:, None]
-        centred = tl.where(dim < DIM, x - mean, 0.0)
-        scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)[:, None]
         x = weigh_head(x, dim, head, normed, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
     if ROTARY:
         half: tl.constexpr = ROTARY // 2
         other = dim ^ 1 if INTERLEAVED else tl.where(dim < half, dim + half, dim - half)
         inside = dim < ROTARY
-        y = tl.load(source + other, mask=there & inside, other=0.0).to(tl.float32)
-        if CLIPS:
-            y = tl.minimum(tl.maximum(y, -clip), clip)
+        y = load_clipped(source + other, there & inside, clip, CLIPS)
         if NORM != "":
             seen = normed & inside
             y = weigh_head(y, other, head, seen, mean, scale, gain, bias, DIM, NORM, HAS_BIAS, qkv)
@@ -204,10 +195,32 @@ def rotate_and_write(
     if FIRST == 0:
         into = query + (token * HEADS + head) * DIM + dim
         tl.store(into, x.to(query.dtype.element_ty), mask=there & (head < HEADS))
-    into = key + (slot * KV_HEADS + head - HEADS) * DIM + dim
-    tl.store(into, x.to(key.dtype.element_ty), mask=there & (head >= HEADS) & turning)
-    into = value + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM + dim
+    at = slot * KV_HEADS + head - HEADS
+    tl.store(key + at * DIM + dim, x.to(key.dtype.element_ty), mask=normed & (head >= HEADS))
+    into = value + (at - KV_HEADS) * DIM + dim
     tl.store(into, x.to(value.dtype.element_ty), mask=there & (head >= HEADS + KV_HEADS))
+
+
+@triton.jit
+def load_clipped(at, there, clip, CLIPS: tl.constexpr):
+    """Return float32 numbers, no further from 0 than `clip` where CLIPS."""
+    x = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    if CLIPS:
+        x = tl.minimum(tl.maximum(x, -clip), clip)
+    return x
+
+
+@triton.jit
+def measure_heads(x, dim, eps, DIM: tl.constexpr, NORM: tl.constexpr):
+    """Return the mean that is taken from each head, and what it is then multiplied by."""
+    mean = tl.zeros([x.shape[0], 1], tl.float32)
+    scale = tl.full([x.shape[0], 1], 1.0, tl.float32)
+    if NORM == "layer":
+        mean = (tl.sum(x, 1) / DIM)[:, None]
+    if NORM != "":
+        centred = tl.where(dim < DIM, x - mean, 0.0)
+        scale = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + eps)[:, None]
+    return mean, scale
 
 
 @triton.jit
