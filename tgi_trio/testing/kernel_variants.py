@@ -12,7 +12,14 @@ from tgi_trio.model.spec import Routing
 from tgi_trio.shard.torch_backend.attention import latent_kernel, paged_kernel
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
-from tgi_trio.shard.torch_backend.kernels import choosing, editing, fused, grouped, masking
+from tgi_trio.shard.torch_backend.kernels import (
+    choosing,
+    counting,
+    editing,
+    fused,
+    grouped,
+    masking,
+)
 from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
 from tgi_trio.shard.torch_backend.layers.grouped_experts import tokens_of_a_program
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
@@ -232,11 +239,16 @@ def _latent_keys() -> Iterator[Variant]:
 
 
 def _sampler() -> Iterator[Variant]:
-    row = (I32, I64, I32, I32, "i32", "i32")
+    yield Variant(
+        "count_tokens",
+        counting.count_tokens,
+        (I32, I32, I32, I32, I32, I32, I64, "i32"),
+        {"BLOCK": 1024},
+    )
     yield Variant(
         "edit_scores",
         editing.edit_scores,
-        (F32, I32, I32, F64, F64, F64, F32, *row),
+        (F32, I32, I32, I32, I32, F64, F64, F64, F32, I32, I32, "i32", "i32", "i32"),
         {"EOS": 3, "PADDED_EOS": 4, "BLOCK": 1024},
     )
     asked = (F32, I32, F64, I32, F64, F64, F64, I32, "i32", "i32")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # What a step of decodes launches behind its replay.
-MASKED = {"apply_bits": 2, "edit_scores": 1, "choose_tokens": 1}
+MASKED = {"apply_bits": 2, "count_tokens": 1, "edit_scores": 1, "choose_tokens": 1}
 
 KINDS: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, {"sample": True, "top_p": 0.9}, {"sample": True, "temperature": 0.7}],

@@ -26,7 +26,11 @@ from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, sp
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
+    from tgi_trio.shard.torch_backend.sampling.device_sampler import (
+        DeviceSampler,
+        Reserved,
+        Told,
+    )
 
 
 class Graph(Protocol):
@@ -155,7 +159,7 @@ class _Recorded:
     graph: Graph
     tokens: torch.Tensor  # uint8: token ids, positions, lengths, inputs
     batch: Any  # the attention's own
-    asked: torch.Tensor | None  # uint8: the sampler's own
+    asked: Reserved | None  # the sampler's own
     hidden: torch.Tensor  # [size, hidden]
     chosen: Chosen | None
 
@@ -218,22 +222,20 @@ class DecodeGraphs:
         """Compute a step of decodes whose tokens another rank chooses; False: no graph fits."""
         return self.forward(plan, lengths) is not None
 
-    def choose(
-        self, plan: StepPlan, lengths: Array, asked: tuple[Sequence[Array], Array] | None
-    ) -> Chosen | None:
+    def choose(self, plan: StepPlan, lengths: Array, told: Told | None) -> Chosen | None:
         """Compute a step of decodes and choose all its rows' tokens; None: no graph fits.
 
-        `asked`: what `DeviceSampler.ask` returns for as many choices as `size_of` says; None:
+        `told`: what `DeviceSampler.ask` returns for as many choices as `size_of` says; None:
         nothing is chosen, and the scores are as the model left them.
         """
         recorded, sampler = self._find(plan), self._sampler
         if recorded is None or sampler is None or recorded.asked is None or recorded.chosen is None:
             return None
         rows = len(plan.token_ids)
-        if asked is None:
-            asked = sampler.ask(nobody(), len(recorded.hidden))
+        if told is None:
+            told = sampler.ask(nobody(), len(recorded.hidden))
         self._refill(recorded, plan, lengths)
-        sampler.refill(recorded.asked, *asked)
+        sampler.refill(recorded.asked, told)
         recorded.graph.replay()
         found = recorded.chosen.found
         return Chosen(recorded.chosen.scores[:rows], None if found is None else found[:rows])
@@ -263,16 +265,16 @@ class DecodeGraphs:
         ids, positions, lengths, inputs = split(tokens, arrays)
         batch = self._attention.reserve(plan, cache)
         ends, sampler = self._ends, self._sampler
-        asked, told = sampler.reserve(size) if sampler else (None, None)
+        asked = sampler.reserve(size) if sampler else None
         made: list[Chosen] = []
 
         def compute() -> torch.Tensor:
             known = ends.tokens.fill_in(ids, inputs) if ends else ids
             hidden = self._compute(known, positions, lengths, self._attention, batch)
             logits = ends.logits(hidden) if ends else None
-            if sampler is not None and told is not None and logits is not None:
+            if sampler is not None and asked is not None and logits is not None:
                 scores = self._own_scores(logits)
-                made[:] = [Chosen(scores, sampler.choose(scores, told))]
+                made[:] = [Chosen(scores, sampler.choose(scores, asked.asked))]
             return hidden
 
         graph, hidden = self._capture(compute)

@@ -25,7 +25,12 @@ from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 from tgi_trio.shard.torch_backend.staging import Array
-from tgi_trio.shard.torch_backend.step_forward import StepForward, fits_device, idle_steps
+from tgi_trio.shard.torch_backend.step_forward import (
+    MOST_CHOICES,
+    StepForward,
+    fits_device,
+    idle_steps,
+)
 
 _GONE = "gone"  # key in Sequence.state: it has left, whatever a step in flight says of it
 
@@ -79,6 +84,11 @@ class DeviceSteps:
     def drop(self, sequence: ShardSequence) -> None:
         """Make no more masks for the sequence: steps in flight no longer concern it."""
         sequence.state[_GONE] = True
+        self._sampler.drop(sequence)
+
+    def make_room(self, most: int) -> None:
+        """Take the memory that choosing for `most` rows needs, before what is left is measured."""
+        self._sampler.make_room(max(1, min(most, MOST_CHOICES)))
 
     def warm_up(self, cache: KVCache, most: int) -> None:
         """Run the kinds of steps that nobody has run yet, so that nothing compiles while serving.
@@ -96,7 +106,7 @@ class DeviceSteps:
                 plan.rows = [row] * count
                 choosing = Choosing.of(plan, np.arange(count))
                 masks = self._masks.make(choosing, _is_gone) if masked else None
-                asking = self._sampler.upload(*self._sampler.ask(choosing))
+                asking = self._sampler.upload(self._sampler.ask(choosing))
                 if scores is not None:
                     self._sampler.choose(scores, asking, masks)
 
@@ -110,9 +120,9 @@ class DeviceSteps:
         size = self._graphs.size_of(decodes)
         if size is None:
             return None
-        asked = None if masked else self._sampler.ask(choosing, size)
-        if asked is not None and self._sampler.fits(asked[1]):
-            return self._graphs.choose(decodes, lengths, asked)
+        told = None if masked else self._sampler.ask(choosing, size)
+        if told is not None and self._sampler.fits(told):
+            return self._graphs.choose(decodes, lengths, told)
         chosen = self._graphs.choose(decodes, lengths, None)
         if chosen is None or masked:
             return chosen and Chosen(chosen.scores, None)
@@ -128,7 +138,7 @@ class DeviceSteps:
         return Chosen(scores, None if masked else self._choose_now(scores, choosing))
 
     def _choose_now(self, scores: torch.Tensor, choosing: Choosing) -> torch.Tensor:
-        asked = self._sampler.upload(*self._sampler.ask(choosing))
+        asked = self._sampler.upload(self._sampler.ask(choosing))
         return self._sampler.choose(scores, asked)
 
     @torch.inference_mode()
@@ -138,7 +148,7 @@ class DeviceSteps:
         choosing.unknown = None
         masks = self._masks.make(choosing, _is_gone)
         step.faults = masks.faults
-        asked = self._sampler.upload(*self._sampler.ask(choosing))
+        asked = self._sampler.upload(self._sampler.ask(choosing))
         found = self._sampler.choose(scores, asked, masks)
         step.take(found, self._sampler.best(scores, choosing))
         step.finish()

@@ -62,6 +62,9 @@ class FollowedSteps:
     def drop(self, sequence: ShardSequence) -> None:
         return None
 
+    def make_room(self, most: int) -> None:
+        return None
+
     def warm_up(self, cache: KVCache, most: int) -> None:
         """Run the kinds of steps that nobody has run yet; see `DeviceSteps.warm_up`."""
         for plan in idle_steps(most):

@@ -145,6 +145,8 @@ class TorchRunner:
         if self._graphs:
             self._graphs.forget()
         self._cache = None  # that of an earlier warm-up: two may not fit
+        if self._steps:
+            self._steps.make_room(request.max_batch_size)
         if largest is not None:
             plan = largest.plan
             self._cache = self._new_cache(largest.blocks)

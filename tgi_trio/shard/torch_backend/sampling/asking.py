@@ -11,6 +11,7 @@ from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.sampling.logits_processors import RowState
 from tgi_trio.shard.sampling.truncation import Cuts
+from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array
 
 _NO_ENTRIES = np.empty((0, 2), np.int32)
@@ -79,7 +80,8 @@ class Settings:
     repetition: NDArray[np.float32]
     frequency: NDArray[np.float64]
     presence: NDArray[np.float64]
-    listed: NDArray[np.bool_]  # rows with penalties or biases
+    counted: NDArray[np.bool_]  # rows with penalties
+    biases: list[NDArray[np.int32]]  # [B, 2] by row: id and float32 bits; none of rows that fail
     minimum: NDArray[np.bool_]  # rows that may have a minimum to generate
     faults: dict[int, str]
 
@@ -89,11 +91,11 @@ class Settings:
         cuts = Cuts.of(asked, vocab_size)
         with np.errstate(divide="ignore"):
             floors = np.log(cuts.min_p)
-        listed = [
-            s.repetition_penalty != 1.0
-            or bool(s.frequency_penalty or s.presence_penalty or s.logit_bias)
+        counted = [
+            s.repetition_penalty != 1.0 or bool(s.frequency_penalty or s.presence_penalty)
             for s in asked
         ]
+        faults = bias_faults(rows, vocab_size)
         return cls(
             rows=list(rows),
             seeds=np.array([s.seed for s in asked], np.uint64),
@@ -105,11 +107,12 @@ class Settings:
             repetition=np.array([s.repetition_penalty for s in asked], np.float32),
             frequency=np.array([s.frequency_penalty for s in asked], np.float64),
             presence=np.array([s.presence_penalty for s in asked], np.float64),
-            listed=np.array(listed, np.bool_),
+            counted=np.array(counted, np.bool_),
+            biases=[_NO_ENTRIES if i in faults else _bias_entries(r) for i, r in enumerate(rows)],
             minimum=np.array(
                 [r.min_remaining > 0 and not r.sampling.ignore_eos for r in rows], np.bool_
             ),
-            faults=bias_faults(rows, vocab_size),
+            faults=faults,
         )
 
 
@@ -136,68 +139,57 @@ def too_early(choosing: Choosing, settings: Settings) -> NDArray[np.int32]:
 def count_units(choosing: Choosing, settings: Settings) -> NDArray[np.float64]:
     """Return what a choice's counts are divided by: 1, or its length (TGI's penalty)."""
     units = np.ones(len(choosing))
-    for c in np.flatnonzero(settings.listed[choosing.owners]).tolist():
+    for c in np.flatnonzero(settings.counted[choosing.owners]).tolist():
         if not choosing.rows[choosing.owners[c]].sampling.absolute_penalties:
             units[c] = choosing.positions[c]
     return units
 
 
-def list_entries(
-    choosing: Choosing, settings: Settings
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return where choices' entries begin, int32 [3, C + 1], and the entries, int32 [N, 2]."""
-    starts = np.zeros((3, len(choosing) + 1), np.int32)
-    listed = np.flatnonzero(settings.listed[choosing.owners]).tolist()
-    if not listed:
-        return starts, _NO_ENTRIES
-    lists: list[list[tuple[Array, Array]]] = [[], [], []]
-    for c in listed:
-        owner = int(choosing.owners[c])
-        row, barred = choosing.rows[owner], owner in settings.faults
-        for kind, (ids, values) in enumerate(_row_entries(row, choosing.guesses(c), barred)):
-            starts[kind, c + 1] = len(ids)
-            lists[kind].append((ids, values))
-    flat = [entry for kind in lists for entry in kind]
-    ends = np.cumsum(starts.ravel())
-    entries = np.empty((int(ends[-1]), 2), np.int32)
-    entries[:, 0] = np.concatenate([ids for ids, _ in flat])
-    entries[:, 1] = np.concatenate([values for _, values in flat]).view(np.int32)
-    return ends.reshape(starts.shape).astype(np.int32), entries
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What changes the scores of C choices besides numbers of their own."""
+
+    slots: NDArray[np.int32]  # [C] where their tokens are counted, -1: nowhere
+    moves: NDArray[np.int32]  # [C] what becomes of that, once for every row
+    starts: NDArray[np.int32]  # [3, C + 1] where entries begin: news of counts, guesses, biases
+    entries: NDArray[np.int32]  # [N, 2]
+    standing: bool  # the entries are the rows' biases alone: the same as long as the rows are
 
 
-def _row_entries(
-    row: ShardSequence, guesses: NDArray[np.int32], barred: bool
-) -> list[tuple[Array, Array]]:
-    """Return ids and values of a row's repetition penalties, counts and biases.
+def list_edits(choosing: Choosing, settings: Settings, counts: ResidentCounts) -> Edits:
+    """Return the edits of a step's choices, to be made exactly once: counts move with them."""
+    count = len(choosing)
+    slots, moves = np.full(count, -1, np.int32), np.full(count, NONE, np.int32)
+    starts = np.zeros((3, count + 1), np.int32)
+    lists: list[list[Array]] = [[], [], []]
+    own = np.empty(len(choosing.rows), np.int32)
+    for c in np.flatnonzero(settings.counted[choosing.owners]).tolist():
+        owner, ahead = int(choosing.owners[c]), int(choosing.aheads[c])
+        if ahead:
+            guesses = choosing.guesses(c)
+            starts[1, c + 1] = ahead
+            lists[1].append(np.stack((guesses, np.zeros_like(guesses)), axis=1))
+        else:
+            unknown = choosing.unknown is not None and bool(choosing.unknown[c] >= 0)
+            row, length = choosing.rows[owner], int(choosing.positions[c])
+            news = counts.advance(row, length, unknown, choosing.rows)
+            own[owner], moves[c], starts[0, c + 1] = news.slot, news.move, len(news.ids)
+            lists[0].append(np.stack((news.ids, news.more), axis=1))
+        slots[c] = own[owner]
+    standing = count == len(choosing.rows) and not starts[:2].any()
+    if any(len(biases) for biases in settings.biases):
+        for c, owner in enumerate(choosing.owners.tolist()):
+            starts[2, c + 1] = len(settings.biases[owner])
+            lists[2].append(settings.biases[owner])
+    flat = [entries for kind in lists for entries in kind]
+    ends = np.cumsum(starts.ravel()).reshape(starts.shape).astype(np.int32)
+    return Edits(slots, moves, ends, np.concatenate(flat) if flat else _NO_ENTRIES, standing)
 
-    `guesses` count as if they were known.
-    """
-    state, asked = RowState.of(row), row.sampling
-    none = (np.empty(0, np.int64), np.empty(0, np.float32))
-    found = [none, none, none]
-    if asked.repetition_penalty != 1.0:
-        ids, _ = _with_guesses(*state.all.update(row), guesses)
-        found[0] = ids, np.full(len(ids), asked.repetition_penalty, np.float32)
-    if asked.frequency_penalty or asked.presence_penalty:
-        counts = state.generated if asked.absolute_penalties else state.all
-        ids, number = _with_guesses(*counts.update(row), guesses)
-        found[1] = ids, number.astype(np.float32)
-    if state.bias and not barred:
-        found[2] = (
-            np.fromiter(state.bias, np.int64, len(state.bias)),
-            np.fromiter(state.bias.values(), np.float32, len(state.bias)),
-        )
-    return found
 
-
-def _with_guesses(
-    ids: NDArray[np.int64], counts: NDArray[np.int64], guesses: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return copies of distinct ids and their counts with those of `guesses` added."""
-    ids, counts = ids.copy(), counts.copy()
-    for token in guesses.tolist():
-        at = np.flatnonzero(ids == token)
-        counts[at] += 1
-        if len(at) == 0:
-            ids, counts = np.append(ids, token), np.append(counts, 1)
-    return ids, counts
+def _bias_entries(row: ShardSequence) -> NDArray[np.int32]:
+    """Return ids and values of a row's biases as entries."""
+    bias = RowState.of(row).bias
+    entries = np.empty((len(bias), 2), np.int32)
+    entries[:, 0] = list(bias)
+    entries[:, 1] = np.array(list(bias.values()), np.float32).view(np.int32)
+    return entries

@@ -1,8 +1,9 @@
 """Choosing next tokens where the logits are: nothing of it waits for the host.
 
-What rows ask for goes up in one copy, two kernels edit (`kernels/editing.py`) and choose
-(`kernels/choosing.py`), and what they found comes down in one copy behind an event. Tokens stay on
-the device for the step that follows, which may be launched before the host knows them. The choice
+What rows ask for goes up in one copy, three kernels count (`kernels/counting.py`), edit
+(`kernels/editing.py`) and choose (`kernels/choosing.py`), and what they found comes down in one
+copy behind an event. Tokens stay on the device for the step that follows, which may be launched
+before the host knows them; what is counted of them stays there as well. The choice
 is the host's sampler's (`torch_sampler.Sampler`) for the same logits: random numbers are Philox of
 (seed, position), and every threshold is found exactly, for distributions of any width.
 
@@ -11,7 +12,7 @@ Rows with a grammar or a watermark bring masks along (`choice_masks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,20 +22,21 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.sampling.base import MOST_TIES, WIDTHS
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.kernels import choosing as kernels
-from tgi_trio.shard.torch_backend.kernels import editing, masking
+from tgi_trio.shard.torch_backend.kernels import counting, editing, masking
 from tgi_trio.shard.torch_backend.sampling.asking import (
     Choosing,
     Settings,
     count_units,
-    list_entries,
+    list_edits,
     nobody,
     too_early,
 )
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
+from tgi_trio.shard.torch_backend.sampling.resident_counts import NONE, ResidentCounts
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, rest, split
 
 _BLOCK = 2048  # scores looked at together
-_ENTRIES = 1024  # penalised tokens edited together
+_ENTRIES = 1024  # of them edited together
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
 
 
@@ -57,8 +59,28 @@ class _Asked:
     lists: torch.Tensor
     early: torch.Tensor
     inputs: torch.Tensor
+    slots: torch.Tensor
+    moves: torch.Tensor
     starts: torch.Tensor
     entries: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the kernels are to be told of choices, on the host."""
+
+    arrays: list[Array]
+    entries: Array
+    standing: Settings | None  # whose biases the entries are, and nothing else
+
+
+@dataclass(slots=True)
+class Reserved:
+    """Memory for what choices ask, that stays where it is."""
+
+    memory: torch.Tensor  # uint8
+    asked: _Asked  # views of it
+    standing: Settings | None = None  # whose biases are in it
 
 
 @dataclass(slots=True)
@@ -99,6 +121,20 @@ class DeviceSampler:
         self._block = min(_BLOCK, max(16, 1 << (vocab_size - 1).bit_length()))
         # The tokens of the last step by its rows; the last place is of rows that are not there.
         self.chosen = torch.zeros(most_rows + 1, dtype=torch.int64, device=device)
+        self.make_room(1)
+
+    def make_room(self, rows: int) -> None:
+        """Count tokens for up to `rows` rows of a step, from nothing on.
+
+        That takes as much memory as their scores. To be called before anything is recorded.
+        """
+        self._resident = ResidentCounts(rows)
+        shape = (rows, self.vocab_size)
+        self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
+
+    def drop(self, row: ShardSequence) -> None:
+        """Count no more for a row."""
+        self._resident.release(row)
 
     def settings(self, rows: list[ShardSequence]) -> Settings:
         """Return what rows ask for; kept while the list stays the same, as in most steps."""
@@ -106,13 +142,13 @@ class DeviceSampler:
             self._settings = Settings.of(rows, self.vocab_size)
         return self._settings
 
-    def ask(self, choosing: Choosing, size: int | None = None) -> tuple[list[Array], Array]:
-        """Return what the kernels are to be told of choices, as arrays to be sent.
+    def ask(self, choosing: Choosing, size: int | None = None) -> Told:
+        """Return what the kernels are to be told of choices; to be told once, as counts move.
 
         `size`: fill up with choices of nobody, which leave the scores as they are.
         """
         settings, owners = self.settings(choosing.rows), choosing.owners
-        starts, entries = list_entries(choosing, settings)
+        edits = list_edits(choosing, settings, self._resident)
         numbers = np.zeros(len(choosing))
         if settings.samples.any():
             positions = choosing.positions.astype(np.uint64)
@@ -134,35 +170,40 @@ class DeviceSampler:
             ((settings.top_n[owners] > 0).astype(np.int32), 0),
             (too_early(choosing, settings), 0),
             (inputs if choosing.unknown is None else choosing.unknown, -1),
+            (edits.slots, -1),
+            (edits.moves, NONE),
         ]
         more = (size or len(choosing)) - len(choosing)
         arrays = [np.concatenate((c, np.full(more, v, c.dtype))) for c, v in columns]
-        starts = np.concatenate((starts, np.repeat(starts[:, -1:], more, axis=1)), axis=1)
-        return [*arrays, starts], entries
+        ends = np.repeat(edits.starts[:, -1:], more, axis=1)
+        arrays.append(np.concatenate((edits.starts, ends), axis=1))
+        return Told(arrays, edits.entries, settings if edits.standing else None)
 
-    def upload(self, arrays: Sequence[Array], entries: Array) -> _Asked:
+    def upload(self, told: Told) -> _Asked:
         """Return on the device what `ask` returned."""
-        some = entries if len(entries) else np.zeros((1, 2), np.int32)
-        return _Asked(*self._staging.upload([*arrays, some]))
+        some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
+        return _Asked(*self._staging.upload([*told.arrays, some]))
 
-    def reserve(self, size: int) -> tuple[torch.Tensor, _Asked]:
-        """Return memory for what `size` choices ask, that stays where it is, and views of it."""
-        arrays, _ = self.ask(nobody(), size)
+    def reserve(self, size: int) -> Reserved:
+        """Return memory for what `size` choices ask."""
+        arrays = self.ask(nobody(), size).arrays
         memory = torch.zeros(
             packed_size(arrays) + 8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device
         )
         views = [*split(memory, arrays), rest(memory, arrays, torch.int32).view(-1, 2)]
-        asked = _Asked(*views)
         self._staging.fill(memory, arrays)
-        return memory, asked
+        return Reserved(memory, _Asked(*views))
 
-    def fits(self, entries: Array) -> bool:
-        """Return whether memory that is reserved has room for these entries."""
-        return len(entries) <= _KNOWN_ENTRIES
+    def fits(self, told: Told) -> bool:
+        """Return whether memory that is reserved has room for this."""
+        return len(told.entries) <= _KNOWN_ENTRIES
 
-    def refill(self, memory: torch.Tensor, arrays: Sequence[Array], entries: Array) -> None:
-        """Replace what is asked in `memory`."""
-        self._staging.fill(memory, [*arrays, entries] if len(entries) else arrays)
+    def refill(self, reserved: Reserved, told: Told) -> None:
+        """Replace what is asked; biases that are there already are not sent again."""
+        there = told.standing is not None and reserved.standing is told.standing
+        some = [] if there or not len(told.entries) else [told.entries]
+        self._staging.fill(reserved.memory, [*told.arrays, *some])
+        reserved.standing = told.standing
 
     def choose(
         self, scores: torch.Tensor, asked: _Asked, masks: Masks | None = None
@@ -204,23 +245,36 @@ class DeviceSampler:
 
     def _edit(self, scores: torch.Tensor, asked: _Asked) -> None:
         """Apply penalties, biases and the ban on EOS."""
-        editing.edit_scores[(len(scores),)](
+        rows, block = len(scores), min(_ENTRIES, self._block)
+        counting.count_tokens[(rows,)](
+            self._counts,
+            asked.slots,
+            asked.moves,
+            asked.starts,
+            asked.entries,
+            asked.inputs,
+            self.chosen,
+            self.vocab_size,
+            BLOCK=block,
+        )
+        editing.edit_scores[(rows,)](
             scores,
+            self._counts,
+            asked.slots,
             asked.starts,
             asked.entries,
             asked.frequency,
             asked.presence,
             asked.unit,
             asked.repetition,
-            asked.inputs,
-            self.chosen,
             asked.early,
             self._eos,
-            len(scores),
+            rows,
             scores.stride(0),
+            self.vocab_size,
             EOS=self._eos_count,
             PADDED_EOS=max(1, 1 << max(0, self._eos_count - 1).bit_length()),
-            BLOCK=min(_ENTRIES, self._block),
+            BLOCK=block,
         )
 
     def _apply_bits(

@@ -1,0 +1,44 @@
+"""How often tokens occur in a sequence, kept on the device and moved there."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# Sizes are not specialised: a new one must not make Triton compile another variant.
+@triton.jit(do_not_specialize=["vocab"])
+def count_tokens(
+    counts,  # int32 [slots, vocab]: twice what counts, odd where a token stands in the prompt alone
+    slots,  # int32 [R]
+    moves,  # int32 [R]: -1: not by this row, 0: what is new is added, 1: to nothing
+    starts,  # int32 [R + 1]: where what is new to a row begins
+    entries,  # int32 [N, 2]: id and what is added; an id once per row
+    inputs,  # int32 [R]: which row of `chosen` is the row's last token, -1: the entries have it
+    chosen,  # int64: tokens of the step before
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    """Bring the counts of a row up to date."""
+    row = tl.program_id(0)
+    move = tl.load(moves + row)
+    if move >= 0:
+        base = counts + tl.load(slots + row).to(tl.int64) * vocab
+        place = tl.arange(0, BLOCK)
+        if move > 0:
+            for low in range(0, vocab, BLOCK):
+                zero = tl.zeros([BLOCK], tl.int32)
+                tl.store(base + low + place, zero, mask=low + place < vocab)
+        tl.debug_barrier()  # the same places are written again
+        begin, end = tl.load(starts + row), tl.load(starts + row + 1)
+        for low in range(begin, end, BLOCK):
+            there = low + place < end
+            which = entries + 2 * (low + place)
+            at = tl.load(which, mask=there, other=0)
+            old = tl.load(base + at, mask=there, other=0)
+            tl.store(base + at, old + tl.load(which + 1, mask=there, other=0), mask=there)
+        tl.debug_barrier()
+        before = tl.load(inputs + row)
+        if before >= 0:
+            last = base + tl.load(chosen + before)
+            tl.store(last, tl.load(last) + 2)
