@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-# What a step of decodes launches behind its replay.
-MASKED = {"apply_bits": 2, "count_tokens": 1, "edit_scores": 1, "choose_tokens": 1}
-
 KINDS: dict[str, list[dict[str, Any]]] = {
     "plain": [{}, {"sample": True, "top_p": 0.9}, {"sample": True, "temperature": 0.7}],
     "penalties": [
@@ -22,4 +19,5 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         {"prompt_logprobs": True, "repetition_penalty": 1.2},
     ],
 }
-BEHIND = {"grammar": MASKED, "watermark": MASKED}
+# Replays of a step of decodes: a choice that waits for masks is a recording of its own.
+REPLAYS = dict.fromkeys(KINDS, 1) | {"grammar": 2, "watermark": 2}

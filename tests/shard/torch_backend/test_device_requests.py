@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shard.torch_backend.device_kinds import BEHIND, KINDS
+from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import prompts
 
@@ -49,7 +49,7 @@ def test_nothing_waits_and_the_tokens_are_the_cpu_s(
     agree(ours, expected)
     assert ours.decodes and bool(ours.prompts) == (kind == "prompt logprobs")
     for counts in ours.decodes:
-        assert counts.replays == 1 and counts.launches == BEHIND.get(kind, {}), counts
+        assert counts.replays == REPLAYS[kind] and not counts.launches, counts
 
 
 @pytest.mark.parametrize("kind", ["penalties", "grammar", "watermark"])
@@ -64,7 +64,7 @@ def test_guesses_are_decodes_of_a_recording(
     agree(ours, expected)
     assert ours.drafts > 5 and ours.steps < expected.steps
     for counts in ours.decodes:
-        assert counts.replays == 1 and counts.launches == BEHIND.get(kind, {}), counts
+        assert counts.replays == REPLAYS[kind] and not counts.launches, counts
 
 
 def test_rows_that_share_a_step_may_ask_for_anything(

@@ -56,7 +56,8 @@ def device_choice(
     maker = ChoiceMasks(vocab_size, grammars, watermark, permutation)
     masks = maker.make(choosing, lambda row: False) if maker.are_wanted(rows) else None
     scores = torch.tensor(logits, device=WHERE)
-    found = sampler.choose(scores, sampler.upload(sampler.ask(choosing)), masks)
+    here = None if masks is None else sampler.upload_masks(masks)
+    found = sampler.choose(scores, sampler.upload(sampler.ask(choosing)), here)
     tops, best = {}, sampler.best(scores, choosing)
     if best is not None:
         values, ids = best.values.cpu().numpy(), best.ids.cpu().numpy()

@@ -21,7 +21,7 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache
-from tgi_trio.shard.torch_backend.sampling.asking import nobody
+from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
         Reserved,
+        ReservedMasks,
         Told,
     )
 
@@ -150,6 +151,7 @@ class Chosen:
 
     scores: torch.Tensor  # float32 [R, vocab]; see `DeviceSampler.choose`
     found: torch.Tensor | None  # float64 [R, 3]; None: it has chosen nothing yet
+    size: int = 0  # of the recording that has made the scores; 0: none has
 
 
 @dataclass(slots=True)
@@ -162,6 +164,16 @@ class _Recorded:
     asked: Reserved | None  # the sampler's own
     hidden: torch.Tensor  # [size, hidden]
     chosen: Chosen | None
+    masked: _MaskedChoice | None
+
+
+@dataclass(slots=True)
+class _MaskedChoice:
+    """A graph that chooses from the scores of another one, with masks."""
+
+    graph: Graph
+    masks: ReservedMasks
+    found: torch.Tensor  # float64 [size, 3]
 
 
 class DecodeGraphs:
@@ -189,10 +201,11 @@ class DecodeGraphs:
         self._width = 0  # of the block tables they were recorded with
         self._recorded: dict[int, _Recorded] = {}
         self._scores: torch.Tensor | None = None  # float32 [largest, vocab]: of all graphs
+        self._mask_memory: torch.Tensor | None = None  # uint8: of all graphs
 
     def forget(self) -> None:
         """Drop every recording: each holds on to the cache it was made over."""
-        self._recorded, self._usable, self._scores = {}, [], None
+        self._recorded, self._usable, self._scores, self._mask_memory = {}, [], None, None
 
     def record(self, cache: KVCache, width: int, most: int | None = None) -> None:
         """Record every size over `cache`, for block tables of up to `width` blocks.
@@ -232,13 +245,25 @@ class DecodeGraphs:
         if recorded is None or sampler is None or recorded.asked is None or recorded.chosen is None:
             return None
         rows = len(plan.token_ids)
-        if told is None:
-            told = sampler.ask(nobody(), len(recorded.hidden))
         self._refill(recorded, plan, lengths)
-        sampler.refill(recorded.asked, told)
+        sampler.refill(recorded.asked, told or recorded.asked.idle)
         recorded.graph.replay()
         found = recorded.chosen.found
-        return Chosen(recorded.chosen.scores[:rows], None if found is None else found[:rows])
+        size = len(recorded.hidden)
+        return Chosen(recorded.chosen.scores[:rows], None if found is None else found[:rows], size)
+
+    def choose_masked(self, size: int, told: Told, masks: Masks) -> torch.Tensor:
+        """Choose with masks from the scores of the last step, of the graph for `size` decodes.
+
+        `told`: as for `choose`. Returns float64 [C, 3].
+        """
+        recorded, sampler = self._recorded[size], self._sampler
+        if recorded.masked is None or recorded.asked is None or sampler is None:
+            raise RuntimeError("tokens are not chosen where this is recorded")
+        sampler.refill(recorded.asked, told)
+        sampler.refill_masks(recorded.masked.masks, masks)
+        recorded.masked.graph.replay()
+        return recorded.masked.found[: len(masks.green)]
 
     def size_of(self, plan: StepPlan) -> int | None:
         """Return the decodes of the graph that a step would take; None: no graph fits."""
@@ -278,7 +303,23 @@ class DecodeGraphs:
             return hidden
 
         graph, hidden = self._capture(compute)
-        return _Recorded(graph, tokens, batch, asked, hidden, made[0] if made else None)
+        chosen, masked = made[0] if made else None, None
+        if chosen is not None and sampler is not None and asked is not None:
+            masked = self._record_masked(chosen.scores, sampler, asked)
+        return _Recorded(graph, tokens, batch, asked, hidden, chosen, masked)
+
+    def _record_masked(
+        self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved
+    ) -> _MaskedChoice:
+        """Record a choice with masks from `scores`; all of them use the memory of the largest."""
+        masks = sampler.reserve_masks(len(scores), self._mask_memory)
+        self._mask_memory = masks.memory
+
+        def compute() -> torch.Tensor:
+            return sampler.choose(scores, asked.asked, masks.here)
+
+        graph, found = self._capture(compute)
+        return _MaskedChoice(graph, masks, found)
 
     def _own_scores(self, logits: torch.Tensor) -> torch.Tensor:
         """Return `logits` in memory that all graphs share, and that outlives a replay."""

@@ -6,16 +6,19 @@ launched before anybody knows its tokens (`StepPlan.inputs` says which they will
 
 Where a choice needs the host between two tokens, for a grammar or a watermark, the model runs
 first, and the choice follows once the tokens before are known (`Pending.proceed`): their masks are
-made while the device computes.
+made while the device computes. Each is a recording then, where decodes are recorded.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.loop.soundness import proof_plan
 from tgi_trio.shard.machine.accelerator import record_event
 from tgi_trio.shard.torch_backend.decode_graphs import Chosen, DecodeGraphs, as_decodes
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
@@ -73,8 +76,8 @@ class DeviceSteps:
             self._sampler.vocab_size, len(plan.rows), sampled, choosing, began, self._event, spans
         )
         if chosen is not None and chosen.found is None:
-            scores = chosen.scores
-            step.later = lambda launched: self._choose_later(launched, scores)
+            unchosen = chosen
+            step.later = lambda launched: self._choose_later(launched, unchosen)
         else:
             if chosen is not None and chosen.found is not None:
                 step.take(chosen.found, self._sampler.best(chosen.scores, choosing))
@@ -91,24 +94,26 @@ class DeviceSteps:
         self._sampler.make_room(max(1, min(most, MOST_CHOICES)))
 
     def warm_up(self, cache: KVCache, most: int) -> None:
-        """Run the kinds of steps that nobody has run yet, so that nothing compiles while serving.
-
-        Masks are applied outside of recordings.
-        """
+        """Run the kinds of steps that nobody has run yet: nothing is to compile while serving."""
         for plan in idle_steps(most):
             count = len(plan.context_lengths)
             plan.samples = np.ones(count, np.bool_)
             ones = np.ones(len(plan.token_ids), np.int64)
             scores = self._computes.scores(plan, self._computes.hidden(plan, ones, cache))
-            for masked in (False, True):
-                asked = SamplingParameters(watermark=masked)
-                row = ShardSequence(-1, np.zeros(1, np.int32), 1, 1, 0, [], 1, 0, asked)
-                plan.rows = [row] * count
-                choosing = Choosing.of(plan, np.arange(count))
-                masks = self._masks.make(choosing, _is_gone) if masked else None
-                asking = self._sampler.upload(self._sampler.ask(choosing))
-                if scores is not None:
-                    self._sampler.choose(scores, asking, masks)
+            if scores is not None:
+                self._choose_idle(scores[:1])
+
+    def _choose_idle(self, scores: torch.Tensor) -> None:
+        """Choose for a row of nothing, [1, vocab], with and without masks."""
+        for masked in (False, True):
+            asked = SamplingParameters(watermark=masked)
+            row = ShardSequence(-1, np.zeros(1, np.int32), 1, 1, 0, [], 1, 0, asked)
+            choosing = Choosing.of(replace(proof_plan(), rows=[row]), np.arange(1))
+            told = self._sampler.upload(self._sampler.ask(choosing))
+            masks = None
+            if masked:
+                masks = self._sampler.upload_masks(self._masks.make(choosing, _is_gone))
+            self._sampler.choose(scores, told, masks)
 
     def _replay(
         self, plan: StepPlan, lengths: Array, choosing: Choosing, masked: bool
@@ -125,7 +130,7 @@ class DeviceSteps:
             return self._graphs.choose(decodes, lengths, told)
         chosen = self._graphs.choose(decodes, lengths, None)
         if chosen is None or masked:
-            return chosen and Chosen(chosen.scores, None)
+            return chosen and Chosen(chosen.scores, None, chosen.size)
         return Chosen(chosen.scores, self._choose_now(chosen.scores, choosing))
 
     def _choose(
@@ -142,14 +147,20 @@ class DeviceSteps:
         return self._sampler.choose(scores, asked)
 
     @torch.inference_mode()
-    def _choose_later(self, step: LaunchedStep, scores: torch.Tensor) -> None:
+    def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
         """Choose with masks; every token before is known."""
-        choosing = step.choosing
+        choosing, scores, size = step.choosing, unchosen.scores, unchosen.size
         choosing.unknown = None
         masks = self._masks.make(choosing, _is_gone)
         step.faults = masks.faults
-        asked = self._sampler.upload(self._sampler.ask(choosing))
-        found = self._sampler.choose(scores, asked, masks)
+        told = self._sampler.ask(choosing, size or None)
+        if self._graphs is not None and size and self._sampler.fits(told):
+            found = self._graphs.choose_masked(size, told, masks)
+        else:
+            if size:
+                told = self._sampler.ask(choosing)
+            here = self._sampler.upload_masks(masks)
+            found = self._sampler.choose(scores, self._sampler.upload(told), here)
         step.take(found, self._sampler.best(scores, choosing))
         step.finish()
 

@@ -135,7 +135,7 @@ def _list(
 def choose_tokens(
     found,  # float64 [R, 3]: token, log-probability, why there is none
     chosen,  # int64: the token again, at `targets`
-    targets,  # int64 [R]
+    targets,  # int64 [R]; -1: nothing is to be chosen, and `found` stays as it is
     scores,  # float32 [R, stride]; where `lists`, what does not survive becomes -inf
     temperatures,  # float32 [R]
     samples,  # int32 [R]: 0 takes the best
@@ -152,6 +152,9 @@ def choose_tokens(
 ):
     """Choose one token per row: top-k, top-p, typical-p, min-p, then the best or a draw."""
     row = tl.program_id(0)
+    target = tl.load(targets + row)
+    if target < 0:
+        return
     base = scores + row.to(tl.int64) * stride
     best, fault = _look_over(base, vocab, BLOCK)
     token, logprob = tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float64)
@@ -224,5 +227,5 @@ def choose_tokens(
     tl.store(found + row * 3, token.to(tl.float64))
     tl.store(found + row * 3 + 1, logprob)
     tl.store(found + row * 3 + 2, fault.to(tl.float64))
-    tl.store(chosen + tl.load(targets + row), token.to(tl.int64))
+    tl.store(chosen + target, token.to(tl.int64))
 # fmt: on

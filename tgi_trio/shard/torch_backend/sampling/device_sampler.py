@@ -80,16 +80,25 @@ class Reserved:
 
     memory: torch.Tensor  # uint8
     asked: _Asked  # views of it
+    idle: Told  # of choices of nobody
     standing: Settings | None = None  # whose biases are in it
 
 
 @dataclass(slots=True)
-class _DeviceMasks:
+class DeviceMasks:
     """`Masks` on the device."""
 
-    bits: torch.Tensor
     green: torch.Tensor
     allowed: torch.Tensor
+    bits: torch.Tensor
+
+
+@dataclass(slots=True)
+class ReservedMasks:
+    """Memory for the masks of choices, that stays where it is."""
+
+    memory: torch.Tensor  # uint8
+    here: DeviceMasks  # views of it
 
 
 class DeviceSampler:
@@ -119,8 +128,8 @@ class DeviceSampler:
         self._eos = torch.from_numpy(eos if len(eos) else np.zeros(1, np.int32)).to(device)
         self._settings: Settings | None = None
         self._block = min(_BLOCK, max(16, 1 << (vocab_size - 1).bit_length()))
-        # The tokens of the last step by its rows; the last place is of rows that are not there.
-        self.chosen = torch.zeros(most_rows + 1, dtype=torch.int64, device=device)
+        # The tokens of the last step by its rows.
+        self.chosen = torch.zeros(most_rows, dtype=torch.int64, device=device)
         self.make_room(1)
 
     def make_room(self, rows: int) -> None:
@@ -155,7 +164,7 @@ class DeviceSampler:
             numbers = uniform(settings.seeds[owners], positions)
         inputs = np.full(len(choosing), -1, np.int32)
         columns: list[tuple[Array, float]] = [
-            (choosing.targets, self.most_rows),
+            (choosing.targets, -1),
             (numbers, 0.0),
             (settings.cuts.top_p[owners], 1.0),
             (settings.cuts.typical_p[owners], 1.0),
@@ -186,13 +195,14 @@ class DeviceSampler:
 
     def reserve(self, size: int) -> Reserved:
         """Return memory for what `size` choices ask."""
-        arrays = self.ask(nobody(), size).arrays
+        idle = self.ask(nobody(), size)
+        arrays = idle.arrays
         memory = torch.zeros(
             packed_size(arrays) + 8 * _KNOWN_ENTRIES, dtype=torch.uint8, device=self._device
         )
         views = [*split(memory, arrays), rest(memory, arrays, torch.int32).view(-1, 2)]
         self._staging.fill(memory, arrays)
-        return Reserved(memory, _Asked(*views))
+        return Reserved(memory, _Asked(*views), idle)
 
     def fits(self, told: Told) -> bool:
         """Return whether memory that is reserved has room for this."""
@@ -205,22 +215,40 @@ class DeviceSampler:
         self._staging.fill(reserved.memory, [*told.arrays, *some])
         reserved.standing = told.standing
 
+    def upload_masks(self, masks: Masks) -> DeviceMasks:
+        """Return masks on the device."""
+        return DeviceMasks(*self._mask_staging.upload([masks.green, masks.allowed, masks.bits]))
+
+    def reserve_masks(self, size: int, memory: torch.Tensor | None = None) -> ReservedMasks:
+        """Return memory for the masks of `size` choices: two each. `memory`: of as many or more."""
+        none, words = np.full(size, -1, np.int32), -(-self.vocab_size // 32)
+        if memory is None:
+            needed = packed_size([none, none]) + 8 * size * words
+            memory = torch.zeros(needed, dtype=torch.uint8, device=self._device)
+            self._mask_staging.fill(memory, [none, none])
+        bits = rest(memory, [none, none], torch.int32)[: 2 * size * words].view(-1, words)
+        green, allowed = split(memory, [none, none])
+        return ReservedMasks(memory, DeviceMasks(green, allowed, bits))
+
+    def refill_masks(self, reserved: ReservedMasks, masks: Masks) -> None:
+        """Replace the masks in `reserved`; choices beyond theirs have none."""
+        more = np.full(len(reserved.here.green) - len(masks.green), -1, np.int32)
+        green, allowed = (np.concatenate((c, more)) for c in (masks.green, masks.allowed))
+        self._mask_staging.fill(reserved.memory, [green, allowed, masks.bits])
+
     def choose(
-        self, scores: torch.Tensor, asked: _Asked, masks: Masks | None = None
+        self, scores: torch.Tensor, asked: _Asked, masks: DeviceMasks | None = None
     ) -> torch.Tensor:
         """Return float64 [C, 3] (token, log-probability, fault) and note the tokens in `chosen`.
 
         `scores` float32 [C, >= vocab_size] are overwritten; those of which lists are wanted then
         hold the log-probabilities of what survived.
         """
-        here = None
         if masks is not None:
-            sent = [masks.bits, masks.green, masks.allowed]
-            here = _DeviceMasks(*self._mask_staging.upload(sent))
-            self._apply_bits(scores, here.bits, here.green, adds=True)
+            self._apply_bits(scores, masks.bits, masks.green, adds=True)
         self._edit(scores, asked)
-        if here is not None:
-            self._apply_bits(scores, here.bits, here.allowed, adds=False)
+        if masks is not None:
+            self._apply_bits(scores, masks.bits, masks.allowed, adds=False)
         found = torch.empty((len(scores), 3), dtype=torch.float64, device=self._device)
         kernels.choose_tokens[(len(scores),)](
             found,
