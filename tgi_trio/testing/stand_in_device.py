@@ -8,6 +8,7 @@ device, an operation over tensors of two places raises `MixedDevices`; what is r
 `torch.cuda.graph` is replayed into the same memory; reading a number back, or copying from memory
 that is not pinned, raises `RecordingBroken` inside a recording and is counted as a wait of the
 host outside of one. What comes down without waiting is garbage until its event has been waited for.
+`lose` breaks the device for good.
 
 Triton's kernels run in its interpreter (TRITON_INTERPRET=1 before it is imported). Not imitated:
 time, memory's limits, several streams at once. Ranks: `stand_in_group.py`.
@@ -35,6 +36,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from tgi_trio.testing.stand_in_driver import INTERPRET, Counts, Graph, replacements
 from tgi_trio.testing.stand_in_tensor import (
+    DeviceLost,
     DeviceTensor,
     MixedDevices,
     RecordingBroken,
@@ -58,6 +60,7 @@ class StandInDevice(TorchDispatchMode):
         self._beside = beside
         self.counts = Counts()
         self.arrivals = 0  # copies to the host that have been launched
+        self._lost = False
         self._recording: Graph | None = None
         self._pinned: list[torch.Tensor] = []
         self._coming: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (number, to, numbers)
@@ -76,6 +79,8 @@ class StandInDevice(TorchDispatchMode):
         )
         if not ours and any(self._is_named(x) for x in args):  # `to(device)`, in inference mode
             here = True
+        if here or ours:
+            self.check()
         if (here or ours) and name not in _WHOLE and func.has_kernel_for_dispatch_key(_COMPOSITE):
             with self._again():
                 return func.decompose(*args, **kwargs)
@@ -197,10 +202,22 @@ class StandInDevice(TorchDispatchMode):
     def _wrapped(self, x: Any) -> Any:
         return DeviceTensor(x, self.place) if isinstance(x, torch.Tensor) else x
 
+    # --- errors --------------------------------------------------------------------------------
+
+    def lose(self) -> None:
+        """Have everything that is asked of the device fail from now on; other threads may call."""
+        self._lost = True
+
+    def check(self) -> None:
+        """Raise DeviceLost where the device is."""
+        if self._lost:
+            raise DeviceLost("CUDA error: an illegal memory access was encountered")
+
     # --- waiting -------------------------------------------------------------------------------
 
     def wait(self, why: str) -> None:
         """The host waits for everything that is on its way."""
+        self.check()
         self.refuse_in_recording(why)
         self.counts.waits[why] += 1
         self.deliver(self.arrivals)
@@ -260,6 +277,7 @@ class StandInDevice(TorchDispatchMode):
 
     def launch(self, name: str, run: Callable[[], None]) -> None:
         """Do what is launched under `name`, over memory that stays where it is."""
+        self.check()
         with _disable_current_modes():
             run()
         self.counts.launches[name] += 1

@@ -41,6 +41,7 @@ class Driven(Protocol):
     arrivals: int
     place: torch.device
 
+    def check(self) -> None: ...
     def wait(self, why: str) -> None: ...
     def refuse_in_recording(self, what: str) -> None: ...
     def deliver(self, upto: int) -> None: ...
@@ -56,6 +57,7 @@ class Graph:
         self.work: list[Callable[[], None]] = []
 
     def replay(self) -> None:
+        self._device.check()
         self._device.counts.replays += 1
         with _disable_current_modes(), torch.inference_mode():
             for run in self.work:
@@ -76,6 +78,7 @@ class Event:
         return True
 
     def synchronize(self) -> None:
+        self._device.check()
         self._device.refuse_in_recording("an event is waited for")
         self._device.counts.event_waits += 1
         self._device.deliver(self._before)

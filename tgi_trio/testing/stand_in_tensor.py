@@ -18,6 +18,10 @@ class RecordingBroken(RuntimeError):
     """Something that cannot be recorded: the host would have to wait."""
 
 
+class DeviceLost(RuntimeError):
+    """The device has failed, and does so whatever it is asked."""
+
+
 class DeviceTensor(torch.Tensor):
     """Says it is at a place; `held` has its numbers."""
 

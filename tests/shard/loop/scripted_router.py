@@ -110,16 +110,28 @@ class ScriptedRouter:
         """Return the next STEP, taking in the faults before it."""
         while True:
             frame = self.receive()
-            assert frame.kind in (Kind.FAULT, Kind.STEP)
-            if frame.kind is Kind.FAULT:
-                self.faults += decode_faults(frame)
-            else:
-                self.reports.append(decode_step(frame))
-            step = frame.kind is Kind.STEP
+            step = self._keep(frame)
             del frame
             self.end.release()
             if step:
                 return self.reports[-1]
+
+    def keep_rest(self) -> None:
+        """Take in what a shard that has ended left behind."""
+        while (view := self.end.try_receive()) is not None:
+            self._keep(Frame(view))
+            del view
+            self.end.release()
+
+    def _keep(self, frame: Frame) -> bool:
+        """Take in a STEP (True) or the faults before it."""
+        assert frame.kind in (Kind.FAULT, Kind.STEP)
+        step = frame.kind is Kind.STEP
+        if step:
+            self.reports.append(decode_step(frame))
+        else:
+            self.faults += decode_faults(frame)
+        return step
 
     def until(self, done: Callable[[StepReport], bool]) -> StepReport:
         """Take in steps until one is `done`; return it."""

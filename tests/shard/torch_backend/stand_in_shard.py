@@ -1,0 +1,82 @@
+"""A shard's whole loop over a stand-in device, in a thread, and a scripted router above it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tests.shard.loop.scripted_router import ScriptedRouter, channel
+from tests.shard.torch_backend.models_support import BLOCK
+from tests.shard.torch_backend.stand_in_support import BLOCKS, TakingTurns
+from tgi_trio.ipc.channel import ShardEnd
+from tgi_trio.ipc.frames import Kind
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.settings.records import ShardOptions
+from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.loop import worker
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+from tgi_trio.testing.stand_in_device import StandInDevice
+from tgi_trio.testing.stand_in_driver import Counts
+
+
+class DeviceShard:
+    """A shard in a thread: what its device was asked, and what it ended with."""
+
+    def __init__(
+        self, end: ShardEnd, folder: Path, graphs: tuple[int, ...], speculate: int, incarnation: int
+    ) -> None:
+        self.device = StandInDevice()
+        self.error: BaseException | None = None
+        self._settings = ShardSettings(
+            model_path=folder, dtype="float32", cpu_threads=1, speculate=speculate
+        )
+        self._graphs = graphs
+        self._incarnation = incarnation
+        self._end = end
+        self.thread = threading.Thread(target=self._main, daemon=True)
+
+    def _main(self) -> None:
+        try:
+            with self.device:
+                options = ShardOptions(speculate=self._settings.speculate)
+                worker.run(self._end, self._load, options, incarnation=self._incarnation)
+        except BaseException as error:
+            self.error = error
+
+    def _load(self) -> Runner:
+        return load_torch_runner(
+            self._settings, device="cuda:0", graph_sizes=self._graphs, grammars=TakingTurns()
+        )
+
+
+@contextmanager
+def device_shard(
+    folder: Path, graphs: tuple[int, ...], *, speculate: int = 0, incarnation: int = 1
+) -> Iterator[tuple[ScriptedRouter, DeviceShard]]:
+    """Yield a warmed-up shard, whose device counts what serving asks of it alone."""
+    with channel(incarnation=incarnation) as (endpoints, router):
+        own = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
+        end = ShardEnd.attach(own.text())
+        shard = DeviceShard(end, folder, graphs, speculate, incarnation)
+        shard.thread.start()
+        router.greet()
+        router.send(
+            Kind.WARMUP,
+            max_prefill_tokens=24,
+            max_total_tokens=64,
+            max_batch_size=4,
+            max_batch_total_tokens=(BLOCKS - 1) * BLOCK,
+        )
+        assert router.receive().word("blocks") == BLOCKS
+        router.end.release()
+        shard.device.counts = Counts()
+        yield router, shard
+        if shard.thread.is_alive():
+            router.send(Kind.SHUTDOWN)
+        shard.thread.join(120)
+        assert not shard.thread.is_alive()
+        end.close()
