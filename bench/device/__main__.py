@@ -2,9 +2,10 @@
 
     python -m bench.device --shapes 1B 8B --json bench/out/device.json --traces bench/out
 
-For each shape, made on the device with random weights: the warm-up, decodes of each batch size
-with the gap between steps, a long prefill; then the whole server over the bare step, and peers
-where they are installed. `of roofline` is the least time that memory and matrix units would need,
+For each shape, made on the device with random weights, plain and quantised: the warm-up,
+decodes of each batch size with the gap between steps, a long prefill; then the whole server over
+the bare step, and peers where they are installed. `of roofline` is the least time that memory (for
+weights as they are stored) and matrix units would need,
 as measured here, as a part of what the step took. `bash bench/device/kit.sh` does all of it, tests
 first, within ten minutes. `--dry-run` runs everything over a device that is not there, tiny: its
 times mean nothing.
@@ -29,7 +30,7 @@ from unittest import mock
 import torch
 from tqdm import tqdm
 
-from bench.device.models import SHAPES
+from bench.device.models import PLAIN, SHAPES
 from bench.device.peers import installed, measure_peer
 from bench.device.roofline import Ceiling, measure_ceiling
 from bench.device.server import measure_server
@@ -37,6 +38,7 @@ from bench.device.steps import Bench, Plan
 from bench.device.timing import Timer
 from bench.harness import checkpoints
 from bench.harness.stats import add_output_flags, reporting, table
+from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.machine.accelerator import current_device, current_kind, name_of
 from tgi_trio.shard.machine.device import graph_sizes
 
@@ -52,6 +54,13 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shapes", nargs="+", default=["1B", "8B"], choices=SHAPES)
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        default=[PLAIN, "int4", "q4_k", "fp8"],
+        choices=[PLAIN, *ENCODINGS],
+        help="what linear layers hold: numbers of the dtype, or codes",
+    )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prompt", type=int, default=8192)
@@ -68,6 +77,7 @@ def parse() -> argparse.Namespace:
 def shrink(args: argparse.Namespace) -> None:
     """Make what is measured as small as it can be."""
     args.shapes, args.batches, args.context, args.prompt = ["dry"], [1, 2], 20, 24
+    args.weights = [PLAIN, "int4"]
     args.steps, args.clients, args.budget = 1, min(args.clients, 2), math.inf
 
 
@@ -108,8 +118,10 @@ def measure_all(
     facts["gb_per_s"] = ceiling.bytes_per_second / 1e9
     facts["tflop_per_s"] = ceiling.operations_per_second / 1e12
     parts: list[tuple[str, str, Callable[[], list[dict[str, Any]]]]] = []
-    for shape in args.shapes:
-        parts.append((shape, "steps", partial(steps, args, shape, device, dtype, ceiling)))
+    for rounded in args.weights:
+        for shape in args.shapes:
+            run = partial(steps, args, shape, device, dtype, ceiling, rounded)
+            parts.append((_named(shape, rounded), "steps", run))
     if args.clients:
         parts.append(("server", "1B", lambda: [server(args, results)]))
     if args.peers:
@@ -128,23 +140,29 @@ def steps(
     device: torch.device,
     dtype: torch.dtype,
     ceiling: Ceiling,
+    rounded: str,
 ) -> list[dict[str, Any]]:
-    """Measure one shape's steps."""
+    """Measure the steps of one shape, whose linear layers hold `rounded`."""
+    name = _named(shape, rounded)
     graphs = (2,) if args.dry_run else graph_sizes(str(device), None)
-    plan = Plan(tuple(args.batches), args.context, args.prompt, args.steps, graphs)
+    plan = Plan(tuple(args.batches), args.context, args.prompt, args.steps, graphs, rounded)
     bench = Bench.start(shape, device, dtype, plan)
-    found = [{"shape": shape, "what": "warm-up", "step_ms": bench.warm_up_s * 1e3}]
-    for rows in tqdm(plan.batches, desc=f"{shape}, decodes", leave=False, file=sys.stderr):
-        found.append({"shape": shape, **bench.decode(rows, ceiling)})
-    found.append({"shape": shape, **bench.prefill(ceiling)})
+    found = [{"shape": name, "what": "warm-up", "step_ms": bench.warm_up_s * 1e3}]
+    for rows in tqdm(plan.batches, desc=f"{name}, decodes", leave=False, file=sys.stderr):
+        found.append({"shape": name, **bench.decode(rows, ceiling)})
+    found.append({"shape": name, **bench.prefill(ceiling)})
     if args.traces is not None:
         for rows in (plan.batches[0], plan.batches[-1]):
-            bench.decode(rows, ceiling, args.traces / f"trace-{shape}-{rows}.json.gz")
+            bench.decode(rows, ceiling, args.traces / f"trace-{name}-{rows}.json.gz")
     del bench
     gc.collect()
     if not args.dry_run:
         torch.accelerator.empty_cache()
     return found
+
+
+def _named(shape: str, rounded: str) -> str:
+    return shape if rounded == PLAIN else f"{shape} {rounded}"
 
 
 def server(args: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.harness.checkpoints import SHAPES as SMALL_SHAPES
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices import LinearRef, Share
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
+from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
+from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
+from tgi_trio.shard.checkpoint.taken_apart import take_apart
 from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.device_parts import device_parts
+from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, encode
 from tgi_trio.shard.torch_backend.models.decoder_loading import load_decoder
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
@@ -60,11 +69,17 @@ SHAPES = {
 }
 
 
+PLAIN = "plain"  # weights are numbers of the dtype
+_SLAB = 64  # outputs that are rounded; what is below them is the same again
+
+
 class RandomWeights(WeightSource):
     """Whatever is asked for: matrices that keep the size of what passes, norms of ones."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, rounded: str = PLAIN) -> None:
+        """`rounded`: a word of `ENCODINGS` for linear layers that are to be codes."""
         self.keeps_codes = False
+        self.rounded = rounded
         self.dtype, self.device = dtype, device
         self.rank, self.world_size = 0, 1
 
@@ -83,7 +98,24 @@ class RandomWeights(WeightSource):
         return made.normal_(std=columns**-0.5)
 
     def linear(self, linear: LinearRef, share: Share, bias: torch.Tensor | None) -> Linear:
-        return Linear(self.weight(linear, share), bias)
+        if self.rounded == PLAIN:
+            return Linear(self.weight(linear, share), bias)
+        outputs = sum(len(range(cut.matrix.rows)[cut.rows]) for cut in linear.cuts(share))
+        return CodedLinear([self._codes(linear, share, outputs)], bias, self.dtype, self.device)
+
+    def _codes(self, linear: LinearRef, share: Share, outputs: int) -> Codes:
+        cut = next(linear.cuts(share))
+        slab = rounded_slab(len(range(cut.matrix.columns)[cut.columns]), self.rounded)
+        return replicate(slab.to(self.device), -(-outputs // _SLAB), outputs)
+
+    def multiplies_codes(self, linear: LinearRef, share: Share) -> bool:
+        return False
+
+    @contextmanager
+    def as_numbers(self) -> Iterator[None]:
+        before, self.rounded = self.rounded, PLAIN
+        yield
+        self.rounded = before
 
     @contextmanager
     def giving_back(self) -> Iterator[None]:
@@ -102,6 +134,38 @@ class RandomWeights(WeightSource):
         return (1.0, 1.0)
 
 
+@functools.cache  # a layer has few widths, and all layers have the same
+def rounded_slab(inputs: int, word: str) -> Codes:
+    """Return a few outputs of random weights, as codes on the host; see `ENCODINGS` for words."""
+    draw = np.random.default_rng(inputs)
+    values = draw.standard_normal((_SLAB, inputs), np.float32) * np.float32(inputs**-0.5)
+    parts = take_apart(round_matrix(PlainMatrix(values), ENCODINGS[word]))
+    codes = None if parts is None else encode(parts)
+    if codes is None:
+        raise ValueError(f"no kernel multiplies {inputs} inputs as {word}")
+    return codes
+
+
+def replicate(codes: Codes, times: int, outputs: int) -> Codes:
+    """Return a matrix several times below itself, cut to as many outputs."""
+    every = {
+        name: tensor.repeat(times, 1)[:outputs]
+        if name in ("codes", "planes")
+        else tensor.repeat(1, times)[:, :outputs].contiguous()
+        for name, tensor in codes.tensors().items()
+        if name != "table"
+    }
+    return replace(codes, outputs=outputs, **every)
+
+
+def bytes_of_weight(shape: str, dtype: torch.dtype, rounded: str) -> float:
+    """Return the bytes that a weight of a linear layer takes as it is stored."""
+    if rounded == PLAIN:
+        return dtype.itemsize
+    inputs = config_of(shape).need("hidden_size")
+    return rounded_slab(inputs, rounded).nbytes() / (_SLAB * inputs)
+
+
 def config_of(shape: str) -> ModelConfig:
     """Return the configuration of a key of SHAPES; no token ends a sequence."""
     values: dict[str, Any] = {"hidden_act": "silu", "tie_word_embeddings": True} | SHAPES[shape]
@@ -117,7 +181,11 @@ def config_of(shape: str) -> ModelConfig:
 
 
 def make_runner(
-    shape: str, device: torch.device, dtype: torch.dtype, graphs: tuple[int, ...]
+    shape: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    graphs: tuple[int, ...],
+    rounded: str = PLAIN,
 ) -> TorchRunner:
     """Return a runner of a shape as a shard would load it, not warmed up."""
     config = config_of(shape)
@@ -126,7 +194,7 @@ def make_runner(
         raise ValueError(f"the generic decoder has no model type {config.model_type}")
     torch.manual_seed(0)
     with torch.inference_mode():
-        model = load_decoder(spec, RandomWeights(dtype, device), None)
+        model = load_decoder(spec, RandomWeights(dtype, device, rounded), None)
     sampler = Sampler(config.vocab_size, (), device, watermark=Watermark())
     attention = choose_attention(device, dtype, model.kv_shape)
     recorded, steps = device_parts(model, attention, sampler, config, device, graphs)

@@ -51,6 +51,7 @@ class Size:
     used: int  # by a token
     router: int
     head: int
+    tied: bool  # the head is the embedding, which is numbers
 
     @classmethod
     def of(cls, config: ModelConfig) -> Size:
@@ -71,24 +72,31 @@ class Size:
             used=config.get("num_experts_per_tok", 1),
             router=hidden * experts if experts > 1 else 0,
             head=hidden * config.vocab_size,
+            tied=bool(config.get("tie_word_embeddings", True)),
         )
 
     def expected_experts(self, tokens: int) -> float:
         """Return how many experts of a layer some tokens use, if each takes any with equal odds."""
         return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
 
-    def step(self, rows: int, queries: int, context: int, itemsize: int) -> Work:
+    def step(
+        self, rows: int, queries: int, context: int, itemsize: int, stored: float | None = None
+    ) -> Work:
         """Return the work of `rows` with `queries` tokens each, the last of which sees `context`.
 
-        `itemsize`: bytes of a number. Logits are of the rows' last tokens alone.
+        `itemsize`: bytes of a number; `stored`: of a linear layer's weight, if not that. Logits are
+        of the rows' last tokens alone.
         """
+        weight = itemsize if stored is None else stored
         tokens = rows * queries
-        matrices = self.attention + self.router + self.expected_experts(tokens) * self.expert
+        matrices = self.attention + self.expected_experts(tokens) * self.expert
         used = self.attention + self.router + self.used * self.expert
         seen = context - (queries - 1) / 2  # keys, by a token on the average
         cached = rows * (context + queries) * 2 * self.key  # read, and the new ones written
         return Work(
-            moved=itemsize * (self.layers * (matrices + cached) + self.head),
+            moved=itemsize * self.layers * (self.router + cached)
+            + weight * self.layers * matrices
+            + (itemsize if self.tied else weight) * self.head,
             operations=2 * tokens * self.layers * (used + 2 * seen * self.query)
             + 2 * rows * self.head,
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.device.models import config_of, make_runner
+from bench.device.models import PLAIN, bytes_of_weight, config_of, make_runner
 from bench.device.roofline import Ceiling, Size, Work
 from tgi_trio.ipc.messages import PrefillRow
 from tgi_trio.ipc.startup import WarmupRequest
@@ -33,6 +33,7 @@ class Plan:
     prompt: int
     steps: int  # of each decode
     graphs: tuple[int, ...]
+    rounded: str = PLAIN  # what linear layers hold
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class Bench:
     @classmethod
     def start(cls, shape: str, device: torch.device, dtype: torch.dtype, plan: Plan) -> Bench:
         """Make the model and warm it up for the largest of what is measured."""
-        runner = make_runner(shape, device, dtype, plan.graphs)
+        runner = make_runner(shape, device, dtype, plan.graphs, plan.rounded)
         longest = max(plan.context + plan.steps + _SETTLE + 2, plan.prompt + 2)
         most = max(plan.batches)
         blocks = max(most * _blocks(plan.context + plan.steps + _SETTLE + 2), _blocks(longest))
@@ -61,8 +62,7 @@ class Bench:
     def decode(self, rows: int, ceiling: Ceiling, trace: Path | None = None) -> dict[str, Any]:
         """Decode `rows` sequences, each step launched before the one before is read."""
         batch = self._batch(rows, self.plan.context, self.plan.steps + _SETTLE + 1)
-        size = Size.of(config_of(self.shape))
-        work = size.step(rows, 1, self.plan.context, self.runner.dtype.itemsize)
+        work = self._work(rows, 1, self.plan.context)
         if trace is not None:
             self._trace(batch, trace)
             return {}
@@ -82,8 +82,8 @@ class Bench:
         for _ in range(3):
             batch = self._batch(1, 0, 2, self.plan.prompt)
             took.append(self._run(batch, 1)[1][0])
-        size, prompt = Size.of(config_of(self.shape)), self.plan.prompt
-        work = size.step(1, prompt, prompt, self.runner.dtype.itemsize)
+        prompt = self.plan.prompt
+        work = self._work(1, prompt, prompt)
         step = max(min(took), _LEAST_S)
         return {
             "what": f"prefill {prompt}",
@@ -92,6 +92,12 @@ class Bench:
             "gap_us": 0.0,
             **_beside(work, ceiling, step),
         }
+
+    def _work(self, rows: int, queries: int, context: int) -> Work:
+        """Return what a step needs at least, by the bytes that are stored."""
+        size, dtype = Size.of(config_of(self.shape)), self.runner.dtype
+        stored = bytes_of_weight(self.shape, dtype, self.plan.rounded)
+        return size.step(rows, queries, context, dtype.itemsize, stored)
 
     def _batch(self, rows: int, context: int, new: int, prompt: int = 0) -> Batch:
         """Return a batch of rows behind `context` tokens that count as computed."""

@@ -96,6 +96,7 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             {"kv_cache_dtype": "fp8_e5m2", "cpu_backend": "numba"},
             "`kv_cache_dtype` is served by torch",
         ),
+        ({"activations": 4}, "`activations` must be 16 or 8. Given: 4"),
         ({"num_shard": 0}, "`num_shard` cannot be < 1"),
         ({"num_shard": 1, "sharded": True}, "`sharded` is true but `num_shard` <= 1"),
         ({"sharded": True}, "`sharded` is true: say over how many ranks with `num_shard`"),

@@ -87,6 +87,12 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "as --dtype",
             ),
             Flag(
+                "activations",
+                "int",
+                "bits of what is multiplied with int8 and FP8 weights on a device: 16, or 8, which"
+                " is faster for many tokens and less exact",
+            ),
+            Flag(
                 "rope-scaling",
                 "rope",
                 f"scale rotary positions: one of {', '.join(ROPE_SCALINGS)}",

@@ -8,6 +8,7 @@ from typing import Final
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import (
+    ACTIVATIONS,
     CPU_BACKENDS,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -100,6 +101,8 @@ def check(options: Options) -> None:
             "`num_shard`"
         )
     _check_quantize(options)
+    if options.activations not in ACTIVATIONS:
+        raise ConfigurationError(f"`activations` must be 16 or 8. Given: {options.activations}")
     if options.kv_cache_dtype not in (None, *KV_CACHE_DTYPES):
         raise ConfigurationError(
             f"`kv_cache_dtype` must be one of {', '.join(KV_CACHE_DTYPES)}. "

@@ -23,6 +23,7 @@ QUANTIZATIONS: Final = (
     *("gguf", "mxfp4", "int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"),
 )
 KV_CACHE_DTYPES: Final = ("fp8_e4m3fn", "fp8_e5m2")  # TGI's words
+ACTIVATIONS: Final = (16, 8)
 ROPE_SCALINGS: Final = ("linear", "dynamic")
 CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
 
@@ -36,6 +37,7 @@ class ShardOptions:
 
     quantize: str | None = None  # of QUANTIZATIONS; None in `Settings`: as they are
     kv_cache_dtype: str | None = None  # of KV_CACHE_DTYPES; None: the model's dtype
+    activations: int = 16  # of ACTIVATIONS: bits, in products with weights of 8 bits on a device
     rope_scaling: str | None = None  # of ROPE_SCALINGS
     rope_factor: float | None = None  # how many times as long sequences may become
     cpu_backend: str = "auto"  # of CPU_BACKENDS

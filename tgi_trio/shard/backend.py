@@ -150,7 +150,14 @@ def _load_kernels(
 
 
 def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
-    """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve."""
+    """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve, and
+    for what they cannot.
+    """
+    if device == CPU and settings.activations != 16:
+        raise ConfigurationError(
+            f"--activations {settings.activations} is for products on a device, and this shard "
+            "computes on the CPU: leave it out."
+        )
     if device != CPU and settings.cpu_backend == "numba":
         raise ConfigurationError(
             f"--cpu-backend numba computes on the CPU, and this shard computes on {device}; leave "

@@ -2,7 +2,8 @@
 
     python -m tgi_trio.testing.compiled_kernels            # a table, in JSON
 
-Triton needs no device to compile for a named one. The variants are in `kernel_variants.py`.
+Triton needs no device to compile for a named one. The variants are in
+`kernel_variants.py` and `code_variants.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.shard.torch_backend.torch_device import Generation
-from tgi_trio.testing.kernel_variants import TYPES, Variant, variants
+from tgi_trio.testing.code_variants import code_variants
+from tgi_trio.testing.kernel_variants import EVEN, TYPES, Variant, variants
 
 TARGETS: Final[dict[int, Generation]] = {80: "ampere", 90: "hopper"}  # by compute capability
 
@@ -41,14 +43,14 @@ def compile_for(variant: Variant, target: int) -> Compiled:
 
     names = variant.kernel.arg_names
     signature = {
-        name: kind if isinstance(kind, str) else f"*{TYPES[kind]}"
+        name: kind.removesuffix(EVEN) if isinstance(kind, str) else f"*{TYPES[kind]}"
         for name, kind in zip(names, variant.arguments, strict=False)
     }
     signature |= dict.fromkeys(variant.constants, "constexpr")
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, kind in enumerate(variant.arguments)
-        if not isinstance(kind, str)
+        if not isinstance(kind, str) or kind.endswith(EVEN)
     }
     source = ASTSource(variant.kernel, signature, dict(variant.constants), aligned)
     options = {"num_warps": variant.warps, "num_stages": variant.stages}
@@ -77,7 +79,7 @@ def main() -> None:
     """Print what all variants, or those whose names begin as an argument says, compile to."""
     wanted = tuple(sys.argv[1:]) or ("",)
     for target, generation in TARGETS.items():
-        for variant in variants(generation):
+        for variant in (*variants(generation), *code_variants(generation)):
             if variant.name.startswith(wanted):
                 print(json.dumps(asdict(compile_for(variant, target))), flush=True)
 

@@ -111,10 +111,10 @@ _FORMATS = """
 The format is recognised from the checkpoint, by what its config.json says (or
 `quantize_config.json`, `quant_config.json` beside it) and by its tensors' headers; no flag is
 needed, and `--quantize` may only say the same. A matrix that is not stored so is plain numbers.
-Weights are those that were stored: the CPU kernels multiply most of them as they are, and whatever
-a backend has no kernel for is dequantised as it is loaded, into `--dtype`
-([which](#formats-and-backends)). Served by the generic decoder, on all its backends, over ranks and
-in mixtures of experts; not by T5 and models of `transformers`.
+Weights are those that were stored: the CPU kernels and [devices](device.md#weights-that-stay-codes)
+multiply most of them as they are, and whatever a backend has no kernel for is dequantised as it is
+loaded, into `--dtype` ([which](#formats-and-backends)). Served by the generic decoder, on all its
+backends, over ranks and in mixtures of experts; not by T5 and models of `transformers`.
 
 {formats}
 Refused with what to do instead: Marlin, whose order is made for one kind of GPU, and EXL2.

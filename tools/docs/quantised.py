@@ -22,9 +22,10 @@ holds, GGUF's blocks of 32 bit by bit what llama.cpp's reference makes:
 {made}
 Of several sizes of groups the first that divides a matrix's inputs is taken; a matrix that none
 divides is rounded as the last column says, or stays as it is. All backends compute the same
-numbers, over any ranks. torch holds the codes and makes numbers of them in every call, on any
-device, so a step takes longer; matrices of quantised checkpoints stay codes, too, where
-their numbers would take more than half of the memory that is free ({apart}). Models that run
+numbers, over any ranks. On a device a kernel multiplies the codes; elsewhere torch holds them and
+makes numbers of them in every call, so a step takes longer, and matrices of quantised checkpoints
+stay codes, too, where their numbers would take more than half of the memory that is free
+({apart}). Models that run
 through `transformers` are refused. (`tests/shard/test_rounded_models.py`,
 `tests/shard/checkpoint/test_rounding.py`)
 

@@ -16,7 +16,9 @@ PREFILL_SHARED = 163 << 10  # on those that prefills are large on, 8.0 and 9.0
 
 
 def is_decode(name: str) -> bool:
-    return not name.startswith(("attend_tile prefill", "multiply_groups bf16 64"))
+    return not name.startswith(
+        ("attend_tile prefill", "multiply_groups bf16 64", "multiply_codes bf16 128")
+    )
 
 
 def test_the_table_of_all_variants_holds() -> None:

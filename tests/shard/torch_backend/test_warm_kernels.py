@@ -51,20 +51,31 @@ def device(
     for family in FAMILIES:  # transformers makes them without one
         checkpoint(family)
     from tgi_trio.shard.torch_backend.attention import paged
+    from tgi_trio.shard.torch_backend.layers import coded_linear
 
+    monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     monkeypatch.setattr(paged, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
     with StandInDevice() as stand_in:
         yield stand_in
 
 
 @pytest.mark.parametrize(
-    ("family", "graphs"), [("llama", (2,)), ("gemma2", ()), ("mixtral", ()), ("deepseek_v3", ())]
+    ("family", "graphs", "quantize"),
+    [
+        ("llama", (2,), None),
+        ("gemma2", (), None),
+        ("mixtral", (), None),
+        ("deepseek_v3", (), None),
+        ("llama", (2,), "int4"),
+        ("gemma2", (), "q8_0"),
+    ],
 )
 def test_serving_compiles_nothing(
     checkpoint: Callable[..., Path],
     device: StandInDevice,
     family: str,
     graphs: tuple[int, ...],
+    quantize: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: set[Key] = set()
@@ -75,7 +86,7 @@ def test_serving_compiles_nothing(
         launch(function, *args, **kwargs)
 
     monkeypatch.setattr(device, "launch_kernel", note)
-    settings = ShardSettings(model_path=checkpoint(family), dtype="bfloat16")
+    settings = ShardSettings(model_path=checkpoint(family), dtype="bfloat16", quantize=quantize)
     runner = load_torch_runner(settings, device="cuda:0", graph_sizes=graphs)
     runner.warm_up(WarmupRequest(40, 64, ROWS, 31 * BLOCK))
     warm = set(seen)

@@ -64,6 +64,7 @@ class _Target:
     dtype: torch.dtype
     device: torch.device
     ranks: Ranks | None
+    activations: int = 16  # bits of what is multiplied with 8-bit weights
 
     @property
     def world_size(self) -> int:
@@ -84,6 +85,7 @@ class _Target:
             rank=rank,
             world_size=self.world_size,
             keeps_codes=numbers * self.dtype.itemsize // self.world_size > free // 2,
+            activations=self.activations,
         )
 
 
@@ -108,7 +110,7 @@ def load_torch_runner(
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
-    target = _Target(getattr(torch, dtype), where, ranks)
+    target = _Target(getattr(torch, dtype), where, ranks, settings.activations)
     torch.set_num_threads(_count_threads(settings, target.world_size))
     if sampler is None:
         watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
@@ -116,6 +118,11 @@ def load_torch_runner(
             config.vocab_size, config.eos_ids, where, grammars=grammars, watermark=watermark
         )
     spec = _checked_spec(config, settings.rope)
+    if settings.activations == 8 and not isinstance(spec, DecoderSpec):
+        raise ConfigurationError(
+            "--activations 8 is for the models of the generic decoder, and model type "
+            f"{config.model_type} is none of them: leave it out."
+        )
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
     guessing = settings.draft_model
@@ -195,7 +202,14 @@ def _load_decoder(
     )
     numbers = sum(matrix.rows * matrix.columns for matrix in decoder_matrices(spec))
     with opened as checkpoint, torch.inference_mode():
-        return load_decoder(spec, target.weights(checkpoint, numbers), target.ranks)
+        source = target.weights(checkpoint, numbers)
+        model = load_decoder(spec, source, target.ranks)
+    if target.activations == 8 and not source.rounds_activations:
+        raise ConfigurationError(
+            "--activations 8 is for int8 and FP8 weights with a scale for each output, on a device "
+            "whose units multiply them; this model has none: leave it out."
+        )
+    return model
 
 
 def _load_heads(

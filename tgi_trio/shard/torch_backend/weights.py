@@ -7,9 +7,9 @@ no change a whole matrix stays a view of the mapping.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +20,14 @@ from tgi_trio.model.matrices import LinearRef, Share
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, read_bias, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
-from tgi_trio.shard.checkpoint.taken_apart import take_apart
+from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART, Parts, take_apart
+from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.quantised_linear import QuantisedLinear, QuantisedWeight
+from tgi_trio.shard.torch_backend.layers.stored_codes import Codes, encode
+from tgi_trio.shard.torch_backend.torch_device import runs_kernels
+
+T = TypeVar("T")
 
 
 class WeightSource:
@@ -37,10 +42,13 @@ class WeightSource:
         rank: int = 0,
         world_size: int = 1,
         keeps_codes: bool = False,
+        activations: int = 16,
     ) -> None:
         """`checkpoint`: opened as `writable`. Methods raise ModelLoadError as it does.
 
-        `keeps_codes`: quantised linear layers stay as small as they are, and are slower for it.
+        `keeps_codes`: quantised linear layers stay as small as they are, also where they are slower
+        for it. Where our kernels run they always do. `activations`: bits of what is multiplied with
+        weights of 8 bits there.
         """
         self.keeps_codes = keeps_codes or checkpoint.encoding is not None
         self.dtype = dtype
@@ -48,6 +56,9 @@ class WeightSource:
         self.rank = rank
         self.world_size = world_size
         self._checkpoint = checkpoint
+        self._multiplies_codes = runs_kernels(self.device)
+        self._activations = activations
+        self.rounds_activations = False  # before any product that has been read
         # What was read in a block of `giving_back`, and the tensor that is a view of it.
         self._read: list[tuple[StoredMatrix, Callable[[], torch.Tensor | None]]] | None = None
 
@@ -71,14 +82,38 @@ class WeightSource:
     def linear(self, linear: LinearRef, share: Share, bias: torch.Tensor | None) -> Linear:
         """Return a linear layer, as much as `share` says, with its bias [outputs]."""
         stored = read_linear(self._checkpoint, linear, share)
-        if not self.keeps_codes:
-            parts = [self._matrix(part) for part in stored.parts]
-            return Linear(parts[0] if len(parts) == 1 else torch.cat(parts), bias)
-        kept = [self._as_stored(part) for part in stored.parts]
-        plain = [part for part in kept if isinstance(part, torch.Tensor)]
-        if len(plain) == len(kept):
-            return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
-        return QuantisedLinear(kept, bias)
+        taken: list[Parts | None] = [None for _ in stored.parts]
+        if self.keeps_codes or self._multiplies_codes:
+            taken = [_taken_apart(part) for part in stored.parts]
+        coded = self._coded(stored.parts, taken)
+        if coded is not None:
+            made = CodedLinear(coded, bias, self.dtype, self.device, activations=self._activations)
+            self.rounds_activations |= made.rounds
+            return made
+        if self.keeps_codes and any(taken):
+            return QuantisedLinear(
+                [
+                    self._matrix(part) if parts is None else self._as_stored(part, parts)
+                    for part, parts in zip(stored.parts, taken, strict=True)
+                ],
+                bias,
+            )
+        plain = [self._matrix(part) for part in stored.parts]
+        return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
+
+    def multiplies_codes(self, linear: LinearRef, share: Share) -> bool:
+        """Return whether a kernel multiplies some of a linear layer as it is stored."""
+        stored = read_linear(self._checkpoint, linear, share)
+        return self._multiplies_codes and any(part.coding in TAKEN_APART for part in stored.parts)
+
+    @contextmanager
+    def as_numbers(self) -> Iterator[None]:
+        """Have linear layers that are read in the block as plain numbers, if memory allows it."""
+        before, self._multiplies_codes = self._multiplies_codes, False
+        try:
+            yield
+        finally:
+            self._multiplies_codes = before
 
     @contextmanager
     def giving_back(self) -> Iterator[None]:
@@ -113,18 +148,31 @@ class WeightSource:
         key, value = (self._checkpoint.number(each) for each in names)
         return (1.0 if key is None else key, 1.0 if value is None else value)
 
-    def _as_stored(self, stored: StoredMatrix) -> QuantisedWeight | torch.Tensor:
-        """Return a matrix as codes, or as plain numbers where it is or has to be."""
-        try:
-            parts = take_apart(stored)
-        except ModelLoadError:  # a part that splits a group has no planes; damage is found again
-            parts = None
-        if parts is None:
-            return self._matrix(stored)
-        weight = QuantisedWeight(parts, self.device)
+    def _coded(
+        self, stored: Sequence[StoredMatrix], taken: Sequence[Parts | None]
+    ) -> list[Codes | torch.Tensor] | None:
+        """Return matrices for our kernel, plain ones beside them; None where it has none of them,
+        or one that it does not know.
+        """
+        if not runs_kernels(self.device) or not any(taken):
+            return None
+        coded = [None if parts is None else encode(parts) for parts in taken]
+        if any(c is None and parts for c, parts in zip(coded, taken, strict=True)):
+            return None
+        return [
+            self._matrix(part) if codes is None else self._noted(part, codes)
+            for part, codes in zip(stored, coded, strict=True)
+        ]
+
+    def _as_stored(self, stored: StoredMatrix, parts: Parts) -> QuantisedWeight:
+        """Return a matrix as codes that become numbers in every call."""
+        return self._noted(stored, QuantisedWeight(parts, self.device))
+
+    def _noted(self, stored: StoredMatrix, made: T) -> T:
+        """Return what was made of a matrix, and is no view of it."""
         if self._read is not None:
             self._read.append((stored, _nothing))
-        return weight
+        return made
 
     def _matrix(self, stored: StoredMatrix) -> torch.Tensor:
         view = _as_tensor(stored.dequantised())
@@ -135,6 +183,14 @@ class WeightSource:
 
     def _place(self, values: Floats, dtype: torch.dtype) -> torch.Tensor:
         return _as_tensor(values).to(device=self.device, dtype=dtype)
+
+
+def _taken_apart(stored: StoredMatrix) -> Parts | None:
+    """Return the parts of a matrix, None where it has none."""
+    try:
+        return take_apart(stored)
+    except ModelLoadError:  # a part that splits a group has no planes; damage is found again
+        return None
 
 
 def _as_tensor(values: NDArray[Any]) -> torch.Tensor:

@@ -70,12 +70,15 @@ class DecoderLoader(WeightLoader):
         )
 
     def head(self, embedding: torch.Tensor) -> Linear:
-        """Return the head; a tied one has the embedding's numbers unless linears are rounded."""
+        """Return the head; a tied one has the embedding's numbers, unless linears are rounded or
+        multiplied as they are stored.
+        """
         spec, ref = self.spec, outer_refs(self.spec).head
         if spec.normalised_head:
             whole = embedding if spec.tied_head else self.weight(ref)
             return Linear(functional.normalize(whole), self.bias(ref))
-        if spec.tied_head and not self.source.rounds:
+        coded = self.source.rounds or self.source.multiplies_codes(ref, self.share)
+        if spec.tied_head and not coded:
             return Linear(embedding, self.bias(ref))
         return self.linear(ref)
 
@@ -103,7 +106,8 @@ class DecoderLoader(WeightLoader):
         if isinstance(refs.mlp, MlpRefs):
             return load_dense_mlp(self, refs.mlp, self.act)
         assert layer.experts is not None  # `layer_refs` reads the same spec
-        return load_experts(self, refs.mlp, layer.experts, self.act)
+        with self.source.as_numbers():  # experts are multiplied together, which are numbers there
+            return load_experts(self, refs.mlp, layer.experts, self.act)
 
     def attention(self, index: int, layer: LayerSpec, refs: LayerRefs) -> AttentionLayer:
         spec = self.spec

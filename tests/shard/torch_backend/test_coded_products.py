@@ -1,0 +1,306 @@
+"""Products with matrices that stay codes, against those of what the codes stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.quantised_support import Array
+from tests.shard.checkpoint.test_quantised_matrices import CASES, open_matrix
+from tests.shard.checkpoint.test_rounding import put_together
+from tests.shard.torch_backend.interpreter import DEVICE, need_triton
+from tgi_trio.model.gguf.block_types import BY_NAME
+from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
+from tgi_trio.shard.checkpoint.formats.gguf import FUNCTIONS
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
+from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
+from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
+from tgi_trio.shard.checkpoint.taken_apart import TAKEN_APART, Nested, Parts, take_apart
+
+need_triton()
+
+from tgi_trio.shard.torch_backend.layers import coded_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.stored_codes import (  # noqa: E402
+    KINDS,
+    Codes,
+    encode,
+    join,
+)
+
+HEADS = ("scales", "wide scales", "constant", "zeros", "lows", "nested", "nested lows")
+
+
+def some_parts(
+    kind: str, outputs: int, inputs: int, group: int, heads: str = "scales", seed: int = 0
+) -> Parts:
+    """Return any codes of a kind, in runs of `group` inputs."""
+    draw = np.random.default_rng(seed)
+    bits, numbers = KINDS[kind]
+    codes = draw.integers(0, 1 << bits, (outputs, inputs)).astype(np.uint8)
+    codes[0, 0] = (1 << bits) - 1
+    table = None
+    if numbers == "signed":
+        codes = codes.view(np.int8)
+    elif numbers == "table":
+        table = np.sort(draw.uniform(-1, 1, 16)).astype(np.float32)
+    elif numbers == "e4m3":
+        codes[codes & 0x7F == 0x7F] = 3
+        table = E4M3_NUMBERS
+    runs = -(-inputs // group)
+    scales = draw.uniform(0.01, 0.1, (outputs, runs)).astype(np.float16).astype(np.float32)
+    lows, nested, nested_lows = None, None, None
+    if heads == "wide scales":
+        scales *= np.float32(1 + 2.0**-20)
+    elif heads == "constant":
+        lows = scales * np.float32(8)
+    elif heads == "zeros":
+        lows = scales * draw.integers(0, 16, scales.shape).astype(np.float32)
+    elif heads == "lows":
+        lows = draw.uniform(0, 1, scales.shape).astype(np.float32)
+    elif heads.startswith("nested"):
+        units = draw.uniform(0.001, 0.01, (2, outputs, -(-runs // 2))).astype(np.float16)
+        steps = draw.integers(1, 64, (2, outputs, runs)).astype(np.uint8)
+        wide = units.astype(np.float32).repeat(2, axis=2)[..., :runs]
+        scales, nested = wide[0] * steps[0], Nested(steps[0], units[0].astype(np.float32))
+        if heads == "nested lows":
+            lows = wide[1] * steps[1]
+            nested_lows = Nested(steps[1], units[1].astype(np.float32))
+    order = None if inputs % group == 0 else np.arange(inputs) // group
+    return Parts(codes, scales, lows, table, order, nested, nested_lows)
+
+
+def numbers_of(parts: Parts) -> Array:
+    return np.asarray(put_together(parts), np.float64)
+
+
+def coded(parts: Parts) -> Codes:
+    codes = encode(parts)
+    assert codes is not None
+    return codes
+
+
+def some_rows(rows: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, inputs, generator=draw).to(DEVICE, dtype)
+
+
+def check_product(
+    parts: Parts, rows: int, dtype: torch.dtype = torch.float32, *, biased: bool = False
+) -> CodedLinear:
+    """Compare with the product in float64, by what weights are rounded to in a dtype."""
+    weight = torch.from_numpy(numbers_of(parts))
+    outputs, inputs = weight.shape
+    x = some_rows(rows, inputs, dtype)
+    bias = some_rows(1, outputs, dtype)[0] if biased else None
+    linear = CodedLinear([coded(parts)], bias, dtype, torch.device(DEVICE))
+    found = linear(x)
+    exact = x.double().cpu() @ weight.T
+    if bias is not None:
+        exact += bias.double().cpu()
+    assert found.dtype is dtype and found.shape == exact.shape
+    # Sums of as many products, each rounded to the dtype's bits.
+    step = 2.0**-22 if dtype is torch.float32 else torch.finfo(dtype).eps
+    sizes = x.double().cpu().abs() @ weight.abs().T + 1
+    assert ((found.double().cpu() - exact).abs() / sizes).max() < step
+    return linear
+
+
+@pytest.mark.parametrize("group", [16, 32, 64, 128])
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_with_every_sort_of_scales(kind: str, heads: str, group: int) -> None:
+    check_product(some_parts(kind, 40, 256, group, heads), 3)
+
+
+@pytest.mark.parametrize("heads", ["scales", "zeros"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scale_for_all_inputs(kind: str, heads: str) -> None:
+    check_product(some_parts(kind, 33, 96, 96, heads), 5, biased=True)
+
+
+@pytest.mark.parametrize("kind", ["u4", "u6", "i8"])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group"),
+    [(7, 32, 16), (70, 112, 16), (65, 160, 32), (1, 48, 48), (129, 192, 128), (33, 576, 96)],
+)
+@pytest.mark.parametrize("rows", [1, 40])
+def test_ragged_sizes(kind: str, outputs: int, inputs: int, group: int, rows: int) -> None:
+    """Neither outputs, inputs, runs nor rows fill their tiles."""
+    check_product(some_parts(kind, outputs, inputs, group, "lows"), rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_programs_that_share_a_tile(kind: str, rows: int, biased: bool) -> None:
+    parts = some_parts(kind, 40, 2048 + 32, 32, "constant")
+    linear = check_product(parts, rows, biased=biased)
+    (codes,) = linear._parts
+    assert isinstance(codes, Codes)
+    tile = coded_linear.choose_tiles(torch.float32, "ampere")[0]
+    assert coded_linear.count_parts(codes, tile, rows) > 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [2, 20, 260])
+@pytest.mark.parametrize(
+    ("kind", "heads"), [("u4", "zeros"), ("u6", "nested"), ("t4", "scales"), ("e4m3", "scales")]
+)
+def test_half_precision(kind: str, heads: str, rows: int, dtype: torch.dtype) -> None:
+    check_product(some_parts(kind, 72, 640, 32, heads), rows, dtype, biased=True)
+
+
+def test_no_rows() -> None:
+    linear = CodedLinear(
+        [coded(some_parts("u4", 8, 64, 32))], None, torch.float32, torch.device(DEVICE)
+    )
+    assert linear(some_rows(1, 64)[:0]).shape == (0, 8)
+
+
+@pytest.mark.parametrize("counts", [(32, 32, 32), (20, 50, 26), (16, 16, 64), (1, 94, 1)])
+@pytest.mark.parametrize("kind", ["u4", "u8"])
+def test_inputs_in_any_order(kind: str, counts: tuple[int, ...]) -> None:
+    """Runs of inputs that lie anywhere, also of any size: those of one rank."""
+    draw = np.random.default_rng(1)
+    parts = some_parts(kind, 24, 96, 32, "zeros")
+    order = draw.permutation(np.repeat(np.arange(3), counts))
+    scales = parts.scales[:, :3]
+    lows = None if parts.lows is None else parts.lows[:, :3]
+    check_product(Parts(parts.codes, scales, lows, None, order), 4)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("fp4, uneven")])
+def test_every_format_of_checkpoints(tmp_path: Path, name: str) -> None:
+    case = CASES[name]()
+    parts = take_apart(open_matrix(tmp_path, case))
+    assert parts is not None
+    codes = encode(parts)
+    if case.group in (40, 100):  # as no kernel has them
+        assert codes is None
+        return
+    assert codes is not None
+    np.testing.assert_allclose(numbers_of(parts), case.weight, rtol=1e-5, atol=1e-5)
+    check_product(parts, 3)
+
+
+@pytest.mark.parametrize("name", [name for name in TAKEN_APART if name in BY_NAME])
+def test_every_type_of_gguf(name: str) -> None:
+    kind, draw = BY_NAME[name], np.random.default_rng(0)
+    per_row = 512 // kind.weights
+    blocks = draw.integers(0, 256, (24, per_row, kind.bytes), dtype=np.uint8)
+    halves = draw.uniform(0.001, 0.1, (24, per_row, 2)).astype(np.float16).view(np.uint8)
+    place = slice(kind.bytes - 2, kind.bytes) if name == "Q6_K" else slice(0, 4)
+    if name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"):
+        place = slice(0, 2)
+    blocks[..., place] = halves[..., : place.stop - place.start]
+    parts = TAKEN_APART[name]({"blocks": blocks})
+    exact = FUNCTIONS[name](blocks.reshape(-1, kind.bytes)).reshape(24, -1)
+    np.testing.assert_allclose(numbers_of(parts), exact, rtol=1e-5, atol=1e-5)
+    codes = check_product(parts, 3)._parts[0]
+    assert isinstance(codes, Codes)
+    # What scales and lows take is what they take in the file, or half a bit more.
+    stored = 8 * codes.nbytes() / exact.size
+    assert stored <= 8 * kind.bytes / kind.weights + 0.5, stored
+
+
+@pytest.mark.parametrize("word", ENCODINGS)
+def test_every_word_of_quantize(word: str) -> None:
+    values = np.random.default_rng(2).standard_normal((40, 512)).astype(np.float32)
+    parts = take_apart(round_matrix(PlainMatrix(values), ENCODINGS[word]))
+    assert parts is not None
+    check_product(parts, 3)
+
+
+def test_neighbours_that_are_alike_are_one_launch() -> None:
+    """Queries, keys and values of a kind are one matrix; those of others are not."""
+    every: list[Any] = [some_parts("u4", n, 128, 32, "constant", seed=n) for n in (48, 16, 24)]
+    every.append(some_parts("u6", 16, 128, 16, "nested"))
+    codes = [coded(parts) for parts in every]
+    assert [each.outputs for each in join(codes)] == [88, 16]
+    plain, x, bias = torch.randn(8, 128), some_rows(4, 128), some_rows(1, 112)[0]
+    linear = CodedLinear([*codes, plain], bias, torch.float32, torch.device(DEVICE))
+    weight = torch.cat([torch.from_numpy(numbers_of(parts)).float() for parts in every] + [plain])
+    torch.testing.assert_close(linear(x).cpu(), x.cpu() @ weight.T + bias.cpu(), atol=2e-4, rtol=0)
+    assert linear.nbytes() == sum(each.nbytes() for each in codes) + plain.nbytes + bias.nbytes
+
+
+@pytest.mark.parametrize("order", [True, False])
+def test_others_are_apart(order: bool) -> None:
+    """Tables and orders belong to a matrix."""
+    one, other = (some_parts("u4" if order else "t4", 8, 64, 32, seed=i) for i in (0, 1))
+    if order:
+        draw = np.random.default_rng(5)
+        runs = [draw.permutation(np.arange(64) // 32) for _ in range(2)]
+        one, other = (
+            Parts(p.codes, p.scales, order=o) for p, o in zip((one, other), runs, strict=True)
+        )
+    assert len(join([coded(one), coded(other)])) == 2
+    assert len(join([coded(one), coded(one)])) == 1
+
+
+def test_all_variants_are_compiled_when_it_is_packed() -> None:
+    """What is launched for any number of rows has been launched before."""
+    linear = CodedLinear(
+        [coded(some_parts("u4", 40, 2048, 32))], None, torch.bfloat16, torch.device(DEVICE)
+    )
+    seen: list[tuple[bool, int]] = []
+    from tgi_trio.shard.torch_backend.kernels import codes
+
+    class Noting:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **kwargs: seen.append((kwargs["DIVIDED"], kwargs["ROWS"]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codes, "multiply_codes", Noting())
+        linear.pack()
+        warm = set(seen)
+        for rows in (1, 2, 16, 17, 64, 65, 256, 257, 1000):
+            linear(some_rows(rows, 2048, torch.bfloat16))
+    assert set(seen) == warm and len(warm) == 3
+
+
+def rounded_rows(x: torch.Tensor, most: float) -> torch.Tensor:
+    """Return rows rounded as products of 8-bit numbers have them, by torch's own numbers."""
+    scale = x.float().abs().amax(1, keepdim=True) / most
+    shrunk = x.float() / scale
+    rounded = shrunk.round() if most == 127 else shrunk.to(torch.float8_e4m3fn).float()
+    return rounded.double() * scale
+
+
+@pytest.mark.parametrize(("kind", "most"), [("i8", 127.0), ("e4m3", 448.0)])
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_activations_of_eight_bits(
+    monkeypatch: pytest.MonkeyPatch, kind: str, most: float, rows: int
+) -> None:
+    """Alone and among others a row is rounded by itself."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    parts = some_parts(kind, 48, 112, 112)
+    weight, x = torch.from_numpy(numbers_of(parts)), some_rows(rows, 112, torch.bfloat16)
+    x[0, 3] = 40.0
+    bias = some_rows(1, 48, torch.bfloat16)[0]
+    linear = CodedLinear([coded(parts)], bias, torch.bfloat16, torch.device(DEVICE), activations=8)
+    assert linear.rounds
+    linear.pack()
+    found = linear(x)
+    exact = rounded_rows(x.cpu(), most) @ weight.T + bias.double().cpu()
+    assert found.dtype is torch.bfloat16
+    # A device divides less exactly, which may turn a number around.
+    atol = 0.05 if DEVICE == "cpu" else 0.5
+    torch.testing.assert_close(found.double().cpu(), exact, atol=atol, rtol=0.02)
+    torch.testing.assert_close(linear(x[:1]), found[:1], atol=0, rtol=0)
+    coarse = (exact - (x.double().cpu() @ weight.T + bias.double().cpu())).abs().max()
+    assert coarse > 0.1  # the test would see weights alone
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "heads"), [("u4", 128, "zeros"), ("e4m3", 32, "scales"), ("i8", 32, "scales")]
+)
+def test_other_matrices_take_no_rounded_activations(kind: str, group: int, heads: str) -> None:
+    parts = coded(some_parts(kind, 48, 128, group, heads))
+    device = torch.device(DEVICE)
+    assert not CodedLinear([parts], None, torch.bfloat16, device, activations=8).rounds

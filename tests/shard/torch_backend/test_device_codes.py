@@ -1,0 +1,72 @@
+"""Quantised checkpoints over the stand-in device say what they say on the CPU, recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.quantised_support import DATA, quantise, real_checkpoint
+from tests.shard.test_quantised_models import STORED
+from tests.shard.torch_backend.interpreter import need_triton
+from tests.shard.torch_backend.models_support import BLOCK, prompts
+from tgi_trio.model.gguf.folder import gguf_folder
+
+need_triton()
+
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
+    agree,
+    drive,
+    start,
+)
+from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import coded_linear  # noqa: E402
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+
+TEXTS = prompts(2, longest=2 * BLOCK)
+ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_k": 20}]
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an interpreter, which has but one, not do the work of hundreds."""
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    few, some = (tile._replace(outputs=256) for tile in coded_linear._WIDE_TILES)
+    monkeypatch.setattr(coded_linear, "_WIDE_TILES", (few, some))
+    monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
+
+
+def check(folder: Path, **settings: Any) -> None:
+    """The tokens are the CPU's, each decode is one replay, and codes are what is multiplied."""
+    expected = drive(start(folder, "cpu", **settings), TEXTS, ASKED, 3)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (2,), **settings)
+        assert device.counts.launches["multiply_codes"]
+        device.counts.launches.clear()
+        ours = drive(runner, TEXTS, ASKED, 3, device=device)
+    agree(ours, expected)
+    assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
+
+
+@pytest.mark.parametrize("name", sorted(each.name for each in DATA.iterdir() if each.is_dir()))
+def test_what_other_tools_made(tmp_path: Path, name: str) -> None:
+    check(real_checkpoint(name, tmp_path))
+
+
+def test_a_gguf_of_several_types(tmp_path: Path) -> None:
+    check(gguf_folder(Path(__file__).parents[1] / "gguf/tiny-Q4_K_M.gguf", tmp_path))
+
+
+@pytest.mark.parametrize("stored", ["gptq 4 bits, acts", "int8", "fp8 by channel", "awq"])
+def test_what_is_packed_here(checkpoint: Checkpoint, tmp_path: Path, stored: str) -> None:
+    check(quantise(checkpoint("llama"), tmp_path / "q", *STORED[stored]))
+
+
+@pytest.mark.parametrize(
+    ("family", "word"), [("gemma2", "int4"), ("gpt2", "fp8"), ("deepseek_v3", "bitsandbytes-nf4")]
+)
+def test_what_is_rounded_while_it_is_loaded(checkpoint: Checkpoint, family: str, word: str) -> None:
+    check(checkpoint(family), quantize=word)

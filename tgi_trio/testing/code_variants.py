@@ -1,0 +1,137 @@
+"""Every kind of product with codes that is launched, for the formats that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from tgi_trio.shard.torch_backend.kernels import codes, rounding
+from tgi_trio.shard.torch_backend.layers.coded_linear import CodeTile, choose_tiles
+from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Lows
+from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.kernel_variants import (
+    BF16,
+    E4M3,
+    EVEN,
+    F16,
+    F32,
+    I8,
+    I32,
+    TYPES,
+    U8,
+    Variant,
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A format's matrices as the kernel is told of them, see `Form`."""
+
+    kind: str
+    group: int
+    lows: Lows = ""
+    zero: int = 0
+    nested: int = 0
+    scales: torch.dtype = F16
+    low: torch.dtype = F16
+    ordered: bool = False
+
+
+# By what announces them: checkpoints' formats, GGUF's types, words of `--quantize`.
+STORED: Final[dict[str, Stored]] = {
+    "GPTQ, AWQ by 128": Stored("u4", 128, "zeros", low=U8),
+    "GPTQ, AWQ by 32": Stored("u4", 32, "zeros", low=U8),
+    "GPTQ by 128, any order": Stored("u4", 128, "zeros", low=U8, ordered=True),
+    "GPTQ by 128, symmetric": Stored("u4", 128, "constant", 8),
+    "w4a16 by 128, bfloat16's scales": Stored("u4", 128, "constant", 8, scales=F32),
+    "w4a16 by output": Stored("u4", 0, "zeros", low=U8),
+    "GPTQ, 8 bits": Stored("u8", 128, "zeros", low=U8),
+    "w8a16 by output": Stored("u8", 0, "constant", 128),
+    "int8 by output": Stored("i8", 0, scales=F32),
+    "NF4, FP4": Stored("t4", 64, scales=F32),
+    "FP8 by output": Stored("e4m3", 0, scales=F32),
+    "FP8 by blocks": Stored("e4m3", 128, scales=F32),
+    "Q4_0": Stored("u4", 32, "constant", 8),
+    "Q4_1": Stored("u4", 32, "lows"),
+    "Q5_0": Stored("u5", 32, "constant", 16),
+    "Q5_1": Stored("u5", 32, "lows"),
+    "Q8_0": Stored("i8", 32),
+    "IQ4_NL": Stored("t4", 32),
+    "Q4_K": Stored("u4", 32, "lows", nested=8, scales=U8, low=U8),
+    "Q5_K": Stored("u5", 32, "lows", nested=8, scales=U8, low=U8),
+    "Q6_K": Stored("u6", 16, "constant", 32, nested=16, scales=U8),
+}
+_WIDE: Final = ("GPTQ, AWQ by 128", "Q4_K", "Q6_K", "NF4, FP4", "FP8 by blocks")  # in float32
+
+
+def code_variants(generation: Generation) -> Iterator[Variant]:
+    """Yield what devices of a generation are given."""
+    for dtype, names in ((BF16, tuple(STORED)), (F32, _WIDE)):
+        for name in names:
+            for tile in choose_tiles(dtype, generation):
+                yield _multiply(name, dtype, tile)
+    # Outputs that do not come by sixteen, as those of some vocabularies.
+    for tile in choose_tiles(BF16, generation):
+        yield _multiply("Q6_K", BF16, tile, even="")
+        yield _multiply("GPTQ, AWQ by 128", BF16, tile, even="")
+    for even in (EVEN, ""):
+        yield Variant(
+            f"add_parts bf16{'' if even else ' odd'}",
+            codes.add_parts,
+            (BF16, F32, BF16, "i32", "i32", f"i32{even}", f"i32{even}"),
+            {"HAS_BIAS": True, "BLOCK": 256},
+        )
+
+    yield from _rounded(generation)
+
+
+def _rounded(generation: Generation) -> Iterator[Variant]:
+    """Yield what lies around products of 8-bit numbers; FP8 is for newer devices."""
+    yield Variant(
+        "scale_sums bf16",
+        rounding.scale_sums,
+        (BF16, I32, F32, F32, BF16, f"i32{EVEN}", f"i32{EVEN}"),
+        {"HAS_BIAS": True, "BLOCK": 1024},
+    )
+    for dtype, most in ((I8, 127.0), (E4M3, 448.0)):
+        if dtype is I8 or generation == "hopper":
+            yield Variant(
+                f"round_rows bf16 {TYPES[dtype]}",
+                rounding.round_rows,
+                (dtype, F32, BF16, f"i32{EVEN}", f"i32{EVEN}"),
+                {"MOST": most, "WHOLE": dtype is I8, "BLOCK": 1024},
+            )
+
+
+def _multiply(name: str, dtype: torch.dtype, tile: CodeTile, even: str = EVEN) -> Variant:
+    stored = STORED[name]
+    kind = KINDS[stored.kind]
+    heads = (stored.scales, F16, stored.low, F16, F32, I32)
+    depth = 64 if stored.group == 0 or stored.group >= 64 else 32
+    constants: dict[str, Any] = {
+        "BITS": kind.bits,
+        "NUMBERS": kind.numbers,
+        "GROUP": stored.group,
+        "LOWS": stored.lows,
+        "ZERO": stored.zero,
+        "NESTED": stored.nested,
+        "ORDERED": stored.ordered,
+        "HAS_BIAS": not tile.divided,
+        "DIVIDED": tile.divided,
+        "OUTPUTS": tile.outputs,
+        "ROWS": tile.rows,
+        "DEPTH": depth,
+    }
+    sizes = ("i32", f"i32{even}", f"i32{EVEN}", f"i32{EVEN}", f"i32{even}")
+    wide = "fp32" if dtype is F32 else "bf16"
+    return Variant(
+        f"multiply_codes {wide} {tile.rows} {name}{'' if even else ', odd'}",
+        codes.multiply_codes,
+        (dtype, F32, dtype, U8, U8, *heads, dtype, *sizes),
+        constants,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
