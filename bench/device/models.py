@@ -148,7 +148,7 @@ def rounded_slab(inputs: int, word: str) -> Codes:
 
 def replicate(codes: Codes, times: int, outputs: int) -> Codes:
     """Return a matrix several times below itself, cut to as many outputs."""
-    every = {
+    every: dict[str, Any] = {
         name: tensor.repeat(times, 1)[:outputs]
         if name in ("codes", "planes")
         else tensor.repeat(1, times)[:, :outputs].contiguous()
@@ -162,7 +162,7 @@ def bytes_of_weight(shape: str, dtype: torch.dtype, rounded: str) -> float:
     """Return the bytes that a weight of a linear layer takes as it is stored."""
     if rounded == PLAIN:
         return dtype.itemsize
-    inputs = config_of(shape).need("hidden_size")
+    inputs: int = config_of(shape).need("hidden_size")
     return rounded_slab(inputs, rounded).nbytes() / (_SLAB * inputs)
 
 

@@ -77,6 +77,9 @@ def code_variants(generation: Generation) -> Iterator[Variant]:
     for tile in choose_tiles(BF16, generation):
         yield _multiply("Q6_K", BF16, tile, even="")
         yield _multiply("GPTQ, AWQ by 128", BF16, tile, even="")
+        if tile.divided:  # unless inputs are few, or outputs many
+            yield _multiply("Q6_K", BF16, tile._replace(divided=False), more=", undivided")
+            yield _multiply("NF4, FP4", BF16, tile._replace(divided=False), more=", undivided")
     for even in (EVEN, ""):
         yield Variant(
             f"add_parts bf16{'' if even else ' odd'}",
@@ -106,7 +109,9 @@ def _rounded(generation: Generation) -> Iterator[Variant]:
             )
 
 
-def _multiply(name: str, dtype: torch.dtype, tile: CodeTile, even: str = EVEN) -> Variant:
+def _multiply(
+    name: str, dtype: torch.dtype, tile: CodeTile, even: str = EVEN, more: str = ""
+) -> Variant:
     stored = STORED[name]
     kind = KINDS[stored.kind]
     heads = (stored.scales, F16, stored.low, F16, F32, I32)
@@ -128,7 +133,7 @@ def _multiply(name: str, dtype: torch.dtype, tile: CodeTile, even: str = EVEN) -
     sizes = ("i32", f"i32{even}", f"i32{EVEN}", f"i32{EVEN}", f"i32{even}")
     wide = "fp32" if dtype is F32 else "bf16"
     return Variant(
-        f"multiply_codes {wide} {tile.rows} {name}{'' if even else ', odd'}",
+        f"multiply_codes {wide} {tile.rows} {name}{'' if even else ', odd'}{more}",
         codes.multiply_codes,
         (dtype, F32, dtype, U8, U8, *heads, dtype, *sizes),
         constants,

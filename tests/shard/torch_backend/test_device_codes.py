@@ -16,7 +16,8 @@ from tgi_trio.model.gguf.folder import gguf_folder
 
 need_triton()
 
-from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
+from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     agree,
     drive,
     start,
@@ -63,6 +64,18 @@ def test_a_gguf_of_several_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", ["gptq 4 bits, acts", "int8", "fp8 by channel", "awq"])
 def test_what_is_packed_here(checkpoint: Checkpoint, tmp_path: Path, stored: str) -> None:
     check(quantise(checkpoint("llama"), tmp_path / "q", *STORED[stored]))
+
+
+def test_two_ranks(checkpoint: Checkpoint) -> None:
+    """Rows are split anywhere, inputs at borders of groups; other parts are plain numbers."""
+    folder = checkpoint("llama", hidden_size=128, intermediate_size=192)
+    expected = drive(start(folder, "cpu", quantize="q4_0"), TEXTS, ASKED, 3)
+    with StandInDevice() as device, two_ranks(folder, device, (2,), quantize="q4_0") as pair:
+        runner, steps = pair
+        ours = drive(runner, TEXTS, ASKED, 3, device=device)
+    agree(ours, expected)
+    assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
+    assert not any(counts.waits for counts in steps)
 
 
 @pytest.mark.parametrize(

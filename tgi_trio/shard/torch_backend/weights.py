@@ -186,11 +186,17 @@ class WeightSource:
 
 
 def _taken_apart(stored: StoredMatrix) -> Parts | None:
-    """Return the parts of a matrix, None where it has none."""
+    """Return the parts of a matrix, None where it has none.
+
+    Nor where it is damaged: who reads it as numbers says which tensor that is.
+    """
     try:
-        return take_apart(stored)
-    except ModelLoadError:  # a part that splits a group has no planes; damage is found again
+        parts = take_apart(stored)
+    except ModelLoadError:  # or a part that splits a group, which has no planes
         return None
+    if parts is None or not np.isfinite(parts.scales).all():
+        return None
+    return parts if parts.lows is None or np.isfinite(parts.lows).all() else None
 
 
 def _as_tensor(values: NDArray[Any]) -> torch.Tensor:
