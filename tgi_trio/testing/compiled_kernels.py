@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -75,11 +76,17 @@ def _resources(ptx: str, target: int, triton: Path) -> tuple[int, int]:
     return int(registers[1]), int(spilled[1])
 
 
+def variants_of(generation: Generation) -> Iterator[Variant]:
+    """Yield every kind of launch that devices of a generation are given."""
+    yield from variants(generation)
+    yield from code_variants(generation)
+
+
 def main() -> None:
     """Print what all variants, or those whose names begin as an argument says, compile to."""
     wanted = tuple(sys.argv[1:]) or ("",)
     for target, generation in TARGETS.items():
-        for variant in (*variants(generation), *code_variants(generation)):
+        for variant in variants_of(generation):
             if variant.name.startswith(wanted):
                 print(json.dumps(asdict(compile_for(variant, target))), flush=True)
 

@@ -29,6 +29,16 @@ def test_the_table_of_all_variants_holds() -> None:
         assert entry["shared"] <= most and entry["spilled"] == 0, entry
 
 
+def test_the_table_has_every_variant() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from tgi_trio.testing.compiled_kernels import TARGETS, variants_of
+
+    table = [json.loads(line) for line in TABLE.read_text().splitlines()]
+    for target, generation in TARGETS.items():
+        names = sorted(entry["name"] for entry in table if entry["target"] == target)
+        assert names == sorted(variant.name for variant in variants_of(generation))
+
+
 def test_variants_compile_to_what_the_table_says() -> None:
     """Some of them, as each takes seconds. In a process of its own: others here interpret."""
     pytest.importorskip("triton", reason="Triton is not installed")
