@@ -38,9 +38,9 @@ def plans(guessing: Guessing, steps: int, *, tokens: int = 2) -> Iterator[bool]:
     row = DraftRow(0, sequence(1, [5, 6], [1], new=9), 4)
     for _ in range(steps):
         counts = guessing.draft([row], 4)
-        none = np.zeros(1)
+        longs, ints = np.zeros(1, np.int64), np.zeros(1, np.int32)
         plan = StepPlan(
-            [row.sequence], none, none, none, none, none, none, none,
+            [row.sequence], longs, longs, longs, ints, ints, ints, np.zeros(1, np.bool_),
             drafts=np.ones(1, np.int32) if counts else None, counts=PlanCounts(decode_rows=1),
         )  # fmt: skip
         got = tokens if counts else 1
