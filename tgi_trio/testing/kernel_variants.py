@@ -16,6 +16,7 @@ from tgi_trio.shard.torch_backend.kernels import (
     choosing,
     counting,
     editing,
+    filling,
     fused,
     grouped,
     masking,
@@ -247,6 +248,7 @@ def _latent_keys() -> Iterator[Variant]:
 
 
 def _sampler() -> Iterator[Variant]:
+    yield Variant("fill_tokens", filling.fill_tokens, (I64, I64, I32, I64, "i32"), {"BLOCK": 256})
     yield Variant(
         "count_tokens",
         counting.count_tokens,

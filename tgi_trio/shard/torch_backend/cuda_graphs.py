@@ -6,7 +6,9 @@ import torch
 
 from tgi_trio.shard.torch_backend.decode_graphs import Compute, Graph
 
-_WARM_UPS = 2  # runs before a recording: libraries allocate and choose kernels in their first
+# Runs before a recording: libraries choose kernels in the first of a size, and in the first of all
+# take memory that the second finds there.
+_WARM_UPS, _FIRST_WARM_UPS = 1, 2
 
 
 class CudaCapture:
@@ -19,6 +21,7 @@ class CudaCapture:
         """
         self._mode = "global" if alone else "thread_local"
         self._device = device
+        self._runs = _FIRST_WARM_UPS
         self._pool = torch.cuda.graph_pool_handle()
         # One for all: libraries keep a workspace for every stream they have seen.
         self._aside = torch.cuda.Stream(device)
@@ -28,8 +31,9 @@ class CudaCapture:
             aside = self._aside
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
-                for _ in range(_WARM_UPS):
+                for _ in range(self._runs):
                     compute()
+                self._runs = _WARM_UPS
             torch.cuda.current_stream().wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(

@@ -40,6 +40,8 @@ class DeviceModel(Protocol):
     def forward(self) -> DecodeForward: ...
     @property
     def logits(self) -> Callable[[torch.Tensor], torch.Tensor]: ...
+    @property
+    def keep_positions(self) -> Callable[[int], None]: ...
 
 
 def device_parts(
@@ -73,7 +75,9 @@ def device_parts(
         graphs = DecodeGraphs(model.forward, capturable, capture, sizes, device, ends)
     if ends is None:
         return graphs, None
-    computes = StepForward(model.forward, model.logits, attention, ends.tokens, device)
+    computes = StepForward(
+        model.forward, model.logits, attention, ends.tokens, device, model.keep_positions
+    )
     if chooser is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs)
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps

@@ -89,9 +89,10 @@ class DeviceSteps:
         sequence.state[_GONE] = True
         self._sampler.drop(sequence)
 
-    def make_room(self, most: int) -> None:
-        """Take the memory that choosing for `most` rows needs, before what is left is measured."""
-        self._sampler.make_room(max(1, min(most, MOST_CHOICES)))
+    def make_room(self, rows: int, positions: int) -> None:
+        """Take what `rows` rows and `positions` positions need, before what is left is measured."""
+        self._computes.make_room(positions)
+        self._sampler.make_room(max(1, min(rows, MOST_CHOICES)))
 
     def warm_up(self, cache: KVCache, most: int) -> None:
         """Run the kinds of steps that nobody has run yet: nothing is to compile while serving."""

@@ -62,8 +62,9 @@ class FollowedSteps:
     def drop(self, sequence: ShardSequence) -> None:
         return None
 
-    def make_room(self, most: int) -> None:
-        return None
+    def make_room(self, rows: int, positions: int) -> None:
+        """Take what steps need, before what is left is measured."""
+        self._computes.make_room(positions)
 
     def warm_up(self, cache: KVCache, most: int) -> None:
         """Run the kinds of steps that nobody has run yet; see `DeviceSteps.warm_up`."""

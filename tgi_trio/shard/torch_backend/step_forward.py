@@ -31,8 +31,9 @@ def idle_steps(most: int) -> Iterator[StepPlan]:
     whose contexts are divided, and of up to `most`.
     """
     for rows in sorted({1, max(1, most)}):
-        yield idle_plan(rows, 1)
-        yield idle_chunks(rows)
+        for plan in (idle_plan(rows, 1), idle_chunks(rows)):
+            plan.inputs = np.full(len(plan.token_ids), -1, np.int32)
+            yield plan
 
 
 class StepForward:
@@ -45,15 +46,22 @@ class StepForward:
         attention: AttentionBackend,
         tokens: TokenSource,
         device: torch.device,
+        keep_positions: Callable[[int], None],
     ) -> None:
-        """`forward` and `logits` are the model's."""
+        """`forward`, `logits` and `keep_positions` are the model's."""
         self.device = device
+        self._keep_positions = keep_positions
         self._forward = forward
         self._logits = logits
         self._attention = attention
         self._tokens = tokens
         self._staging = Staging(device)
         self._row_staging = Staging(device)
+
+    def make_room(self, positions: int) -> None:
+        """Keep what steps need of the positions of sequences, if it is known how many there are."""
+        if positions:
+            self._keep_positions(positions)
 
     def hidden(self, plan: StepPlan, lengths: Array, cache: KVCache) -> torch.Tensor:
         """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`."""

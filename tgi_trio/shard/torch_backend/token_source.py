@@ -8,6 +8,8 @@ import torch
 
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 
+_BLOCK = 256  # tokens of a program
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
@@ -24,5 +26,11 @@ class TokenSource:
         in the same steps; `ids` may be overwritten.
         """
         if self.chosen is not None:
-            ids = torch.where(inputs >= 0, self.chosen[inputs.clamp(min=0).long()], ids)
+            from tgi_trio.shard.torch_backend.kernels.filling import fill_tokens  # imports Triton
+
+            filled, count = torch.empty_like(ids), len(ids)
+            fill_tokens[(-(-count // _BLOCK),)](
+                filled, ids, inputs, self.chosen, count, BLOCK=_BLOCK
+            )
+            ids = filled
         return ids if self.ranks is None else self.ranks.broadcast(ids)

@@ -146,7 +146,8 @@ class TorchRunner:
             self._graphs.forget()
         self._cache = None  # that of an earlier warm-up: two may not fit
         if self._steps:
-            self._steps.make_room(request.max_batch_size)
+            positions = request.max_total_tokens or self._info.max_positions
+            self._steps.make_room(request.max_batch_size, positions)
         if largest is not None:
             plan = largest.plan
             self._cache = self._new_cache(largest.blocks)

@@ -19,6 +19,7 @@ class Rotary:
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
         self.spec = spec
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
         self.by_length = spec.kind in ("dynamic", "longrope")
         frequencies, self.scale = rotary_frequencies(spec)
         self.frequencies = torch.from_numpy(frequencies).to(device)
@@ -29,6 +30,16 @@ class Rotary:
         if spec.kind == "dynamic":
             self.exponents = torch.from_numpy(exponents(spec)).to(device)
 
+    def keep(self, positions: int, dtype: torch.dtype) -> None:
+        """Keep the tables of the first `positions`: a step then copies its own, and has no others.
+
+        Not where they depend on the length of the sequence.
+        """
+        self._kept = None
+        if not self.by_length:
+            every = torch.arange(positions, device=self.frequencies.device)
+            self._kept = self.table(every, every, dtype)
+
     def table(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,6 +48,9 @@ class Rotary:
         `positions` int64 [T]; `lengths` int64 [T] as the module says, read by `by_length` kinds.
         The sign of the rotation is folded into the sine, so that applying is two products.
         """
+        if self._kept is not None and self._kept[0].dtype == dtype:
+            cos, sin = self._kept
+            return cos.index_select(0, positions), sin.index_select(0, positions)
         angles = positions[:, None].float() * self._frequencies(lengths)
         cos, sin = angles.cos(), angles.sin()
         if self.spec.interleaved:

@@ -164,6 +164,11 @@ class Decoder:
             x, addends = self._layer(layer, x, addends, tables, attention, batch)
         return add_and_normalise(x, addends, None)[0]
 
+    def keep_positions(self, most: int) -> None:
+        """Keep what positions below `most` are turned by: nothing else may be computed then."""
+        for rotary in self.rotaries:
+            rotary.keep(most, self.embedding.dtype)
+
     def rotary_tables(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
     ) -> RotaryTables:

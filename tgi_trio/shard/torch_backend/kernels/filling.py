@@ -1,0 +1,25 @@
+"""Token ids of a step, with those that the step before chose."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# Sizes are not specialised: a new one must not make Triton compile another variant.
+@triton.jit(do_not_specialize=["count"])
+def fill_tokens(
+    filled,  # int64 [T], written
+    ids,  # int64 [T]
+    inputs,  # int32 [T]: which of `chosen` a token is, -1: the one in `ids`
+    chosen,  # int64: tokens of the step before
+    count,  # T
+    BLOCK: tl.constexpr,
+):
+    """Take every token from where it is known."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < count
+    which = tl.load(inputs + at, mask=there, other=-1)
+    known = tl.load(ids + at, mask=there, other=0)
+    new = tl.load(chosen + tl.maximum(which, 0), mask=which >= 0, other=0)
+    tl.store(filled + at, tl.where(which >= 0, new, known), mask=there)
