@@ -69,11 +69,44 @@ def test_plans_are_those_that_would_be_made_anew(monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as patched:
             patched.setattr(SteadyDecode, "is_current", lambda *_: False)
             theirs = move(anew)
-        for field in fields(StepPlan):
-            ours, other = getattr(mine, field.name), getattr(theirs, field.name)
-            if isinstance(other, np.ndarray):
-                assert (ours.tolist(), ours.dtype) == (other.tolist(), other.dtype), field.name
-            elif field.name == "rows":
-                assert [each.id for each in ours] == [each.id for each in other]
-            elif field.name != "uniform":  # which lets it be settled the shorter way
-                assert ours == other, field.name
+        assert_same(mine, theirs)
+
+
+def test_plans_ahead_are_those_that_would_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To where a row chooses its last token, and others need blocks."""
+    batches = [decoding(), decoding()]
+    for batch in batches:
+        batch.add(row(4, [41], 7, blocks=[1, 10]))
+    flying: list[StepPlan | None] = [None, None]
+    common = 0
+    while True:
+        made: list[StepPlan | None] = []
+        for i, batch in enumerate(batches):
+            with monkeypatch.context() as patched:
+                if i:
+                    patched.setattr(SteadyDecode, "is_current", lambda *_: False)
+                plan, before = batch.plan(BUDGET), flying[i]
+            if before is not None:
+                common += plan is not None and plan.query_starts is before.query_starts
+                batch.settle(before, answer(before))
+            if plan is not None:
+                batch.expect(plan)
+            made.append(plan)
+            flying[i] = plan
+        mine, theirs = made
+        if mine is None or theirs is None:
+            assert mine is theirs
+            break
+        assert_same(mine, theirs)
+    assert common >= 3
+
+
+def assert_same(mine: StepPlan, theirs: StepPlan) -> None:
+    for field in fields(StepPlan):
+        ours, other = getattr(mine, field.name), getattr(theirs, field.name)
+        if isinstance(other, np.ndarray):
+            assert (ours.tolist(), ours.dtype) == (other.tolist(), other.dtype), field.name
+        elif field.name == "rows":
+            assert [each.id for each in ours] == [each.id for each in other]
+        elif field.name != "uniform":  # which lets it be settled the shorter way
+            assert ours == other, field.name

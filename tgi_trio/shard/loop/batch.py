@@ -135,9 +135,10 @@ class Batch:
         plan's arrays are copies: commands applied later do not change it.
         """
         table, n = self._table, len(self._table.sequences)
-        if self._steady is not None and self._steady.is_current(table, token_budget):
-            self.counts = self._steady.counts
-            return self._steady.plan(table)
+        steady, expected = self._steady, self._settler.expected
+        if steady is not None and steady.is_current(table, token_budget, expected):
+            self.counts = steady.counts
+            return steady.plan(table, expected)
         computed = table.computed[:n]
         held = table.held[:n] | (table.remaining[:n] <= 0)
         wanted = (np.minimum(table.length[:n], table.granted[:n]) - computed) * ~held
@@ -176,7 +177,7 @@ class Batch:
         plan = self._flatten(chosen, taken, prefill, drafts)
         plan.counts = self.counts
         self._steady = None
-        if self._guessing is None and self._settler.expected is None:
+        if self._guessing is None:
             self._steady = SteadyDecode.after(plan, table)
         return plan
 
@@ -263,7 +264,6 @@ class Batch:
     def expect(self, plan: StepPlan) -> None:
         """Move the plan's rows by what is known before its tokens are; see `Settler.expect`."""
         self._settler.expect(plan)
-        self._steady = None  # its plans know every token
 
     def settle(self, plan: StepPlan, result: StepResult) -> Moved:
         """Move the plan's rows by its result; see `Settler.settle`."""

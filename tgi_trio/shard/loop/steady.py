@@ -19,10 +19,11 @@ class SteadyDecode:
     """
 
     version: int  # of the table: a command ends it
-    steps: int  # that may still be planned, until a row needs another block
+    steps: int  # that may still be planned, until a row needs another block or chooses its last
     rows: list[ShardSequence]
     ones: NDArray[np.int64]  # [R]
     places: NDArray[np.int64]  # [R]
+    inputs: NDArray[np.int32]  # [R] who chooses tokens in a step that is expected: the same rows
     starts: NDArray[np.int32]  # [R + 1]
     samples: NDArray[np.bool_]  # [R] all of them
     prefills: NDArray[np.bool_]  # [R] none
@@ -40,25 +41,30 @@ class SteadyDecode:
             or not plan.samples.all()
         ):
             return None
+        left = np.minimum(table.granted[:rows] - table.computed[:rows], table.remaining[:rows])
         return cls(
             version=table.version,
-            steps=int((table.granted[:rows] - table.computed[:rows]).min()) - 1,
+            steps=int(left.min()) - 1,
             rows=plan.rows,
             ones=np.ones(rows, np.int64),
             places=np.arange(rows),
+            inputs=np.arange(rows, dtype=np.int32),
             starts=plan.query_starts,
             samples=plan.samples,
             prefills=plan.prefills,
             counts=plan.counts,
         )
 
-    def is_current(self, table: RowTable, token_budget: int) -> bool:
-        """Return whether the next plan is one of these."""
+    def is_current(
+        self, table: RowTable, token_budget: int, expected: StepPlan | None = None
+    ) -> bool:
+        """Return whether the next plan is one of these, behind a step that is `expected`."""
         rows = len(self.rows)
-        return self.version == table.version and self.steps > 0 and rows <= token_budget
+        known = self.version == table.version and self.steps > 0 and rows <= token_budget
+        return known and (expected is None or expected.rows is self.rows)
 
-    def plan(self, table: RowTable) -> StepPlan:
-        """Return the next plan; the batch has settled the one before."""
+    def plan(self, table: RowTable, expected: StepPlan | None = None) -> StepPlan:
+        """Return the next plan; the batch has settled the one before, or expects it."""
         self.steps -= 1
         rows, size = len(self.rows), table.block_size
         positions = table.computed[:rows].copy()
@@ -67,7 +73,7 @@ class SteadyDecode:
         own = table.blocks[self.places, blocks].astype(np.int64)
         return StepPlan(
             rows=self.rows,
-            token_ids=table.last[:rows].copy(),
+            token_ids=table.last[:rows].copy() if expected is None else np.zeros(rows, np.int64),
             positions=positions,
             kv_slots=own * size + offsets,
             query_starts=self.starts,
@@ -75,6 +81,7 @@ class SteadyDecode:
             block_tables=table.blocks[:rows, : int(blocks.max()) + 1].copy(),
             samples=self.samples,
             prefills=self.prefills,
+            inputs=None if expected is None else self.inputs,
             places=self.places,
             taken=self.ones,
             moment=table.moment,
