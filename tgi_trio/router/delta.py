@@ -26,6 +26,12 @@ class Delta:
     def __bool__(self) -> bool:
         return bool(self.content or self.calls or self.thought)
 
+    def last_call(self, index: int) -> CallDelta:
+        """Return the news of the last call that has any, which is number `index`."""
+        if not self.calls or self.calls[-1].index != index:
+            self.calls.append(CallDelta(index))
+        return self.calls[-1]
+
 
 @dataclass(slots=True)
 class Answer:

@@ -47,6 +47,20 @@ def close_objects(schema: Schema) -> Schema:
     return closed
 
 
+def follow_pointer(root: Schema, pointer: str) -> Schema | None:
+    """Return the schema that a JSON pointer leads to, percent-encoded as in references."""
+    found: Any = root
+    for step in unquote(pointer).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            found = found[int(step)]
+        elif isinstance(found, dict) and step in found:
+            found = found[step]
+        else:
+            return None
+    return found if isinstance(found, dict) else None
+
+
 @dataclass(frozen=True, slots=True)
 class _Listed:
     """What schemas that hold together list, in order."""
@@ -208,16 +222,7 @@ class _Closer:
         document, hash, pointer = reference.partition("#")
         if not hash or document not in ("", self._root.get("$id")):
             return None
-        found: Any = self._root
-        for step in unquote(pointer).split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-                found = found[int(step)]
-            elif isinstance(found, dict) and step in found:
-                found = found[step]
-            else:
-                return None
-        return found if isinstance(found, dict) and (pointer == "" or pointer[0] == "/") else None
+        return follow_pointer(self._root, pointer) if pointer[:1] in ("", "/") else None
 
     def _count(self, work: int) -> None:
         self._work += work

@@ -7,51 +7,34 @@ from typing import Any
 
 import msgspec
 
+from tests.router.http.dialects.conversations import (
+    CITY,
+    engine,
+    frames,
+    post,
+    prompt,
+)
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import Answer, served
+from tests.router.http.served import Answer
 from tgi_trio.router.http.dialects.anthropic import replies
-from tgi_trio.router.http.engine_api import ServedLimits
-from tgi_trio.router.text.chat_template import ChatTemplate
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 ASKED: list[Any] = [{"role": "user", "content": "Rain?"}]
 BODY: dict[str, Any] = {"model": "test/model", "max_tokens": 500, "messages": ASKED}
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
     {"name": "weather", "description": "Of a city", "input_schema": CITY},
     {"name": "clock", "input_schema": {"type": "object"}},
 ]
-ROME, PARIS = ("weather", {"city": "Rome"}), ("weather", {"city": 'Pa"ris}'})
-LIMITS = ServedLimits(max_input_tokens=6000, max_total_tokens=8000)
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    "{% for m in messages %}<{{ m.role }}>{{ m.thinking }}{{ m.content }}"
-    "{{ m.tool_call_id }}{{ m.name }}"
-    "{% for c in m.tool_calls %}{{ c.id }}{{ c.function | tojson }}{% endfor %}<end>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-def engine(answer: str = "Yes.", template: str = TEMPLATE, **options: Any) -> FakeEngine:
-    options.setdefault("limits", LIMITS)
-    found = FakeEngine(lambda prompt: answer, **options)
-    found.chat_template = ChatTemplate({"default": template}, {})
-    return found
 
 
 async def asked(engine: FakeEngine, http: Any = None, path: str = PATH, **more: Any) -> Answer:
-    async with served(engine, http) as server:
-        client = await server.connect()
-        body = {name: value for name, value in {**BODY, **more}.items() if value is not ...}
-        return await client.post(path, body)
+    return await post(engine, http, path, BODY, more)
 
 
 async def prompt_of(**more: Any) -> str:
     """Return the prompt that a body becomes."""
     one = engine()
-    answer = await asked(one, **more)
-    assert answer.status == 200, answer.body
-    return one.tokenizer.decode(one.submitted[0].prompt_ids)
+    return prompt(one, await asked(one, **more))
 
 
 def reply(answer: Answer) -> replies.MessageReply:
@@ -61,15 +44,10 @@ def reply(answer: Answer) -> replies.MessageReply:
 
 def events(answer: Answer) -> list[Any]:
     """Return the events, each named as its data's type, and of the documented shape."""
-    assert answer.status == 200, answer.body
     found = []
-    *frames, last = answer.body.split(b"\n\n")
-    assert last == b""
-    for frame in frames:
-        name, data = frame.split(b"\n")
-        decoded = json.loads(data.removeprefix(b"data: "))
-        assert name == b"event: " + decoded["type"].encode()
-        found.append(msgspec.json.decode(data[6:], type=replies.MessageEvent))
+    for name, data in frames(answer):
+        assert name.decode() == json.loads(data)["type"]
+        found.append(msgspec.json.decode(data, type=replies.MessageEvent))
     return found
 
 

@@ -6,11 +6,16 @@ from typing import Any
 
 import msgspec
 
-from tests.router.http.dialects.anthropic_answers import CITY, LIMITS, TEMPLATE
+from tests.router.http.dialects.conversations import (
+    CITY,
+    engine,
+    frames,
+    post,
+    prompt,
+)
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import Answer, served
+from tests.router.http.served import Answer
 from tgi_trio.router.http.dialects.responses import replies
-from tgi_trio.router.text.chat_template import ChatTemplate
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"model": "test/model", "input": "Rain?"}
@@ -24,26 +29,14 @@ HOSTED = {"type": "web_search", "external_web_access": True}
 TOOLS = [WEATHER, CLOCK, PATCH, SPACE, SHELL, HOSTED]
 
 
-def engine(answer: str = "Yes.", template: str = TEMPLATE, **options: Any) -> FakeEngine:
-    options.setdefault("limits", LIMITS)
-    found = FakeEngine(lambda prompt: answer, **options)
-    found.chat_template = ChatTemplate({"default": template}, {})
-    return found
-
-
 async def asked(engine: FakeEngine, http: Any = None, **more: Any) -> Answer:
-    async with served(engine, http) as server:
-        client = await server.connect()
-        body = {name: value for name, value in {**BODY, **more}.items() if value is not ...}
-        return await client.post(PATH, body)
+    return await post(engine, http, PATH, BODY, more)
 
 
 async def prompt_of(**more: Any) -> str:
     """Return the prompt that a body becomes."""
     one = engine()
-    answer = await asked(one, **more)
-    assert answer.status == 200, answer.body
-    return one.tokenizer.decode(one.submitted[0].prompt_ids)
+    return prompt(one, await asked(one, **more))
 
 
 def reply(answer: Answer) -> replies.ResponseReply:
@@ -53,15 +46,10 @@ def reply(answer: Answer) -> replies.ResponseReply:
 
 def events(answer: Answer) -> list[replies.ResponseEvent]:
     """Return the events, each named as its data's type, numbered and of the documented shape."""
-    assert answer.status == 200, answer.body
     found = []
-    *frames, last = answer.body.split(b"\n\n")
-    assert last == b""
-    for i, frame in enumerate(frames):
-        name, data = frame.split(b"\n")
-        event = msgspec.json.decode(data[6:], type=replies.ResponseEvent)
-        assert name == b"event: " + event.type.encode()
-        assert event.sequence_number == i
+    for i, (name, data) in enumerate(frames(answer)):
+        event = msgspec.json.decode(data, type=replies.ResponseEvent)
+        assert (name.decode(), i) == (event.type, event.sequence_number)
         found.append(event)
     return found
 

@@ -11,6 +11,7 @@ import trio
 
 from tests.router.http.dialects import anthropic_answers as anthropic
 from tests.router.http.dialects import responses_answers as responses
+from tests.router.http.dialects.conversations import engine
 from tests.router.http.served import read_until, served, until
 from tgi_trio.errors import GrammarError
 
@@ -32,7 +33,6 @@ class Api:
     schema: str  # what it calls the schema of a tool
     form: dict[str, Any]  # of the answer
     asked: Callable[..., Any]
-    engine: Callable[..., Any]
     error: Callable[..., Any]
 
 
@@ -44,7 +44,6 @@ MESSAGES = Api(
     schema="input_schema",
     form={"output_config": {"format": FORM}},
     asked=anthropic.asked,
-    engine=anthropic.engine,
     error=anthropic.error,
 )
 RESPONSES = Api(
@@ -55,7 +54,6 @@ RESPONSES = Api(
     schema="parameters",
     form={"text": {"format": FORM}},
     asked=responses.asked,
-    engine=responses.engine,
     error=responses.error,
 )
 EACH = pytest.mark.parametrize("api", [MESSAGES, RESPONSES], ids=["messages", "responses"])
@@ -63,7 +61,7 @@ EACH = pytest.mark.parametrize("api", [MESSAGES, RESPONSES], ids=["messages", "r
 
 @EACH
 async def test_a_form_beside_tools_is_for_answers_that_call_none(api: Api) -> None:
-    one = api.engine()
+    one = engine()
     assert (await api.asked(one, tools=api.tools, **api.form)).status == 200
     grammar = one.submitted[0].sampling.grammar
     assert '"rain"' in grammar and "weather" in grammar and "TEXT" not in grammar
@@ -81,7 +79,7 @@ async def test_one_tool_that_no_grammar_fits_does_not_end_a_session(
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    one, strict = api.engine(), api.engine()
+    one, strict = engine(), engine()
     for each in (one, strict):
         each.validator._check_grammar = refuse_lookahead
     assert (await api.asked(one, tools=[*api.tools, api.odd])).status == 200
@@ -95,7 +93,7 @@ async def test_one_tool_that_no_grammar_fits_does_not_end_a_session(
 
 @EACH
 async def test_leaving_ends_a_stream_at_once(http: Any, api: Api) -> None:
-    one = api.engine("ab" * 3000)
+    one = engine("ab" * 3000)
     async with served(one, http, running=False) as server:
         client = await server.connect()
         await client.send("POST", api.path, {**api.body, "stream": True})

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from tests.router.http.dialects.responses_answers import asked, engine, error, prompt_of
+from tests.router.http.dialects.conversations import engine
+from tests.router.http.dialects.responses_answers import asked, error, prompt_of
 from tests.router.http.fake_engine import byte_tokenizer
 from tests.router.text.families import BY_NAME
 from tests.router.text.test_lark_regex import ADDED, PATCH

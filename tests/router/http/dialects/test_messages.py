@@ -8,21 +8,18 @@ import pytest
 
 from tests.router.http.dialects.anthropic_answers import (
     BODY,
-    LIMITS,
-    PARIS,
     PATH,
     RAIN,
-    ROME,
     THOUGHT,
     TOOLS,
     asked,
-    engine,
     events,
     folded,
     reply,
     used,
     without_ids,
 )
+from tests.router.http.dialects.conversations import LIMITS, PARIS, ROME, engine
 from tests.router.http.served import served
 from tests.router.http.thinking import let_think
 from tgi_trio.router.http.dialects.anthropic import replies

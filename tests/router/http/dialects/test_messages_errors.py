@@ -10,10 +10,10 @@ from tests.router.http.dialects.anthropic_answers import (
     PATH,
     TOOLS,
     asked,
-    engine,
     error,
     events,
 )
+from tests.router.http.dialects.conversations import engine
 from tests.router.http.served import served
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.dialects.anthropic import replies

@@ -10,15 +10,14 @@ import pytest
 from tests.router.http.dialects.anthropic_answers import (
     ASKED,
     BODY,
-    CITY,
     COUNT,
     PATH,
     TOOLS,
     asked,
-    engine,
     prompt_of,
     reply,
 )
+from tests.router.http.dialects.conversations import CITY, engine
 from tests.router.http.served import served
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import HERMES

@@ -8,16 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.router.http.dialects.anthropic_answers import PARIS, ROME
-from tests.router.http.dialects.responses_answers import (
-    TOOLS,
-    asked,
-    engine,
-    events,
-    final,
-    plain,
-    reply,
-)
+from tests.router.http.dialects.conversations import PARIS, ROME, engine
+from tests.router.http.dialects.responses_answers import TOOLS, asked, events, final, plain, reply
 from tests.router.http.thinking import let_think
 from tgi_trio.router.http.dialects.responses import replies
 from tgi_trio.router.http.engine_api import ServedLimits

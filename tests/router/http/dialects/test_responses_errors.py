@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.router.http.dialects.responses_answers import (
-    BODY,
-    CLOCK,
-    PATH,
-    asked,
-    engine,
-    error,
-    events,
-)
+from tests.router.http.dialects.conversations import engine
+from tests.router.http.dialects.responses_answers import BODY, CLOCK, PATH, asked, error, events
 from tests.router.http.served import served
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.dialects.responses import replies

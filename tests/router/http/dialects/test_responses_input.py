@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.router.http.dialects.anthropic_answers import CITY
+from tests.router.http.dialects.conversations import CITY, engine
 from tests.router.http.dialects.responses_answers import (
     BODY,
     HOSTED,
     PATH,
     TOOLS,
     asked,
-    engine,
     events,
     final,
     prompt_of,

@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.http.dialects.responses_answers import (
-    TOOLS,
-    asked,
-    engine,
-    error,
-    events,
-    final,
-    reply,
-)
+from tests.router.http.dialects.conversations import engine
+from tests.router.http.dialects.responses_answers import TOOLS, asked, error, events, final, reply
 from tests.router.http.fake_engine import byte_tokenizer
 from tests.router.http.thinking import let_think
 from tests.router.text.families import BY_NAME

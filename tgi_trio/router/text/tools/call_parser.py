@@ -175,17 +175,10 @@ class CallParser:
         written = self._arguments.push(self._text)
         self._text = ""
         if written:
-            self._news().arguments += written
+            self._delta.last_call(self.calls - 1).arguments += written
         if self._arguments.ended:
             self._text, self._state = self._arguments.rest, ParserState.AFTER
         return self._arguments.ended
-
-    def _news(self) -> CallDelta:
-        """Return the delta of the call under way."""
-        index = self.calls - 1
-        if not self._delta.calls or self._delta.calls[-1].index != index:
-            self._delta.calls.append(CallDelta(index))
-        return self._delta.calls[-1]
 
     def _take_next(self) -> bool:
         """Go on with the next call, or find that there is none: the longer text decides."""

@@ -276,7 +276,7 @@ class ChannelReader:
         written = self._arguments.push(self._text)
         self._text = ""
         if written:
-            self._news().arguments += written
+            self._delta.last_call(self.calls - 1).arguments += written
         if self._arguments.ended:
             self._text, self._state = self._arguments.rest, _State.BETWEEN
         return self._arguments.ended
@@ -300,13 +300,6 @@ class ChannelReader:
             self._delta.thought += text
         elif not self._required:
             self._delta.content += text
-
-    def _news(self) -> CallDelta:
-        """Return the delta of the call under way."""
-        index = self.calls - 1
-        if not self._delta.calls or self._delta.calls[-1].index != index:
-            self._delta.calls.append(CallDelta(index))
-        return self._delta.calls[-1]
 
 
 _STEPS = {

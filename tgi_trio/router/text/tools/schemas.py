@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.text.closing import follow_pointer
 
 Schema = dict[str, Any]
 
@@ -21,17 +21,7 @@ _OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems"})
 
 def find_target(reference: str, root: Schema) -> Schema:
     """Return what a reference into the root schema stands for; {} for what is not there."""
-    _, _, pointer = reference.partition("#")
-    found: Any = root
-    for step in unquote(pointer).split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-            found = found[int(step)]
-        elif isinstance(found, dict) and step in found:
-            found = found[step]
-        else:
-            return {}
-    return found if isinstance(found, dict) else {}
+    return follow_pointer(root, reference.partition("#")[2]) or {}
 
 
 def list_alternatives(schema: Any, root: Schema) -> list[Schema]:
