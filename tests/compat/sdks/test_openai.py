@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,6 +110,33 @@ def test_a_limit_and_the_texts_of_a_stream(openai: OpenAI) -> None:
         if event.type == "response.output_text.delta"
     ]
     assert "".join(deltas) == whole.output_text != ""
+
+
+def test_log_probabilities_of_texts(openai: OpenAI) -> None:
+    asked: Any = {"model": "tgi", "input": "What is a ring buffer?", "temperature": 0}
+    asked |= {"max_output_tokens": 7, "include": ["message.output_text.logprobs"]}
+    whole = openai.responses.create(**asked, top_logprobs=2)
+    (part,) = whole.output[-1].content
+    assert part.type == "output_text" and part.logprobs
+    assert "".join(each.token for each in part.logprobs) == whole.output_text
+    for each in part.logprobs:
+        best = each.top_logprobs[0]
+        assert (best.token, best.logprob) == (each.token, each.logprob)
+        assert len(each.top_logprobs) == 2
+    with openai.responses.stream(**asked, top_logprobs=2) as events:
+        told = [each for event in events if "text.delta" in event.type for each in event.logprobs]  # type: ignore[union-attr]
+    assert [each.token for each in told] == [each.token for each in part.logprobs]
+
+
+def test_a_custom_tool_is_held_to_its_grammar(openai: OpenAI) -> None:
+    grammar = 'start: "move " SIDE\nSIDE: "left" | "right"\n'
+    form: Any = {"type": "grammar", "syntax": "lark", "definition": grammar}
+    tool: Any = {"type": "custom", "name": "robot", "format": form}
+    choice: Any = {"type": "custom", "name": "robot"}
+    asked: Any = {"model": "tgi", "input": "Go!", "tools": [tool], "tool_choice": choice}
+    (call,) = openai.responses.create(**asked, max_output_tokens=100).output
+    assert call.type == "custom_tool_call" and call.name == "robot"
+    assert re.fullmatch("move (left|right)", call.input)
 
 
 def test_errors(openai: OpenAI) -> None:
