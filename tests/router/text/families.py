@@ -32,6 +32,7 @@ class Family:
     name: str  # of the fixture
     format: str  # of its calls
     marks: tuple[str, str] | None = None  # around thoughts
+    begun: str = ""  # what a prompt may have begun an answer with
     default: Place | None = None  # without switches
     on: Place | None = None  # with `switch_on`
     off: Place | None = None  # with `switch_off`
@@ -258,7 +259,12 @@ FAMILIES = (
         name="kimi-k3",
         format="kimi-k3",
         marks=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-        default="may-open",
+        default="inside",
+        on="inside",
+        off="closed",
+        switch_on={"thinking": True},
+        switch_off={"thinking": False},
+        begun="<|open|>response<|sep|>",
         added=("<|open|>", "<|close|>", "<|sep|>"),
     ),
     Family(name="magistral", format="mistral-args", **MISTRAL, **MISTRAL_THINKS),
@@ -308,6 +314,12 @@ FAMILIES = (
     ),
     Family(
         name="llama-4",
+        format="llama-4-json",
+        added=("<|python_start|>", "<|python_end|>", "<|header_start|>", "<|header_end|>"),
+        special={"bos_token": "<|begin_of_text|>", "eos_token": "<|eot|>"},
+    ),
+    Family(
+        name="llama-4-pythonic",
         format="llama-4",
         added=("<|python_start|>", "<|python_end|>", "<|header_start|>", "<|header_end|>"),
         special={"bos_token": "<|begin_of_text|>", "eos_token": "<|eot|>"},
@@ -340,6 +352,14 @@ FAMILIES = (
         switch_on={"enable_thinking": True},
         added=("<|inner_prefix|>", "<|inner_suffix|>", "<|tools_prefix|>", "<|tools_suffix|>"),
         special={"bos_token": "<s>"},
+    ),
+    Family(
+        name="apriel-1.6",
+        format="hunyuan",
+        marks=("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+        default="inside",
+        developer="dropped",
+        added=("<|begin_user|>", "<|begin_assistant|>", "<|begin_tool_result|>", "<|end|>"),
     ),
     Family(name="hunyuan-a13b", format="hunyuan", marks=THINK, **MAY_THINK),
     Family(

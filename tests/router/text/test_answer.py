@@ -19,6 +19,7 @@ THINK = Marks("<think>", "</think>")
 GRANITE = Marks("<think>", "</think>", opening="<response>", closing="</response>")
 NAMES = ("f", "get_weather")
 FUNCTIONS = [Function.of(name, {"properties": {"x": {"type": "integer"}}}) for name in NAMES]
+BY_NAME = {form.name: form for form in FORMATS}
 BY_START = {each.start: each for each in (*KNOWN, GRANITE)}
 
 
@@ -163,6 +164,30 @@ def test_text_is_passed_on_as_soon_as_it_is_certain() -> None:
     parts = [parser.push(piece) for piece in ("<th", "ink>", "H", "m. ", "<b", "> <", "/think>Y")]
     assert [part.thought for part in parts] == ["", "", "H", "m.", " <b", ">", ""]
     assert [part.content for part in parts] == ["", "", "", "", "", "", "Y"]
+
+
+def test_what_ends_a_message_belongs_to_nobody() -> None:
+    marks = BY_START["<|open|>think<|sep|>"]  # Kimi K3, which opens and closes all it says
+    form = BY_NAME["kimi-k3"]
+    end = "<|close|>response<|sep|>"
+    spoken = f"Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.{end}"
+    closed, call = "<|close|>message<|sep|>", form.write([("f", {"x": 1})])
+    silent = f"<|close|>think<|sep|><|open|>response<|sep|>{end}{call}{closed}"
+    for pieces in cuts(spoken + closed):
+        assert said(pieces, marks=marks, form=None, inside=True) == ("Hm.", "Yes.", [])
+    for pieces in cuts(spoken + call + closed):
+        assert said(pieces, marks=marks, form=form, inside=True) == ("Hm.", "Yes.", [F])
+    for pieces in cuts(silent):
+        assert said(pieces, marks=marks, form=form, inside=True) == ("", "", [F])
+
+
+def test_messages_to_oneself_are_thoughts() -> None:
+    glimmer = BY_START["to=self<|message|>"]
+    thought, answer = " to=self<|message|>Hm.<|eom|>", " to=user<|message|>Yes."
+    for pieces in cuts(f"{thought}<|start|>assistant{answer}"):
+        assert said(pieces, marks=glimmer, form=None) == ("Hm.", "Yes.", [])
+    for pieces in cuts(answer):
+        assert said(pieces, marks=glimmer, form=None) == ("", "Yes.", [])
 
 
 def test_the_table_names_every_region_and_only_marks_are_swallowed() -> None:

@@ -73,6 +73,8 @@ def test_where_an_answer_begins(family: Family) -> None:
         for header in ("<|start|>assistant",):  # harmony's end mark closes the user's turn, too
             tail = tail[tail.rfind(header) + len(header) :] if header in tail else tail
         start, end = (tail.rfind(mark.strip()) for mark in family.marks)
+        if family.begun and tail.endswith(family.begun):
+            end = len(tail)
         found = "may-open" if start == end == -1 else "inside" if start > end else "closed"
         assert found == place, variables
 

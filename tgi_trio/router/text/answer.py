@@ -135,7 +135,7 @@ class AnswerParser:
         self._reader = calls
         self._call = opening
         self._end = marks.end
-        self._closing = marks.closing
+        self._closings = tuple(filter(None, (marks.closing, marks.ending)))
         known = {
             Edge.START: marks.start,
             Edge.END: marks.end,
@@ -178,7 +178,7 @@ class AnswerParser:
 
     def push(self, text: str) -> Delta:
         """Return what became certain with `text`."""
-        if self.region is Region.ANSWER and not self._closing:
+        if self.region is Region.ANSWER and not self._closings:
             return self._reader.push(text)
         if self.region is Region.THOUGHT and not self._text and self._is_plain(text):
             return Delta("", [], text)
@@ -271,13 +271,11 @@ class AnswerParser:
         return False
 
     def _take_answer(self) -> None:
-        """Pass on the answer without the mark that closes it."""
+        """Pass on the answer without the marks that close it."""
         text = self._text
-        if self._closing:
-            text = text.replace(self._closing, "")
-            certain = len(text) - overlap(text, self._closing)
-        else:
-            certain = len(text)
+        for mark in self._closings:
+            text = text.replace(mark, "")
+        certain = len(text) - max((overlap(text, mark) for mark in self._closings), default=0)
         self._say(text[:certain])
         self._text = text[certain:]
 

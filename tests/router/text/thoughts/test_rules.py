@@ -18,10 +18,10 @@ from tgi_trio.router.delta import Answer
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.answer import AnswerParser, CallOpening, fold
 from tgi_trio.router.text.answer_grammar import form_grammar, free_grammar, tool_grammar
-from tgi_trio.router.text.thoughts.marks import HARMONY, Marks
+from tgi_trio.router.text.thoughts.marks import HARMONY, KNOWN, Marks
 from tgi_trio.router.text.thoughts.place import Place
 from tgi_trio.router.text.thoughts.rules import ThoughtRules, Trigger, Vocabulary
-from tgi_trio.router.text.tools.call_formats import HERMES
+from tgi_trio.router.text.tools.call_formats import FORMATS, HERMES
 from tgi_trio.router.text.tools.call_parser import CallParser, TextParser
 from tgi_trio.router.text.tools.functions import ToolUse
 
@@ -297,6 +297,23 @@ def test_harmony_keeps_a_budget_without_tools(model: Model, budget: int) -> None
     for text in (f"{ANALYSIS}{'x' * (budget + 1)}", whole + ANALYSIS, "Well."):
         ids = model.ids(text)
         assert model.matcher(grammar).try_consume_tokens(ids) < len(ids), text
+
+
+def test_kimi_k3_may_close_an_empty_answer_before_its_calls() -> None:
+    model = Model("text")
+    form = next(each for each in FORMATS if each.name == "kimi-k3")
+    marks = next(each for each in KNOWN if each.start == "<|open|>think<|sep|>")
+    trigger = Trigger(form.trigger, form.beginning[len(form.trigger) :])
+    rules = model.rules(Place.INSIDE, marks, trigger=trigger)
+    grammar = tool_grammar(form, use_of(required=True), model.vocabulary.added, rules)
+    thought, call = f"Hm.{marks.end}", form.write([("get", {"to": "l"})])
+    for text in (
+        thought + call,
+        f"{thought}{marks.opening}{marks.closing}{call}",
+        f"{thought}{marks.opening}{marks.closing}{call}{marks.closing}{marks.ending}",
+    ):
+        assert model.accepts(grammar, text), text
+    assert not model.accepts(grammar, f"{thought}{marks.opening}Well.{marks.closing}{call}")
 
 
 def test_a_thought_on_a_real_vocabulary() -> None:

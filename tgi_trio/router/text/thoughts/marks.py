@@ -15,11 +15,12 @@ class Marks:
     header: str = ""  # of every message of the model's, thoughts too: swallowed between the two
     opening: str = ""  # what may begin the answer
     closing: str = ""  # what may end it
+    ending: str = ""  # what may end the message, behind that
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Return every mark there is."""
-        texts = (self.start, self.end, self.header, self.opening, self.closing)
+        texts = (self.start, self.end, self.header, self.opening, self.closing, self.ending)
         return tuple(filter(None, texts))
 
 
@@ -40,8 +41,14 @@ KNOWN: Final = (
         end="<|close|>think<|sep|>",
         opening="<|open|>response<|sep|>",
         closing="<|close|>response<|sep|>",
+        ending="<|close|>message<|sep|>",
     ),
-    Marks("to=self<|message|>", "<|eom|>"),  # Glimmer
+    Marks(  # Glimmer
+        start="to=self<|message|>",
+        end="<|eom|>",
+        header="<|start|>assistant",
+        opening="to=user<|message|>",
+    ),
     Marks("<mm:think>", "</mm:think>"),  # MiniMax M3
     Marks("<seed:think>", "</seed:think>"),  # Seed-OSS
     Marks("[THINK]", "[/THINK]"),  # Magistral, Ministral 3

@@ -80,8 +80,16 @@ class ThoughtRules:
         answer = "answer"
         if self._marks.opening:
             self.rules["answer_opening"] = write_terms(self._marks.opening, self.added)
-            self.rules["answer_closing"] = write_terms(self._marks.closing, self.added)
-            answer = "answer_opening? answer answer_closing?"
+            ending = self._marks.ending
+            closing = write_terms(self._marks.closing, self.added)
+            if ending:
+                closing = f"{closing} ({write_terms(ending, self.added)})?"
+            self.rules["answer_closing"] = closing
+            # Where calls are forced, what is told before them may be empty, and closed.
+            opening = "answer_opening?"
+            if self._trigger is not None and self._marks.closing:
+                opening = "(answer_opening answer_closing?)?"
+            answer = f"{opening} answer answer_closing?"
         if self.place is Place.CLOSED:
             return answer
         begin = "" if self.place is Place.INSIDE else "thought_begin "

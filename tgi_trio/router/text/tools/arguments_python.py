@@ -41,6 +41,7 @@ class PythonArguments:
 
     texts: tuple[str, ...] = ()
     quote: str = '"'  # around strings in the templates; double ones are forced
+    json_words: bool = False  # true, false and null as in JSON
 
     def write(self, arguments: Any) -> str:
         """Return arguments as templates write them: an object, or text as it is."""
@@ -52,8 +53,7 @@ class PythonArguments:
         if isinstance(value, str) and self.quote == "'":
             inner = escape(value).replace('\\"', '"').replace("'", "\\'")
             return f"'{inner}'"
-        text = write_json(value)
-        return _WORDS.get(text, text)
+        return self._word(write_json(value))
 
     def rules(self, name: str, function: Function, added: Mapping[str, int]) -> dict[str, str]:
         """Return the rules (name -> right side) of a function's arguments; one is `name`."""
@@ -64,11 +64,11 @@ class PythonArguments:
             members, items = members_of(plain), []
             for j, (key, schema, required) in enumerate(members.items):
                 rule = f"{name}_{i}_{j}"
-                rules[rule] = f"{grammars.literal(f'{key}=')} ({_value(rules, schema, root)})"
+                rules[rule] = f"{grammars.literal(f'{key}=')} ({self._value(rules, schema, root)})"
                 items.append((rule, required))
             if members.more is not False:
                 rule = f"{name}_{i}_more"
-                rules[rule] = f"{rule.upper()}_KEY ({_value(rules, members.more, root)})"
+                rules[rule] = f"{rule.upper()}_KEY ({self._value(rules, members.more, root)})"
                 taken = "|".join(members.listed)
                 rules[f"{rule.upper()}_KEY"] = f"/{_KEY}=/" + (f" & ~/({taken})=/" if taken else "")
                 items += [(rule, False)] * _MOST_MORE
@@ -76,26 +76,29 @@ class PythonArguments:
             whole.append(f"{name}_{i}")
         return {name: " | ".join(whole) or '""', **rules}
 
+    def _value(self, rules: dict[str, str], schema: Any, root: Schema) -> str:
+        """Return the alternatives of one value as terms; adds to `rules`."""
+        ways = []
+        for plain in list_alternatives(schema, root):
+            listed, kind = literals_of(plain), type_of(plain)
+            if listed is not None:
+                ways += [grammars.literal(self._word(write_json(v))) for v in listed]
+            elif kind == "boolean":
+                ways += [grammars.literal(self._word(each)) for each in ("true", "false")]
+            elif kind == "null":
+                ways.append(grammars.literal(self._word("null")))
+            else:
+                json = grammars.embed_schema(with_definitions(_joined(plain), root))
+                ways.append(share_rule(rules, "json", json))
+        return " | ".join(dict.fromkeys(ways))
+
+    def _word(self, text: str) -> str:
+        """Return JSON of a value as it is written here."""
+        return text if self.json_words else _WORDS.get(text, text)
+
     def reader(self, function: Function | None) -> PythonReader:
         """Return what reads the arguments of one call."""
         return PythonReader()
-
-
-def _value(rules: dict[str, str], schema: Any, root: Schema) -> str:
-    """Return the alternatives of one value as terms; adds to `rules`."""
-    ways = []
-    for plain in list_alternatives(schema, root):
-        listed, kind = literals_of(plain), type_of(plain)
-        if listed is not None:
-            ways += [grammars.literal(_WORDS.get(write_json(v), write_json(v))) for v in listed]
-        elif kind == "boolean":
-            ways += ['"True"', '"False"']
-        elif kind == "null":
-            ways.append('"None"')
-        else:
-            json = grammars.embed_schema(with_definitions(_joined(plain), root))
-            ways.append(share_rule(rules, "json", json))
-    return " | ".join(dict.fromkeys(ways))
 
 
 def _joined(plain: Schema) -> Schema:

@@ -32,6 +32,7 @@ FORMATS = (
     json.MISTRAL,
     json.GRANITE,
     python.LFM2,
+    json.LLAMA_4_JSON,
     python.LLAMA_4,
     python.OLMO_3,
     xml.GLM,

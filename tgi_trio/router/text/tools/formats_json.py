@@ -114,7 +114,7 @@ NEMOTRON = Format(
 )
 HUNYUAN = Format(
     name="hunyuan",
-    families="Hunyuan A13B",
+    families="Hunyuan A13B, Apriel 1.5 and 1.6",
     signs=("<tool_calls>",),
     trigger="<tool_calls>",
     opening='[{"name": "',
@@ -126,6 +126,7 @@ PHI_4_MINI = Format(
     name="phi-4-mini",
     families="Phi-4-mini",
     signs=("<|tool|>",),
+    token="<|tool|>",  # other programs' templates ask for `functools` alone
     trigger="functools[",  # the word alone is met in prose
     opening='{"name": "',
     middle='", "arguments": ',
@@ -172,6 +173,18 @@ HERMES = Format(
     next='}\n</tool_call>\n<tool_call>\n{"name": "',
     closing="}\n</tool_call>",
     variants=(_ERNIE, _EXAONE),
+)
+LLAMA_4_JSON = Format(
+    # As Llama 3's, behind a text between `<|python_start|>` and `<|python_end|>`.
+    name="llama-4-json",
+    families="Llama 4",
+    signs=('"parameters": ', "<|python_start|>"),
+    trigger='{"name": "',
+    opening="",
+    middle='", "parameters": ',
+    next='}{"name": "',
+    closing="}",
+    anchored=True,
 )
 LLAMA_3 = Format(
     # There is no mark but the JSON itself, and their templates refuse a turn of several calls.

@@ -19,7 +19,7 @@ LFM2 = Format(
 )
 LLAMA_4 = Format(
     name="llama-4",
-    families="Llama 4",
+    families="Llama 4, asked for Python",
     signs=("<|python_start|>",),
     trigger="<|python_start|>",
     opening="[",
@@ -28,14 +28,26 @@ LLAMA_4 = Format(
     closing=")]<|python_end|>",
     arguments=PythonArguments(),
 )
-OLMO_3 = Format(
-    name="olmo-3",
-    families="Olmo 3",
+_OLMO_3_LINES = Format(
+    name="olmo-3-lines",
+    families="Olmo 3 (vLLM's template)",
     signs=("<function_calls>",),
     trigger="<function_calls>",
     opening="\n",
     middle="(",
     next=")\n",
     closing=")\n</function_calls>",
+    arguments=PythonArguments(quote="'", json_words=True),
+)
+OLMO_3 = Format(
+    name="olmo-3",
+    families="Olmo 3",
+    signs=("<function_calls>",),
+    trigger="<function_calls>",
+    opening="",
+    middle="(",
+    next=")\n",
+    closing=")</function_calls>",
     arguments=PythonArguments(),
+    variants=(_OLMO_3_LINES,),
 )
