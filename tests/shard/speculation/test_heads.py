@@ -58,8 +58,9 @@ def reference(base: Path) -> Reference:
     return Reference(base)
 
 
-def load(base: Path, heads: Path | None, backend: str) -> Runner:
+def load(base: Path, heads: Path | None, backend: str, quantize: str | None = None) -> Runner:
     settings = ShardSettings(
+        quantize=quantize,
         model_path=base, draft_model=heads, cpu_backend=backend, cpu_threads=1,
         tokenizer_file=base / "tokenizer.json",
     )  # fmt: skip
@@ -143,6 +144,27 @@ def test_heads_that_are_always_right_bring_all_their_tokens(backend: str, tmp_pa
     # The prompt, then four tokens a step; a few steps are plain, to measure what guessing brings.
     assert found.steps <= 1 + 20 // (1 + HEADS) + 4
     assert answer(runner, [[10, 11]], asked, 20).steps == 20
+
+
+@pytest.mark.parametrize("quantize", ["eetq", "q4_0"])
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_heads_that_share_a_rounded_head_of_the_model(
+    backend: str, quantize: str, tmp_path: Path
+) -> None:
+    counting_model(tmp_path / "model", tmp_path / "own")
+    # Blocks that change nothing: the model's head says again what it has said, the last token.
+    tensors = load_file(tmp_path / "own" / "medusa_lm_head.safetensors")
+    same = {name: tensor for name, tensor in tensors.items() if ".0.linear" in name}
+    config = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+    heads = write_heads(tmp_path / "heads", config, same, "medusa_lm_head.safetensors")
+    runner = load(tmp_path / "model", heads, backend, quantize)
+    watched = Watched(_drafter(runner))
+    asked = [SamplingParameters(ignore_eos=True)] * 2
+    prompts = [[10, 11], [200, 201]]
+    found = answer(runner, prompts, asked, 10, drafter=watched)
+    assert found.tokens == {0: list(range(12, 22)), 1: list(range(202, 212))}
+    some = [(known, own) for known, own in watched.guessed if own]
+    assert some and all(set(own) == {known[-1]} for known, own in some)
 
 
 def test_nothing_is_guessed_beyond_the_end(tmp_path: Path) -> None:

@@ -135,6 +135,8 @@ class Batch:
         plan's arrays are copies: commands applied later do not change it.
         """
         table, n = self._table, len(self._table.sequences)
+        if self._steady is not None and not self._may_be_steady(n):
+            self._steady = None
         steady, expected = self._steady, self._settler.expected
         if steady is not None and steady.is_current(table, token_budget, expected):
             self.counts = steady.counts
@@ -177,9 +179,13 @@ class Batch:
         plan = self._flatten(chosen, taken, prefill, drafts)
         plan.counts = self.counts
         self._steady = None
-        if self._guessing is None:
+        if self._guessing is None or self._guessing.is_resting(n):
             self._steady = SteadyDecode.after(plan, table)
         return plan
+
+    def _may_be_steady(self, rows: int) -> bool:
+        """Return whether the next step of so many decodes is one without guesses for certain."""
+        return self._guessing is None or self._guessing.sits_out(rows)
 
     def _draft(
         self, chosen: NDArray[np.int64], prefill: NDArray[np.bool_], spare: int

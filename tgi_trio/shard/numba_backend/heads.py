@@ -67,9 +67,6 @@ class KernelArithmetic:
         self._norm = program.final_norm
         self._heads = heads
 
-    def gather(self, hidden: Sequence[Floats]) -> Floats:
-        return np.stack(hidden)
-
     def normalise(self, x: Floats) -> Floats:
         norm = self._norm
         if norm.centred:

@@ -31,7 +31,7 @@ from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.heads import HeadsDrafter
-from tgi_trio.shard.speculation.hidden import leave_hidden
+from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
@@ -56,6 +56,7 @@ class CpuRunner:
         """`heads`: what guesses for the model, whose linear layers are in its program."""
         self.sampler = sampler
         self._heads = heads
+        self._last = LastStep()
         self.kv_beside = 0
         self._forward = forward
         self.close = weakref.finalize(self, forward.close)
@@ -114,8 +115,8 @@ class CpuRunner:
         choices = Choices.none(0)
         if len(sampled):
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
-            if self._heads is not None and len(sampled) <= self._info.draft_budget:
-                leave_hidden(plan, sampled, choices, self._forward.hidden)
+            if self._heads is not None:
+                self._last.keep(plan, sampled, choices, self._forward.hidden)
         ended = time.monotonic_ns()
         spans = prompt_spans(plan).items()
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
@@ -134,7 +135,7 @@ class CpuRunner:
             return NgramDrafter(most, self._info.eos_ids)
         arithmetic = KernelArithmetic(self._forward, self._forward.program, self._heads)
         spec, token_map = self._heads.spec, self._heads.token_map
-        return HeadsDrafter(spec, arithmetic, most, self._info.eos_ids, token_map)
+        return HeadsDrafter(spec, arithmetic, self._last, most, self._info.eos_ids, token_map)
 
     def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)

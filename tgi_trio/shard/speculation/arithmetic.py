@@ -15,10 +15,6 @@ MODEL_HEAD = "head"  # role of the model's own head
 class Arithmetic(Protocol):
     """The weights of heads by their roles (`HeadsSpec`), and a backend's means to compute."""
 
-    def gather(self, hidden: Sequence[Rows]) -> Rows:
-        """Return hidden states [features] as rows."""
-        ...
-
     def normalise(self, x: Rows) -> Rows:
         """Return rows through the model's final norm."""
         ...

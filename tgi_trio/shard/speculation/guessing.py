@@ -40,6 +40,17 @@ class Guessing:
         self._drafting_ns = self._clock() - began
         return counts
 
+    def is_resting(self, rows: int) -> bool:
+        """Return whether the next step of so many decodes gets no guesses."""
+        return self._drafter is None or self.payoff.is_resting(rows)
+
+    def sits_out(self, rows: int) -> bool:
+        """Return the same, and take note that the step comes."""
+        self._drafting_ns = 0
+        return self._drafter is None or (
+            self.payoff.is_resting(rows) and not self.payoff.allows(rows)
+        )
+
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """Take in how a plan did. Steps that prefill, or that raised, say nothing of decodes."""
         if plan.counts.prefill_tokens or result.raised or not plan.counts.decode_rows:

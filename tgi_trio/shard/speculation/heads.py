@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.speculators.spec import HeadsSpec, MedusaSpec, MlpSpec
 from tgi_trio.shard.contract import DraftRow
 from tgi_trio.shard.speculation.arithmetic import Arithmetic, Rows
-from tgi_trio.shard.speculation.hidden import last_hidden
+from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.medusa import guess_medusa
 from tgi_trio.shard.speculation.mlp import guess_mlp
 from tgi_trio.shard.speculation.record import judge_record, write_guesses
@@ -30,22 +30,26 @@ class HeadsDrafter:
         self,
         spec: HeadsSpec,
         arithmetic: Arithmetic,
+        last: LastStep,
         most: int,
         eos_ids: Iterable[int],
         token_map: NDArray[np.int64] | None = None,
     ) -> None:
         """Guess `most` tokens a step and sequence at most, as many as there are heads.
 
-        `token_map`: the token that each row of a head stands for; None: its own number.
+        `last`: the runner's, with the hidden states. `token_map`: the token that each row of a head
+        stands for; None: its own number.
         """
         self._spec = spec
         self._arithmetic = arithmetic
+        self._last = last
         self._most = min(most, spec.heads)
         self._eos_ids = frozenset(eos_ids)
         self._token_map = token_map
 
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
-        ready = [row for row in rows if last_hidden(row.sequence) is not None]
+        places = self._last.find_places(row.sequence for row in rows)
+        ready = [row for row in rows if row.sequence.id in places]
         records = {row.sequence.id: judge_record(row.sequence, self._most) for row in ready}
         shared = share_room(ready, spare, allowed=lambda one: records[one.id].allowed)
         for record in records.values():
@@ -53,16 +57,17 @@ class HeadsDrafter:
                 record.rest -= 1
         if not shared:
             return {}
-        guesses = self._guess([row for row, _ in shared], max(count for _, count in shared))
+        hidden = self._last.pick([places[row.sequence.id] for row, _ in shared])
+        ids = [row.sequence.token_ids[row.sequence.length - 1] for row, _ in shared]
+        most = max(count for _, count in shared)
+        guesses = self._guess(hidden, np.array(ids, np.int64), most)
         counts = {}
         for (row, count), own in zip(shared, guesses.tolist(), strict=True):
             record = records[row.sequence.id]
             counts[row.place] = write_guesses(row.sequence, record, own, count, self._eos_ids)
         return {place: count for place, count in counts.items() if count}
 
-    def _guess(self, rows: Sequence[DraftRow], count: int) -> NDArray[np.int64]:
-        a = self._arithmetic
-        hidden = a.gather([last_hidden(row.sequence) for row in rows])
-        ids = [row.sequence.token_ids[row.sequence.length - 1] for row in rows]
-        found = GUESSES[type(self._spec)](self._spec, a, hidden, np.array(ids, np.int64), count)
+    def _guess(self, hidden: Rows, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        guess = GUESSES[type(self._spec)]
+        found = guess(self._spec, self._arithmetic, hidden, tokens, count)
         return found if self._token_map is None else self._token_map[found]

@@ -1,52 +1,61 @@
-"""The hidden state at which a sequence's last token was chosen: runners leave it, heads read it.
+"""The hidden states at which tokens were last chosen: runners keep them, heads read them.
 
-No torch in this file.
+Kept until the next step and looked at only if something is guessed: a step without guesses pays
+nothing for them. No torch in this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
 
-_STATE: Final = "hidden"  # key in ShardSequence.state
+Pick = Callable[[NDArray[np.int64]], Any]
 
 
-class LastHidden(NamedTuple):
-    """A hidden state [features], before the final norm, as the backend has it."""
+class LastStep:
+    """The last step of a runner, as far as who guesses behind it is concerned."""
 
-    length: int  # of the sequence once the tokens of that step are known
-    row: Any
+    def __init__(self) -> None:
+        self._kept: tuple[StepPlan, NDArray[np.intp], Choices, Pick] | None = None
 
+    def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
+        """Keep a step: `choices` of its rows `sampled`.
 
-def leave_hidden(
-    plan: StepPlan,
-    sampled: NDArray[np.intp],
-    choices: Choices,
-    pick: Callable[[NDArray[np.int64]], Any],
-) -> None:
-    """Leave each sampled row the hidden state that chose its last token.
+        `pick`: returns a copy of the hidden states [n, features], before the final norm, at places
+        of the plan's flat list of tokens; asked before the next step.
+        """
+        self._kept = plan, sampled, choices, pick
 
-    `choices`: of the rows `sampled`; `pick`: returns a copy of the hidden states at places of the
-    plan's flat list of tokens.
-    """
-    drafts = 0 if plan.drafts is None else plan.drafts[sampled]
-    firsts = plan.query_starts[1:][sampled].astype(np.int64) - 1 - drafts
-    chosen = choices.counts > 0
-    hidden = pick((firsts + choices.counts - 1)[chosen])
-    rows = zip(sampled[chosen].tolist(), choices.counts[chosen].tolist(), strict=True)
-    for i, (row, count) in enumerate(rows):
-        sequence = plan.rows[row]
-        sequence.state[_STATE] = LastHidden(sequence.length + count, hidden[i])
+    def find_places(self, sequences: Iterable[ShardSequence]) -> dict[int, int]:
+        """Return where each sequence's last known token was chosen, by id, of those in the step."""
+        if self._kept is None:
+            return {}
+        plan, sampled, choices, _ = self._kept
+        drafts = 0 if plan.drafts is None else plan.drafts[sampled]
+        firsts = plan.query_starts[1:][sampled].astype(np.int64) - 1 - drafts
+        lengths = (plan.positions[firsts] + 1 + choices.counts).tolist()
+        places = (firsts + choices.counts - 1).tolist()
+        held = {
+            plan.rows[row].id: (length, place)
+            for row, length, place, count in zip(
+                sampled.tolist(), lengths, places, choices.counts.tolist(), strict=True
+            )
+            if count
+        }
+        found = ((sequence, held.get(sequence.id)) for sequence in sequences)
+        return {
+            sequence.id: own[1]
+            for sequence, own in found
+            if own is not None and own[0] == sequence.length
+        }
 
-
-def last_hidden(sequence: ShardSequence) -> Any | None:
-    """Return the hidden state that chose a sequence's last known token, None where it is gone."""
-    found = sequence.state.get(_STATE)
-    if isinstance(found, LastHidden) and found.length == sequence.length:
-        return found.row
-    return None
+    def pick(self, places: Sequence[int]) -> Any:
+        """Return hidden states [n, features] at places that `find_places` has returned."""
+        if self._kept is None:
+            raise ValueError("no step has been kept")
+        return self._kept[3](np.array(places, np.int64))

@@ -55,6 +55,11 @@ class Payoff:
             return False
         return True
 
+    def is_resting(self, rows: int) -> bool:
+        """Return whether `allows` would say no; counts nothing."""
+        found = self._by_rows.get(rows)
+        return found is not None and found.rest > 0
+
     def note(
         self, rows: int, *, drafted: bool, tokens: int, took_ns: int, drafting_ns: int = 0
     ) -> None:

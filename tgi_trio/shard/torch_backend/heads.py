@@ -49,9 +49,6 @@ class TorchHeads:
         plain = (*self._vectors.values(), *self._tables.values())
         return sum(linears) + more + sum(each.nbytes for each in plain)
 
-    def gather(self, hidden: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(list(hidden))
-
     def normalise(self, x: torch.Tensor) -> torch.Tensor:
         return x if self._norm is None else self._norm(x)
 

@@ -31,7 +31,7 @@ from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.heads import HeadsDrafter
-from tgi_trio.shard.speculation.hidden import leave_hidden
+from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
@@ -96,6 +96,7 @@ class TorchRunner:
         the model's; `heads`: what guesses for the model.
         """
         self._heads = heads
+        self._last = LastStep()
         self.kv_beside = 0
         self._kv_dtype = kv_dtype or dtype
         self._ranks = ranks
@@ -207,8 +208,8 @@ class TorchRunner:
         choices = Choices.none(0)
         if logits is not None:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
-            if self._heads is not None and len(sampled) <= self._info.draft_budget:
-                leave_hidden(plan, sampled, choices, partial(_copy_rows, hidden))
+            if self._heads is not None:
+                self._last.keep(plan, sampled, choices, partial(_copy_rows, hidden))
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
@@ -227,9 +228,8 @@ class TorchRunner:
             return None
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
-        return HeadsDrafter(
-            self._heads.spec, self._heads, most, self._info.eos_ids, self._heads.token_map
-        )
+        heads, eos_ids = self._heads, self._info.eos_ids
+        return HeadsDrafter(heads.spec, heads, self._last, most, eos_ids, heads.token_map)
 
     def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)
