@@ -12,6 +12,7 @@ from tests.shard.torch_backend.models_support import sequence
 from tgi_trio.shard.contract import Choices, DraftRow, PlanCounts, StepPlan, StepResult
 from tgi_trio.shard.speculation.guessing import Guessing
 from tgi_trio.shard.speculation.payoff import FIRST_REST, TRIAL
+from tgi_trio.shard.speculation.record import judge_record, take_rest
 
 STEP = 1000  # nanoseconds of a step
 
@@ -64,3 +65,39 @@ def test_a_drafter_that_fails_is_asked_no_more(capsys: pytest.CaptureFixture[str
     assert drafter.asked == 1
     said = capsys.readouterr().err
     assert "out of memory" in said and "one by one" in said
+
+
+def test_a_rest_of_all_sequences_is_taken_at_once() -> None:
+    first, second = (sequence(i, [5, 6], [1], new=9) for i in (1, 2))
+    for row, rest in ((first, 6), (second, 4)):
+        judge_record(row, 3).rest = rest
+    assert take_rest([first, second]) == 4
+    assert (judge_record(first, 3).rest, judge_record(second, 3).rest) == (2, 0)
+    assert take_rest([first, second]) == 0
+    assert take_rest([first, sequence(3, [5], [1], new=9)]) == 0  # one that has no record yet
+
+
+class Resting(Slow):
+    """A drafter whose sequences rest five steps after each of its guesses."""
+
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        records = [judge_record(row.sequence, 1) for row in rows]
+        self.asked += 1
+        if any(record.rest for record in records):
+            for record in records:
+                record.rest -= 1
+            return {}
+        for record in records:
+            record.rest = 5
+        return {row.place: 1 for row in rows}
+
+
+def test_a_drafter_is_not_asked_while_everybody_rests() -> None:
+    drafter = Resting(0.0)
+    guessing = Guessing(drafter)
+    rows = [DraftRow(0, sequence(1, [5, 6], [1], new=9), 4)]
+    found = [bool(guessing.draft(rows, 4)) for _ in range(13)]
+    assert found == [i % 6 == 0 for i in range(13)]
+    assert drafter.asked == 5  # the guesses, and once at the beginning of each rest
+    guessing.draft(rows, 4)
+    assert guessing.is_resting(1) and not guessing.is_resting(2)  # not with others beside it

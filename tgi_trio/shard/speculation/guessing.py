@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from tgi_trio.shard.contract import Drafter, DraftRow, StepPlan, StepResult
 from tgi_trio.shard.speculation.payoff import Payoff
+from tgi_trio.shard.speculation.record import take_rest
 
 
 class Guessing:
@@ -20,6 +21,8 @@ class Guessing:
         self._drafter: Drafter | None = drafter
         self._clock = clock
         self._drafting_ns = 0  # for the plan that is yet to be settled
+        self._rest = 0  # plans that get no guesses, as every sequence rests
+        self._resting = 0  # how many these are
 
     def draft(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         """Return guesses as `Drafter.draft_rows` does, none where they do not pay.
@@ -27,7 +30,9 @@ class Guessing:
         A drafter that raises is not asked again.
         """
         self._drafting_ns = 0
-        if not rows or self._drafter is None or not self.payoff.allows(len(rows)):
+        if not rows or self._drafter is None or self._takes_rest(len(rows)):
+            return {}
+        if not self.payoff.allows(len(rows)):
             return {}
         began = self._clock()
         try:
@@ -38,18 +43,31 @@ class Guessing:
             self._drafter = None
             return {}
         self._drafting_ns = self._clock() - began
+        if not counts:
+            self._rest = take_rest(row.sequence for row in rows)
+            self._resting = len(rows)
         return counts
 
     def is_resting(self, rows: int) -> bool:
         """Return whether the next step of so many decodes gets no guesses."""
-        return self._drafter is None or self.payoff.is_resting(rows)
+        if self._drafter is None or (self._rest > 0 and self._resting == rows):
+            return True
+        return self.payoff.is_resting(rows)
 
     def sits_out(self, rows: int) -> bool:
         """Return the same, and take note that the step comes."""
         self._drafting_ns = 0
-        return self._drafter is None or (
-            self.payoff.is_resting(rows) and not self.payoff.allows(rows)
-        )
+        if self._drafter is None or self._takes_rest(rows):
+            return True
+        return self.payoff.is_resting(rows) and not self.payoff.allows(rows)
+
+    def _takes_rest(self, rows: int) -> bool:
+        """Return whether every sequence rests in this step; with others beside them nobody does."""
+        if self._rest == 0 or self._resting != rows:
+            self._rest = 0
+            return False
+        self._rest -= 1
+        return True
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """Take in how a plan did. Steps that prefill, or that raised, say nothing of decodes."""

@@ -14,6 +14,7 @@ from statistics import fmean, median, pstdev
 from typing import Final
 
 TRIAL: Final = 4  # steps with guesses before they are judged
+TRIAL_AGAIN: Final = 2  # the same after a rest
 PLAIN: Final = 3  # steps without that they are compared with, at least
 REFRESH: Final = 96  # steps with guesses after which some are plain, as contexts have grown
 FIRST_REST: Final = 96  # steps without guesses after a trial that did not pay
@@ -32,6 +33,7 @@ class _Measured:
     drafting_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     owed_ns: int = 0
     tokens: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))  # of those drafted
+    trial: int = TRIAL
     rest: int = 0  # plans that still get no guesses
     next_rest: int = FIRST_REST
     since_plain: int = 0  # steps with guesses since plain ones were measured
@@ -80,7 +82,7 @@ class Payoff:
         found.owed_ns = 0
         found.tokens.append(tokens)
         found.since_plain += 1
-        if len(found.drafted_ns) < TRIAL or found.forced:
+        if len(found.drafted_ns) < found.trial or found.forced:
             return
         if len(found.plain_ns) < PLAIN or found.since_plain >= REFRESH:
             found.forced, found.since_plain = PLAIN, 0
@@ -90,7 +92,7 @@ class Payoff:
     def gain(self, rows: int) -> float | None:
         """Return tokens a second with guesses in those without, None while that is not known."""
         found = self._by_rows.get(rows)
-        if found is None or len(found.drafted_ns) < TRIAL or len(found.plain_ns) < PLAIN:
+        if found is None or not found.drafted_ns or len(found.plain_ns) < PLAIN:
             return None
         return fmean(found.tokens) / _worth(rows, found)
 
@@ -99,9 +101,10 @@ class Payoff:
         worth = _worth(rows, found)
         doubt = pstdev(found.tokens) / sqrt(len(found.tokens))
         if (fmean(found.tokens) + doubt) / worth >= _LEAST_GAIN:
-            found.next_rest = FIRST_REST
+            found.next_rest, found.trial = FIRST_REST, TRIAL
             return
         found.rest, found.next_rest = found.next_rest, min(LONGEST_REST, 2 * found.next_rest)
+        found.trial = TRIAL_AGAIN
         found.drafted_ns.clear()
         found.drafting_ns.clear()
         found.tokens.clear()

@@ -76,3 +76,18 @@ def write_guesses(
         count += 1
     record.place, record.guesses = length, ids[length : length + count].tolist()
     return count
+
+
+def take_rest(sequences: Iterable[ShardSequence]) -> int:
+    """Return how many steps all sequences still rest, and count these as rested.
+
+    0 where one does not rest, or has no record yet.
+    """
+    records = [sequence.state.get(_STATE) for sequence in sequences]
+    known = [record for record in records if isinstance(record, Record)]
+    if not known or len(known) < len(records):
+        return 0
+    shortest = min(record.rest for record in known)
+    for record in known:
+        record.rest -= shortest
+    return shortest
