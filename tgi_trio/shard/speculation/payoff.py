@@ -13,11 +13,11 @@ from math import sqrt
 from statistics import fmean, median, pstdev
 from typing import Final
 
-TRIAL: Final = 4  # steps with guesses before they are judged
+TRIAL: Final = 3  # steps with guesses before they are judged
 TRIAL_AGAIN: Final = 2  # the same after a rest
 PLAIN: Final = 3  # steps without that they are compared with, at least
 REFRESH: Final = 96  # steps with guesses after which some are plain, as contexts have grown
-FIRST_REST: Final = 96  # steps without guesses after a trial that did not pay
+FIRST_REST: Final = 128  # steps without guesses after a trial that did not pay
 LONGEST_REST: Final = 2048
 _WINDOW: Final = 48  # the latest steps of a kind that count
 _LEAST_GAIN: Final = 1.01  # tokens a second with guesses, in those without: less is a loss
