@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.model.spec import Routing
 from tgi_trio.shard.torch_backend.attention import latent_kernel, paged_kernel
 from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
@@ -280,7 +279,7 @@ def _sampler() -> Iterator[Variant]:
 
 def _routing() -> Iterator[Variant]:
     """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, DeepSeek V2 and V3."""
-    kinds: tuple[tuple[Routing, int, int, int, int], ...] = (
+    kinds: tuple[tuple[str, int, int, int, int], ...] = (
         ("softmax", 8, 2, 1, 1),
         ("sparse-mixer", 16, 2, 1, 1),
         ("softmax", 32, 4, 1, 1),
