@@ -113,10 +113,7 @@ def load_torch_runner(
     target = _Target(getattr(torch, dtype), where, ranks, settings.activations)
     torch.set_num_threads(_count_threads(settings, target.world_size))
     if sampler is None:
-        watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
-        sampler = Sampler(
-            config.vocab_size, config.eos_ids, where, grammars=grammars, watermark=watermark
-        )
+        sampler = _make_sampler(settings, config, where, grammars)
     spec = _checked_spec(config, settings.rope)
     if settings.activations == 8 and not isinstance(spec, DecoderSpec):
         raise ConfigurationError(
@@ -133,32 +130,16 @@ def load_torch_runner(
         heads = None
         if guessing is not None and (ranks is None or ranks.rank == 0):
             heads = _load_heads(guessing, config, model, target, encoding)
-        kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
-        attention: AttentionBackend = ReferenceAttention()
-        graphs, steps = None, None
-        if kv_dtype is None:
-            attention = choose_attention(where, target.dtype, model.kv_shape)
-            graphs, steps = device_parts(
-                model, attention, sampler, config, where, graph_sizes, ranks
-            )
-            if guessing is not None:  # heads read hidden states between two steps, on all ranks
-                steps = None
-        else:
-            tell_no_graphs(graph_sizes, "torch's own attention reads K and V of 8 bits")
-        return TorchRunner(
+        return _make_runner(
             model,
+            settings,
             config,
-            dtype=target.dtype,
-            device=where,
-            sampler=sampler,
-            attention=attention,
-            graphs=graphs,
-            steps=steps,
-            ranks=ranks,
-            speculate=settings.speculate or 0,
-            load_ns=time.monotonic_ns() - began,
-            kv_dtype=kv_dtype,
-            heads=heads,
+            target,
+            sampler,
+            graph_sizes,
+            heads,
+            guessing is not None,
+            began,
         )
     if guessing is not None:
         raise ConfigurationError(heads_refusal(config))
@@ -171,6 +152,59 @@ def load_torch_runner(
     if made is not None:
         raise ConfigurationError(rounding_refusal(config, made))
     return _load_fallback(config, target, sampler, settings.trust_remote_code)
+
+
+def _make_sampler(
+    settings: ShardSettings,
+    config: ModelConfig,
+    device: torch.device,
+    grammars: GrammarMasks | None,
+) -> RowSampler:
+    watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
+    return Sampler(
+        config.vocab_size, config.eos_ids, device, grammars=grammars, watermark=watermark
+    )
+
+
+def _make_runner(
+    model: Decoder,
+    settings: ShardSettings,
+    config: ModelConfig,
+    target: _Target,
+    sampler: RowSampler,
+    graph_sizes: tuple[int, ...],
+    heads: TorchHeads | None,
+    guesses: bool,
+    began: int,
+) -> TorchRunner:
+    """Return what serves a decoder, whose loading `began` at a time of `time.monotonic_ns`."""
+    kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
+    attention: AttentionBackend = ReferenceAttention()
+    graphs, steps = None, None
+    if kv_dtype is None:
+        attention = choose_attention(target.device, target.dtype, model.kv_shape)
+        graphs, steps = device_parts(
+            model, attention, sampler, config, target.device, graph_sizes, target.ranks
+        )
+        if guesses:  # heads read hidden states between two steps, on all ranks
+            steps = None
+    else:
+        tell_no_graphs(graph_sizes, "torch's own attention reads K and V of 8 bits")
+    return TorchRunner(
+        model,
+        config,
+        dtype=target.dtype,
+        device=target.device,
+        sampler=sampler,
+        attention=attention,
+        graphs=graphs,
+        steps=steps,
+        ranks=target.ranks,
+        speculate=settings.speculate or 0,
+        load_ns=time.monotonic_ns() - began,
+        kv_dtype=kv_dtype,
+        heads=heads,
+    )
 
 
 def _count_threads(settings: ShardSettings, world_size: int) -> int:
