@@ -66,6 +66,11 @@ def test_what_is_packed_here(checkpoint: Checkpoint, tmp_path: Path, stored: str
     check(quantise(checkpoint("llama"), tmp_path / "q", *STORED[stored]))
 
 
+def test_experts_are_numbers_beside_codes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """They are multiplied together, so that steps can be recorded."""
+    check(quantise(checkpoint("mixtral"), tmp_path / "q", *STORED["gptq 4 bits"]))
+
+
 def test_two_ranks(checkpoint: Checkpoint) -> None:
     """Rows are split anywhere, inputs at borders of groups; other parts are plain numbers."""
     folder = checkpoint("llama", hidden_size=128, intermediate_size=192)
@@ -79,7 +84,7 @@ def test_two_ranks(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "word"), [("gemma2", "int4"), ("gpt2", "fp8"), ("deepseek_v3", "bitsandbytes-nf4")]
+    ("family", "word"), [("gemma2", "int4"), ("gpt2", "fp8"), ("qwen2", "bitsandbytes-nf4")]
 )
 def test_what_is_rounded_while_it_is_loaded(checkpoint: Checkpoint, family: str, word: str) -> None:
     check(checkpoint(family), quantize=word)

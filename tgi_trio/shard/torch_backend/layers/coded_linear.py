@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -87,17 +87,13 @@ class CodedLinear(Linear):
         shape = x.shape[:-1]
         x = x.reshape(-1, self._inputs).contiguous()
         out = torch.empty((len(x), self._outputs), dtype=x.dtype, device=x.device)
-        begin = 0
-        for part, rounded in zip(self._parts, self._rounded, strict=True):
-            end = begin + _outputs_of(part)
-            bias = None if self.bias is None else self.bias[begin:end]
-            if isinstance(part, Codes) and rounded:
-                multiply_rounded(out[:, begin:end], x, part, bias)
-            elif isinstance(part, Codes):
-                multiply(out[:, begin:end], x, part, bias, self._tiles)
+        for place, part, bias, rounded in self._pieces():
+            if isinstance(part, torch.Tensor):
+                out[:, place] = torch.nn.functional.linear(x, part, bias)
+            elif rounded:
+                multiply_rounded(out[:, place], x, part, bias)
             else:
-                out[:, begin:end] = torch.nn.functional.linear(x, part, bias)
-            begin = end
+                multiply(out[:, place], x, part, bias, self._tiles)
         return out.view(*shape, self._outputs)
 
     @property
@@ -110,15 +106,21 @@ class CodedLinear(Linear):
         for tile in self._tiles:
             x = self.weight.new_zeros((tile.rows, self._inputs))
             out = self.weight.new_empty((tile.rows, self._outputs))
-            begin = 0
-            for part, rounded in zip(self._parts, self._rounded, strict=True):
-                end = begin + _outputs_of(part)
-                bias = None if self.bias is None else self.bias[begin:end]
-                if isinstance(part, Codes) and rounded:
-                    multiply_rounded(out[:1, begin:end], x[:1], part, bias)
-                elif isinstance(part, Codes):
-                    launch(out[:, begin:end], x, part, bias, tile, only_one=True)
-                begin = end
+            for place, part, bias, rounded in self._pieces():
+                if isinstance(part, torch.Tensor):
+                    continue
+                if rounded:
+                    multiply_rounded(out[:1, place], x[:1], part, bias)
+                else:
+                    launch(out[:, place], x, part, bias, tile, only_one=True)
+
+    def _pieces(self) -> Iterator[tuple[slice, Codes | torch.Tensor, torch.Tensor | None, bool]]:
+        """Yield each matrix: where its outputs go, itself, its bias, whether it takes 8 bits."""
+        end = 0
+        for part, rounded in zip(self._parts, self._rounded, strict=True):
+            begin, end = end, end + _outputs_of(part)
+            bias = None if self.bias is None else self.bias[begin:end]
+            yield slice(begin, end), part, bias, rounded
 
 
 def _outputs_of(part: Codes | torch.Tensor) -> int:

@@ -87,7 +87,8 @@ class Codes:
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def to(self, device: torch.device) -> Codes:
-        return replace(self, **{k: tensor.to(device) for k, tensor in self.tensors().items()})
+        moved: dict[str, Any] = {k: tensor.to(device) for k, tensor in self.tensors().items()}
+        return replace(self, **moved)
 
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors().values())
@@ -118,7 +119,7 @@ def _are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 def _below(upper: Codes, lower: Codes) -> Codes:
     """Return two matrices that are alike as one, with the outputs of both."""
     theirs = lower.tensors()
-    made = {
+    made: dict[str, Any] = {
         name: torch.cat((tensor, theirs[name]), dim=0 if name in ("codes", "planes") else 1)
         for name, tensor in upper.tensors().items()
         if name not in ("table", "order")
@@ -178,7 +179,8 @@ class _Heads:
     @classmethod
     def of(cls, parts: Parts, repeats: int) -> _Heads:
         """Keep scales of scales where there are any; zero points where lows are no more."""
-        scales, lows, nested = parts.scales, parts.lows, parts.nested
+        scales, nested = parts.scales, parts.nested
+        lows: Array | None = parts.lows
         how: Lows = "" if lows is None else "lows"
         low_units, zero = None, 0
         if lows is not None:
