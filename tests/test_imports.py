@@ -98,7 +98,7 @@ RULES: dict[str, Rule] = {
     "testing.compiled_kernels": Rule(
         ours("shard.torch_backend testing.kernel_variants testing.code_variants"), banned=SERVER
     ),
-    "testing.kernel_variants": Rule(ours("shard.torch_backend"), banned=SERVER),
+    "testing.kernel_variants": Rule(ours("shard.torch_backend model.spec"), banned=SERVER),
     "testing.code_variants": Rule(
         ours("shard.torch_backend testing.kernel_variants"), banned=SERVER
     ),
