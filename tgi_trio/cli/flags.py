@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tgi_trio.cli.values import SECRET
 from tgi_trio.settings.records import (
+    CPU_ACTIVATIONS,
     CPU_BACKENDS,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -105,6 +106,13 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "1 with rope-scaling",
             ),
             Flag("cpu-backend", "backend", f"one of {', '.join(CPU_BACKENDS)}; see docs"),
+            Flag(
+                "cpu-activations",
+                "activations",
+                f"what quantised weights are multiplied by on a CPU: {', '.join(CPU_ACTIVATIONS)};"
+                " the latter is nearly exact, and slower",
+                "int8",
+            ),
             Flag("cpu-threads", "int", "threads of a CPU shard", "by the model's size"),
             Flag("device", "text", "cpu, cuda, xpu or auto: what torch sees, else the CPU"),
             Flag(

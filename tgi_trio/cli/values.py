@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tgi_trio.log_levels import parse_log_levels
 from tgi_trio.settings.records import (
+    CPU_ACTIVATIONS,
     CPU_BACKENDS,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -197,6 +198,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "weights": ("FORMAT", _one_of(WEIGHT_FORMATS)),
     "rope": ("KIND", _one_of(ROPE_SCALINGS)),
     "backend": ("BACKEND", _one_of(CPU_BACKENDS)),
+    "activations": ("NUMBERS", _one_of(CPU_ACTIVATIONS)),
     "sizes": ("SIZES", _sizes),
     "ip": ("IP", _text),
     "key": ("KEY", _key),

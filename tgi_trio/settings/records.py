@@ -26,6 +26,7 @@ KV_CACHE_DTYPES: Final = ("fp8_e4m3fn", "fp8_e5m2")  # TGI's words
 ACTIVATIONS: Final = (16, 8)
 ROPE_SCALINGS: Final = ("linear", "dynamic")
 CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
+CPU_ACTIVATIONS: Final = ("int8", "int16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class ShardOptions:
     rope_scaling: str | None = None  # of ROPE_SCALINGS
     rope_factor: float | None = None  # how many times as long sequences may become
     cpu_backend: str = "auto"  # of CPU_BACKENDS
+    # What quantised weights are multiplied with by the CPU kernels, of CPU_ACTIVATIONS; None: int8
+    cpu_activations: str | None = None
     cpu_threads: int = 0  # 0: as many as the model's size is worth
     device: str = "auto"  # "cpu", or a kind as torch names them; "auto": what torch sees
     cuda_graphs: tuple[int, ...] | None = (

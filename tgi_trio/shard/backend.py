@@ -146,6 +146,8 @@ def _load_kernels(
         if settings.cpu_backend == "numba":
             raise unserved(error) from error
         print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
+        if settings.cpu_activations is not None:
+            print("--cpu-activations changes nothing: it is for the kernels", file=sys.stderr)
         return None
 
 
@@ -161,6 +163,11 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     if device != CPU and settings.cpu_backend == "numba":
         raise ConfigurationError(
             f"--cpu-backend numba computes on the CPU, and this shard computes on {device}; leave "
+            "it out, or hide the device: CUDA_VISIBLE_DEVICES="
+        )
+    if device != CPU and settings.cpu_activations is not None:
+        raise ConfigurationError(
+            f"--cpu-activations is for the CPU kernels, and this shard computes on {device}; leave "
             "it out, or hide the device: CUDA_VISIBLE_DEVICES="
         )
     if ranks is not None and settings.cpu_backend == "numba":

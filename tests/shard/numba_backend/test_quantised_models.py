@@ -21,12 +21,15 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.block_types import SERVED
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.numba_backend.kinds.kind import active_block_bytes
+from tgi_trio.shard.numba_backend.loading import load
 
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -172,3 +175,28 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
         for row, logits in list(zip(rows(), found, strict=True))[::5]:
             run(runner, [row])
             torch.testing.assert_close(recorder.logits(row.id), logits, atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 8), ("int8", 8), ("int16", 16)])
+def test_activations_are_as_wide_as_asked_for(
+    checkpoint: Checkpoint, tmp_path: Path, given: str | None, expected: int
+) -> None:
+    folder = write(checkpoint("llama", **SIZES), tmp_path, {}, "Q4_0")
+    settings = ShardSettings(model_path=folder, cpu_activations=given, cpu_threads=1)
+    runner = load(settings, read_config(folder))
+    try:
+        assert f"(q4_0 x int{expected})" in runner.info.backend
+        operations = runner._forward.program.operations
+        used = set(operations["active_bytes"][operations["active_bytes"] > 0].tolist())
+        assert used == {active_block_bytes(expected)}
+    finally:
+        runner.close()
+
+
+def test_activations_of_plain_weights_are_left_alone(
+    checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint("llama", **SIZES)
+    settings = ShardSettings(model_path=folder, cpu_activations="int16", cpu_threads=1)
+    load(settings, read_config(folder)).close()
+    assert "--cpu-activations int16 changes nothing" in capsys.readouterr().err

@@ -417,7 +417,7 @@ class Program:
 
     def describe(self) -> str:
         """Return what becomes of quantised weights, for an operator; "": there are none."""
-        kept = ", ".join(kind.name for kind in self.kinds)
+        kept = ", ".join(self._quantised.describe())
         lost = ", ".join(sorted(self._dequantised))
         words = [f"weights as they are stored ({kept})" if kept else ""]
         words.append(f"dequantised ones ({lost})" if lost else "")

@@ -33,11 +33,18 @@ class QuantisedOperations:
 
     def __init__(self) -> None:
         self._uses: list[_Use] = []
+        self._active_bits: dict[str, int] = {}  # by the names of kinds
 
     @property
     def kinds(self) -> list[Kind]:
         """Of their weights, each once."""
         return list(dict.fromkeys(use.packing.kind for use in self._uses))
+
+    def describe(self) -> list[str]:
+        """Return the kinds, with what they are multiplied with where they have been linked."""
+        names = [kind.name for kind in self.kinds]
+        found = self._active_bits
+        return [f"{name} x int{found[name]}" if name in found else name for name in names]
 
     def add(self, row: int, packing: Packing, feeder: int | None = None) -> None:
         self._uses.append(_Use(row, packing, feeder))
@@ -45,6 +52,7 @@ class QuantisedOperations:
     def link(self, operations: NDArray[np.void], kernels: Mapping[str, PanelKernel]) -> int:
         """Have `kernels` do it, by the names of kinds; return the bytes that a thread needs."""
         room = 0
+        self._active_bits = {name: k.multiplier.active_bits for name, k in kernels.items()}
         for use in self._uses:
             kernel, operation = kernels[use.packing.kind.name], operations[use.row]
             inputs = int(operation["inputs"])
