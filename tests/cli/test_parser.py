@@ -45,7 +45,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "quantization": ("eetq", "eetq"),
     "kv_dtype": ("fp8_e5m2", "fp8_e5m2"),
     "weights": ("gguf:q8_0", "gguf:q8_0"),
-    "activations": ("int16", "int16"),
+    "bits": ("16", 16),
     "backend": ("torch", "torch"),
     "sizes": ("1, 2,8", (1, 2, 8)),
     "ip": ("127.0.0.1", "127.0.0.1"),

@@ -96,17 +96,7 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             {"kv_cache_dtype": "fp8_e5m2", "cpu_backend": "numba"},
             "`kv_cache_dtype` is served by torch",
         ),
-        ({"activations": 4}, "`activations` must be 16 or 8. Given: 4"),
-        (
-            {"cpu_activations": "bfloat16"},
-            "`cpu_activations` must be one of int8, int16. Given: bfloat16",
-        ),
-        (
-            {"cpu_activations": "int16", "cpu_backend": "torch"},
-            "`cpu_activations` is for the CPU kernels, which compute on one rank: leave it out, "
-            "or leave out `cpu_backend` torch",
-        ),
-        ({"cpu_activations": "int8", "num_shard": 2}, "or leave out `num_shard`"),
+        ({"activations": 4}, "`activations` must be 8 or 16. Given: 4"),
         ({"num_shard": 0}, "`num_shard` cannot be < 1"),
         ({"num_shard": 1, "sharded": True}, "`sharded` is true but `num_shard` <= 1"),
         ({"sharded": True}, "`sharded` is true: say over how many ranks with `num_shard`"),

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from tgi_trio.cli.values import SECRET
 from tgi_trio.settings.records import (
-    CPU_ACTIVATIONS,
     CPU_BACKENDS,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -89,9 +88,10 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             ),
             Flag(
                 "activations",
-                "int",
-                "bits of what is multiplied with int8 and FP8 weights on a device: 16, or 8, which"
-                " is faster for many tokens and less exact",
+                "bits",
+                "bits of what quantised weights are multiplied by, 8 or 16: 8 is faster;"
+                " on a device for int8 and FP8 weights alone",
+                "8 by the CPU kernels, else 16",
             ),
             Flag(
                 "rope-scaling",
@@ -106,13 +106,6 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "1 with rope-scaling",
             ),
             Flag("cpu-backend", "backend", f"one of {', '.join(CPU_BACKENDS)}; see docs"),
-            Flag(
-                "cpu-activations",
-                "activations",
-                f"what quantised weights are multiplied by on a CPU: {', '.join(CPU_ACTIVATIONS)};"
-                " the latter is nearly exact, and slower",
-                "int8",
-            ),
             Flag("cpu-threads", "int", "threads of a CPU shard", "by the model's size"),
             Flag("device", "text", "cpu, cuda, xpu or auto: what torch sees, else the CPU"),
             Flag(
@@ -185,14 +178,14 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag(
                 "speculate",
                 "int",
-                "tokens guessed ahead per step, from the text so far or by --draft-model",
+                "tokens guessed ahead per step, from the text so far or by what draft-model names",
                 "all heads, 4 of a draft model, 0 without one",
             ),
             Flag(
                 "draft-model",
                 "path",
                 "folder or repository of what guesses: heads, or a smaller model",
-                "heads that --model-id names, else the text so far",
+                "the heads of the model, else the text so far",
             ),
             Flag("watermark-gamma", "ratio", "share of the vocabulary that a watermark prefers"),
             Flag("watermark-delta", "ratio", "what it adds to their logits"),

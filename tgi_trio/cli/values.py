@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tgi_trio.log_levels import parse_log_levels
 from tgi_trio.settings.records import (
-    CPU_ACTIVATIONS,
+    ACTIVATIONS,
     CPU_BACKENDS,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -46,6 +46,10 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
         return text
 
     return read
+
+
+def _bits(text: str) -> int:
+    return int(_one_of([str(bits) for bits in ACTIVATIONS])(text))
 
 
 def _int(text: str) -> int:
@@ -198,7 +202,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "weights": ("FORMAT", _one_of(WEIGHT_FORMATS)),
     "rope": ("KIND", _one_of(ROPE_SCALINGS)),
     "backend": ("BACKEND", _one_of(CPU_BACKENDS)),
-    "activations": ("NUMBERS", _one_of(CPU_ACTIVATIONS)),
+    "bits": ("BITS", _bits),
     "sizes": ("SIZES", _sizes),
     "ip": ("IP", _text),
     "key": ("KEY", _key),

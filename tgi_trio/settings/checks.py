@@ -9,7 +9,6 @@ from typing import Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import (
     ACTIVATIONS,
-    CPU_ACTIVATIONS,
     CPU_BACKENDS,
     DTYPES,
     KV_CACHE_DTYPES,
@@ -102,33 +101,16 @@ def check(options: Options) -> None:
             "`num_shard`"
         )
     _check_quantize(options)
-    if options.activations not in ACTIVATIONS:
-        raise ConfigurationError(f"`activations` must be 16 or 8. Given: {options.activations}")
+    if options.activations not in (None, *ACTIVATIONS):
+        raise ConfigurationError(f"`activations` must be 8 or 16. Given: {options.activations}")
     if options.kv_cache_dtype not in (None, *KV_CACHE_DTYPES):
         raise ConfigurationError(
             f"`kv_cache_dtype` must be one of {', '.join(KV_CACHE_DTYPES)}. "
             f"Given: {options.kv_cache_dtype}"
         )
-    _check_activations(options)
     if options.kv_cache_dtype is not None and options.cpu_backend == "numba":
         raise ConfigurationError(
             "`kv_cache_dtype` is served by torch: leave it out, or leave out `cpu_backend` numba"
-        )
-
-
-def _check_activations(options: Options) -> None:
-    if options.cpu_activations not in (None, *CPU_ACTIVATIONS):
-        raise ConfigurationError(
-            f"`cpu_activations` must be one of {', '.join(CPU_ACTIVATIONS)}. "
-            f"Given: {options.cpu_activations}"
-        )
-    if options.cpu_activations is None:
-        return
-    if options.cpu_backend == "torch" or number_of_shards(options) > 1:
-        other = "`cpu_backend` torch" if options.cpu_backend == "torch" else "`num_shard`"
-        raise ConfigurationError(
-            f"`cpu_activations` is for the CPU kernels, which compute on one rank: leave it out, "
-            f"or leave out {other}"
         )
 
 

@@ -23,10 +23,9 @@ QUANTIZATIONS: Final = (
     *("gguf", "mxfp4", "int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k"),
 )
 KV_CACHE_DTYPES: Final = ("fp8_e4m3fn", "fp8_e5m2")  # TGI's words
-ACTIVATIONS: Final = (16, 8)
+ACTIVATIONS: Final = (8, 16)  # bits
 ROPE_SCALINGS: Final = ("linear", "dynamic")
 CPU_BACKENDS: Final = ("auto", "numba", "torch")  # auto: numba where the model fits it
-CPU_ACTIVATIONS: Final = ("int8", "int16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +37,11 @@ class ShardOptions:
 
     quantize: str | None = None  # of QUANTIZATIONS; None in `Settings`: as they are
     kv_cache_dtype: str | None = None  # of KV_CACHE_DTYPES; None: the model's dtype
-    activations: int = 16  # of ACTIVATIONS: bits, in products with weights of 8 bits on a device
+    # Of ACTIVATIONS: what quantised weights are multiplied by; None: 8 by the CPU kernels, else 16
+    activations: int | None = None
     rope_scaling: str | None = None  # of ROPE_SCALINGS
     rope_factor: float | None = None  # how many times as long sequences may become
     cpu_backend: str = "auto"  # of CPU_BACKENDS
-    # What quantised weights are multiplied with by the CPU kernels, of CPU_ACTIVATIONS; None: int8
-    cpu_activations: str | None = None
     cpu_threads: int = 0  # 0: as many as the model's size is worth
     device: str = "auto"  # "cpu", or a kind as torch names them; "auto": what torch sees
     cuda_graphs: tuple[int, ...] | None = (

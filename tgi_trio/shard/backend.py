@@ -101,6 +101,7 @@ def _add_draft_model(
         tokenizer_file=None,
         quantize=None,
         kv_cache_dtype=None,
+        activations=None,
         rope_scaling=None,
         rope_factor=None,
         # torch's threads must not inherit the one core of a team's first thread.
@@ -146,8 +147,7 @@ def _load_kernels(
         if settings.cpu_backend == "numba":
             raise unserved(error) from error
         print(f"served with torch, not with the CPU kernels: {error}", file=sys.stderr)
-        if settings.cpu_activations is not None:
-            print("--cpu-activations changes nothing: it is for the kernels", file=sys.stderr)
+        _refuse_rounding(settings)
         return None
 
 
@@ -155,25 +155,26 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
     """Raise ConfigurationError for what the CPU kernels alone can do, where they cannot serve, and
     for what they cannot.
     """
-    if device == CPU and settings.activations != 16:
-        raise ConfigurationError(
-            f"--activations {settings.activations} is for products on a device, and this shard "
-            "computes on the CPU: leave it out."
-        )
+    if device == CPU and (settings.cpu_backend == "torch" or ranks is not None):
+        _refuse_rounding(settings)
     if device != CPU and settings.cpu_backend == "numba":
         raise ConfigurationError(
             f"--cpu-backend numba computes on the CPU, and this shard computes on {device}; leave "
-            "it out, or hide the device: CUDA_VISIBLE_DEVICES="
-        )
-    if device != CPU and settings.cpu_activations is not None:
-        raise ConfigurationError(
-            f"--cpu-activations is for the CPU kernels, and this shard computes on {device}; leave "
             "it out, or hide the device: CUDA_VISIBLE_DEVICES="
         )
     if ranks is not None and settings.cpu_backend == "numba":
         raise ConfigurationError(
             "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use "
             "--num-shard 1."
+        )
+
+
+def _refuse_rounding(settings: ShardSettings) -> None:
+    """Raise ConfigurationError if activations are to be rounded by torch, on a CPU."""
+    if settings.activations == 8:
+        raise ConfigurationError(
+            "--activations 8 is for the CPU kernels and for devices, and this model is computed by "
+            "torch on a CPU: leave it out."
         )
 
 

@@ -177,12 +177,12 @@ def test_a_sequence_has_the_same_logits_alone_and_among_others(
             torch.testing.assert_close(recorder.logits(row.id), logits, atol=0.0, rtol=0.0)
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, 8), ("int8", 8), ("int16", 16)])
+@pytest.mark.parametrize(("given", "expected"), [(None, 8), (8, 8), (16, 16)])
 def test_activations_are_as_wide_as_asked_for(
-    checkpoint: Checkpoint, tmp_path: Path, given: str | None, expected: int
+    checkpoint: Checkpoint, tmp_path: Path, given: int | None, expected: int
 ) -> None:
     folder = write(checkpoint("llama", **SIZES), tmp_path, {}, "Q4_0")
-    settings = ShardSettings(model_path=folder, cpu_activations=given, cpu_threads=1)
+    settings = ShardSettings(model_path=folder, activations=given, cpu_threads=1)
     runner = load(settings, read_config(folder))
     try:
         assert f"(q4_0 x int{expected})" in runner.info.backend
@@ -197,6 +197,6 @@ def test_activations_of_plain_weights_are_left_alone(
     checkpoint: Checkpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = checkpoint("llama", **SIZES)
-    settings = ShardSettings(model_path=folder, cpu_activations="int16", cpu_threads=1)
+    settings = ShardSettings(model_path=folder, activations=16, cpu_threads=1)
     load(settings, read_config(folder)).close()
-    assert "--cpu-activations int16 changes nothing" in capsys.readouterr().err
+    assert "--activations 16 changes nothing" in capsys.readouterr().err

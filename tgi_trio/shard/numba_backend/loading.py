@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -30,8 +29,7 @@ from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 # What packing rounds by itself, into panels of a kind of their own.
 INT8_WORDS: Final = ("eetq", "bitsandbytes")
-# Of activations, by the words of `--cpu-activations`.
-ACTIVE_BITS: Final[Mapping[str | None, int]] = {None: 8, "int8": 8, "int16": 16}
+ACTIVE_BITS: Final = 8  # of activations that codes are multiplied with, unless told otherwise
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
@@ -95,15 +93,15 @@ def load(
             choose_variant,
         )
 
-        bits = ACTIVE_BITS[settings.cpu_activations]
+        bits = settings.activations or ACTIVE_BITS
         multipliers = [multiplier_for(kind, bits) for kind in program.kinds]
         variant = choose_variant(spec, dtype, int8=int8, multipliers=multipliers)
         program.link(choose_panel_kernels(multipliers))
         watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
         sampler = choose_sampler(config, cores[: given or None], grammars, watermark)
-    if settings.cpu_activations is not None and not multipliers:
+    if settings.activations is not None and not multipliers:
         print(
-            f"--cpu-activations {settings.cpu_activations} changes nothing: no weights of this "
+            f"--activations {settings.activations} changes nothing: no weights of this "
             "model are multiplied as they are stored",
             file=sys.stderr,
         )

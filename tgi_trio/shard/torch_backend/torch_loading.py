@@ -64,7 +64,7 @@ class _Target:
     dtype: torch.dtype
     device: torch.device
     ranks: Ranks | None
-    activations: int = 16  # bits of what is multiplied with 8-bit weights
+    activations: int = 16  # bits of what 8-bit weights are multiplied by
 
     @property
     def world_size(self) -> int:
@@ -110,7 +110,7 @@ def load_torch_runner(
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
-    target = _Target(getattr(torch, dtype), where, ranks, settings.activations)
+    target = _Target(getattr(torch, dtype), where, ranks, settings.activations or 16)
     torch.set_num_threads(_count_threads(settings, target.world_size))
     if sampler is None:
         sampler = _make_sampler(settings, config, where, grammars)
