@@ -131,6 +131,7 @@ MODELS = {
     "Q8_0": ({}, "Q8_0"),
     "Q4_K_M": ({"token_embd": "Q6_K", "0.attn_v": "Q6_K", "1.ffn_down": "Q6_K"}, "Q4_K"),
     "Q4_K_M of a small model": ({"token_embd": "Q8_0", "attn_v": "Q8_0", "down": "Q4_K"}, "Q5_0"),
+    "Q2_K, embedding and one more": ({"token_embd": "Q2_K", "ffn_down": "Q2_K"}, "Q8_0"),
     "Q5_K beside plain numbers": ({"attn_k": "F32", "token_embd": "F32"}, "Q5_K"),
     "a gate and an up of two kinds": ({"ffn_gate": "Q4_0", "attn_v": "Q2_K"}, "Q8_0"),
 }

@@ -75,6 +75,6 @@ def _fields(kernel: PanelKernel, packing: Packing, inputs: int) -> dict[str, Any
         "span_blocks": packing.span // BLOCK_INPUTS,
         "room_bytes": unpacked.block_bytes,
         "parts": unpacked.parts,
-        "lows": len(unpacked.low),
+        "lows": unpacked.low_parts,
         "zero": unpacked.zero,
     }

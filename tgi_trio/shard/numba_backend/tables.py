@@ -99,7 +99,7 @@ OPERATION = np.dtype(
         ("span_blocks", "i8"),
         ("room_bytes", "i8"),  # an unpacked block's
         ("parts", "i8"),  # scales of an unpacked block, for EMBED
-        ("lows", "i8"),  # 1: it has lows
+        ("lows", "i8"),  # lows of an unpacked block
         ("zero", "i8"),  # its code of 0
         ("centred", "i8"),  # 1: LayerNorm, 0: RMSNorm
         ("keys", "i8"),  # the layer's K and V

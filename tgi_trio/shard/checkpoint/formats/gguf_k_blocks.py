@@ -53,8 +53,13 @@ def _two_bits(data: Bytes) -> Bytes:
 def q2_k(blocks: Bytes) -> Floats:
     """16 bytes of scale and low, 4 bits each; codes; scales of the scales and of the lows."""
     packed, unit = blocks[:, :16], half(blocks[:, 80:84])
-    codes = _two_bits(blocks[:, 16:80]).reshape(-1, 16, 16)
+    codes = codes_of_q2_k(blocks).reshape(-1, 16, 16)
     return _weights(unit[:, :1] * (packed & 15), codes, unit[:, 1:] * (packed >> 4))
+
+
+def codes_of_q2_k(blocks: Bytes) -> Bytes:
+    """Return codes [count, 8, 32] of 2 bits."""
+    return _two_bits(blocks[:, 16:80])
 
 
 def q3_k(blocks: Bytes) -> Floats:

@@ -1,4 +1,4 @@
-"""GGUF's blocks of 256 weights, whose scales have a scale: Q3_K to Q6_K, IQ4_XS."""
+"""GGUF's blocks of 256 weights, whose scales have a scale: Q2_K to Q6_K, IQ4_XS."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.formats.gguf_blocks import NONLINEAR, nibbles
 from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import (
+    codes_of_q2_k,
     codes_of_q3_k,
     codes_of_q5_k,
     codes_of_q6_k,
@@ -23,15 +24,16 @@ from tgi_trio.shard.numba_backend.kinds.kind import Array, Codes, Field, Kind, S
 _SPAN: Final = 256
 
 
-def _kind_with_lows(name: str, bits: int) -> Kind:
+def _kind_with_lows(name: str, bits: int, *, parts: int = 1, largest: int = 0) -> Kind:
     return Kind(
         name,
         bits,
         scale=("d", "scales"),
         low=("least", "lows"),
         span_head=(Field("d", "f2"), Field("least", "f2")),
-        head=(Field("scales", "u1"), Field("lows", "u1")),
+        head=(Field("scales", "u1", parts), Field("lows", "u1", parts)),
         span=_SPAN,
+        largest=largest,
     )
 
 
@@ -72,6 +74,20 @@ def read_q6_k(planes: Mapping[str, Array]) -> Codes:
     return Codes(codes_of_q6_k(blocks.reshape(-1, 210)).reshape(outputs, -1), numbers)
 
 
+def read_q2_k(planes: Mapping[str, Array]) -> Codes:
+    """A scale and a low, of 4 bits, for every 16 inputs; codes of 2 bits take 4 in panels."""
+    blocks = planes["blocks"]
+    flat, outputs = blocks.reshape(-1, 84), len(blocks)
+    packed = flat[:, :16]
+    numbers = {
+        "d": _halves(blocks[..., 80:82]),
+        "least": _halves(blocks[..., 82:84]),
+        "scales": (packed & np.uint8(15)).reshape(outputs, -1, 2),
+        "lows": (packed >> np.uint8(4)).reshape(outputs, -1, 2),
+    }
+    return Codes(codes_of_q2_k(flat).reshape(outputs, -1), numbers)
+
+
 def read_q3_k(planes: Mapping[str, Array]) -> Codes:
     """4 is zero; in panels they are of 4 bits, and 8 is."""
     blocks = planes["blocks"]
@@ -104,6 +120,7 @@ def _kind_of_parts(name: str, bits: int, zero: int, largest: int) -> Kind:
     )
 
 
+Q2_K: Final = StoredKind(_kind_with_lows("q2_k", 4, parts=2, largest=3), read_q2_k)
 Q3_K: Final = StoredKind(_kind_of_parts("q3_k", 4, zero=8, largest=11), read_q3_k)
 IQ4_XS: Final = StoredKind(
     Kind(

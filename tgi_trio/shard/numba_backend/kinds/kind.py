@@ -75,6 +75,12 @@ class Kind:
         return max(fields[name].parts for name in self.scale)
 
     @property
+    def low_parts(self) -> int:
+        """Parts of a block's inputs that have their own lows; 0: there are none."""
+        fields = {field.name: field for field in (*self.head, *self.span_head)}
+        return max((fields[name].parts for name in self.low), default=0)
+
+    @property
     def head_bytes(self) -> int:
         return sum(field.bytes for field in self.head)
 
@@ -110,9 +116,12 @@ def unpacked(kind: Kind, raised: int) -> Kind:
     zero = kind.zero_code << raised
     # Codes of 0 in the middle: as if they were all bytes, so that most kinds are one.
     largest = 255 if zero == MOST_ZERO else kind.largest_code
-    head = [Field("scale", "f4", kind.parts), *([Field("low", "f4")] if kind.low else [])]
+    head = [
+        Field("scale", "f4", kind.parts),
+        *([Field("low", "f4", kind.low_parts)] if kind.low else []),
+    ]
     return Kind(
-        f"unpacked {kind.parts} {'low' if kind.low else zero} to {largest}",
+        f"unpacked {kind.parts} {f'low {kind.low_parts}' if kind.low else zero} to {largest}",
         8,
         ("scale",),
         tuple(head),

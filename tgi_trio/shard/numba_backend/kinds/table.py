@@ -16,7 +16,7 @@ from tgi_trio.shard.numba_backend.kinds.blocks_of_32 import (
     Q5_1,
     Q8_0,
 )
-from tgi_trio.shard.numba_backend.kinds.blocks_of_256 import IQ4_XS, Q3_K, Q4_K, Q5_K, Q6_K
+from tgi_trio.shard.numba_backend.kinds.blocks_of_256 import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 from tgi_trio.shard.numba_backend.kinds.groups import GROUPS_OF_4, GROUPS_OF_8, SIGNED_8
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, StoredKind
 
@@ -27,6 +27,7 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     "Q5_0": Q5_0,
     "Q5_1": Q5_1,
     "Q8_0": Q8_0,
+    "Q2_K": Q2_K,
     "Q3_K": Q3_K,
     "Q4_K": Q4_K,
     "Q5_K": Q5_K,

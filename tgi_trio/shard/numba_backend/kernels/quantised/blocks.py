@@ -26,7 +26,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
     constant,
     offset,
     read_codes,
-    read_low,
+    read_lows,
     read_scales,
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.dots import sum_of_bytes, sum_of_shorts
@@ -71,19 +71,25 @@ def add_block(
             column = builder.add(first_column, I64(number))
             codes = read_codes(builder, way, codes_at, column)
             scales = read_scales(builder, way, block_at, head_at, column)
-            low = read_low(builder, way, block_at, head_at, column)
+            lows = read_lows(builder, way, block_at, head_at, column)
             if way.active_bits == 16:
                 codes = [half for each in codes for half in _widen(builder, each)]
             for row, x in enumerate(rows_at):
                 i = row * columns.value + number
-                sums[i] = _add_row(builder, way, sums[i], codes, scales, low, x)
+                sums[i] = _add_row(builder, way, sums[i], codes, scales, lows, x)
         return cgutils.pack_array(builder, sums)
 
     return tile(multiplier, rows, columns, tile, i64, i64, i64, i64, i64), emit
 
 
 def _add_row(
-    builder: Any, way: Multiplier, total: Any, codes: list[Any], scales: list[Any], low: Any, x: Any
+    builder: Any,
+    way: Multiplier,
+    total: Any,
+    codes: list[Any],
+    scales: list[Any],
+    lows: list[Any],
+    x: Any,
 ) -> Any:
     """Return total + one row's activations at `x` times a column of a block."""
     facts = offset(builder, x, BLOCK_INPUTS * way.active_bits // 8)
@@ -105,11 +111,21 @@ def _add_row(
             weighted = builder.fmul(number, scale)
         else:
             weighted = fma_of(builder, number, scale, weighted)
+    if len(lows) > 1:
+        for part, low in enumerate(lows):
+            weighted = fma_of(builder, low, _minus_sum(builder, facts, part), weighted)
     total = fma_of(builder, weighted, _float(builder, facts), total)
-    if low is not None:
+    if len(lows) == 1:
         sum_ = _float(builder, offset(builder, facts, 4))
-        total = fma_of(builder, builder.fneg(low), sum_, total)
+        total = fma_of(builder, builder.fneg(lows[0]), sum_, total)
     return total
+
+
+def _minus_sum(builder: Any, facts: Any, part: int) -> Any:
+    """Return minus the sum of the whole activations of a half, in every lane."""
+    whole = load_as(builder, offset(builder, facts, 12 + 4 * part), I32)
+    exact = builder.fmul(builder.sitofp(whole, FLOAT), FLOAT(1.0 / MOST_ZERO))
+    return splat(builder, exact, FLOATS)
 
 
 def _minus_zero(builder: Any, way: Multiplier, facts: Any, part: int) -> Any:
@@ -159,8 +175,8 @@ def unpack_block(
         for column in range(_COLUMNS):
             at = I64(column)
             scales = read_scales(builder, way, block_at, head_at, at)
-            low = read_low(builder, way, block_at, head_at, at)
-            for part, value in enumerate([*scales, *([] if low is None else [low])]):
+            lows = read_lows(builder, way, block_at, head_at, at)
+            for part, value in enumerate([*scales, *lows]):
                 store_as(builder, value, offset(builder, to, 4 * (part * PANEL + column * LANES)))
             for v, codes in enumerate(read_codes(builder, way, codes_at, at)):
                 place = kind.head_bytes + (v * _COLUMNS + column) * 4 * LANES

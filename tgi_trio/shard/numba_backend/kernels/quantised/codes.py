@@ -133,11 +133,12 @@ def read_scales(builder: Any, way: Multiplier, head: Any, span_head: Any, column
     return scales
 
 
-def read_low(builder: Any, way: Multiplier, head: Any, span_head: Any, column: Any) -> Any:
-    """Return what is subtracted from weights, float32 of one column; None: nothing."""
-    if not way.kind.low:
-        return None
-    return _product(builder, way, way.kind.low, head, span_head, column, 0)
+def read_lows(builder: Any, way: Multiplier, head: Any, span_head: Any, column: Any) -> list[Any]:
+    """Return what is subtracted from weights, float32 of one column: of all, or of each part."""
+    return [
+        _product(builder, way, way.kind.low, head, span_head, column, part)
+        for part in range(way.kind.low_parts)
+    ]
 
 
 def _product(

@@ -36,10 +36,11 @@ def embed_quantised(rank, step, op, room):
         codes_of_lane = head_bytes + lane // LANES * 4 * LANES + lane % LANES * 4
         for block in range(blocks):
             head = room + block * op.room_bytes
-            low = np.float32(0)
-            if op.lows:
-                low = load_float(head + 4 * (PANEL * op.parts + lane))
             for i in range(BLOCK_INPUTS):
+                low = np.float32(0)
+                if op.lows:
+                    part = op.parts + i * op.lows // BLOCK_INPUTS
+                    low = load_float(head + 4 * (PANEL * part + lane))
                 part = i * op.parts // BLOCK_INPUTS
                 scale = load_float(head + 4 * (PANEL * part + lane))
                 code = load_byte(head + codes_of_lane + i // 4 * 4 * PANEL + i % 4)
