@@ -3,8 +3,9 @@
 A file may be damaged, or made to do harm: one scale that is no number makes nonsense of every
 answer. Scales that are tensors of their own are a small part of a checkpoint. Those of GGUF lie in
 every block: to look at them is to read the file, at a tenth of a second of processor time for a GB
-that is in memory. So of more than `_AT_MOST` bytes runs are looked at, evenly spread over every
-tensor; whoever loads the weights looks at all.
+that is in memory, and a start from a disk would wait as long as reading takes. So of more than
+`_AT_MOST` bytes runs are looked at, evenly spread over every tensor; whoever loads the weights
+looks at all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.gguf.block_types import BY_NAME, has_scales
 
-_AT_MOST: Final = 2 << 30  # bytes
+_AT_MOST: Final = 256 << 20  # bytes
 _RUN: Final = 1 << 20  # bytes that are looked at together, at most
 _PLACES: Final = 8  # of a tensor, at least, where not all of it is looked at
 _LEAST: Final = 4 << 10  # and at least: they are read in pages

@@ -75,7 +75,7 @@ other file is needed. What they say is written into a model folder in
 | tokenizers | "llama": SentencePiece's BPE with scores; "gpt2": byte-level BPE, cut as {pre} |
 
 Everything else is refused by its name, and so is a damaged file, before a shard starts: scales that
-are no numbers, too (`model/scales.py`; all of 2 GiB, of more a part, and all of them again where
+are no numbers, too (`model/scales.py`; all of 256 MiB, of more a part, and all of them again where
 they are loaded). For another tokenizer `--tokenizer-name` names the original model's. What each
 backend computes with is [above](#formats-and-backends); where that is plain numbers, they are those
 of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistral's
