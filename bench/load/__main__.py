@@ -2,6 +2,8 @@
 
     python -m bench.load --shape L --json bench/out/load.json
 
+    python -m bench.load --shape L --gguf q8_0 --cache cold
+
 Two floors: `read`, the same bytes into one small buffer again and again, and `kept`, into memory
 that nobody has used yet, which is the least a loader can do. Each load is a shard's own, in a
 process of its own: `load` is the part after the imports, `ready` everything from the start of the
@@ -9,6 +11,8 @@ process. With --server the whole command, until /health says 200, is measured as
 
 Warm: the file is in the page cache. Cold: the kernel was asked to forget it (POSIX_FADV_DONTNEED);
 libraries stay warm, and a cache below the file system may remember. Everything takes turns.
+With --gguf the shape's weights are rounded into one file of llama.cpp's first, and that is loaded;
+`check` is what the launcher does with it before it starts a shard.
 """
 
 from __future__ import annotations
@@ -33,8 +37,15 @@ from bench.harness import checkpoints
 from bench.harness.server import running
 from bench.harness.stats import add_output_flags, reporting, table_of
 from bench.load.in_process import load_here
+from tgi_trio.model.check import check_checkpoint, model_spec
+from tgi_trio.model.config import read_config
+from tgi_trio.model.gguf.folder import gguf_folder
+from tgi_trio.model.scales import check_scales
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.quantising.gguf_file import write_gguf
 
 _BUFFER = 16 << 20
+_TEXT = "It is 12 o'clock; 3.5 of them say so."  # that the file's tokenizer is tried on
 _BACKENDS = ("numba", "torch")
 
 Times = dict[str, float]
@@ -77,6 +88,14 @@ def load(folder: Path, dtype: str, backend: str) -> Times:
     return {f"{backend} load": loaded, f"{backend} ready": ready}
 
 
+def check(folder: Path) -> Times:
+    """Look at headers and scales as the launcher does before it starts a shard."""
+    began = time.perf_counter()
+    config = read_config(folder)
+    check_scales(check_checkpoint(config, model_spec(config)))
+    return {"check": time.perf_counter() - began}
+
+
 def serve(folder: Path, dtype: str, backend: str) -> Times:
     """Start the whole server."""
     flags = ["--model-id", str(folder), "--dtype", dtype, "--cpu-backend", backend]
@@ -84,15 +103,29 @@ def serve(folder: Path, dtype: str, backend: str) -> Times:
         return {f"{backend} server": server.ready_s}
 
 
+def write_file(folder: Path, kind: str) -> Path:
+    """Write the weights of a folder, rounded to `kind`, as one file beside it; once."""
+    file = folder.with_name(f"{folder.name}-{kind}.gguf")
+    if not file.exists():
+        config = read_config(folder)
+        spec = model_spec(config)
+        if not isinstance(spec, DecoderSpec):
+            raise ValueError(f"{folder} holds no model of the generic decoder")
+        write_gguf(config, spec, file, kind.upper(), tqdm, _TEXT)
+    return file
+
+
 def measure(
     folder: Path,
+    file: Path,
     options: argparse.Namespace,
     cold: bool,
     times: dict[str, list[float]],
 ) -> None:
-    """Add the seconds of everything to `times`, turn by turn."""
-    file = folder / "model.safetensors"
+    """Add the seconds of everything to `times`, turn by turn; `file`: what is read."""
     actions: list[Callable[[], Times]] = [partial(read, file), partial(keep, file)]
+    if options.gguf:
+        actions.append(partial(check, folder))
     for backend in options.backends:
         actions.append(partial(load, folder, options.dtype, backend))
         if options.server:
@@ -135,6 +168,7 @@ def medians_of(cache: str, times: dict[str, list[float]]) -> list[dict[str, Any]
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="bench.load", description=__doc__)
     parser.add_argument("--shape", choices=sorted(checkpoints.SHAPES), default="L")
+    parser.add_argument("--gguf", choices=("q4_0", "q8_0"), help="a file of blocks, made of it")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--cache", choices=("warm", "cold"), nargs="+", default=["warm", "cold"])
     parser.add_argument("--backends", choices=_BACKENDS, nargs="+", default=list(_BACKENDS))
@@ -145,8 +179,16 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as spare:
         folder = checkpoints.make(options.shape, options.folder or Path(spare) / options.shape)
-        size = (folder / "model.safetensors").stat().st_size
-        facts = {"shape": options.shape, "dtype": options.dtype, "GB": size / 1e9}
+        file = folder / "model.safetensors"
+        if options.gguf:
+            file = write_file(folder, options.gguf)
+            folder = gguf_folder(file, Path(spare) / "gguf")
+        facts = {
+            "shape": options.shape,
+            "dtype": options.dtype,
+            "stored as": options.gguf or "numbers",
+            "GB": file.stat().st_size / 1e9,
+        }
         times: dict[str, dict[str, list[float]]] = {cache: {} for cache in options.cache}
 
         def found() -> tuple[str, dict[str, Any]]:
@@ -155,7 +197,7 @@ def main(argv: list[str]) -> int:
 
         with reporting(options.json, "load", found):
             for cache, own in times.items():
-                measure(folder, options, cache == "cold", own)
+                measure(folder, file, options, cache == "cold", own)
     return 0
 
 

@@ -14,7 +14,8 @@ _MADE = """
 ## Made while loading
 
 `--quantize` rounds plain numbers while they are loaded, matrix by matrix: the most memory that is
-held is that of the file's pages, the result and a layer. Linear layers are rounded, the head among
+held is that of the file's pages, which the kernel may take back, the result and a layer
+(`tests/shard/test_loading_memory.py`). Linear layers are rounded, the head among
 them; embeddings are looked up as they were (a head that shares them is rounded for itself), and
 norms, biases and routers stay. Nothing is calibrated. What is made is what a file in the format
 holds, GGUF's blocks of 32 bit by bit what llama.cpp's reference makes:
@@ -40,7 +41,8 @@ those before it. All matrices of layers whose sizes are multiples of 32 are stor
 version's layout with `quantization_config` and `quantize_config.json`; embeddings, head, norms,
 routers and what latents are expanded with stay as they are. One layer is held at a time, and the
 samples. Layers are kept in `OUTPUT.quantizing` as they are done: a run that is stopped goes on
-there, and the result appears when it is whole.
+there, and the result appears when it is whole. transformers with gptqmodel says the same of it
+(`tests/shard/quantising/test_opened_by_others.py`, skipped where that is not installed).
 
 `--format gguf:q4_0` and `gguf:q8_0` write one file for llama.cpp and others, rounded without
 calibration; embedding and head have 8 bits in both. Written are llama, mistral (without windows),
