@@ -37,6 +37,7 @@ class BusyRunner:
 
     def __init__(self, step_ms: float) -> None:
         self._step_ns = int(step_ms * 1e6)
+        self.adapters = None
         self.info = ShardInfo(
             vocab_size=VOCAB,
             block_size=16,

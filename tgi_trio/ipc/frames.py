@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 8
+VERSION = 9
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -50,6 +50,9 @@ class Kind(enum.IntEnum):
     STEP = 12
     FAULT = 13
     PLAN = 14
+    ADAPTER = 15
+    ADAPTER_REPLY = 16
+    DROP = 17
 
 
 class Finish(enum.IntEnum):
@@ -263,6 +266,38 @@ FRAMES: tuple[FrameSpec, ...] = (
         columns=(Column("sequence", "<u8", "rows", "sequence id; unknown ones are skipped"),),
     ),
     FrameSpec(
+        Kind.ADAPTER,
+        "router->shard",
+        "Load a LoRA adapter, beside the steps; ADAPTER_REPLY says what came of it.",
+        words=(_COMMAND, ("adapter", "its number, chosen by the router, never reused")),
+        counts=("folder_bytes", "digest"),
+        columns=(
+            Column("folder", "u1", "folder_bytes", "path of its folder"),
+            Column("sha256", "u1", "digest", "32 bytes, of the files loaded before; none: any"),
+        ),
+    ),
+    FrameSpec(
+        Kind.ADAPTER_REPLY,
+        "shard->router",
+        "An adapter is loaded, or why it is not.",
+        words=(
+            ("adapter", "its number"),
+            ("bytes", "memory it takes, this rank"),
+            ("rank", "the largest of its modules"),
+        ),
+        counts=("digest", "error_chars"),
+        columns=(
+            Column("sha256", "u1", "digest", "32 bytes, of its files; none where it is not loaded"),
+            Column("error", "u1", "error_chars", "UTF-8; empty: it is loaded"),
+        ),
+    ),
+    FrameSpec(
+        Kind.DROP,
+        "router->shard",
+        "Forget an adapter that no sequence has any more.",
+        words=(_COMMAND, ("adapter", "its number; unknown ones are skipped")),
+    ),
+    FrameSpec(
         Kind.SHUTDOWN, "router->shard", "Finish the step in hand and exit 0.", words=(_COMMAND,)
     ),
     FrameSpec(
@@ -315,13 +350,15 @@ FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
         Kind.PLAN,
         "rank 0->other ranks",
-        "Compute a step. WARMUP and SHUTDOWN go the same way; nothing is answered but HELLO.",
+        "Compute a step. WARMUP, ADAPTER, DROP and SHUTDOWN go the same way; nothing is answered "
+        "but HELLO.",
         words=(("width", "block table entries per row"),),
         counts=("rows", "tokens", "entries", "unknown"),
         columns=(
             Column("query_length", "<u4", "rows", "tokens of this row in the step"),
             Column("context_length", "<u4", "rows", "KV tokens it sees, those included"),
             Column("prompt_length", "<u4", "rows", "how many of them are the client's prompt"),
+            Column("adapter", "<u4", "rows", "0 = base model"),
             Column("samples", "<u4", "rows", "1: logits are wanted of its last token"),
             Column("drafts", "<u4", "rows", "and of so many before that one"),
             Column("prompt_logprobs", "<u4", "rows", "1: and of its prompt tokens"),

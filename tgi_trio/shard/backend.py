@@ -100,6 +100,7 @@ def _add_draft_model(
         speculate=None,
         tokenizer_file=None,
         quantize=None,
+        max_lora_rank=0,
         kv_cache_dtype=None,
         activations=None,
         rope_scaling=None,

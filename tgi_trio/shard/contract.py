@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import PeerError
+from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
@@ -330,11 +331,46 @@ class Drafter(Protocol):
         ...
 
 
+class LoadedAdapter(Protocol):
+    """A LoRA adapter that has been read and packed, and takes part in no step yet."""
+
+    @property
+    def sha256(self) -> bytes: ...  # of its files
+    @property
+    def rank(self) -> int: ...  # the largest of its modules
+    @property
+    def nbytes(self) -> int: ...
+
+
+class AdapterHost(Protocol):
+    """The adapters of a runner; a row's is `sampling.adapter`."""
+
+    def load(self, order: AdapterOrder) -> LoadedAdapter:
+        """Read and pack an adapter; may run in another thread, beside the steps.
+
+        Raises ModelLoadError for one that cannot be served, or has changed since `order.sha256`.
+        """
+        ...
+
+    def install(self, number: int, loaded: LoadedAdapter) -> None:
+        """Have steps compute with what this host's `load` returned; between two steps only."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """Forget an adapter that no sequence has; between two steps only. Unknown ones are fine."""
+        ...
+
+
 class Runner(Protocol):
     """A model that can step. `step` must leave sequences untouched: the worker moves them."""
 
     @property
     def info(self) -> ShardInfo: ...
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        """What loads adapters; None where it was not asked to serve any."""
+        ...
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Run the largest step, size and allocate the KV cache."""

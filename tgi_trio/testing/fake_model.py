@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import (
+    AdapterHost,
     Computed,
     Drafter,
     Pending,
@@ -186,6 +187,10 @@ class FakeRunner:
     def info(self) -> ShardInfo:
         """Static facts of the fake model."""
         return self._info
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        return None
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Allocate the cache: as many blocks as asked for, `settings.blocks` when it is open."""

@@ -14,6 +14,7 @@ from tgi_trio.ipc.frames import Frame
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import (
+    AdapterHost,
     Computed,
     Drafter,
     Pending,
@@ -56,6 +57,10 @@ class Ranks:
     @property
     def info(self) -> ShardInfo:
         return self.runners[0].info
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        return None
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         return self._together(lambda rank: self.runners[rank].warm_up(request))[0]

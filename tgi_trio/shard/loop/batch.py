@@ -164,6 +164,9 @@ class Batch:
             taken = np.clip(max(token_budget, 1) - before, 0, wanted)
             stalled = int(np.count_nonzero(wanted == 0) - np.count_nonzero(held))
             chosen, taken = order[taken > 0], taken[taken > 0]
+        if (adapters := table.adapter[chosen]).any():  # neighbours are read once, see `Tokens.of`
+            by_adapter = np.argsort(adapters, kind="stable")
+            chosen, taken = chosen[by_adapter], taken[by_adapter]
         prefill = computed[chosen] < table.given[chosen]
         prefill_tokens = int(taken[prefill].sum())
         spare = min(token_budget, self._draft_budget) - int(taken.sum())

@@ -25,6 +25,7 @@ _COLUMNS = (
     "minimum",
     "ends",
     "held",
+    "adapter",
     "blocks",
 )
 
@@ -55,6 +56,7 @@ class RowTable:
         self.minimum = np.zeros(_FIRST_ROWS, np.int64)  # and before EOS is allowed
         self.ends = np.zeros(_FIRST_ROWS, np.bool_)  # whether EOS ends it
         self.held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
+        self.adapter = np.zeros(_FIRST_ROWS, np.int64)  # number; 0: the base model
         self.blocks = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32)  # block tables
 
     def add(self, sequence: ShardSequence) -> int:
@@ -72,6 +74,7 @@ class RowTable:
         self.ends[place] = not sequence.sampling.ignore_eos
         self.granted[place] = 0
         self.held[place] = False
+        self.adapter[place] = sequence.sampling.adapter
         self.blocks[place] = 0
         self.counting |= sequence.min_remaining > 0
         self.version += 1

@@ -22,7 +22,8 @@ class SteadyDecode:
     steps: int  # that may still be planned, until a row needs another block or chooses its last
     rows: list[ShardSequence]
     ones: NDArray[np.int64]  # [R]
-    places: NDArray[np.int64]  # [R]
+    places: NDArray[np.int64]  # [R] in the table
+    uniform: bool  # the rows are in the table's order
     inputs: NDArray[np.int32]  # [R] who chooses tokens in a step that is expected: the same rows
     starts: NDArray[np.int32]  # [R + 1]
     samples: NDArray[np.bool_]  # [R] all of them
@@ -37,6 +38,7 @@ class SteadyDecode:
             rows != len(table.sequences)
             or len(plan.token_ids) != rows
             or plan.prefills is None
+            or plan.places is None
             or plan.prefills.any()
             or not plan.samples.all()
         ):
@@ -47,7 +49,8 @@ class SteadyDecode:
             steps=int(left.min()) - 1,
             rows=plan.rows,
             ones=np.ones(rows, np.int64),
-            places=np.arange(rows),
+            places=plan.places,
+            uniform=bool((np.diff(plan.places) > 0).all()),
             inputs=np.arange(rows, dtype=np.int32),
             starts=plan.query_starts,
             samples=plan.samples,
@@ -66,25 +69,25 @@ class SteadyDecode:
     def plan(self, table: RowTable, expected: StepPlan | None = None) -> StepPlan:
         """Return the next plan; the batch has settled the one before, or expects it."""
         self.steps -= 1
-        rows, size = len(self.rows), table.block_size
-        positions = table.computed[:rows].copy()
+        places, size = self.places, table.block_size
+        positions = table.computed[places]
         context = (positions + 1).astype(np.int32)
         blocks, offsets = np.divmod(positions, size)
-        own = table.blocks[self.places, blocks].astype(np.int64)
+        own = table.blocks[places, blocks].astype(np.int64)
         return StepPlan(
             rows=self.rows,
-            token_ids=table.last[:rows].copy() if expected is None else np.zeros(rows, np.int64),
+            token_ids=table.last[places] if expected is None else np.zeros(len(places), np.int64),
             positions=positions,
             kv_slots=own * size + offsets,
             query_starts=self.starts,
             context_lengths=context,
-            block_tables=table.blocks[:rows, : int(blocks.max()) + 1].copy(),
+            block_tables=table.blocks[places, : int(blocks.max()) + 1],
             samples=self.samples,
             prefills=self.prefills,
             inputs=None if expected is None else self.inputs,
-            places=self.places,
+            places=places,
             taken=self.ones,
             moment=table.moment,
             counts=self.counts,
-            uniform=True,
+            uniform=self.uniform,
         )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
+from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
 from tgi_trio.ipc.frames import Frame, Kind, Phase
 from tgi_trio.ipc.messages import Fault, decode_extend, decode_prefill
 from tgi_trio.ipc.startup import (
@@ -42,6 +43,7 @@ from tgi_trio.shard.contract import (
     slice_plan,
 )
 from tgi_trio.shard.handshake import expect_hello
+from tgi_trio.shard.loop.adapter_desk import AdapterDesk
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.soundness import Judge, prove_sound
 from tgi_trio.shard.loop.step_columns import Columns
@@ -112,6 +114,7 @@ class Worker:
         self._phase = Phase.IDLE
         self._dropped = False  # a command has freed blocks that the router waits for
         self._running = True
+        self._adapters = AdapterDesk(runner.adapters)
         self._flight: _Flight | None = None  # launched, not settled; the batch expects it
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,
@@ -120,6 +123,8 @@ class Worker:
             Kind.PREFILL: self._on_prefill,
             Kind.EXTEND: self._on_extend,
             Kind.FILTER: self._on_filter,
+            Kind.ADAPTER: self._on_adapter,
+            Kind.DROP: self._on_drop,
             Kind.SHUTDOWN: self._on_shutdown,
         }
 
@@ -133,6 +138,8 @@ class Worker:
                 self._dropped = False
                 self._report_idle()
             self._release_ready()
+            if self._adapters.is_loading:
+                self._install_adapters()
             plan = self._batch.plan(self._token_budget)
             if plan is not None and (self._flight is None or self._runner.runs_ahead(plan)):
                 self._run_step(plan)
@@ -142,8 +149,10 @@ class Worker:
                 self._report_idle()
                 self._computed_at = 0
                 self._beat(Phase.IDLE)
-                self._channel.wait(_HELD_S if self._batch.held else BEAT_S)
+                waiting = self._batch.held or self._adapters.is_loading
+                self._channel.wait(_HELD_S if waiting else BEAT_S)
         self._land()
+        self._adapters.close()
         self._beat(Phase.STOPPING)
         self._report_idle()
 
@@ -170,6 +179,7 @@ class Worker:
         self._land()
         self._beat(Phase.WARMING)
         request = decode_warmup(frame)
+        self._install_adapters(wait=True)  # the memory that they take is no KV cache's
         self._drop(self._batch.clear())
         found = self._runner.warm_up(request)
         if self._successor:
@@ -192,6 +202,8 @@ class Worker:
     def _on_prefill(self, frame: Frame) -> None:
         for row in decode_prefill(frame):
             try:
+                if (why := self._adapters.refusal(row.sampling.adapter)) is not None:
+                    raise ValueError(why)
                 sequence = self._batch.add(row)
                 if sequence.sampling.grammar:
                     self._batch.hold(sequence.id)
@@ -210,12 +222,24 @@ class Worker:
         self._drop(self._batch.remove(frame.column("sequence").tolist()))
         self._dropped = True
 
+    def _on_adapter(self, frame: Frame) -> None:
+        self._adapters.order(decode_adapter(frame))
+
+    def _on_drop(self, frame: Frame) -> None:
+        self._land()  # what is computed may still be reading it
+        self._adapters.drop(frame.word("adapter"))
+
     def _on_shutdown(self, frame: Frame) -> None:
         self._running = False
 
     def _drop(self, sequences: Iterable[ShardSequence]) -> None:
         for sequence in sequences:
             self._runner.drop(sequence)
+
+    def _install_adapters(self, *, wait: bool = False) -> None:
+        """Have the steps to come compute with what has been loaded, and say so."""
+        for report in self._adapters.finish(wait=wait):
+            self._channel.send(encode_adapter_reply(report))
 
     # --- steps --------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.contract import (
     BLOCK_SIZE,
+    AdapterHost,
     Choices,
     Computed,
     Drafter,
@@ -80,6 +81,10 @@ class CpuRunner:
     @property
     def info(self) -> ShardInfo:
         return self._info
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        return None
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Make room for the largest step, and the KV cache.

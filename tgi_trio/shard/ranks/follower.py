@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
+from tgi_trio.ipc.adapters import decode_adapter
 from tgi_trio.ipc.frames import Frame, Kind, Phase
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
 from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Pending, Runner, ShardSequence
@@ -84,6 +85,11 @@ def _follow(channel: Channel, runner: Runner) -> None:
         elif frame.kind is Kind.WARMUP:
             channel.beat(step, Phase.WARMING)
             runner.warm_up(decode_warmup(frame))
+        elif frame.kind is Kind.ADAPTER and runner.adapters is not None:
+            order = decode_adapter(frame)
+            runner.adapters.install(order.number, runner.adapters.load(order))
+        elif frame.kind is Kind.DROP and runner.adapters is not None:
+            runner.adapters.drop(frame.word("adapter"))
         elif frame.kind is Kind.SHUTDOWN:
             return
         else:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tgi_trio.ipc.adapters import AdapterOrder, encode_adapter, encode_drop
 from tgi_trio.ipc.broadcast import Broadcast
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.frames import Kind, encode
@@ -24,8 +25,10 @@ from tgi_trio.ipc.startup import (
     encode_warmup,
 )
 from tgi_trio.shard.contract import (
+    AdapterHost,
     Drafter,
     GroupBroken,
+    LoadedAdapter,
     Pending,
     Runner,
     ShardSequence,
@@ -66,6 +69,14 @@ class Followers:
         """Have every follower compute its part of a plan as this rank does now."""
         self._all.send(encode_plan(plan))
 
+    def load_adapter(self, order: AdapterOrder) -> None:
+        """Have every follower load an adapter that this rank has loaded."""
+        self._all.send(encode_adapter(0, order))
+
+    def drop_adapter(self, number: int) -> None:
+        """Have every follower forget an adapter."""
+        self._all.send(encode_drop(0, number))
+
     def dismiss(self) -> None:
         """Have every follower end. Never blocks: one whose ring is full is left to the router."""
         frame = encode(Kind.SHUTDOWN, {"command": 0}, {})
@@ -97,6 +108,52 @@ class _GroupStep:
             return self.own.result()
 
 
+@dataclass(frozen=True, slots=True)
+class _GroupLoaded:
+    """An adapter as rank 0 has loaded it, and what the others are to load."""
+
+    order: AdapterOrder
+    own: LoadedAdapter
+
+    @property
+    def sha256(self) -> bytes:
+        return self.own.sha256
+
+    @property
+    def rank(self) -> int:
+        return self.own.rank
+
+    @property
+    def nbytes(self) -> int:
+        return self.own.nbytes
+
+
+class GroupAdapters:
+    """An `AdapterHost`: this rank's own, and those of the others.
+
+    They load in the order of their rings, before the plan that needs it, what rank 0 has found to
+    be sound; the sha256 that it read says which bytes. A rank that cannot ends the group.
+    """
+
+    def __init__(self, host: AdapterHost, followers: Followers) -> None:
+        self._host = host
+        self._followers = followers
+
+    def load(self, order: AdapterOrder) -> LoadedAdapter:
+        own = self._host.load(order)
+        return _GroupLoaded(replace(order, sha256=own.sha256), own)
+
+    def install(self, number: int, loaded: LoadedAdapter) -> None:
+        if not isinstance(loaded, _GroupLoaded):
+            raise TypeError(f"{type(loaded).__name__} was loaded by another host")
+        self._followers.load_adapter(loaded.order)
+        self._host.install(number, loaded.own)
+
+    def drop(self, number: int) -> None:
+        self._followers.drop_adapter(number)
+        self._host.drop(number)
+
+
 class GroupRunner:
     """A `Runner`: this rank's own, after the others have been told."""
 
@@ -108,6 +165,11 @@ class GroupRunner:
     @property
     def info(self) -> ShardInfo:
         return self._runner.info
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        host = self._runner.adapters
+        return None if host is None else GroupAdapters(host, self._followers)
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         self._followers.warm_up(request)

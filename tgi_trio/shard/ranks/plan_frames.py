@@ -23,6 +23,7 @@ def encode_plan(plan: StepPlan) -> bytes:
         "query_length": np.diff(plan.query_starts),
         "context_length": plan.context_lengths,
         "prompt_length": np.array([row.prompt_length for row in plan.rows], np.uint32),
+        "adapter": np.array([row.sampling.adapter for row in plan.rows], np.uint32),
         "samples": plan.samples,
         "drafts": np.zeros(rows, np.uint32) if plan.drafts is None else plan.drafts,
         "prompt_logprobs": np.array([row.sampling.prompt_logprobs for row in plan.rows], np.uint32),
@@ -49,6 +50,7 @@ def decode_plan(frame: Frame) -> StepPlan:
         contexts.tolist(),
         frame.column("prompt_length").tolist(),
         frame.column("prompt_logprobs").tolist(),
+        frame.column("adapter").tolist(),
         strict=True,
     )
     drafts = frame.column("drafts").astype(np.int32)
@@ -67,16 +69,18 @@ def decode_plan(frame: Frame) -> StepPlan:
     )
 
 
-# Of rows that want no prompt log-probabilities: the same for all, since 512 of them in every step
-# are what a follower has to make before it can compute.
+# Of rows that want neither prompt log-probabilities nor an adapter: the same for all, since 512 of
+# them in every step are what a follower has to make before it can compute.
 _NO_IDS: Final = np.zeros(0, np.int32)
 _PLAIN: Final = SamplingParameters()
-_PROMPT_LOGPROBS: Final = SamplingParameters(prompt_logprobs=True)
 
 
-def _shadow_row(context: int, prompt_length: int, prompt_logprobs: int) -> ShardSequence:
-    if not prompt_logprobs:
+def _shadow_row(
+    context: int, prompt_length: int, prompt_logprobs: int, adapter: int
+) -> ShardSequence:
+    if not prompt_logprobs and not adapter:
         return ShardSequence(0, _NO_IDS, context, prompt_length, 0, [], 0, 0, _PLAIN)
     # Every rank works prompt log-probabilities out, of whatever tokens: their number counts.
-    ids = np.zeros(context + 1, np.int32)
-    return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, _PROMPT_LOGPROBS)
+    ids = np.zeros(context + 1, np.int32) if prompt_logprobs else _NO_IDS
+    asked = SamplingParameters(prompt_logprobs=bool(prompt_logprobs), adapter=adapter)
+    return ShardSequence(0, ids, context, prompt_length, 0, [], 0, 0, asked)

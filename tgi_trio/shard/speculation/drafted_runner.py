@@ -6,7 +6,15 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
-from tgi_trio.shard.contract import Drafter, Pending, Runner, ShardSequence, StepPlan, StepResult
+from tgi_trio.shard.contract import (
+    AdapterHost,
+    Drafter,
+    Pending,
+    Runner,
+    ShardSequence,
+    StepPlan,
+    StepResult,
+)
 from tgi_trio.shard.speculation.draft_model import CATCH_UP, ModelDrafter
 
 
@@ -28,6 +36,11 @@ class DraftedRunner:
     @property
     def info(self) -> ShardInfo:
         return self._runner.info
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        """The larger model's; the smaller one guesses without any."""
+        return self._runner.adapters
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Warm both up; the smaller model's cache has as many blocks as the larger one's."""

@@ -40,6 +40,7 @@ from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
+from tgi_trio.shard.torch_backend.adapters import TorchAdapters, refuse_adapters
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
@@ -141,6 +142,10 @@ def load_torch_runner(
             guessing is not None,
             began,
         )
+    if settings.max_lora_rank:
+        raise refuse_adapters(
+            f"of {config.model_type} models no linears are known by name, or it has an encoder"
+        )
     if guessing is not None:
         raise ConfigurationError(heads_refusal(config))
     if settings.kv_cache_dtype is not None:
@@ -204,6 +209,7 @@ def _make_runner(
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
         heads=heads,
+        adapters=_adapters(settings, model, target),
     )
 
 
@@ -265,6 +271,21 @@ def _load_heads(
             return loader.head(loader.weight(outer_refs(base).embedding))
 
     return load_heads(spec, model, dtype=target.dtype, device=target.device, whole_head=whole_head)
+
+
+def _adapters(settings: ShardSettings, decoder: Decoder, target: _Target) -> TorchAdapters | None:
+    """Return what loads adapters, where any are to be served; raises ConfigurationError."""
+    if not settings.max_lora_rank:
+        return None
+    if target.device.type != "cpu":
+        raise refuse_adapters(f"adapters are computed on CPUs alone, and this is {target.device}")
+    return TorchAdapters(
+        decoder,
+        target.dtype,
+        max_rank=settings.max_lora_rank,
+        rank=target.ranks.rank if target.ranks else 0,
+        world_size=target.world_size,
+    )
 
 
 def _load_t5(

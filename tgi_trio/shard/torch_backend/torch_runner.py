@@ -15,6 +15,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.contract import (
+    AdapterHost,
     Choices,
     Computed,
     Drafter,
@@ -43,6 +44,7 @@ from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
+    from tgi_trio.shard.torch_backend.adapters import TorchAdapters
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 
@@ -91,6 +93,7 @@ class TorchRunner:
         load_ns: int = 0,
         kv_dtype: torch.dtype | None = None,
         heads: TorchHeads | None = None,
+        adapters: TorchAdapters | None = None,
     ) -> None:
         """`speculate`: guesses of a row in a step, at most; `kv_dtype`: of K and V, where it is not
         the model's; `heads`: what guesses for the model.
@@ -100,6 +103,7 @@ class TorchRunner:
         self.kv_beside = 0
         self._kv_dtype = kv_dtype or dtype
         self._ranks = ranks
+        self._adapters = adapters
         self._speculate = speculate
         self._graphs = graphs
         self._steps = steps
@@ -133,6 +137,10 @@ class TorchRunner:
     @property
     def info(self) -> ShardInfo:
         return self._info
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        return self._adapters
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
@@ -246,6 +254,8 @@ class TorchRunner:
         """Return hidden states [T, hidden] and leave K and V in the cache."""
         if self._cache is None:
             raise ConfigurationError("The model has not been warmed up: it has no KV cache yet.")
+        if self._adapters is not None:
+            self._adapters.table.begin(plan)
         lengths_held = _lengths(plan) if self.model.needs_lengths else plan.positions
         if self._graphs and (hidden := self._graphs.forward(plan, lengths_held)) is not None:
             return hidden

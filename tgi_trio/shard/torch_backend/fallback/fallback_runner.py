@@ -29,6 +29,7 @@ from tgi_trio.model.check import check_unread, is_known
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.own_code import own_code, runnable_code
 from tgi_trio.shard.contract import (
+    AdapterHost,
     Computed,
     Pending,
     RowResult,
@@ -129,6 +130,10 @@ class FallbackRunner:
     @property
     def info(self) -> ShardInfo:
         return self._info
+
+    @property
+    def adapters(self) -> AdapterHost | None:
+        return None
 
     @torch.inference_mode()
     def warm_up(self, request: WarmupRequest) -> WarmupResult:

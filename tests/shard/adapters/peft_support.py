@@ -1,0 +1,58 @@
+"""Adapters that PEFT writes, and PEFT computing with them: the oracle of all that serves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.torch_backend.models_support import Golden
+
+
+def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """Have PEFT write an adapter with random matrices; return `folder`.
+
+    `config`: fields of LoraConfig; `target_modules` are all linears where it does not say.
+    """
+    peft = pytest.importorskip("peft", reason="PEFT is the oracle; it is in the test extra")
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    values = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | config
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **values))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                scale = 0.5 / parameter.shape[1] ** 0.5
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+class PeftGolden(Golden):
+    """A base and its adapters, float32, as transformers and PEFT compute them."""
+
+    def __init__(self, base: Path, adapters: ListLike[Path]) -> None:
+        peft = pytest.importorskip("peft", reason="PEFT is the oracle")
+        super().__init__(base)
+        self.adapted = peft.PeftModel.from_pretrained(self.model, adapters[0], adapter_name="1")
+        for number, folder in enumerate(adapters[1:], start=2):
+            self.adapted.load_adapter(folder, adapter_name=str(number))
+        self.adapted.eval()
+
+    @torch.no_grad()
+    def logits_of(self, adapter: int, prompt: ListLike[int], tokens: ListLike[int]) -> torch.Tensor:
+        """Return the logits that `tokens` were chosen from, with adapter 1, 2, ... or with none."""
+        ids = torch.tensor([[*prompt, *tokens]])
+        if adapter:
+            self.adapted.set_adapter(str(adapter))
+            out = self.adapted(input_ids=ids)
+        else:
+            with self.adapted.disable_adapter():
+                out = self.adapted(input_ids=ids)
+        logits: torch.Tensor = out.logits
+        return logits[0, len(prompt) - 1 : -1].float()

@@ -1,0 +1,172 @@
+"""Adapters on the torch backend say what transformers with PEFT says, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.adapters.peft_support import PeftGolden, write_adapter
+from tests.shard.torch_backend.models_support import (
+    GreedyRecorder,
+    advance,
+    generated,
+    guessing_plan,
+    load,
+    prompts,
+    run,
+    sequences,
+)
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.shard.contract import Runner, ShardSequence
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEW = 12
+PROMPTS = prompts(9)
+
+# Every family whose linears have names, and the ways of storing them.
+FAMILIES = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo"),
+    *("olmo2", "olmo3", "granite", "cohere", "cohere2", "stablelm", "starcoder2", "phi"),
+    *("gpt2", "gpt_bigcode", "gptj", "gpt_neox", "opt", "bloom", "falcon", "mpt"),
+)
+ATTENTION = {  # of mixtures of experts: what is around them
+    "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
+    "qwen3_moe": ["q_proj", "v_proj"],
+}
+
+
+def install(runner: Runner, number: int, folder: Path) -> None:
+    host = runner.adapters
+    assert host is not None
+    host.install(number, host.load(AdapterOrder(number, folder)))
+
+
+def adapted(rows: list[ShardSequence], adapters: list[int]) -> list[ShardSequence]:
+    for row, number in zip(rows, adapters, strict=True):
+        row.sampling = replace(row.sampling, adapter=number)
+    return rows
+
+
+def check(golden: PeftGolden, recorder: GreedyRecorder, row: ShardSequence) -> None:
+    prompt, tokens = row.token_ids[: row.prompt_length].tolist(), generated(row)
+    expected = golden.logits_of(row.sampling.adapter, prompt, tokens)
+    assert tokens == expected.argmax(-1).tolist()
+    torch.testing.assert_close(recorder.logits(row.id), expected, atol=1e-4, rtol=0.0)
+
+
+@pytest.fixture
+def serve(checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Any]:
+    def load_all(family: str, *configs: dict[str, Any], **options: Any) -> Any:
+        base = checkpoint(family)
+        folders = [
+            write_adapter(base, tmp_path / str(i), seed=i, **config)
+            for i, config in enumerate(configs)
+        ]
+        runner, recorder = load(base, max_lora_rank=64, **options)
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        return runner, recorder, PeftGolden(base, folders)
+
+    return load_all
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *ATTENTION])
+def test_every_family(serve: Callable[..., Any], family: str) -> None:
+    """Rows of two adapters and of none, in chunks, joining as others decode."""
+    targets = {"target_modules": ATTENTION[family]} if family in ATTENTION else {}
+    runner, recorder, golden = serve(family, targets, targets | {"r": 3})
+    rows = adapted(sequences(PROMPTS[:6], new=NEW), [1, 0, 2, 1, 2, 0])
+    run(runner, rows, chunk=9, joins=2)
+    for row in rows:
+        check(golden, recorder, row)
+    found = recorder.logits(rows[0].id)[0]
+    alone = sequences(PROMPTS[:1], new=NEW)
+    run(runner, alone)
+    assert not torch.allclose(recorder.logits(alone[0].id)[0], found)  # else nothing is shown
+
+
+def test_the_whole_of_the_format(serve: Callable[..., Any]) -> None:
+    """Eight adapters and the base in one batch: patterns, rsLoRA, few modules, large ranks."""
+    runner, recorder, golden = serve(
+        "llama",
+        {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp.*": 7}},
+        {"alpha_pattern": {"v_proj": 1, "layers.0.self_attn.q_proj": 32}},
+        {"use_rslora": True, "r": 16},
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["up_proj", "o_proj"], "layers_to_transform": [1]},
+        {"target_modules": r".*\.(k_proj|down_proj)", "lora_alpha": 3},
+        {"r": 64, "init_lora_weights": "gaussian"},
+        {"r": 1, "rank_pattern": {"gate_proj": 5}, "alpha_pattern": {"gate_proj": 2}},
+    )
+    rows = adapted(sequences(PROMPTS, new=NEW), [3, 0, 1, 2, 4, 5, 6, 7, 8])
+    run(runner, rows, chunk=20, joins=4)
+    for row in rows:
+        check(golden, recorder, row)
+
+
+def test_others_adapters_change_no_bit(serve: Callable[..., Any]) -> None:
+    """The same batch, other rows' adapters exchanged: the same logits to the bit."""
+    runner, recorder, _ = serve("llama", {}, {"r": 16}, {"r": 1})
+    found = []
+    for others in ([1, 1, 1, 1, 1], [2, 0, 3, 1, 0], [0, 0, 0, 0, 0]):
+        rows = adapted(sequences(PROMPTS[:6], new=NEW), [1, *others])
+        run(runner, rows, chunk=16, joins=6)
+        found.append((generated(rows[0]), recorder.logits(rows[0].id)))
+        for row in rows:
+            recorder.drop(row)
+    for tokens, logits in found[1:]:
+        assert tokens == found[0][0] and torch.equal(logits, found[0][1])
+
+
+def test_guesses(serve: Callable[..., Any]) -> None:
+    """Guesses are computed with the adapter of their row."""
+    runner, _, _ = serve("llama", {})
+    rows = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])
+    plain = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])
+    run(runner, plain)
+    advance(runner, rows, [len(prompt) for prompt in PROMPTS[2:4]])
+    told = [generated(row)[1:4] for row in plain]
+    result = runner.step(guessing_plan(rows, [told[0], [3, 3, 3]]))
+    assert list(result.rows[0].token_ids) == generated(plain[0])[1:5]
+    assert result.rows[1].token_ids[0] == generated(plain[1])[1]
+
+
+def test_quantised_bases(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """An 8-bit base: what it says with an adapter is what it says with the sum in its place."""
+    base = checkpoint("llama")
+    folder = write_adapter(base, tmp_path / "a", r=4)
+    runner, recorder = load(base, max_lora_rank=8, quantize="eetq")
+    install(runner, 1, folder)
+    rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 1, 0])
+    run(runner, rows)
+    plain, kept = load(base, quantize="eetq")
+    own = sequences(PROMPTS[:4], new=NEW)
+    run(plain, own)
+    for row, wanted in zip(rows, own, strict=True):
+        same = generated(row) == generated(wanted)
+        assert same == (row.sampling.adapter == 0)
+        if same:
+            torch.testing.assert_close(recorder.logits(row.id), kept.logits(wanted.id))
+
+
+def test_dropped_and_loaded_again(serve: Callable[..., Any], tmp_path: Path) -> None:
+    runner, recorder, golden = serve("llama", {})
+    host = runner.adapters
+    first = host.load(AdapterOrder(1, tmp_path / "0"))
+    host.drop(1)
+    host.drop(1)
+    again = host.load(AdapterOrder(2, tmp_path / "0", first.sha256))
+    assert again.sha256 == first.sha256 and again.rank == 4 and again.nbytes > 0
+    host.install(1, again)
+    rows = adapted(sequences(PROMPTS[:2], new=NEW), [1, 0])
+    run(runner, rows)
+    for row in rows:
+        check(golden, recorder, row)
+    with pytest.raises(ModelLoadError, match="not those that were loaded before"):
+        host.load(AdapterOrder(3, tmp_path / "0", bytes(32)))

@@ -1,0 +1,82 @@
+"""Adapters on their way to a shard and what becomes of them, as records and as frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tgi_trio.errors import CorruptFrame
+from tgi_trio.ipc.frames import Frame, Kind, encode
+
+_DIGEST: Final = 32  # bytes of a sha256
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOrder:
+    """Load an adapter (ADAPTER)."""
+
+    number: int  # never reused: what PREFILL rows name it by
+    folder: Path
+    sha256: bytes = b""  # of the files that were loaded before; b"": they were not
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """What came of it (ADAPTER_REPLY)."""
+
+    number: int
+    error: str = ""  # why it cannot be served; "": it can
+    nbytes: int = 0  # of memory, on this rank
+    rank: int = 0
+    sha256: bytes = b""
+
+
+def encode_adapter(command: int, order: AdapterOrder) -> bytes:
+    """Return an ADAPTER frame."""
+    columns = {
+        "folder": np.frombuffer(str(order.folder).encode("utf-8", "surrogateescape"), np.uint8),
+        "sha256": np.frombuffer(order.sha256, np.uint8),
+    }
+    return encode(Kind.ADAPTER, {"command": command, "adapter": order.number}, columns)
+
+
+def decode_adapter(frame: Frame) -> AdapterOrder:
+    """Return what an ADAPTER frame says; raises CorruptFrame."""
+    folder = frame.column("folder").tobytes().decode("utf-8", "surrogateescape")
+    return AdapterOrder(frame.word("adapter"), Path(folder), _digest(frame))
+
+
+def encode_adapter_reply(report: AdapterReport) -> bytes:
+    """Return an ADAPTER_REPLY frame."""
+    words = {"adapter": report.number, "bytes": report.nbytes, "rank": report.rank}
+    columns = {
+        "sha256": np.frombuffer(report.sha256, np.uint8),
+        "error": np.frombuffer(report.error.encode("utf-8", "replace"), np.uint8),
+    }
+    return encode(Kind.ADAPTER_REPLY, words, columns)
+
+
+def decode_adapter_reply(frame: Frame) -> AdapterReport:
+    """Return what an ADAPTER_REPLY frame says; raises CorruptFrame."""
+    return AdapterReport(
+        frame.word("adapter"),
+        frame.text("error"),
+        frame.word("bytes"),
+        frame.word("rank"),
+        _digest(frame),
+    )
+
+
+def encode_drop(command: int, number: int) -> bytes:
+    """Return a DROP frame."""
+    return encode(Kind.DROP, {"command": command, "adapter": number}, {})
+
+
+def _digest(frame: Frame) -> bytes:
+    digest = frame.column("sha256").tobytes()
+    if len(digest) not in (0, _DIGEST):
+        raise CorruptFrame(f"{frame.kind.name}: a sha256 of {len(digest)} bytes")
+    return digest

@@ -1,0 +1,86 @@
+"""Adapters as the loop handles them: loaded beside the steps, installed between two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tgi_trio.errors import TgiTrioError
+from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport
+from tgi_trio.shard.contract import AdapterHost, LoadedAdapter
+
+_NO_HOST = "this server was started without --lora-adapters and --adapter-updates"
+
+
+class AdapterDesk:
+    """Which adapters a shard has, which it is loading, and which it could not load, and why."""
+
+    def __init__(self, host: AdapterHost | None) -> None:
+        self._host = host
+        self._installed: set[int] = set()
+        self._failed: dict[int, str] = {}  # those of the last orders, until they are dropped
+        self._loading: dict[int, Future[LoadedAdapter]] = {}
+        self._thread = ThreadPoolExecutor(1, "adapters")  # it starts with the first order
+
+    def order(self, order: AdapterOrder) -> None:
+        """Begin to load an adapter."""
+        self._failed.pop(order.number, None)
+        if self._host is None:
+            self._loading[order.number] = _failure(_NO_HOST)
+        else:
+            self._loading[order.number] = self._thread.submit(self._host.load, order)
+
+    def drop(self, number: int) -> None:
+        """Forget an adapter, whatever has become of it."""
+        if (loading := self._loading.pop(number, None)) is not None:
+            loading.cancel()
+        self._failed.pop(number, None)
+        if self._host is not None and number in self._installed:
+            self._installed.remove(number)
+            self._host.drop(number)
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def finish(self, *, wait: bool = False) -> Iterator[AdapterReport]:
+        """Install what has been loaded; yield what has come of it. `wait`: of all that is ordered.
+
+        Between two steps only.
+        """
+        for number, loading in list(self._loading.items()):
+            if wait or loading.done():
+                del self._loading[number]
+                yield self._settle(number, loading)
+
+    def refusal(self, number: int) -> str | None:
+        """Return why a sequence with an adapter cannot be run; None: it can."""
+        if not number or number in self._installed:
+            return None
+        why = self._failed.get(number, "it has not been loaded")
+        return f"its adapter cannot be used: {why}"
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _settle(self, number: int, loading: Future[LoadedAdapter]) -> AdapterReport:
+        try:
+            loaded = loading.result()
+        except TgiTrioError as error:
+            self._failed[number] = str(error)
+            return AdapterReport(number, str(error))
+        except MemoryError:
+            self._failed[number] = "there is no memory for it"
+            return AdapterReport(number, self._failed[number])
+        if self._host is None:
+            raise ValueError("nothing could have loaded it")
+        self._host.install(number, loaded)
+        self._installed.add(number)
+        return AdapterReport(number, "", loaded.nbytes, loaded.rank, loaded.sha256)
+
+
+def _failure(why: str) -> Future[LoadedAdapter]:
+    failed: Future[LoadedAdapter] = Future()
+    failed.set_exception(TgiTrioError(why))
+    return failed

@@ -1,0 +1,124 @@
+"""Linears that LoRA adapters change row by row: y = x W^T + b, and B (A x) of each row's adapter.
+
+A row's tokens are multiplied by themselves, never together with those of other rows that happen to
+have the same adapter: the order of a product's sums may depend on how many rows it has, and whose
+else they are must not change a bit. Rows of a single token, which is nearly all of a batch that
+decodes, are one batched product of single rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tgi_trio.model.adapters.sites import Site
+from tgi_trio.shard.adapters.numbers import AdapterNumbers
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPart:
+    """An `AdapterPart` in the model's dtype."""
+
+    a: torch.Tensor  # [inputs, r]: transposed
+    b: torch.Tensor  # [r, outputs]
+    outputs: slice
+
+
+PackedSites = Mapping[Site, Sequence[TorchPart]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The tokens of a step that have one adapter."""
+
+    adapter: int
+    singles: torch.Tensor | None  # int64 [n]: tokens that are alone in their rows
+    spans: Sequence[slice]  # the tokens of each other row
+
+
+@dataclass
+class AdapterTable:
+    """The adapters that are loaded, and which tokens of the step at hand have which."""
+
+    packed: dict[int, PackedSites] = field(default_factory=dict)
+    runs: Sequence[_Run] = ()
+
+    def begin(self, plan: StepPlan) -> None:
+        """Say what the next forward pass computes."""
+        numbers = np.array([row.sampling.adapter for row in plan.rows])
+        if not numbers.any():
+            self.runs = ()
+            return
+        counts = np.diff(plan.query_starts)
+        runs = []
+        for number in sorted({*numbers.tolist()} - {0}):
+            own = numbers == number
+            single = plan.query_starts[:-1][own & (counts == 1)].astype(np.int64)
+            spans = [
+                slice(int(plan.query_starts[i]), int(plan.query_starts[i + 1]))
+                for i in np.flatnonzero(own & (counts > 1))
+            ]
+            runs.append(_Run(number, torch.from_numpy(single) if len(single) else None, spans))
+        self.runs = runs
+
+    def pack(self, numbers: AdapterNumbers, dtype: torch.dtype) -> PackedSites:
+        """Return an adapter as linears multiply it; from any thread."""
+        return {
+            site: [
+                TorchPart(
+                    torch.from_numpy(part.a).to(dtype).t().contiguous(),
+                    torch.from_numpy(part.b).to(dtype).t().contiguous(),
+                    slice(part.start, part.start + len(part.b)),
+                )
+                for part in parts
+            ]
+            for site, parts in numbers.sites.items()
+        }
+
+
+def packed_bytes(packed: PackedSites) -> int:
+    """Return the memory that an adapter takes."""
+    return sum(part.a.nbytes + part.b.nbytes for parts in packed.values() for part in parts)
+
+
+class AdaptedLinear(Linear):
+    """A linear, and what the adapters of a step's rows add to it."""
+
+    __slots__ = ("_base", "_site", "_table")
+
+    def __init__(self, base: Linear, site: Site, table: AdapterTable) -> None:
+        super().__init__(base.weight, base.bias)
+        self._base = base
+        self._site = site
+        self._table = table
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._base(x)
+        for run in self._table.runs:
+            for part in self._table.packed[run.adapter].get(self._site, ()):
+                _add(y, x, run, part)
+        return y
+
+    def pack(self) -> None:
+        self._base.pack()
+        self.weight = self._base.weight
+
+    def nbytes(self) -> int:
+        return self._base.nbytes()
+
+
+def _add(y: torch.Tensor, x: torch.Tensor, run: _Run, part: TorchPart) -> None:
+    """Add a part's products to the outputs that it changes, in place."""
+    if run.singles is not None:
+        rows = x.index_select(0, run.singles)[:, None]  # [n, 1, inputs]
+        count = len(rows)
+        low = torch.bmm(rows, part.a.expand(count, *part.a.shape))
+        delta = torch.bmm(low, part.b.expand(count, *part.b.shape))[:, 0]
+        y[:, part.outputs].index_add_(0, run.singles, delta)
+    for span in run.spans:
+        y[span, part.outputs] += x[span] @ part.a @ part.b
