@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.shard.torch_backend.models_support import Golden
+from tests.shard.torch_backend.models_support import Golden, GreedyRecorder, generated
+from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.shard.contract import Runner, ShardSequence
 
 
 def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:
@@ -56,3 +59,22 @@ class PeftGolden(Golden):
                 out = self.adapted(input_ids=ids)
         logits: torch.Tensor = out.logits
         return logits[0, len(prompt) - 1 : -1].float()
+
+
+def install(runner: Runner, number: int, folder: Path) -> None:
+    host = runner.adapters
+    assert host is not None
+    host.install(number, host.load(AdapterOrder(number, folder)))
+
+
+def adapted(rows: list[ShardSequence], adapters: list[int]) -> list[ShardSequence]:
+    for row, number in zip(rows, adapters, strict=True):
+        row.sampling = replace(row.sampling, adapter=number)
+    return rows
+
+
+def check(golden: PeftGolden, recorder: GreedyRecorder, row: ShardSequence) -> None:
+    prompt, tokens = row.token_ids[: row.prompt_length].tolist(), generated(row)
+    expected = golden.logits_of(row.sampling.adapter, prompt, tokens)
+    assert tokens == expected.argmax(-1).tolist()
+    torch.testing.assert_close(recorder.logits(row.id), expected, atol=1e-4, rtol=0.0)

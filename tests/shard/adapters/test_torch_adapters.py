@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.shard.adapters.peft_support import PeftGolden, write_adapter
+from tests.shard.adapters.peft_support import (
+    PeftGolden,
+    adapted,
+    check,
+    install,
+    write_adapter,
+)
 from tests.shard.torch_backend.models_support import (
-    GreedyRecorder,
     advance,
     generated,
     guessing_plan,
@@ -23,7 +27,6 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.shard.contract import Runner, ShardSequence
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 12
@@ -39,25 +42,6 @@ ATTENTION = {  # of mixtures of experts: what is around them
     "mixtral": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "qwen3_moe": ["q_proj", "v_proj"],
 }
-
-
-def install(runner: Runner, number: int, folder: Path) -> None:
-    host = runner.adapters
-    assert host is not None
-    host.install(number, host.load(AdapterOrder(number, folder)))
-
-
-def adapted(rows: list[ShardSequence], adapters: list[int]) -> list[ShardSequence]:
-    for row, number in zip(rows, adapters, strict=True):
-        row.sampling = replace(row.sampling, adapter=number)
-    return rows
-
-
-def check(golden: PeftGolden, recorder: GreedyRecorder, row: ShardSequence) -> None:
-    prompt, tokens = row.token_ids[: row.prompt_length].tolist(), generated(row)
-    expected = golden.logits_of(row.sampling.adapter, prompt, tokens)
-    assert tokens == expected.argmax(-1).tolist()
-    torch.testing.assert_close(recorder.logits(row.id), expected, atol=1e-4, rtol=0.0)
 
 
 @pytest.fixture

@@ -18,11 +18,12 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
+from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
 from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, variant_for
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import pack_program
-from tgi_trio.shard.numba_backend.verified import choose_panel_kernels
+from tgi_trio.shard.numba_backend.verified import choose_adapter_kernels, choose_panel_kernels
 
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
@@ -50,6 +51,7 @@ def cpu_runner(
     dot: bool = False,
     active_bits: int = 16,
     cores: ListLike[int] = (0,),
+    max_lora_rank: int = 0,
 ) -> Iterator[tuple[CpuRunner, GreedyRecorder]]:
     """Yield a warmed-up runner and its sampler; there is a thread for each of `cores`."""
     config = read_config(folder)
@@ -60,13 +62,19 @@ def cpu_runner(
         open_checkpoint(
             config, spec.names.base, encoding=ENCODINGS[quantize] if quantize else None
         ) as weights,
-        pack_program(spec, weights, dtype, int8=int8, threads=len(cores)) as program,
+        pack_program(
+            spec, weights, dtype, int8=int8, threads=len(cores), max_lora_rank=max_lora_rank
+        ) as program,
     ):
         variant = variant_for(spec, dtype, int8=int8, dot=dot)
     multipliers = [multiplier_for(kind, active_bits) for kind in program.kinds]
     program.link(choose_panel_kernels(multipliers))
+    adapters = None
+    if max_lora_rank:
+        program.link_adapters(choose_adapter_kernels(variant))
+        adapters = NumbaAdapters(program, variant.kv, max_lora_rank)
     with Forward(program, variant, list(cores)) as forward:
-        runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder)
+        runner = CpuRunner(config, forward, dtype=dtype, sampler=recorder, adapters=adapters)
         runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
         yield runner, recorder
 

@@ -35,9 +35,11 @@ class Tokens:
     rows: Ints  # [T] the row of `tables` each token belongs to
     tables: Ints  # [R, widest] block ids
     longest: int  # the largest context
+    adapters: Ints | None = None  # [T] the adapter of each token; None: none has any
 
     @classmethod
     def of(cls, plan: StepPlan) -> Tokens:
+        numbers = np.array([row.sampling.adapter for row in plan.rows], np.int32)
         rows = np.arange(len(plan.rows), dtype=np.int32)
         if len(plan.token_ids) > len(rows):
             rows = np.repeat(rows, np.diff(plan.query_starts))
@@ -48,6 +50,7 @@ class Tokens:
             rows=rows,
             tables=np.ascontiguousarray(plan.block_tables, np.int32),
             longest=int(plan.context_lengths.max()),
+            adapters=numbers[rows] if numbers.any() else None,
         )
 
 
@@ -73,6 +76,7 @@ class Forward:
         self._logits = np.zeros((0, self.program.padded_vocab), np.float32)
         self._room = (0, 0, 0)  # tokens, wanted rows, context
         self._scratch = allocate_zeroed((0,))
+        self._first = 0  # operation of the step
         self._held: Any = None  # arrays whose addresses the step holds
         for name in ("heads", "kv_heads", "head_dim"):
             self._step[name] = getattr(self.spec, name)
@@ -102,6 +106,7 @@ class Forward:
         self._scratch = allocate_zeroed((len(self.team.cores) * each,))
         step["scores_bytes"], step["scratch_bytes"] = scores, each
         step["scratch"] = address(self._scratch)
+        step["low_stride"] = self.program.low_width * self.variant.active_bytes
         return sum(b.nbytes for b in self._buffers.values()) + self._scratch.nbytes
 
     def run(self, tokens: Tokens, wanted: Ints) -> Floats:
@@ -120,7 +125,13 @@ class Forward:
         step["token_ids"] = address(tokens.ids)
         step["table_width"] = tokens.tables.shape[1]
         self._held = tokens
-        return self._operate(0, wanted)
+        self._first, adapted = 0, self.program.adapted
+        if tokens.adapters is not None and adapted is not None:
+            self._first, runs = adapted.first, adapted.runs(tokens.adapters)
+            step["runs"], step["run_count"] = address(runs.table), len(runs.table)
+            step["run_of"] = address(runs.of_tokens)
+            self._held = tokens, runs
+        return self._operate(self._first, wanted)
 
     def logits(self, wanted: Ints) -> Floats:
         """Return logits of other tokens of the last `run`, at most as many rows as reserved."""
@@ -162,7 +173,9 @@ class Forward:
     def _operate(self, first: int, wanted: Ints) -> Floats:
         step, program = self._step, self.program
         step["first"] = first
-        step["end"] = program.end if len(wanted) else program.body
+        behind = program.end - program.body  # of the layers: the final norm and the head
+        last = program.end if first < program.end else len(program.operations)
+        step["end"] = last if len(wanted) else last - behind
         step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
         self.team.run()
         return self._logits[: len(wanted), : self.spec.vocab_size]

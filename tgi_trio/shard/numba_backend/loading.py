@@ -81,6 +81,7 @@ def load(
             int8=int8,
             threads=count,
             heads=None if heads is None or head_files is None else (heads.spec, head_files),
+            max_lora_rank=settings.max_lora_rank,
         ) as program,
     ):
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
@@ -97,6 +98,13 @@ def load(
         multipliers = [multiplier_for(kind, bits) for kind in program.kinds]
         variant = choose_variant(spec, dtype, int8=int8, multipliers=multipliers)
         program.link(choose_panel_kernels(multipliers))
+        adapters = None
+        if settings.max_lora_rank:
+            from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
+            from tgi_trio.shard.numba_backend.verified import choose_adapter_kernels
+
+            program.link_adapters(choose_adapter_kernels(variant))
+            adapters = NumbaAdapters(program, variant.kv, settings.max_lora_rank)
         watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
         sampler = choose_sampler(config, cores[: given or None], grammars, watermark)
     if settings.activations is not None and not multipliers:
@@ -113,6 +121,7 @@ def load(
         sampler=sampler,
         load_ns=time.monotonic_ns() - began,
         heads=heads,
+        adapters=adapters,
     )
 
 

@@ -53,8 +53,10 @@ class CpuRunner:
         sampler: RowSampler,
         load_ns: int = 0,
         heads: LoadedHeads | None = None,
+        adapters: AdapterHost | None = None,
     ) -> None:
         """`heads`: what guesses for the model, whose linear layers are in its program."""
+        self._adapters = adapters
         self.sampler = sampler
         self._heads = heads
         self._last = LastStep()
@@ -84,7 +86,7 @@ class CpuRunner:
 
     @property
     def adapters(self) -> AdapterHost | None:
-        return None
+        return self._adapters
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
         """Make room for the largest step, and the KV cache.

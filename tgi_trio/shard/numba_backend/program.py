@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.model.adapters.sites import Role, Site
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import LayerRefs, LinearRef, MlpRefs, NormRef, every_unit
 from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
@@ -19,6 +20,7 @@ from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear, re
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.contract import BLOCK_SIZE
+from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations, AdaptedSite
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.kinds.table import Packing, find_packing
@@ -34,6 +36,7 @@ from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 if TYPE_CHECKING:
+    from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
     from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel
 
 Array = NDArray[Any]
@@ -71,15 +74,22 @@ def pack_program(
     int8: bool = False,
     threads: int = 1,
     heads: tuple[HeadsSpec, Weights] | None = None,
+    max_lora_rank: int = 0,
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving waits for them.
 
     `int8`: linear layers get 8-bit weights. `heads`: what guesses for it, and where its weights
-    are. Raises ModelLoadError as the weights and the packer do.
+    are; `max_lora_rank` as for `Program`. Raises ModelLoadError as the weights and the packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
         program = Program(
-            spec, weights, packer, bf16=dtype == "bfloat16", as_stored=not int8, heads=heads
+            spec,
+            weights,
+            packer,
+            bf16=dtype == "bfloat16",
+            as_stored=not int8,
+            heads=heads,
+            max_lora_rank=max_lora_rank,
         )
         packer.start()
         yield program
@@ -101,11 +111,13 @@ class Program:
         bf16: bool,
         as_stored: bool = True,
         heads: tuple[HeadsSpec, Weights] | None = None,
+        max_lora_rank: int = 0,
     ) -> None:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
         `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights
-        stay what they are where there is a kernel for their kind.
+        stay what they are where there is a kernel for their kind. `max_lora_rank`: of adapters;
+        0: none are ever loaded.
         """
         self.spec = spec
         self.weight_bytes = 0
@@ -120,13 +132,19 @@ class Program:
         self._kept: list[Array] = []  # operations hold addresses only
         self._rows: list[NDArray[np.void]] = []
         self.lone: dict[str, LoneLinear] = {}
+        self._sites: list[AdaptedSite] = []
         self._build()
         self.end = len(self._rows)
         self.body = self.end - 2  # the final norm and the head come after it
         self.final_norm = self._read_final_norm()
         if heads is not None:
             self._add_heads(*heads)
+        self.adapted: AdaptedOperations | None = None
         self.operations = np.stack(self._rows)
+        if max_lora_rank:
+            sites = self._sites
+            self.adapted = AdaptedOperations(self.operations, self.end, sites, max_lora_rank)
+            self.operations = self.adapted.table
         self.kv_cache: tuple[Array, Array] | None = None
         self.room_bytes = 0  # of a thread's own, that products with quantised weights need
 
@@ -149,7 +167,18 @@ class Program:
 
     def link(self, kernels: Mapping[str, PanelKernel]) -> None:
         """Have these kernels multiply quantised weights, by the names of their kinds."""
-        self.room_bytes = self._quantised.link(self.operations, kernels)
+        self.room_bytes = self._quantised.link(self.operations[: len(self._rows)], kernels)
+        self._mirror()
+
+    def link_adapters(self, kernels: AdapterKernels) -> None:
+        """Have these kernels compute what adapters add."""
+        if self.adapted is not None:
+            self.adapted.kernels = kernels
+            self._mirror()
+
+    def _mirror(self) -> None:
+        if self.adapted is not None:
+            self.adapted.mirror()
 
     def allocate_kv(self, blocks: int) -> int:
         """Make a new, empty KV cache; return its bytes."""
@@ -158,17 +187,19 @@ class Program:
         shape = (len(spec.layers), blocks, spec.kv_heads, BLOCK_SIZE * spec.head_dim)
         keys, values = allocate_zeroed(shape, kind), allocate_zeroed(shape, kind)
         self.kv_cache = keys, values
-        of_layers = np.isin(self.operations["code"], (Code.ROTATE, Code.ATTEND))
+        operations = self.operations[: self.end]
+        of_layers = np.isin(operations["code"], (Code.ROTATE, Code.ATTEND))
         for column, cache in (("keys", keys), ("values", values)):
             first, step = address(cache), cache.strides[0]
             layers = np.repeat(np.arange(len(spec.layers)), 2)
-            self.operations[column][of_layers] = first + layers * step
+            operations[column][of_layers] = first + layers * step
+        self._mirror()
         return keys.nbytes + values.nbytes
 
     def set_positions(self, count: int) -> None:
         """Make the rotary tables for positions below `count`."""
         tables: dict[RotarySpec, tuple[Array, Array]] = {}
-        turning = np.flatnonzero(self.operations["code"] == Code.ROTATE)
+        turning = np.flatnonzero(self.operations[: self.end]["code"] == Code.ROTATE)
         for place, layer in zip(turning, self.spec.layers, strict=True):
             if layer.rotary is None:
                 continue
@@ -179,6 +210,7 @@ class Program:
             self.operations[place]["sines"] = address(sines)
             self.operations[place]["rotated"] = layer.rotary.dim
         self._tables = tables
+        self._mirror()
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
         """Return the size of every buffer for so many tokens and rows of logits."""
@@ -200,7 +232,14 @@ class Program:
             Buffer.WHOLE_16: whole * active_block_bytes(16),
             Buffer.LONE: LONE_ROWS * 4 * max((each.inputs for each in lone), default=0),
             Buffer.PRODUCT: LONE_ROWS * 4 * max((each.width for each in lone), default=0),
+            Buffer.LOW: tokens * self.low_width * 4,
+            Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
         }
+
+    @property
+    def low_width(self) -> int:
+        """Activations of a row of LOW; 0 without adapters."""
+        return 0 if self.adapted is None else self.adapted.low_width
 
     @property
     def padded_vocab(self) -> int:
@@ -230,6 +269,7 @@ class Program:
             scale=scale[0],
         )
         for index, layer in enumerate(spec.layers):
+            self._index = index
             self._layer(layer_refs(spec, index), layer)
         self._norm(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         self._linear(
@@ -283,11 +323,14 @@ class Program:
         if not isinstance(refs.mlp, MlpRefs):
             raise ValueError("the kernels know no mixtures of experts; see `kernel_fit.py`")
         self._norm(refs.attention_norm, Buffer.HIDDEN)
+        self._adapt("qkv", refs.qkv, Buffer.NORMED)
         self._linear(refs.qkv, Buffer.NORMED, Buffer.QKV)
         self._rotate(refs, layer)
         self._add(Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap)
+        self._adapt("output", refs.output, Buffer.ATTENDED)
         self._branch(refs.output, Buffer.ATTENDED, refs.attention_post_norm)
         self._norm(refs.mlp_norm, Buffer.HIDDEN)
+        self._adapt("inner", refs.mlp.inner, Buffer.NORMED, paired=refs.mlp.gated)
         self._linear(
             refs.mlp.inner,
             Buffer.NORMED,
@@ -297,7 +340,17 @@ class Program:
             epilogue=Epilogue.GATE if refs.mlp.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[spec.activation],
         )
+        self._adapt("down", refs.mlp.down, Buffer.INNER)
         self._branch(refs.mlp.down, Buffer.INNER, refs.mlp_post_norm)
+
+    def _adapt(
+        self, role: Role, linear: LinearRef, source: Buffer, *, paired: bool = False
+    ) -> None:
+        """Take note that adapters may change the linear layer whose operations come next."""
+        inputs = linear.pieces[0].matrix.columns
+        outputs = sum(piece.outputs.size * len(piece.outputs.starts) for piece in linear.pieces)
+        site = Site(self._index, role)
+        self._sites.append(AdaptedSite(site, len(self._rows), source, inputs, outputs, paired))
 
     def _rotate(self, refs: LayerRefs, layer: LayerSpec) -> None:
         norms = {

@@ -19,6 +19,7 @@ class Code(IntEnum):
     ROTATE = 3  # head norms, rotary positions; K and V go to the cache
     ATTEND = 4
     QUANTISE = 5  # activations become whole numbers
+    SHRINK = 6  # what adapters make of the activations of a linear, before it
 
 
 class Epilogue(IntEnum):
@@ -66,6 +67,8 @@ class Buffer(IntEnum):
     WHOLE_16 = 9
     LONE = 10  # rows given from outside: activations, or float32 that become whole numbers
     PRODUCT = 11  # float32: what a lone linear layer makes of them
+    LOW = 12  # activations [T, ranks of a layer's adapters]
+    ACTIVE = 13  # activations [T, widest]: what QUANTISE reads, for SHRINK
 
 
 class Form(IntEnum):
@@ -97,6 +100,9 @@ OPERATION = np.dtype(
         ("active_bytes", "i8"),  # of a block of whole activations
         ("panel_bytes", "i8"),  # of quantised weights
         ("span_blocks", "i8"),
+        ("expand", "i8"),  # `expand` (of SHRINK: `shrink`) of adapters; 0: the step has none
+        ("site", "i8"),  # a linear's number among those that adapters change
+        ("own_scales", "i8"),  # `scales`, where `expand` multiplies with them
         ("room_bytes", "i8"),  # an unpacked block's
         ("parts", "i8"),  # scales of an unpacked block, for EMBED
         ("lows", "i8"),  # lows of an unpacked block
@@ -131,6 +137,10 @@ STEP = np.dtype(
         ("tables", "i8"),  # int32 [R, table_width]
         ("table_width", "i8"),
         ("rows", "i8"),  # int32 [T]: row of each token
+        ("runs", "i8"),  # int64 [run_count, 3], see `kernels/adapters.py`
+        ("run_count", "i8"),
+        ("run_of", "i8"),  # int32 [T]
+        ("low_stride", "i8"),  # bytes of a row of LOW
         ("heads", "i8"),
         ("kv_heads", "i8"),
         ("head_dim", "i8"),

@@ -7,8 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.numba_backend import kind_self_test, sampler_self_test, self_test
+from tgi_trio.shard.numba_backend import (
+    adapter_self_test,
+    kind_self_test,
+    sampler_self_test,
+    self_test,
+)
 from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
 from tgi_trio.shard.numba_backend.kernels.quantised.link import (
     PanelKernel,
     compile_panel_kernel,
@@ -65,6 +71,18 @@ def choose_panel_kernels(multipliers: Iterable[Multiplier]) -> dict[str, PanelKe
         if fault is not None:
             raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
         kernels[multiplier.kind.name] = kernel
+    return kernels
+
+
+def choose_adapter_kernels(variant: Variant) -> AdapterKernels:
+    """Return what computes adapters; raises UnsupportedError if it does not work."""
+    try:
+        kernels = compile_adapter_kernels(variant)
+        fault = adapter_self_test.find_fault(variant, kernels)
+    except Exception as error:  # as in `choose_variant`
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
     return kernels
 
 

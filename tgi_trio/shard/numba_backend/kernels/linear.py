@@ -25,6 +25,7 @@ import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap
+from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
@@ -42,7 +43,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     store,
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS
-from tgi_trio.shard.numba_backend.tables import Epilogue
+from tgi_trio.shard.numba_backend.tables import Buffer, Epilogue
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
@@ -50,6 +51,7 @@ ROWS = 64  # of sums that a thread has room for: of quantised weights, a panel o
 _FEW = 32  # rows up to which a panel of quantised weights is not unpacked
 _AHEAD = 4096  # bytes that a lone tile fetches ahead
 _SHARED = 8  # one of so many panels of a lone tile belongs to whoever is there first
+LOW = int(Buffer.LOW)
 STORE, ADD, ACTIVATE, GATE = (
     int(e) for e in (Epilogue.STORE, Epilogue.ADD, Epilogue.ACTIVATE, Epilogue.GATE)
 )
@@ -102,6 +104,14 @@ def linear(variant, rank, step, op, counter, sums):
                 taken = multiply_rows(
                     variant, rows - row, inputs, stride, weights, steps, ahead, pace, sums
                 )
+            if op.expand:
+                scales = op.own_scales
+                if scales:
+                    scales += panel * 4 * PANEL
+                call_adapter_kernel(
+                    op.expand, step.runs, step.run_of, op.site, 2 * (op.offset // PANEL + panel),
+                    row, taken, step.buffers[LOW], step.low_stride, scales, sums, 0,
+                )  # fmt: skip
             finish(variant, step, op, panel, row, taken, sums)
             ahead += steps * pace
             row += taken

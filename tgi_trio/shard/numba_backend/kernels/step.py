@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
 from tgi_trio.shard.numba_backend.kernels.attention import attend
 from tgi_trio.shard.numba_backend.kernels.linear import linear
 from tgi_trio.shard.numba_backend.kernels.norm import embed, norm, rotate
@@ -19,11 +20,13 @@ from tgi_trio.shard.numba_backend.kernels.threads import (
     post,
     wait_for_post,
 )
-from tgi_trio.shard.numba_backend.tables import Code
+from tgi_trio.shard.numba_backend.tables import Buffer, Code
 
-EMBED, NORM, LINEAR, ROTATE, QUANTISE = (
-    int(code) for code in (Code.EMBED, Code.NORM, Code.LINEAR, Code.ROTATE, Code.QUANTISE)
+EMBED, NORM, LINEAR, ROTATE, QUANTISE, SHRINK = (
+    int(code)
+    for code in (Code.EMBED, Code.NORM, Code.LINEAR, Code.ROTATE, Code.QUANTISE, Code.SHRINK)
 )
+LOW = int(Buffer.LOW)
 
 
 @kernel
@@ -50,6 +53,12 @@ def run_operations(variant, rank, steps, operations, control):
             rotate(variant, rank, step, op, scratch)
         elif op.code == QUANTISE:
             quantise(variant, rank, step, op)
+        elif op.code == SHRINK:
+            call_adapter_kernel(
+                op.expand, rank, step.threads, step.runs, step.run_count, op.site,
+                step.buffers[op.source], op.inputs * variant.active_bytes,
+                op.inputs // variant.kv.step, step.buffers[LOW], step.low_stride, scratch,
+            )  # fmt: skip
         elif op.code == EMBED and op.multiply:
             embed_quantised(rank, step, op, scratch)
         elif op.code == EMBED:

@@ -199,6 +199,29 @@ def add_weighted(
 
 
 @intrinsic
+def add_tile(
+    context: Any,
+    rows: CountType,
+    columns: CountType,
+    tile: types.UniTuple,
+    where: types.Integer,
+    stride: types.Integer,
+) -> Any:
+    """Add a tile to float32 that is there, its rows `stride` bytes apart."""
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _, _, tile_value, target, step = values
+        for i, value in enumerate(cgutils.unpack_tuple(builder, tile_value, tile.count)):
+            row, column = divmod(i, columns.value)
+            place = builder.add(target, builder.mul(step, I64(row)))
+            place = builder.add(place, I64(64 * column))
+            store_as(builder, builder.fadd(load_as(builder, place, FLOATS), value), place)
+        return none()
+
+    return types.none(rows, columns, tile, i64, i64), emit
+
+
+@intrinsic
 def store_tile(
     context: Any,
     rows: CountType,

@@ -1,0 +1,146 @@
+"""Adapters in the CPU kernels say what transformers with PEFT says, row by row and to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.adapters.peft_support import (
+    PeftGolden,
+    adapted,
+    check,
+    install,
+    write_adapter,
+)
+from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.torch_backend.models_support import (
+    advance,
+    generated,
+    guessing_plan,
+    load,
+    prompts,
+    run,
+    sequences,
+)
+from tgi_trio.shard.numba_backend.instructions import has_dot
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEW = 12
+PROMPTS = prompts(9)
+Checkpoint = Callable[..., Path]
+
+
+@pytest.mark.parametrize("family", FITTING)
+def test_every_family(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    """Rows of two adapters and of none, in chunks, joining as others decode, on two threads."""
+    base = checkpoint(family, **FITTING[family])
+    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r) for r in (4, 3)]
+    golden = PeftGolden(base, folders)
+    with cpu_runner(base, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):
+        plain = sequences(PROMPTS[:6], new=NEW)
+        run(runner, plain)
+        alone = [recorder.logits(row.id) for row in plain]
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        rows = adapted(sequences(PROMPTS[:6], new=NEW), [1, 0, 2, 1, 2, 0])
+        run(runner, rows, chunk=9, joins=2)
+        for row in rows:
+            check(golden, recorder, row)
+        assert not torch.allclose(recorder.logits(0)[0], alone[0][0])
+        again = sequences(PROMPTS[:6], new=NEW)
+        run(runner, again)  # loaded and not used: to the bit what it was
+        assert all(torch.equal(recorder.logits(i), found) for i, found in enumerate(alone))
+
+
+@pytest.fixture(scope="module")
+def llama(checkpoint: Checkpoint) -> Path:
+    return checkpoint("llama", **FITTING["llama"])
+
+
+def test_eight_adapters_and_the_base(llama: Path, tmp_path: Path) -> None:
+    """Patterns, rsLoRA, few modules, ranks from 1 to 64, and a prompt of many tiles."""
+    configs: tuple[dict[str, Any], ...] = (
+        {"rank_pattern": {"q_proj": 2, r"layers\.1\.mlp.*": 7}},
+        {"alpha_pattern": {"v_proj": 1}, "r": 17},
+        {"use_rslora": True, "r": 16},
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["up_proj", "o_proj"], "layers_to_transform": [1]},
+        {"target_modules": r".*\.(k_proj|down_proj)", "lora_alpha": 3},
+        {"r": 64},
+        {"r": 1, "rank_pattern": {"gate_proj": 5}},
+    )
+    folders = [
+        write_adapter(llama, tmp_path / str(i), seed=i, **each) for i, each in enumerate(configs)
+    ]
+    golden = PeftGolden(llama, folders)
+    with cpu_runner(llama, max_lora_rank=64) as (runner, recorder):
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        rows = adapted(sequences(PROMPTS, new=NEW), [3, 0, 1, 2, 4, 5, 6, 7, 8])
+        run(runner, rows, chunk=50, joins=4)
+        for row in rows:
+            check(golden, recorder, row)
+
+
+@pytest.mark.parametrize("dot", [False, True])
+def test_others_adapters_change_no_bit(llama: Path, tmp_path: Path, dot: bool) -> None:
+    """The same batch, other rows' adapters exchanged: the same logits to the bit."""
+    if dot and not has_dot():
+        pytest.skip("this machine multiplies no pairs of bfloat16")
+    folders = [write_adapter(llama, tmp_path / str(r), seed=r, r=r) for r in (4, 16, 1)]
+    dtype = "bfloat16" if dot else "float32"
+    with cpu_runner(llama, dtype, dot=dot, max_lora_rank=16, cores=(0, 0)) as (runner, recorder):
+        for number, folder in enumerate(folders, start=1):
+            install(runner, number, folder)
+        found = []
+        for own in (1, 0):
+            for others in ([1, 1, 1, 1, 1], [2, 0, 3, 1, 0], [0, 0, 0, 0, 0]):
+                rows = adapted(sequences(PROMPTS[:6], new=NEW), [own, *others])
+                run(runner, rows, chunk=16, joins=6)
+                found.append((generated(rows[0]), recorder.logits(rows[0].id)))
+                recorder.by_place.clear()
+        for i, (tokens, logits) in enumerate(found):
+            first = found[i // 3 * 3]
+            assert tokens == first[0] and torch.equal(logits, first[1])
+        assert not torch.equal(found[0][1], found[3][1])
+
+
+@pytest.mark.parametrize("quantize", ["eetq", "q4_0", "q8_0"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantised_bases(checkpoint: Checkpoint, tmp_path: Path, quantize: str, dtype: str) -> None:
+    """What torch computes with the same rounded weights and the same adapter, and without."""
+    base = checkpoint("llama", hidden_size=128, head_dim=32, intermediate_size=256)
+    folder = write_adapter(base, tmp_path / "a", r=4)
+    reference, recorder = load(base, quantize=quantize, max_lora_rank=4)
+    install(reference, 1, folder)
+    run(reference, adapted(sequences([PROMPTS[4]] * 2, new=1), [0, 1]))
+    wanted = [recorder.logits(i) for i in range(2)]
+    int8, dot = quantize == "eetq", dtype == "bfloat16" and quantize != "eetq" and has_dot()
+    rounded = None if int8 else quantize
+    with cpu_runner(base, dtype, int8=int8, quantize=rounded, dot=dot, max_lora_rank=4) as pair:
+        runner, recorder = pair
+        install(runner, 1, folder)
+        run(runner, adapted(sequences([PROMPTS[4]] * 2, new=1), [0, 1]))
+        found = [recorder.logits(i) for i in range(2)]
+    assert not torch.allclose(wanted[0], wanted[1], atol=0.5)
+    limit = {"float32": 2e-3, "bfloat16": 0.15}[dtype]
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=limit, rtol=0.0)
+
+
+def test_guesses(llama: Path, tmp_path: Path) -> None:
+    """Guesses are computed with the adapter of their row."""
+    folder = write_adapter(llama, tmp_path / "a")
+    with cpu_runner(llama, max_lora_rank=4) as (runner, _):
+        install(runner, 1, folder)
+        plain = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])
+        run(runner, plain)
+        rows = adapted(sequences(PROMPTS[2:4], new=NEW), [1, 0])
+        advance(runner, rows, [len(prompt) for prompt in PROMPTS[2:4]])
+        result = runner.step(guessing_plan(rows, [generated(plain[0])[1:4], [3, 3, 3]]))
+        assert list(result.rows[0].token_ids) == generated(plain[0])[1:5]
+        assert result.rows[1].token_ids[0] == generated(plain[1])[1]

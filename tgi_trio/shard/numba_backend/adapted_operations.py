@@ -1,0 +1,132 @@
+"""The operations of a step whose rows have adapters, behind those of a step whose rows have none.
+
+A second copy of the table, in which every linear that adapters may change has a SHRINK before it
+and computes what they add. So a step without adapters is what it is without any loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.adapters.sites import Site
+from tgi_trio.shard.numba_backend.arena import address
+from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.weight_layout import LANES
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
+
+_PIECES = 3  # of a site at most: query, key and value
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedSite:
+    """A linear that adapters may change."""
+
+    site: Site
+    row: int  # in the table: the first operation that is its own
+    source: Buffer  # its activations, as numbers
+    inputs: int
+    outputs: int
+    paired: bool  # gate and up in turns of 16
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The tokens of a step by their adapters."""
+
+    table: NDArray[np.int64]  # [runs, 3]: first token, tokens, address of the adapter's sites
+    of_tokens: NDArray[np.int32]  # [T]
+    held: Any  # what the addresses point into
+
+
+class AdaptedOperations:
+    """Both copies of the table, and the adapters that are loaded."""
+
+    def __init__(
+        self, base: NDArray[np.void], end: int, sites: Sequence[AdaptedSite], max_rank: int
+    ) -> None:
+        """`base[:end]`: a step's operations; what follows is none of it."""
+        self.sites = sites
+        self.kernels: AdapterKernels | None = None
+        padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
+        self.low_width = -(-_PIECES * padded // LANES) * LANES
+        self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 3], by number
+        self.first = len(base)  # operation of the second copy
+        self._order = list(self._copies(base[:end]))
+        self.table = np.zeros(self.first + len(self._order), OPERATION)
+        self.table[: self.first] = base
+        self.mirror()
+
+    def mirror(self) -> None:
+        """Bring the second copy up to date after the first one has changed."""
+        table, feeds = self.table, set[int]()
+        for place, (row, number) in enumerate(self._order, self.first):
+            copy = table[place]
+            if row < 0:
+                site = self.sites[number]
+                source = site.source
+                feeder = self._feeder(site)
+                if table[feeder]["code"] == Code.QUANTISE:
+                    source = Buffer.ACTIVE
+                feeds.add(feeder)
+                copy["code"], copy["source"] = Code.SHRINK, source
+                copy["inputs"], copy["site"] = site.inputs, number
+                copy["expand"] = self.kernels.shrink if self.kernels else 0
+                continue
+            table[place] = table[row]
+            if number >= 0:
+                copy = table[place]
+                copy["site"] = number
+                copy["expand"] = self.kernels.expand if self.kernels else 0
+                copy["own_scales"], copy["scales"] = copy["scales"], 0
+        for place, (row, _) in enumerate(self._order, self.first):
+            if row in feeds and table[row]["code"] in (Code.NORM, Code.QUANTISE):
+                table[place]["forms"] |= Form.PLAIN
+                if table[row]["code"] == Code.QUANTISE:
+                    table[place]["target"] = Buffer.ACTIVE
+
+    def install(self, number: int, sites: NDArray[np.int64]) -> None:
+        """Have steps compute with an adapter; `sites` as `kernels/adapters.py` reads them."""
+        self._loaded[number] = sites
+
+    def drop(self, number: int) -> None:
+        self._loaded.pop(number, None)
+
+    def runs(self, adapters: NDArray[np.int32]) -> Runs:
+        """Return the runs of a step's tokens, whose adapters these are."""
+        starts = np.flatnonzero(np.diff(adapters, prepend=-1))
+        table = np.zeros((len(starts), 3), np.int64)
+        table[:, 0] = starts
+        table[:, 1] = np.diff(starts, append=len(adapters))
+        held = [self._loaded[n] if n else None for n in adapters[starts].tolist()]
+        table[:, 2] = [address(sites) for sites in held]
+        of_tokens = np.repeat(np.arange(len(starts), dtype=np.int32), table[:, 1])
+        return Runs(table, of_tokens, held)
+
+    def _feeder(self, site: AdaptedSite) -> int:
+        """Return the row that leaves a site's activations."""
+        own = self.table[site.row]
+        return site.row if own["code"] == Code.QUANTISE else site.row - 1
+
+    def _copies(self, base: NDArray[np.void]) -> Any:
+        """Yield (row, site) of the second copy; row -1: a SHRINK, site -1: not a site's linear."""
+        numbers: Mapping[int, int] = {site.row: i for i, site in enumerate(self.sites)}
+        number, left = -1, 0
+        for row, operation in enumerate(base):
+            if row in numbers:
+                number, left = numbers[row], self.sites[numbers[row]].outputs
+                shrinks = True
+            if operation["code"] == Code.LINEAR and left > 0:
+                if shrinks:
+                    yield -1, number
+                    shrinks = False
+                yield row, number
+                left -= int(operation["outputs"])
+            else:
+                yield row, -1

@@ -1,0 +1,62 @@
+"""The kernels of adapters, with made-up numbers, at every start that serves any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.checkpoint.numbers import to_bfloat16
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, expand, shrink
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
+
+_TOKENS, _INPUTS, _RANK = 13, 32, 8
+_RUNS = ((0, 2, False), (2, 10, True), (12, 1, True))  # first token, tokens, has an adapter
+
+
+def find_fault(variant: Variant, kernels: AdapterKernels) -> str | None:
+    """Return what is wrong with the kernels, or None; they are compiled already."""
+    draw = np.random.default_rng(5)
+    x, a, b, start = (  # small whole numbers: exact in bfloat16, and so are their products
+        draw.integers(-2, 3, shape).astype(np.float32)
+        for shape in ((_TOKENS, _INPUTS), (LANES, _INPUTS), (PANEL, _RANK), (_TOKENS, PANEL))
+    )
+    scales = draw.integers(1, 3, PANEL).astype(np.float32)
+    low_stride = LANES * variant.active_bytes
+    active = to_bfloat16(x) if variant.dot else x
+    low, scratch = allocate_zeroed((_TOKENS * low_stride,)), allocate_zeroed((1 << 13,))
+    packed_a, packed_b = _pack(variant, a), _pack(variant, b)
+    steps = _RANK // variant.kv.step
+    halves = np.array([[address(half), 0, steps] for half in packed_b], np.int64)
+    sites = np.array([[address(packed_a), 1, address(halves)]], np.int64)
+    runs = np.array([[at, n, address(sites) if has else 0] for at, n, has in _RUNS], np.int64)
+    of_tokens = np.repeat(np.arange(3, dtype=np.int32), runs[:, 1])
+    for rank in range(2):
+        shrink(
+            variant, rank, 2, address(runs), 3, 0, address(active), _INPUTS * variant.active_bytes,
+            _INPUTS // variant.kv.step, address(low), low_stride, address(scratch),
+        )  # fmt: skip
+    found = start.copy()
+    expand(
+        variant, address(runs), address(of_tokens), 0, 0, 0, _TOKENS, address(low), low_stride,
+        address(scales), address(found), 0,
+    )  # fmt: skip
+    wanted = start * scales
+    v = x @ a[:_RANK].T
+    if variant.dot:  # V is rounded as activations are
+        v = (to_bfloat16(v).astype(np.uint32) << 16).view(np.float32)
+    wanted[2:] += (v @ b.T)[2:]
+    if np.array_equal(found, wanted):
+        return None
+    return f"what adapters add is {np.abs(found - wanted).max():g} away from the reference"
+
+
+def _pack(variant: Variant, matrix: NDArray[np.float32]) -> NDArray[Any]:
+    """Return [outputs / 16, steps, 16]."""
+    numbers: NDArray[Any] = matrix
+    if variant.kv.bf16:
+        numbers = to_bfloat16(matrix).view(np.uint32)
+    return np.ascontiguousarray(numbers.reshape(-1, LANES, numbers.shape[1]).swapaxes(1, 2))
