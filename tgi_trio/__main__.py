@@ -90,7 +90,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     import logging
 
     from tgi_trio.cli.files import check_tokenizer_config, read_key_file
-    from tgi_trio.hub import resolve_served, resolve_tokenizer
+    from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, Timeline, bind, run_server
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.settings.resolve import resolve
@@ -120,7 +120,15 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
                 trust_remote_code=options.trust_remote_code,
                 progress=not options.json_output,
             )
-        settings = resolve(options, read_model_facts(found.model, tokenizer, options.rope))
+        cache, progress = options.huggingface_hub_cache, not options.json_output
+        adapters = [
+            resolve_adapter(entry, cache_dir=cache, progress=progress)
+            for entry in options.lora_adapters
+        ]
+        settings = replace(
+            resolve(options, read_model_facts(found.model, tokenizer, options.rope)),
+            adapter_folders={name: str(folder) for name, folder in adapters},
+        )
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")

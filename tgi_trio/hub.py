@@ -175,6 +175,31 @@ def check_heads(folder: Path, *, auto_convert: bool = True) -> Path:
     return folder
 
 
+def resolve_adapter(
+    entry: str, *, cache_dir: Path | None = None, progress: bool = True
+) -> tuple[str, Path]:
+    """Return name and folder of an entry of --lora-adapters; downloads it where that is needed.
+
+    The name alone is a folder or a hub repository, too. Raises ModelLoadError.
+    """
+    wanted, _, revision = entry.partition("@")
+    name, _, place = wanted.partition("=")
+    folder = local_folder(place or name, "--lora-adapters")
+    if folder is None:
+        token = hub_token()
+        source = Repository(
+            name=place or name,
+            revision=revision or None,
+            cache_dir=cache_dir,
+            token=token,
+            progress=progress,
+        )
+        return name, _fetch(source, trust_remote_code=False)
+    if revision:
+        raise ModelLoadError(f"{folder} is a local folder, so it has no revision: {entry}")
+    return name, folder
+
+
 def local_folder(name: str, flag: str) -> Path | None:
     """Return the folder that a flag's value names; None for the name of a hub repository.
 

@@ -23,6 +23,7 @@ from tgi_trio.hub import read_pipeline_tag
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
@@ -138,6 +139,7 @@ def shard_settings(settings: Settings, tokenizer: Path) -> ShardSettings:
         dtype=settings.dtype,
         tokenizer_file=None if settings.disable_grammar_support else tokenizer,
         world_size=settings.num_shard,
+        max_lora_rank=settings.max_lora_rank if settings.serves_adapters else 0,
     )
 
 
@@ -190,6 +192,7 @@ class Launcher:
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
+        self._adapters = AdapterRegistry(settings.adapter_folders, settings.max_loaded_adapters)
         self._supervisor = Supervisor(
             self._metrics,
             LocalGroup.starter(argv, shard_settings(settings, tokenizer), settings.spin_us),
@@ -200,6 +203,7 @@ class Launcher:
                 max_batch_total_tokens=settings.max_batch_total_tokens,
             ),
             watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
+            adapters=self._adapters,
         )
 
     async def run(self, early: Sequence[int] = ()) -> None:
@@ -290,7 +294,7 @@ class Launcher:
             recorder = ScheduleRecorder(settings.record_schedule)
             await nursery.start(recorder.run)
         limits = scheduling_limits(settings)
-        engine = front.open(settings, limits, supervisor, info, recorder)
+        engine = front.open(settings, limits, supervisor, info, recorder, self._adapters)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tgi_trio.devices import check_device_flags, may_see_device
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.adapters.files import read_adapter
+from tgi_trio.model.adapters.sites import map_adapter
 from tgi_trio.model.check import check_checkpoint, check_model, heads_refusal, model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.spec import DecoderSpec
@@ -30,6 +32,10 @@ def check_start(settings: Settings) -> list[str]:
     if asked and (settings.device == "cpu" or not may_see_device()):
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
     warnings = check_model(read_config(settings.model_path, settings.rope), settings)
+    if settings.adapter_folder is not None and not settings.adapter_updates:
+        raise ConfigurationError("`adapter_folder` has no effect without `adapter_updates`")
+    if settings.serves_adapters:
+        warnings += _check_adapters(settings)
     _check_tokenizer(settings)
     if settings.draft_model is not None:
         _check_drafter(settings, settings.draft_model)
@@ -56,6 +62,41 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
             f"--draft-model {folder} has another tokenizer than the model: {difference}. Its "
             "tokens would be guesses of other texts; name a smaller model of the same family"
         )
+
+
+def _check_adapters(settings: Settings) -> list[str]:
+    """Raise for adapters that cannot be served; their headers alone are read."""
+    if settings.adapter_updates and not (settings.api_key and settings.adapter_folder):
+        raise ConfigurationError(
+            "`adapter_updates` lets clients name files to load: it needs `api_key` (or "
+            "`api_key_file`) and `adapter_folder`, below which those files are"
+        )
+    if settings.device != "cpu" and may_see_device():
+        raise ConfigurationError(
+            "--lora-adapters and --adapter-updates are served on CPUs alone: hide the device with "
+            "--device cpu, or merge an adapter into its base by giving its folder to --model-id"
+        )
+    spec = model_spec(read_config(settings.model_path, settings.rope))
+    if not isinstance(spec, DecoderSpec):
+        raise ConfigurationError(
+            f"--lora-adapters and --adapter-updates: of {settings.model_type} models no linears "
+            "are known by name, or there is an encoder; merge an adapter into its base by giving "
+            "its folder to --model-id"
+        )
+    taken = {settings.model_id, *settings.served_model_names, "tgi", "dummy"}
+    warnings = []
+    for name, folder in settings.adapter_folders.items():
+        if name in taken:
+            raise ConfigurationError(
+                f"--lora-adapters: `{name}` is a name of the model itself; give another one, as "
+                f"NAME={folder}"
+            )
+        adapter = read_adapter(Path(folder))
+        map_adapter(adapter, spec, settings.max_lora_rank)
+        base = adapter.config.base
+        if base and base not in taken and Path(base).name != Path(settings.model_id).name:
+            warnings.append(f"the adapter {name} says that it was made for {base}")
+    return warnings
 
 
 def _check_tokenizer(settings: Settings) -> None:

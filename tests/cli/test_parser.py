@@ -46,6 +46,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "kv_dtype": ("fp8_e5m2", "fp8_e5m2"),
     "weights": ("gguf:q8_0", "gguf:q8_0"),
     "bits": ("16", 16),
+    "adapters": ("a/b, c = /d@e", ("a/b", "c=/d@e")),
     "backend": ("torch", "torch"),
     "sizes": ("1, 2,8", (1, 2, 8)),
     "ip": ("127.0.0.1", "127.0.0.1"),
@@ -318,6 +319,12 @@ def test_no_flag_of_tgi_is_ignored() -> None:
     theirs = {row.name for row in REFUSED} | {row.name for row in IDLE}
     known = {flag.name for flag in all_flags()} | theirs
     assert set(TGI_FLAGS) <= known
+
+
+@pytest.mark.parametrize("entry", ["", "a=b=c", "a@b@c", "=b", "a=", "a@"])
+def test_adapters_are_read_as_tgi_reads_them(entry: str) -> None:
+    with pytest.raises(UsageError, match=f"Invalid LoRA adapter format: {entry}"):
+        parse(["--lora-adapters", f"x,{entry}"], {})
 
 
 def test_rotary_scaling() -> None:

@@ -46,13 +46,12 @@ async def test_everything_given_arrives() -> None:
         top_n_tokens=3,
         decoder_input_details=True,
         grammar="{}",
-        adapter_id="second",
         logit_bias={5: -1.5},
         ignore_eos=True,
         keep_stop=False,
         absolute_penalties=True,
     )
-    request = await validator(adapters=("first", "second")).validate(
+    request = await validator().validate(
         TEN[:3], parameters, priority=2, deadline=4.5, cache_salt="salt", name="request-1"
     )
     assert request.prompt_ids.tolist() == TEN[:3]
@@ -74,7 +73,6 @@ async def test_everything_given_arrives() -> None:
         prompt_logprobs=True,
         logit_bias=((5, -1.5),),
         grammar="{}",
-        adapter=2,
     )
     assert request.stopping == StoppingCriteria(6, min_new_tokens=2, stop=("x",), keep_stop=False)
     assert (request.priority, request.deadline) == (2, 4.5)

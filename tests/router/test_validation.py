@@ -66,7 +66,6 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
         P(logit_bias={3: 101.0}),
         "`logit_bias` must be >= -100.0 and <= 100.0. Given: 101.0 for 3",
     ),
-    (P(adapter_id="x"), "`adapter_id` `x` is not served. Adapters served: none"),
 ]
 
 

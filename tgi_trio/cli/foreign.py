@@ -40,7 +40,6 @@ _ONE_MACHINE: Final = (
 )
 
 REFUSED: Final[tuple[RefusedFlag, ...]] = (
-    RefusedFlag("lora-adapters", "LoRA adapters are not in this build: merge them into the model"),
     RefusedFlag("disable-custom-kernels", _OWN_KERNELS, same=(False,), kind="switch"),
     RefusedFlag("weights-cache-override", "give the folder of the weights to --model-id"),
     RefusedFlag("max-image-fetch-size", "images are not in this build"),

@@ -149,6 +149,16 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(size for part in parts if (size := int(part)) > 0)
 
 
+def _adapters(text: str) -> tuple[str, ...]:
+    """As TGI reads them: spaces do not count, and an entry has one `=` and one `@` at most."""
+    entries = tuple("".join(entry.split()) for entry in text.split(","))
+    for entry in entries:
+        name = entry.partition("=")[0].partition("@")[0]
+        if entry.count("=") > 1 or entry.count("@") > 1 or not name or entry[-1] in "=@":
+            raise ValueError(f"Invalid LoRA adapter format: {entry}")
+    return entries
+
+
 def _levels(text: str) -> str:
     parse_log_levels(text)
     return text
@@ -201,6 +211,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "kv_dtype": ("DTYPE", _one_of(KV_CACHE_DTYPES)),
     "weights": ("FORMAT", _one_of(WEIGHT_FORMATS)),
     "rope": ("KIND", _one_of(ROPE_SCALINGS)),
+    "adapters": ("IDS", _adapters),
     "backend": ("BACKEND", _one_of(CPU_BACKENDS)),
     "bits": ("BITS", _bits),
     "sizes": ("SIZES", _sizes),

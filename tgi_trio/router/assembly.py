@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import trio
 
 from tgi_trio.ipc.startup import ShardInfo
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.facade import EngineFacade
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
@@ -67,6 +68,7 @@ class Assembly:
         supervisor: Supervisor,
         info: ShardInfo,
         recorder: ScheduleRecorder | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> Engine:
         """Make the engine and the application in front of it."""
         engine = Engine(
@@ -75,6 +77,7 @@ class Assembly:
             self._tokenizer,
             self._metrics,
             scheduler=Scheduler if recorder is None else recorder.scheduler,
+            adapters=adapters,
         )
         pool = TokenizerPool(self._tokenizer, settings.validation_workers)
         validation = ValidationLimits(
@@ -99,6 +102,7 @@ class Assembly:
             metrics=self._metrics,
             thoughts=self._thoughts,
             call_style=self._call_style,
+            adapters=adapters,
         )
         http = http_settings(settings, compute_type(info, settings.num_shard))
         self._application = Application(self._service, http, self._tracer)
@@ -175,6 +179,7 @@ def http_settings(settings: Settings, compute_type: str) -> HttpSettings:
         docker_label=os.environ.get("DOCKER_LABEL"),
         predict_route=settings.aip_predict_route,
         health_route=settings.aip_health_route,
+        adapter_folder=settings.adapter_folder if settings.adapter_updates else None,
         shown=public_json(settings),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import fields
 
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
@@ -33,6 +34,7 @@ class EngineFacade:
         metrics: Metrics,
         thoughts: Thoughts | None = None,
         call_style: CallStyle | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         aliases = tuple(n for n in settings.served_model_names if n != settings.model_id)
         self.model = ModelCard(
@@ -47,6 +49,9 @@ class EngineFacade:
         self.call_style = CallStyle() if call_style is None else call_style
         self.validator = validator
         self.metrics = metrics
+        self.adapters = AdapterRegistry() if adapters is None else adapters
+        for name in self.adapters.names:
+            metrics.know("adapter", name)
         self._engine = engine
         self._supervisor = supervisor
 

@@ -58,7 +58,7 @@ class GenerationParameters:
     decoder_input_details: bool = False
     prompt_top_n: int = 0  # alternatives per prompt token, as a part of those details
     grammar: str | None = None  # as the shard reads it
-    adapter_id: str | None = None
+    adapter_id: str | None = None  # `validate_request` looks it up
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False
     # Set by the API family, not by the client:
@@ -86,7 +86,6 @@ class ValidationLimits:
     max_best_of: int = 2
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
-    adapters: tuple[str, ...] = ()  # names; the shard numbers them from 1, 0 is the base model
 
 
 class Validator:
@@ -236,11 +235,6 @@ class Validator:
                 raise ValidationError(
                     f"`logit_bias` must be >= -100.0 and <= 100.0. Given: {bias} for {token_id}"
                 )
-        if p.adapter_id is not None and p.adapter_id not in limits.adapters:
-            served = ", ".join(f"`{name}`" for name in limits.adapters) or "none"
-            raise ValidationError(
-                f"`adapter_id` `{p.adapter_id}` is not served. Adapters served: {served}"
-            )
 
     def _check_truncate(self, truncate: int | None) -> None:
         most = self._limits.max_input_tokens
@@ -300,7 +294,6 @@ class Validator:
     def _sampling(self, p: GenerationParameters) -> SamplingParameters:
         temperature = 1.0 if p.temperature is None else p.temperature
         sample = p.do_sample or _warps(p)
-        adapters = self._limits.adapters
         return SamplingParameters(
             seed=self._random.getrandbits(_SEED_BITS) if p.seed is None else p.seed,
             sample=sample and temperature >= _GREEDY_TEMPERATURE,
@@ -320,7 +313,6 @@ class Validator:
             prompt_top_n=p.prompt_top_n,
             logit_bias=tuple(p.logit_bias.items()),
             grammar=p.grammar or "",
-            adapter=0 if p.adapter_id is None else adapters.index(p.adapter_id) + 1,
         )
 
 

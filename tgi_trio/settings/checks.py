@@ -33,6 +33,8 @@ _AT_LEAST_ONE: Final = (
     "max_batch_size",
     "step_token_budget",
     "max_queued_tokens",
+    "max_lora_rank",
+    "max_loaded_adapters",
     "stall_timeout",
     "target_ttft",
 )
@@ -95,6 +97,7 @@ def check(options: Options) -> None:
             f"`dtype` must be one of {', '.join(DTYPES)}. Given: {options.dtype}"
         )
     _check_rope(options)
+    _check_adapters(options)
     if options.cpu_backend == "numba" and number_of_shards(options) > 1:
         raise ConfigurationError(
             "`cpu_backend` numba computes a model on one rank: leave it out, or leave out "
@@ -124,6 +127,12 @@ def _check_watermark(options: Options) -> None:
             f"`watermark_delta` must be >= -{LARGEST_DELTA:g} and <= {LARGEST_DELTA:g}. "
             f"Given: {options.watermark_delta}"
         )
+
+
+def _check_adapters(options: Options) -> None:
+    names = [re.split("[=@]", entry)[0] for entry in options.lora_adapters]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigurationError(f"`lora_adapters` names {', '.join(twice)} twice")
 
 
 def _check_rope(options: Options) -> None:

@@ -76,6 +76,13 @@ class AsGiven(ShardOptions):
     chat_template: str | None = None  # a path or the template itself; overrides the model's
     default_chat_template_kwargs: Mapping[str, Any] | None = None  # where a request says nothing
     reasoning: str = "auto"  # how thoughts are known: auto, none, or both marks as START,END
+    lora_adapters: tuple[str, ...] = ()  # id, id=path, id@revision or id=path@revision
+    max_lora_rank: int = 64
+    max_loaded_adapters: int = (
+        32  # in the shard's memory; others are loaded when they are asked for
+    )
+    adapter_updates: bool = False  # whether routes load and unload adapters
+    adapter_folder: Path | None = None  # below which such a route may load from
     validation_workers: int = 2
     max_concurrent_requests: int = 128
     max_best_of: int = 2
@@ -113,6 +120,11 @@ class AsGiven(ShardOptions):
     shard_restart_limit: int = 5  # starts that may fail in a row
     record_schedule: Path | None = None  # a trace of every scheduling decision goes there
     spin_us: int = 0  # microseconds a reader of a ring spins before it sleeps
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Return whether requests may ever ask for one."""
+        return bool(self.lora_adapters) or self.adapter_updates
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -169,6 +181,7 @@ class Settings(AsGiven):
     step_token_budget: int  # tokens a step may compute; at most `max_batch_prefill_tokens`
     max_queued_tokens: int  # prompt tokens of all requests in the queue
     model_pipeline_tag: str | None = None  # of the hub; set by the launcher once it has answered
+    adapter_folders: Mapping[str, str] = field(default_factory=dict)  # of --lora-adapters, by name
     kv_blocks: int = 0  # that can be handed out; set by `with_kv`
     kv_block_size: int = 0  # tokens; set by `with_kv`
     asked: frozenset[str] = frozenset()  # names whose value came from a flag or the environment

@@ -343,7 +343,7 @@ class LoadedAdapter(Protocol):
 
 
 class AdapterHost(Protocol):
-    """The adapters of a runner; a row's is `sampling.adapter`."""
+    """The adapters of a runner; a row's is `SamplingParameters.adapter`."""
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         """Read and pack an adapter; may run in another thread, beside the steps.

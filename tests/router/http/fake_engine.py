@@ -14,6 +14,7 @@ import tokenizers
 import trio
 
 from tgi_trio.errors import GenerationError, Overloaded
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
@@ -85,6 +86,7 @@ class FakeEngine:
             check_grammar=any_grammar,
         )
         self.metrics = Metrics()
+        self.adapters = AdapterRegistry()
         self.healthy = (True, "")
         self.living = (True, "")
         self.submitted: list[Request] = []

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 import trio
 
 from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
+from tgi_trio.ipc.adapters import decode_adapter_reply
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import StepReport, decode_faults, decode_step
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
@@ -68,10 +70,12 @@ class Engine:
         metrics: Metrics,
         clock: Callable[[], float] = trio.current_time,
         scheduler: Callable[[SchedulingLimits], Scheduler] = Scheduler,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self.scheduler = scheduler(limits)
         self.last_step_at = clock()  # when the shard last showed progress; the supervisor reads it
         self._admission = admission
+        self._adapters = AdapterRegistry() if adapters is None else adapters
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._clock = clock
@@ -187,6 +191,7 @@ class Engine:
         self._link = link
         self.last_step_at = self._clock()
         try:
+            self._adapters.attach(link.send_frame)
             self._dispatch()
             while True:
                 # Control comes back from the shard's process (`Worker._reply`).
@@ -194,6 +199,7 @@ class Engine:
                 await self._turn(link)
         finally:
             self._link = None
+            self._adapters.detach()
             if self.scheduler.batch_size:  # a step was being computed, or about to be
                 self._metrics.inc(_FAILURE, method="decode" if self._decodes() else "prefill")
             for id in self.scheduler.shard_lost(self._clock()):
@@ -257,6 +263,8 @@ class Engine:
                 self.scheduler.fault(faults, acknowledged, now)
                 for fault in faults:
                     self._fail(fault.sequence, fault.message)
+            elif frame.kind is Kind.ADAPTER_REPLY:
+                self._adapters.settle(decode_adapter_reply(frame))
             if taken == FRAMES_PER_TURN:
                 break
         self._dispatch()
@@ -367,6 +375,9 @@ class Engine:
         metrics.gauge("tgi_kv_blocks_free", free)
         metrics.gauge("tgi_kv_cache_usage", (total - free) / total)
         metrics.gauge("tgi_prefix_cache_blocks", scheduler.cached_blocks)
+        loaded = self._adapters.loaded
+        metrics.gauge("tgi_adapters_loaded", len(loaded))
+        metrics.gauge("tgi_adapter_bytes", sum(adapter.nbytes for adapter in loaded))
         for name, counter in COUNTERS.items():
             metrics.inc(name, scheduler.counters[counter] - self._counted[counter])
         self._counted = scheduler.counters.copy()

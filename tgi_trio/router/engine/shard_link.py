@@ -38,7 +38,11 @@ class ShardLink:
 
     def send(self, command: Command) -> None:
         """Send now, or as soon as the ring has room."""
-        self._backlog.append(encode_command(command))
+        self.send_frame(encode_command(command))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send a command that is none of the scheduler's."""
+        self._backlog.append(frame)
         # Control passes to the shard's process, which takes the frame between two steps
         # (`Worker._drain`); its answers come to `Engine.serve`.
         self.flush()

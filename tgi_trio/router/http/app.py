@@ -33,6 +33,7 @@ from tgi_trio.router.http.messages.problems import (
     too_slow,
 )
 from tgi_trio.router.http.routes import (
+    adapters,
     chat,
     completions,
     kserve,
@@ -69,6 +70,7 @@ ROUTES: tuple[Route, ...] = (
     *vertex.ROUTES,
     *kserve.ROUTES,
     *tokens.ROUTES,
+    *adapters.ROUTES,
     *operations.ROUTES,
     *ui.ROUTES,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tgi_trio.router.http.engine_api import EngineApi
@@ -26,6 +27,7 @@ class HttpSettings:
     docker_label: str | None = None
     predict_route: str | None = None  # another path of /vertex, --aip-predict-route
     health_route: str | None = None  # another path of /health, --aip-health-route
+    adapter_folder: Path | None = None  # what may be loaded lies below; --adapter-folder
     shown: Mapping[str, Any] = field(default_factory=dict)  # every setting that /info tells
     body_timeout: float = 60.0  # seconds a client may take to send its body
     silence: float = 15.0  # seconds without an event before a keep-alive comment
@@ -47,6 +49,7 @@ class Call:
     resources: ExitStack
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
     generations: list[Timings] = field(default_factory=list)  # of all that were queued
+    adapter: str | None = None  # that the body's `model` names, see `resolve_model`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
-from tgi_trio.errors import ValidationError
+import trio
+
+from tgi_trio.errors import GenerationError, ValidationError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
@@ -30,16 +33,31 @@ async def validate_request(
     *,
     add_special_tokens: bool = True,
 ) -> Request:
-    """Return the request for one prompt of a call; raises ValidationError."""
-    return await call.engine.validator.validate(
+    """Return the request for one prompt of a call; raises ValidationError.
+
+    The adapter that it asks for is in the shard's memory then, for as long as the call lasts.
+    """
+    adapters, name = call.engine.adapters, asked.adapter_id or call.adapter
+    adapter = None if name is None else adapters.find(name)
+    until = deadline(call, body.timeout)
+    request = await call.engine.validator.validate(
         prompt,
         asked,
         add_special_tokens=add_special_tokens,
         priority=body.priority or 0,
-        deadline=deadline(call, body.timeout),
+        deadline=until,
         cache_salt=body.cache_salt or "",
         name=call.request_id,
     )
+    if adapter is None:
+        return request
+    with trio.move_on_at(math.inf if until is None else until) as waiting:
+        await adapters.acquire(adapter)
+    if waiting.cancelled_caught:
+        raise GenerationError("the request's deadline has passed")
+    call.resources.callback(adapters.release, adapter)
+    call.engine.metrics.inc("tgi_adapter_request_count", adapter=adapter.name)
+    return replace(request, sampling=replace(request.sampling, adapter=adapter.number))
 
 
 def deadline(call: Call, timeout: float | None) -> float | None:

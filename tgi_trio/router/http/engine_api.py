@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from tgi_trio.router.request import Outcome, Request, Timings, Token
 
 if TYPE_CHECKING:
+    from tgi_trio.router.adapters.registry import AdapterRegistry
     from tgi_trio.router.telemetry.metrics import Metrics
     from tgi_trio.router.text.chat_template import ChatTemplate
     from tgi_trio.router.text.thoughts.derive import Thoughts
@@ -81,6 +82,8 @@ class EngineApi(Protocol):
     def validator(self) -> Validator: ...
     @property
     def metrics(self) -> Metrics: ...
+    @property
+    def adapters(self) -> AdapterRegistry: ...
 
     def permit(self, count: int = 1) -> AbstractContextManager[None]:
         """Take permits without waiting, to be held for the whole generation; raises Overloaded."""

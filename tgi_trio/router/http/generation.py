@@ -249,6 +249,8 @@ def check_batch_size(call: Call, count: int) -> None:
 def resolve_model(call: Call, name: str | None) -> str:
     """Return the name an answer carries for the model that `name` stands for.
 
+    An adapter's is noted in the call, for `validate_request`.
+
     Raises Refused (404), listing what is served, for a name that is not ours.
     """
     card = call.engine.model
@@ -256,7 +258,12 @@ def resolve_model(call: Call, name: str | None) -> str:
         return card.id
     if name == card.id or name in card.aliases:
         return name
-    served = ", ".join(f"`{each}`" for each in (card.id, *card.aliases, *sorted(BASE_NAMES)))
+    adapters = call.engine.adapters.names
+    if name in adapters:
+        call.adapter = name
+        return name
+    names = (card.id, *card.aliases, *sorted(BASE_NAMES), *adapters)
+    served = ", ".join(f"`{each}`" for each in names)
     raise Refused(404, f"The model `{name}` is not served here. Served: {served}", "not_found")
 
 

@@ -6,6 +6,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tgi_trio.errors import ProtocolMismatch
+from tgi_trio.ipc.adapters import (
+    AdapterOrder,
+    AdapterReport,
+    decode_adapter_reply,
+    encode_adapter,
+)
 from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frames import Frame, Kind, encode
 from tgi_trio.ipc.startup import (
@@ -36,6 +42,12 @@ async def info(end: CommandChannel) -> ShardInfo:
     """Ask for the model's facts; the answer comes when the weights are loaded."""
     await end.send(encode(Kind.INFO, {"command": 0}, {}), SEND_TIMEOUT)
     return await _receive(end, Kind.INFO_REPLY, decode_info)
+
+
+async def load_adapter(end: CommandChannel, order: AdapterOrder) -> AdapterReport:
+    """Have the shard load an adapter; return what has come of it."""
+    await end.send(encode_adapter(0, order), SEND_TIMEOUT)
+    return await _receive(end, Kind.ADAPTER_REPLY, decode_adapter_reply)
 
 
 async def warm_up(end: CommandChannel, request: WarmupRequest) -> WarmupResult:

@@ -19,6 +19,7 @@ from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.frames import Kind, encode
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.ipc.watch import StallDetector
+from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.shards import handshake
 from tgi_trio.router.shards.group import Group, StartGroup
 from tgi_trio.router.shards.group_states import ShardEvent, ShardState, next_state
@@ -77,6 +78,7 @@ class Supervisor:
         *,
         watch: Watch,
         on_loaded: Callable[[ShardInfo], None] | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self.state = ShardState.GONE
         self.why = "no shard has been started yet"  # any client may read it: no paths, no output
@@ -92,6 +94,7 @@ class Supervisor:
         self._warmup = warmup
         self._watch = watch
         self._on_loaded = on_loaded
+        self._adapters = AdapterRegistry() if adapters is None else adapters
         self._stop = trio.Event()
         self._trouble = ""  # what the supervisor itself found wrong with this incarnation
         self._ready_at: float | None = None
@@ -203,6 +206,10 @@ class Supervisor:
         if self._on_loaded is not None:
             self._on_loaded(info)
         self._move(ShardEvent.LOADED, "warming up")
+        for order in self._adapters.orders():
+            self._adapters.settle(await handshake.load_adapter(end, order))
+        if self.started is None:
+            self._adapters.refuse_failed()
         memory = await handshake.warm_up(end, self._warmup)
         self._move(ShardEvent.WARMED, "")
         self._ready_at = trio.current_time()

@@ -12,7 +12,7 @@ the number of series grow. Use a `Metrics` from one thread only: nothing here lo
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -171,6 +171,14 @@ METRICS: Final[tuple[Metric, ...]] = (
         "End of one step's compute to the start of the next, seconds",
         "G",
     ),
+    Metric("tgi_adapters_loaded", "gauge", "LoRA adapters in the shard's memory"),
+    Metric("tgi_adapter_bytes", "gauge", "Bytes that they take there, on the first rank"),
+    Metric(
+        "tgi_adapter_request_count",
+        "counter",
+        "Generations that were asked of an adapter",
+        label="adapter",  # an operator's names, see `Metrics.know`
+    ),
     Metric("tgi_batch_preemptions", "counter", "Running sequences sent back to the queue"),
     Metric("tgi_batch_prefill_tokens", "counter", "Prompt tokens computed"),
     Metric("tgi_batch_decode_rows", "gauge", "Sequences that decoded in the last step"),
@@ -227,6 +235,7 @@ class Metrics:
         self._gauges: dict[Key, float] = {}
         self._histograms: dict[Key, Histogram] = {}
         self._refresh: Callable[[], None] | None = None
+        self._known: dict[str, list[str]] = {}  # further values, by label
         for metric in METRICS:
             for key, _ in _series(metric):
                 if metric.kind == "counter":
@@ -235,6 +244,19 @@ class Metrics:
                     self._gauges[key] = 0
                 else:
                     self._histograms[key] = Histogram(buckets[metric.buckets])
+
+    def know(self, label: str, value: str) -> None:
+        """Have a series for another value of a label; for what an operator names, never a client.
+
+        Only counters have such labels.
+        """
+        known = self._known.setdefault(label, [])
+        if value in known:
+            return
+        known.append(value)
+        for metric in METRICS:
+            if metric.label == label:
+                self._counters[(metric.name, (label, value))] = 0
 
     def inc(self, name: str, value: float = 1, **labels: str) -> None:
         """Add `value` (not negative) to a counter.
@@ -308,7 +330,7 @@ class Metrics:
         for metric in METRICS:
             lines.append(f"# HELP {metric.name} {metric.help}")
             lines.append(f"# TYPE {metric.name} {metric.kind}")
-            for key, labels in _series(metric):
+            for key, labels in _series(metric, self._known.get(metric.label, ())):
                 if metric.kind == "counter":
                     lines.append(f"{metric.name}{_braces(labels)} {_number(self._counters[key])}")
                 elif metric.kind == "gauge":
@@ -319,12 +341,13 @@ class Metrics:
         return "\n".join(lines).encode()
 
 
-def _series(metric: Metric) -> Iterator[tuple[Key, str]]:
-    """Yield (key, label text) for every series of a family."""
+def _series(metric: Metric, known: Sequence[str] = ()) -> Iterator[tuple[Key, str]]:
+    """Yield (key, label text) for every series of a family; `known`: further values."""
     if not metric.label:
         yield metric.name, ""
-    for value in metric.values:
-        yield (metric.name, (metric.label, value)), f'{metric.label}="{value}"'
+    for value in (*metric.values, *known):
+        text = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        yield (metric.name, (metric.label, value)), f'{metric.label}="{text}"'
 
 
 def _render_histogram(metric: Metric, labels: str, histogram: Histogram) -> Iterator[str]:

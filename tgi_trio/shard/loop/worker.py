@@ -168,7 +168,7 @@ class Worker:
             if handler is None:
                 raise ProtocolMismatch("router", f"{frame.kind.name} is not a command")
             handler(frame)
-            self._applied = frame.word("command")
+            self._applied = max(self._applied, frame.word("command"))  # some have no number
             del frame, view  # nothing reads the ring's bytes once they are given back
             release()
 

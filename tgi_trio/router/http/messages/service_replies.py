@@ -49,8 +49,8 @@ class ModelInfo(Struct, forbid_unknown_fields=True):
     object: Literal["model"]
     created: int
     owned_by: str
-    root: str  # the model by its own name
-    parent: None  # of an adapter: there are none
+    root: str  # the model, or adapter, by its own name
+    parent: str | None  # of an adapter: the model
     max_model_len: int  # tokens of prompt and answer together
 
 
@@ -86,6 +86,7 @@ class Info(Struct, forbid_unknown_fields=True):
     version: str
     sha: str | None
     docker_label: str | None
+    adapters: list[str]  # names of LoRA adapters; ours, not TGI's
     reasoning: Reasoning | None  # null where no thoughts are told apart; ours, not TGI's
     settings: dict[str, Any]  # every resolved setting that is no secret; ours, not TGI's
 

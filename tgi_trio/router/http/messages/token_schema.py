@@ -37,6 +37,20 @@ class TokenizeChatRequest(ChatRequest):
     return_token_strs: bool | None = None
 
 
+class LoadAdapterRequest(Struct):
+    """Body of /v1/load_lora_adapter."""
+
+    lora_name: str | None = None
+    lora_path: str | None = None  # below --adapter-folder
+    load_inplace: bool = False  # a name that is served already gets another adapter
+
+
+class UnloadAdapterRequest(Struct):
+    """Body of /v1/unload_lora_adapter."""
+
+    lora_name: str | None = None
+
+
 class DetokenizeRequest(Struct):
     """Body of /detokenize."""
 

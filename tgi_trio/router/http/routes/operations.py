@@ -60,6 +60,7 @@ async def info(call: Call) -> Reply:
                 "sha": None,
                 "docker_label": call.settings.docker_label,
                 # Ours, beside TGI's.
+                "adapters": list(call.engine.adapters.names),
                 "reasoning": None if thoughts is None else thoughts.describe(),
                 "settings": call.settings.shown,
             }
@@ -70,7 +71,8 @@ async def info(call: Call) -> Reply:
 async def models(call: Call) -> Reply:
     """GET /v1/models."""
     card = call.engine.model
-    data = [_model_info(call, name) for name in (card.id, *card.aliases)]
+    names = (card.id, *card.aliases, *call.engine.adapters.names)
+    data = [_model_info(call, name) for name in names]
     return Reply(orjson.dumps({"object": "list", "data": data}))
 
 
@@ -80,15 +82,19 @@ async def model(call: Call) -> Reply:
 
 
 def _model_info(call: Call, name: str) -> dict[str, Any]:
-    """Return OpenAI's Model, and what vLLM tells beside it; `root` is the model by its own name."""
+    """Return OpenAI's Model, and what vLLM tells beside it.
+
+    `root` is the model by its own name; an adapter is its own root, and the model its parent.
+    """
     card = call.engine.model
+    adapter = name in call.engine.adapters.names
     return {
         "id": name,
         "object": "model",
         "created": 0,
         "owned_by": card.id,
-        "root": card.id,
-        "parent": None,
+        "root": name if adapter else card.id,
+        "parent": card.id if adapter else None,
         "max_model_len": call.engine.limits.max_total_tokens,
     }
 

@@ -1,0 +1,1 @@
+"""Which adapters have which names, and which of them the shard has in memory."""

@@ -1,0 +1,79 @@
+"""Adapters loaded and unloaded while the server runs: vLLM's routes, with its words.
+
+They are there with --adapter-updates alone, ask for the API key, and load only from below
+--adapter-folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.generation import BASE_NAMES
+from tgi_trio.router.http.messages import schema, token_schema
+from tgi_trio.router.http.messages.error_shapes import OPENAI
+from tgi_trio.router.http.messages.problems import Refused
+
+_LOAD = schema.BodyReader(token_schema.LoadAdapterRequest)
+_UNLOAD = schema.BodyReader(token_schema.UnloadAdapterRequest)
+
+
+async def load_adapter(call: Call) -> Reply:
+    """POST /v1/load_lora_adapter: serve another adapter, once the shard has it."""
+    root = _root(call)
+    request: token_schema.LoadAdapterRequest = _LOAD.read(call.headers, call.body)
+    name, place = request.lora_name, request.lora_path
+    if not name or not place:
+        raise _refused("Both 'lora_name' and 'lora_path' must be provided.")
+    card, adapters = call.engine.model, call.engine.adapters
+    if name in (card.id, *card.aliases, *BASE_NAMES):
+        raise _refused(f"The name '{name}' is the model's own.")
+    if name in adapters.names and not request.load_inplace:
+        raise _refused(
+            f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
+            "in place, set 'load_inplace' to True."
+        )
+    folder = (root / place).resolve()
+    if not folder.is_relative_to(root.resolve()) or not folder.is_dir():
+        raise _refused(f"There is no folder '{place}' below --adapter-folder.")
+    call.engine.metrics.know("adapter", name)
+    try:
+        await adapters.load(name, folder)
+    except ValidationError as error:
+        raise _refused(str(error)) from error
+    return _text(f"Success: LoRA adapter '{name}' added successfully.")
+
+
+async def unload_adapter(call: Call) -> Reply:
+    """POST /v1/unload_lora_adapter: serve an adapter no longer; who has it ends as ever."""
+    _root(call)
+    request: token_schema.UnloadAdapterRequest = _UNLOAD.read(call.headers, call.body)
+    name = request.lora_name
+    if not name:
+        raise _refused("'lora_name' needs to be provided to unload a LoRA adapter.")
+    if name not in call.engine.adapters.names:
+        raise Refused(404, f"The lora adapter '{name}' cannot be found.", "not_found")
+    call.engine.adapters.unload(name)
+    return _text(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _root(call: Call) -> Path:
+    folder = call.settings.adapter_folder
+    if folder is None:
+        raise Refused(404, "The server was started without --adapter-updates", "not_found")
+    return folder
+
+
+def _refused(text: str) -> Refused:
+    return Refused(400, text, "invalid_request_error")
+
+
+def _text(line: str) -> Reply:
+    return Reply(line.encode(), content_type=b"text/plain; charset=utf-8")
+
+
+ROUTES = (
+    Route("POST", "/v1/load_lora_adapter", load_adapter, dialect=OPENAI),
+    Route("POST", "/v1/unload_lora_adapter", unload_adapter, dialect=OPENAI),
+)
