@@ -22,6 +22,7 @@ SMALL: dict[str, str] = {
     " --tries 1",
     "bench.model.accuracy": "--shapes --files CHECKPOINTS/tgi-trio-tiny-BF16.gguf --peers --texts 1"
     " --checkpoints CHECKPOINTS",
+    "bench.model.adapters": "--shape tiny --turns 2 --checkpoints CHECKPOINTS",
     "bench.model.formats": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1 --words eetq q4_0",
     "bench.model.int8_quality": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1",
     "bench.model.sampler": "--batch 2 --vocab 2000 --spreads 1 --count 1",
