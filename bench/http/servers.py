@@ -64,6 +64,7 @@ class BenchEngine:
         import tokenizers
         import trio
 
+        from tgi_trio.router.adapters.registry import AdapterRegistry
         from tgi_trio.router.engine.stream import TokenStream
         from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
         from tgi_trio.router.request import FinishReason, Outcome, Token
@@ -89,6 +90,7 @@ class BenchEngine:
             TokenizerPool(self.tokenizer, 1), ValidationLimits(most, most, 256)
         )
         self.metrics = Metrics()
+        self.adapters = AdapterRegistry()
         # Imported here, because the peers' processes do without all of this.
         self._token, self._outcome, self._stream = Token, Outcome, TokenStream
         self._length = FinishReason.LENGTH
