@@ -27,7 +27,7 @@ from tgi_trio.model.facts import ModelFacts
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.settings import resolve as resolve_module
 from tgi_trio.settings.records import Options, Settings, ShardOptions
-from tgi_trio.settings.resolve import resolve
+from tgi_trio.settings.resolve import DRAFTED, resolve
 
 PACKAGE = Path(tgi_trio.__file__).parent
 OPTIONS = {each.name for each in fields(ShardOptions)}
@@ -106,7 +106,10 @@ def test_options_go_from_flags_to_shards_unchanged(
     monkeypatch.setattr(resolve_module, "check", lambda options: None)
     asked = Options(**options_of(options))
     told = ShardSettings.parse(shard_settings(resolved(asked), Path("t.json")).text())
-    assert options_of(told) == options_of(options)
+    expected = options_of(options)
+    if options.speculate is None:  # the only one that is decided: by what there is to guess
+        expected["speculate"] = 0 if options.draft_model is None else DRAFTED
+    assert options_of(told) == expected
     assert (told.model_path, told.tokenizer_file) == (Path("/m"), Path("t.json"))
 
 
