@@ -22,12 +22,19 @@ from numba.extending import intrinsic
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import ints_at, lesser
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
-from tgi_trio.shard.numba_backend.kernels.tiles import add_tile, multiply_add, store_tile, zeros
+from tgi_trio.shard.numba_backend.kernels.tiles import (
+    add_tile,
+    fold,
+    multiply_add,
+    store_tile,
+    zeros,
+)
 from tgi_trio.shard.numba_backend.kernels.variant import Variant, count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     load,
     load_int,
     multiply,
+    prefetch,
     store,
     store_active,
 )
@@ -35,6 +42,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _ARGUMENTS = 11  # integers, behind the variant
 _HALF = 64  # bytes of a step of half a panel
+_AHEAD = 2048  # bytes that are fetched ahead
 _AT_ONCE = 32  # rows of a piece of work of `shrink`
 # Records, in int64: of a run, of a site of an adapter, of half a panel of its outputs.
 RUN, SITE, HALF = 3, 3, 3
@@ -108,9 +116,9 @@ def multiply_half(variant, adds, rows, inputs, stride, weights, steps, sums, sum
     row = np.int64(0)
     while row < rows:
         x, target, left = inputs + row * stride, sums + row * sums_stride, rows - row
-        if left >= 8 and variant.rows >= 8:
+        if left >= 4 and variant.rows >= 8:
             row += half_product(
-                variant, count(8), adds, x, stride, weights, steps, target, sums_stride
+                variant, count(4), adds, x, stride, weights, steps, target, sums_stride
             )
         elif left >= 2:
             row += half_product(
@@ -124,17 +132,28 @@ def multiply_half(variant, adds, rows, inputs, stride, weights, steps, sums, sum
 
 @kernel
 def half_product(variant, rows, adds, inputs, stride, weights, steps, sums, sums_stride):
-    """Multiply some rows with half a panel; return how many."""
-    one = count(1)
-    tile = zeros(rows, one)
-    for _ in range(steps):
-        tile = multiply_add(variant.kv, rows, one, one, tile, weights, inputs, stride)
+    """Multiply some rows with half a panel; return how many.
+
+    Four steps at a time have sums of their own, for one row as for four: a lone row's
+    multiply-adds need not wait for each other, and all rows are added up in the same order.
+    """
+    one, four = count(1), count(4)
+    tile = zeros(rows, four)
+    for _ in range(steps // 4):
+        for i in range(4):
+            prefetch(weights + _AHEAD + i * _HALF)
+        tile = multiply_add(variant.kv, rows, one, four, tile, weights, inputs, stride)
+        weights += 4 * _HALF
+        inputs += 4 * variant.kv.step_bytes
+    whole = fold(rows, one, four, tile)
+    for _ in range(steps % 4):
+        whole = multiply_add(variant.kv, rows, one, one, whole, weights, inputs, stride)
         weights += _HALF
         inputs += variant.kv.step_bytes
     if adds:
-        add_tile(rows, one, tile, sums, sums_stride)
+        add_tile(rows, one, whole, sums, sums_stride)
     else:
-        store_tile(rows, one, tile, sums, sums_stride)
+        store_tile(rows, one, whole, sums, sums_stride)
     return number(rows)
 
 
