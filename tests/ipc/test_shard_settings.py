@@ -38,6 +38,7 @@ ORIGINS = {
     "dtype": "--dtype, or the checkpoint's",
     "device": "what the machine has",
     "tokenizer_file": "the tokenizer's folder, unless --disable-grammar-support",
+    "max_lora_rank": "--max-lora-rank; 0 where no adapters are served",
     "rank": "the group, which counts its ranks",
     "world_size": "--num-shard or --sharded",
     "followers": "the group, which makes the channels",

@@ -65,7 +65,7 @@ class _Target:
     dtype: torch.dtype
     device: torch.device
     ranks: Ranks | None
-    activations: int = 16  # bits of what 8-bit weights are multiplied by
+    active_bits: int = 16  # of activations that 8-bit weights are multiplied by
 
     @property
     def world_size(self) -> int:
@@ -86,7 +86,7 @@ class _Target:
             rank=rank,
             world_size=self.world_size,
             keeps_codes=numbers * self.dtype.itemsize // self.world_size > free // 2,
-            activations=self.activations,
+            activations=self.active_bits,
         )
 
 
@@ -244,7 +244,7 @@ def _load_decoder(
     with opened as checkpoint, torch.inference_mode():
         source = target.weights(checkpoint, numbers)
         model = load_decoder(spec, source, target.ranks)
-    if target.activations == 8 and not source.rounds_activations:
+    if target.active_bits == 8 and not source.rounds_activations:
         raise ConfigurationError(
             "--activations 8 is for int8 and FP8 weights with a scale for each output, on a device "
             "whose units multiply them; this model has none: leave it out."
