@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -140,27 +141,45 @@ def resolve_served(
         )
     elif choice or _is_gguf(folder):
         return Served(local_gguf(folder, choice, tokenizer=own_tokenizer))
+    if find_kind(folder) is None and not is_adapter(folder):
+        return Served(check_folder(folder, auto_convert=auto_convert))
+
+    def fetch_base(name: str, revision: str | None = None) -> Path:
+        return _fetch(repository(name, revision), trust_remote_code)
+
     if find_kind(folder) is not None:
         heads = check_heads(folder, auto_convert=auto_convert)
-        name = base_of_heads(folder)
-        base = local_folder(name, "base_model_name_or_path of config.json")
-        if name == demo.MODEL_ID:
-            base = demo.model_path()
-        elif base is None:
-            base = _fetch(repository(name, None), trust_remote_code)
-        if find_kind(base) is not None:
-            raise ModelLoadError(f"the base of {model_id}, {name}, holds heads itself")
+        base = _find_base_of_heads(heads, model_id, fetch_base)
         return Served(check_folder(base, auto_convert=auto_convert), heads)
-    if not is_adapter(folder):
-        return Served(check_folder(folder, auto_convert=auto_convert))
-    base_name, base_revision = base_of(folder)
-    base = local_folder(base_name, "base_model_name_or_path of adapter_config.json")
-    if base is None:
-        base = _fetch(repository(base_name, base_revision), trust_remote_code)
-    if is_adapter(base):
-        raise ModelLoadError(f"the base of {model_id}, {base_name}, is an adapter itself")
+    base = _find_base_of_adapter(folder, model_id, fetch_base)
     check_folder(base, auto_convert=auto_convert)
     return Served(merge_model(folder, base) if merge_lora else folder)
+
+
+def _find_base_of_heads(folder: Path, model_id: str, fetch: Callable[[str], Path]) -> Path:
+    """Return the folder of the model that heads guess for; raises ModelLoadError."""
+    name = base_of_heads(folder)
+    base = local_folder(name, "base_model_name_or_path of config.json")
+    if name == demo.MODEL_ID:
+        base = demo.model_path()
+    elif base is None:
+        base = fetch(name)
+    if find_kind(base) is not None:
+        raise ModelLoadError(f"the base of {model_id}, {name}, holds heads itself")
+    return base
+
+
+def _find_base_of_adapter(
+    folder: Path, model_id: str, fetch: Callable[[str, str | None], Path]
+) -> Path:
+    """Return the folder of the model that an adapter changes; raises ModelLoadError."""
+    name, revision = base_of(folder)
+    base = local_folder(name, "base_model_name_or_path of adapter_config.json")
+    if base is None:
+        base = fetch(name, revision)
+    if is_adapter(base):
+        raise ModelLoadError(f"the base of {model_id}, {name}, is an adapter itself")
+    return base
 
 
 def check_heads(folder: Path, *, auto_convert: bool = True) -> Path:
