@@ -10,6 +10,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.threads import one_torch_thread
+from tgi_trio.devices import has_driver
+
+# Before anything imports Triton, as libraries do that other tests import: it then interprets.
+if not has_driver():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Tests assert behaviour, never wall-clock times: a busy machine must not fail a property.
 SLOW = [HealthCheck.too_slow]

@@ -60,6 +60,9 @@ class Scripted:
         self._sequence: int | None = None
         self._number = 0
 
+    def send_frame(self, frame: bytes) -> None:
+        """No adapters are loaded here."""
+
     def send(self, command: Command) -> None:
         self._number = command.number
         if isinstance(command, Prefill):

@@ -53,6 +53,9 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
     return read
 
 
+NAMED_LATER = {"tgi_adapter_request_count"}  # whose label has the names of what is asked for
+
+
 def test_the_table_is_sound() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
@@ -62,7 +65,7 @@ def test_the_table_is_sound() -> None:
         assert metric.kind in ("counter", "gauge", "histogram", "summary")
         assert bool(metric.buckets) == (metric.kind == "histogram")
         assert metric.buckets in sets
-        assert bool(metric.label) == bool(metric.values)
+        assert bool(metric.label) == bool(metric.values) or metric.name in NAMED_LATER
 
 
 def test_bucket_sets_are_tgis() -> None:
@@ -82,6 +85,8 @@ def test_everything_is_there_from_the_start_and_zero() -> None:
     assert set(read.values()) == {0.0}
     found = {name for name, _ in read}
     for metric in METRICS:
+        if metric.name in NAMED_LATER:
+            continue
         suffixes = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
         for suffix in suffixes.get(metric.kind, ("",)):
             assert metric.name + suffix in found

@@ -24,7 +24,7 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.sampling.guides import STATE, Grammars
 
 EOS = 0
-VOCAB = 2048
+VOCAB = json.loads((model_path() / "config.json").read_text())["vocab_size"]
 TOKENIZER = load_tokenizer(model_path() / "tokenizer.json", [EOS], VOCAB)
 PROMPT = [5, 6, 7]  # never counts: it matches no grammar here
 
@@ -53,7 +53,7 @@ def sequence(grammar: str, generated: list[int] | None = None) -> ShardSequence:
 
 def allowed(grammars: Grammars, one: ShardSequence) -> list[int]:
     masks, faults = grammars.allowed([one])
-    assert not faults and masks.shape == (1, VOCAB // 8)
+    assert not faults and masks.shape == (1, -(-VOCAB // 32) * 4)
     return tokens_of(masks[0])
 
 
