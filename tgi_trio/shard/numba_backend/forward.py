@@ -14,7 +14,8 @@ from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
 from tgi_trio.shard.numba_backend.kernels.linear import ROWS
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
-from tgi_trio.shard.numba_backend.program import LONE_ROWS, LoneLinear, Program
+from tgi_trio.shard.numba_backend.program import LONE_ROWS, Program
+from tgi_trio.shard.numba_backend.program_builder import LoneLinear
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
 from tgi_trio.shard.numba_backend.weight_layout import PANEL

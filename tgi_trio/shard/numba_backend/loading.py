@@ -23,7 +23,7 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.numba_backend.heads import LoadedHeads
-from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.numba_backend.program import Program, pack_program
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
@@ -32,6 +32,8 @@ INT8_WORDS: Final = ("eetq", "bitsandbytes")
 ACTIVE_BITS: Final = 8  # of activations that codes are multiplied with, unless told otherwise
 
 if TYPE_CHECKING:
+    from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
+    from tgi_trio.shard.numba_backend.kernels.variant import Variant
     from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 
 
@@ -86,33 +88,13 @@ def load(
     ):
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
         from tgi_trio.shard.numba_backend.forward import Forward
-        from tgi_trio.shard.numba_backend.instructions import multiplier_for
         from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
-        from tgi_trio.shard.numba_backend.verified import (
-            choose_panel_kernels,
-            choose_sampler,
-            choose_variant,
-        )
+        from tgi_trio.shard.numba_backend.verified import choose_sampler
 
-        bits = settings.activations or ACTIVE_BITS
-        multipliers = [multiplier_for(kind, bits) for kind in program.kinds]
-        variant = choose_variant(spec, dtype, int8=int8, multipliers=multipliers)
-        program.link(choose_panel_kernels(multipliers))
-        adapters = None
-        if settings.max_lora_rank:
-            from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
-            from tgi_trio.shard.numba_backend.verified import choose_adapter_kernels
-
-            program.link_adapters(choose_adapter_kernels(variant))
-            adapters = NumbaAdapters(program, variant.kv, settings.max_lora_rank)
+        variant = _link(program, settings, dtype, int8=int8)
+        adapters = _link_adapters(program, settings, variant)
         watermark = Watermark(settings.watermark_gamma, settings.watermark_delta)
         sampler = choose_sampler(config, cores[: given or None], grammars, watermark)
-    if settings.activations is not None and not multipliers:
-        print(
-            f"--activations {settings.activations} changes nothing: no weights of this "
-            "model are multiplied as they are stored",
-            file=sys.stderr,
-        )
     forward = Forward(program, variant, cores[:count])
     return CpuRunner(
         config,
@@ -123,6 +105,40 @@ def load(
         heads=heads,
         adapters=adapters,
     )
+
+
+def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) -> Variant:
+    """Compile the kernels that a program needs, or find them, and have them compute it.
+
+    Raises UnsupportedError where they fail their self-test.
+    """
+    from tgi_trio.shard.numba_backend.instructions import multiplier_for
+    from tgi_trio.shard.numba_backend.verified import choose_panel_kernels, choose_variant
+
+    bits = settings.activations or ACTIVE_BITS
+    multipliers = [multiplier_for(kind, bits) for kind in program.kinds]
+    variant = choose_variant(program.spec, dtype, int8=int8, multipliers=multipliers)
+    program.link(choose_panel_kernels(multipliers))
+    if settings.activations is not None and not multipliers:
+        print(
+            f"--activations {settings.activations} changes nothing: no weights of this "
+            "model are multiplied as they are stored",
+            file=sys.stderr,
+        )
+    return variant
+
+
+def _link_adapters(
+    program: Program, settings: ShardSettings, variant: Variant
+) -> NumbaAdapters | None:
+    """Do the same for what adapters add; None: there will be none."""
+    if not settings.max_lora_rank:
+        return None
+    from tgi_trio.shard.numba_backend.adapters import NumbaAdapters
+    from tgi_trio.shard.numba_backend.verified import choose_adapter_kernels
+
+    program.link_adapters(choose_adapter_kernels(variant))
+    return NumbaAdapters(program, variant.kv, settings.max_lora_rank)
 
 
 def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:

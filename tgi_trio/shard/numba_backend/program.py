@@ -1,39 +1,26 @@
-"""From a model's spec and checkpoint to the table of operations that the kernels run."""
+"""The table of operations that the kernels run for one model, and what it points to."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.model.adapters.sites import Role, Site
-from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LayerRefs, LinearRef, MlpRefs, NormRef, every_unit
-from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
+from tgi_trio.model.spec import DecoderSpec, RotarySpec
 from tgi_trio.model.speculators.spec import HeadsSpec
-from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear, read_table
-from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
-from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
+from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
-from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations, AdaptedSite
+from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
-from tgi_trio.shard.numba_backend.kinds.table import Packing, find_packing
-from tgi_trio.shard.numba_backend.packing import (
-    Packer,
-    interleave,
-    to_storage,
-)
-from tgi_trio.shard.numba_backend.quantised_operations import QuantisedOperations
-from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, OPERATION, Buffer, Code, Epilogue, Form
+from tgi_trio.shard.numba_backend.packing import Packer
+from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
+from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
-from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
@@ -41,28 +28,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 LONE_ROWS = 16  # of a linear layer that is computed alone: guesses of a step, and more
-
-
-@dataclass(frozen=True, slots=True)
-class FinalNorm:
-    """The model's last norm, for who computes it beside the kernels."""
-
-    weight: Array | None  # float32 [hidden]
-    bias: Array | None
-    eps: float
-    centred: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LoneLinear:
-    """Operations that compute one linear layer of rows given from outside."""
-
-    first: int  # rows of the table
-    end: int
-    inputs: int
-    outputs: int
-    width: int  # features of a result's row: whole panels
-    wide: bool  # its input is float32, which the first operation makes whole numbers of
 
 
 @contextlib.contextmanager
@@ -120,30 +85,19 @@ class Program:
         0: none are ever loaded.
         """
         self.spec = spec
-        self.weight_bytes = 0
-        self._source = weights
-        self._as_stored = as_stored
-        self._quantised = QuantisedOperations()
-        self._dequantised = set[str]()  # codings of matrices that became plain numbers
-        self._packed: dict[Any, int] = {}  # addresses of codes, by their places in files
-        self._feeder = 0  # row of the operation that leaves what the linear layer to come reads
-        self._packer = packer
         self._bf16 = bf16
-        self._kept: list[Array] = []  # operations hold addresses only
-        self._rows: list[NDArray[np.void]] = []
-        self.lone: dict[str, LoneLinear] = {}
-        self._sites: list[AdaptedSite] = []
-        self._build()
-        self.end = len(self._rows)
+        self._built = built = ProgramBuilder(
+            spec, weights, packer, bf16=bf16, as_stored=as_stored, heads=heads
+        )
+        self.lone: Mapping[str, LoneLinear] = built.lone
+        self.final_norm: FinalNorm = built.final_norm
+        self.weight_bytes = built.weight_bytes
+        self.end = built.end
         self.body = self.end - 2  # the final norm and the head come after it
-        self.final_norm = self._read_final_norm()
-        if heads is not None:
-            self._add_heads(*heads)
         self.adapted: AdaptedOperations | None = None
-        self.operations = np.stack(self._rows)
+        self.operations = np.stack(built.rows)
         if max_lora_rank:
-            sites = self._sites
-            self.adapted = AdaptedOperations(self.operations, self.end, sites, max_lora_rank)
+            self.adapted = AdaptedOperations(self.operations, self.end, built.sites, max_lora_rank)
             self.operations = self.adapted.table
         self.kv_cache: tuple[Array, Array] | None = None
         self.room_bytes = 0  # of a thread's own, that products with quantised weights need
@@ -157,7 +111,7 @@ class Program:
     @property
     def kinds(self) -> Collection[Kind]:
         """Of weights that are multiplied as they are stored."""
-        return self._quantised.kinds
+        return self._built.quantised.kinds
 
     @property
     def is_all_as_stored(self) -> bool:
@@ -167,7 +121,9 @@ class Program:
 
     def link(self, kernels: Mapping[str, PanelKernel]) -> None:
         """Have these kernels multiply quantised weights, by the names of their kinds."""
-        self.room_bytes = self._quantised.link(self.operations[: len(self._rows)], kernels)
+        self.room_bytes = self._built.quantised.link(
+            self.operations[: len(self._built.rows)], kernels
+        )
         self._mirror()
 
     def link_adapters(self, kernels: AdapterKernels) -> None:
@@ -246,261 +202,13 @@ class Program:
         """Width of a row of logits: the vocabulary in whole panels."""
         return -(-self.spec.vocab_size // PANEL) * PANEL
 
-    # --- building -----------------------------------------------------------------------------
-
-    def _build(self) -> None:
-        spec, outer = self.spec, outer_refs(self.spec)
-        embedding = read_table(self._source, outer.embedding, every_unit)
-        scale = np.array([spec.embedding_scale], np.float32)
-        if self._bf16:  # rounded to the dtype first, as Gemma was trained
-            scale = to_float32(to_bfloat16(scale))
-        packing = self._packing(embedding.parts)
-        if packing is None:
-            table = self._keep(to_storage(embedding.dequantised(), self._bf16))
-        else:
-            table = self._pack_codes(embedding.parts, packing)
-            self._quantised.add(len(self._rows), packing)
-        self._add(
-            Code.EMBED,
-            target=Buffer.HIDDEN,
-            weights=table,
-            inputs=spec.hidden_size,
-            width=spec.hidden_size,
-            scale=scale[0],
-        )
-        for index, layer in enumerate(spec.layers):
-            self._index = index
-            self._layer(layer_refs(spec, index), layer)
-        self._norm(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
-        self._linear(
-            outer.head,
-            Buffer.NORMED,
-            Buffer.LOGITS,
-            scale=spec.logit_scale,
-            cap=spec.final_soft_cap,
-            wanted_only=1,
-        )
-
-    def _read_final_norm(self) -> FinalNorm:
-        norm = outer_refs(self.spec).final_norm
-        if norm is None:
-            raise ValueError("the kernels need a norm before the head; see `kernel_fit.py`")
-        weight = self._norm_values(norm)
-        bias = self._source.vector(norm.bias, norm.size) if norm.bias else None
-        return FinalNorm(weight, bias, norm.eps, self.spec.norm == "layer")
-
-    def _add_heads(self, heads: HeadsSpec, weights: Weights) -> None:
-        """Add the linear layers of heads, and the model's head once more: for rows of theirs."""
-        head = outer_refs(self.spec).head
-        stored = self._rows[self.end - 1]
-        if self._packing(read_linear(self._source, head, every_unit).parts) is None:
-            row = stored.copy()  # the same weights
-            row["source"], row["target"], row["wanted_only"] = Buffer.LONE, Buffer.PRODUCT, 0
-            self._rows.append(row)
-        else:
-            self._linear(head, Buffer.LONE, Buffer.PRODUCT)
-        self._note_lone(MODEL_HEAD, self.end, self.spec.vocab_size)
-        model, self._source = self._source, weights
-        for role, ref in heads.linears.items():
-            first = len(self._rows)
-            self._linear(ref, Buffer.LONE, Buffer.PRODUCT)
-            self._note_lone(role, first, sum(p.matrix.rows for p in ref.pieces))
-        self._source = model
-
-    def _note_lone(self, role: str, first: int, outputs: int) -> None:
-        rows = self._rows[first:]
-        self.lone[role] = LoneLinear(
-            first=first,
-            end=len(self._rows),
-            inputs=int(rows[0]["inputs"]),
-            outputs=outputs,
-            width=int(rows[-1]["width"]),
-            wide=bool(rows[0]["code"] == Code.QUANTISE),
-        )
-
-    def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
-        spec = self.spec
-        if not isinstance(refs.mlp, MlpRefs):
-            raise ValueError("the kernels know no mixtures of experts; see `kernel_fit.py`")
-        self._norm(refs.attention_norm, Buffer.HIDDEN)
-        self._adapt("qkv", refs.qkv, Buffer.NORMED)
-        self._linear(refs.qkv, Buffer.NORMED, Buffer.QKV)
-        self._rotate(refs, layer)
-        self._add(Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap)
-        self._adapt("output", refs.output, Buffer.ATTENDED)
-        self._branch(refs.output, Buffer.ATTENDED, refs.attention_post_norm)
-        self._norm(refs.mlp_norm, Buffer.HIDDEN)
-        self._adapt("inner", refs.mlp.inner, Buffer.NORMED, paired=refs.mlp.gated)
-        self._linear(
-            refs.mlp.inner,
-            Buffer.NORMED,
-            Buffer.INNER,
-            paired=refs.mlp.gated,
-            width=spec.mlp_width,
-            epilogue=Epilogue.GATE if refs.mlp.gated else Epilogue.ACTIVATE,
-            activation=ACTIVATIONS[spec.activation],
-        )
-        self._adapt("down", refs.mlp.down, Buffer.INNER)
-        self._branch(refs.mlp.down, Buffer.INNER, refs.mlp_post_norm)
-
-    def _adapt(
-        self, role: Role, linear: LinearRef, source: Buffer, *, paired: bool = False
-    ) -> None:
-        """Take note that adapters may change the linear layer whose operations come next."""
-        inputs = linear.pieces[0].matrix.columns
-        outputs = sum(piece.outputs.size * len(piece.outputs.starts) for piece in linear.pieces)
-        site = Site(self._index, role)
-        self._sites.append(AdaptedSite(site, len(self._rows), source, inputs, outputs, paired))
-
-    def _rotate(self, refs: LayerRefs, layer: LayerSpec) -> None:
-        norms = {
-            "query_norm": self._norm_weight(refs.query_norm),
-            "key_norm": self._norm_weight(refs.key_norm),
-        }
-        self._add(Code.ROTATE, scale=layer.scale, eps=self.spec.norm_eps, **norms)
-
-    def _branch(self, linear: LinearRef, source: Buffer, post_norm: NormRef | None) -> None:
-        """End a branch: it joins the residual stream, through a norm of its own if it has one."""
-        add: dict[str, Any] = {"epilogue": Epilogue.ADD, "scale": self.spec.residual_scale}
-        if post_norm is None:
-            self._linear(linear, source, Buffer.HIDDEN, **add)
-            return
-        self._linear(linear, source, Buffer.BRANCH)
-        self._norm(post_norm, Buffer.BRANCH, target=Buffer.HIDDEN, **add)
-
-    def _norm(self, ref: NormRef | None, source: Buffer, **fields: Any) -> None:
-        if ref is None:
-            raise ValueError("the kernels need a norm before every branch; see `kernel_fit.py`")
-        bias = self._source.vector(ref.bias, ref.size) if ref.bias else None
-        defaults = {"target": Buffer.NORMED, "epilogue": Epilogue.PASS, "scale": 1.0}
-        self._add(
-            Code.NORM,
-            source=source,
-            inputs=ref.size,
-            weights=self._norm_weight(ref),
-            bias=self._keep(bias),
-            centred=self.spec.norm == "layer",
-            eps=ref.eps,
-            **(defaults | fields),
-        )
-
-    def _norm_weight(self, ref: NormRef | None) -> int:
-        """Keep a norm's weight; return its address, 0 for none."""
-        if ref is None or not ref.weight:
-            return 0
-        return self._keep(self._norm_values(ref))
-
-    def _norm_values(self, ref: NormRef) -> Array | None:
-        if not ref.weight:
-            return None
-        weight = self._source.vector(ref.weight, ref.size)
-        return weight + np.float32(1.0) if self.spec.norm == "rms_plus_one" else weight
-
-    def _linear(
-        self,
-        linear: LinearRef,
-        source: Buffer,
-        target: Buffer,
-        *,
-        paired: bool = False,
-        **fields: Any,
-    ) -> None:
-        """Add a linear layer; `paired`: the gate and up of a gated unit, computed together."""
-        self._feeder = len(self._rows) - 1
-        weights = read_linear(self._source, linear, every_unit)
-        bias = read_bias(self._source, linear, every_unit)
-        if paired and bias is not None:
-            bias = interleave(*np.split(bias, 2))
-        outputs = sum(-(-part.shape[0] // PANEL) * PANEL for part in weights.parts)
-        if bias is not None:
-            bias = np.pad(bias, (0, outputs - len(bias)))
-        defaults = {"epilogue": Epilogue.STORE, "scale": 1.0, "width": outputs} | fields
-        offset = 0
-        for packing, parts in self._runs(weights.parts, paired):
-            count = sum(-(-part.shape[0] // PANEL) * PANEL for part in parts)
-            own = {} if bias is None else {"bias": self._keep(bias[offset : offset + count])}
-            if packing is None:
-                self._dequantised |= {part.coding for part in parts} - {"numbers"}
-                panels, scales = self._packer.pack(Stack(parts), paired=paired)
-                own |= {"weights": self._keep(panels), "scales": self._keep(scales)}
-            else:
-                own["weights"] = self._pack_codes(parts, packing, paired=paired)
-            self._feed(source, weights.shape[1], packing)
-            self._add(
-                Code.LINEAR,
-                source=source,
-                target=target,
-                inputs=weights.shape[1],
-                outputs=count,
-                offset=offset,
-                **own,
-                **defaults,
-            )
-            offset += count
-
-    def _feed(self, source: Buffer, inputs: int, packing: Packing | None) -> None:
-        """See to it that the next operation finds its activations in a form that it multiplies."""
-        if packing is None:
-            self._rows[self._feeder]["forms"] |= Form.PLAIN
-            return
-        if self._rows[self._feeder]["code"] not in (Code.NORM, Code.QUANTISE):
-            self._rows[self._feeder]["forms"] |= Form.WIDE
-            self._add(Code.QUANTISE, source=source, inputs=inputs)
-            self._feeder = len(self._rows) - 1
-        self._quantised.add(len(self._rows), packing, self._feeder)
-
-    def _pack_codes(
-        self, parts: Sequence[StoredMatrix], packing: Packing, *, paired: bool = False
-    ) -> int:
-        """Pack matrices as they are stored; return their address. The same ones are packed once:
-        an embedding and a head may share theirs.
-        """
-        key = tuple((*part.place(), part.shape, part.coding) for part in parts)
-        if key not in self._packed:
-            panels = self._packer.pack_codes(parts, packing, paired=paired)
-            self._packed[key] = self._keep(panels)
-        return self._packed[key]
-
-    def _packing(self, parts: Sequence[StoredMatrix]) -> Packing | None:
-        """Return how all these matrices can be packed as they are stored; None: not alike."""
-        if not self._as_stored:
-            return None
-        found = {find_packing(part) for part in parts}
-        return found.pop() if len(found) == 1 else None
-
     def describe(self) -> str:
         """Return what becomes of quantised weights, for an operator; "": there are none."""
-        kept = ", ".join(self._quantised.describe())
-        lost = ", ".join(sorted(self._dequantised))
+        kept = ", ".join(self._built.quantised.describe())
+        lost = ", ".join(sorted(self._built.dequantised))
         words = [f"weights as they are stored ({kept})" if kept else ""]
         words.append(f"dequantised ones ({lost})" if lost else "")
         return ", ".join(filter(None, words))
-
-    def _runs(
-        self, parts: Sequence[StoredMatrix], together: bool
-    ) -> Iterator[tuple[Packing | None, Sequence[StoredMatrix]]]:
-        """Yield matrices below each other that are packed alike; `together`: all in one run."""
-        if together or not self._as_stored:
-            yield self._packing(parts), parts
-            return
-        for packing, run in itertools.groupby(parts, find_packing):
-            yield packing, list(run)
-
-    def _keep(self, array: Array | None) -> int:
-        """Keep an array alive; return its address, 0 for none."""
-        if array is None:
-            return 0
-        array = np.ascontiguousarray(array)
-        self._kept.append(array)
-        self.weight_bytes += array.nbytes
-        return address(array)
-
-    def _add(self, code: Code, **fields: Any) -> None:
-        row = np.zeros((), OPERATION)
-        row["code"] = code
-        for name, value in fields.items():
-            row[name] = value
-        self._rows.append(row)
 
 
 def _cosines_and_sines(spec: RotarySpec, count: int) -> tuple[Array, Array]:
