@@ -37,9 +37,10 @@ def find_difference(one: Path, other: Path) -> str | None:
     have to spare. Raises ModelLoadError for files that are no tokenizers.
     """
     ours, theirs = _numbers(one), _numbers(other)
-    for token in ours.keys() & theirs.keys():
-        if ours[token] != theirs[token]:
-            return f"{token!r} is {ours[token]} for the model, and {theirs[token]} for the other"
+    other = [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]
+    if other:
+        token = min(other, key=lambda token: ours[token])
+        return f"{token!r} is {ours[token]} for the model, and {theirs[token]} for the other"
     shared = len(ours.keys() & theirs.keys())
     if shared < 0.9 * max(len(ours), len(theirs)):
         return f"of {len(ours)} and {len(theirs)} tokens they share {shared}"
