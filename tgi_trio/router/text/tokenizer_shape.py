@@ -37,9 +37,9 @@ def find_difference(one: Path, other: Path) -> str | None:
     have to spare. Raises ModelLoadError for files that are no tokenizers.
     """
     ours, theirs = _numbers(one), _numbers(other)
-    other = [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]
-    if other:
-        token = min(other, key=lambda token: ours[token])
+    apart = [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]
+    if apart:
+        token = min(apart, key=lambda token: ours[token])
         return f"{token!r} is {ours[token]} for the model, and {theirs[token]} for the other"
     shared = len(ours.keys() & theirs.keys())
     if shared < 0.9 * max(len(ours), len(theirs)):
