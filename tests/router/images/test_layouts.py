@@ -1,0 +1,293 @@
+"""Tokens of an image, for every size: as transformers' own processors write them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings, ImageSize
+from tgi_trio.router.images.layouts.table import LAYOUTS, find_layout
+
+SIZES = st.tuples(st.integers(1, 4096), st.integers(1, 4096)).map(lambda pair: ImageSize(*pair))
+WORDS = ["\n", "\n\n", " ", "a", "Here", "is", "the", "and"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's settings, as they stand in its files, and the classes of its processor."""
+
+    module: str
+    image_processor: str
+    processor: str
+    config: dict[str, Any] = field(default_factory=dict)
+    pixels: dict[str, Any] = field(default_factory=dict)  # preprocessor_config.json
+    options: dict[str, Any] = field(default_factory=dict)  # processor_config.json
+    tokens: dict[str, str] = field(default_factory=lambda: {"image_token": "<image>"})
+
+
+CLIP = {"vision_config": {"image_size": 336, "patch_size": 14}}
+CLIP_PIXELS = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+CLIP_OPTIONS = {
+    "patch_size": 14,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+QWEN = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+GEMMA3 = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+GEMMA4 = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>"}
+TILES = {"image_size": 364, "patch_size": 14}
+
+FAMILIES = {
+    "llava": Family(
+        "llava", "LlavaImageProcessorPil", "LlavaProcessor", CLIP, CLIP_PIXELS, CLIP_OPTIONS
+    ),
+    "llava_next": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP,
+        {**CLIP_PIXELS, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336]]},
+        CLIP_OPTIONS,
+    ),
+    "llava_next/full": Family(
+        "llava_next", "LlavaNextImageProcessorPil", "LlavaNextProcessor", CLIP, CLIP_PIXELS,
+        {**CLIP_OPTIONS, "vision_feature_select_strategy": "full"},
+    ),
+    "idefics2": Family("idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor"),
+    "idefics2/split": Family(
+        "idefics2", "Idefics2ImageProcessorPil", "Idefics2Processor",
+        pixels={"do_image_splitting": True}, options={"image_seq_len": 7},
+    ),
+    "idefics3": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": TILES, "scale_factor": 2}, options={"image_seq_len": 169},
+    ),
+    "smolvlm": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": {"image_size": 512, "patch_size": 16}, "scale_factor": 4},
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+        {"image_seq_len": 64},
+    ),
+    "smolvlm/whole": Family(
+        "idefics3", "Idefics3ImageProcessorPil", "Idefics3Processor",
+        {"vision_config": TILES}, {"do_image_splitting": False}, {"image_seq_len": 5},
+    ),
+    "pixtral": Family(
+        "pixtral", "PixtralImageProcessorPil", "PixtralProcessor",
+        {"vision_config": {"model_type": "pixtral", "patch_size": 16}},
+        {"size": {"longest_edge": 1024}, "patch_size": {"height": 16, "width": 16}},
+        {"patch_size": 16}, {"image_token": "[IMG]"},
+    ),
+    "mistral3": Family(
+        "pixtral", "PixtralImageProcessorPil", "PixtralProcessor",
+        {"vision_config": {"model_type": "pixtral", "patch_size": 14}, "spatial_merge_size": 2},
+        {"size": {"longest_edge": 1540}, "patch_size": {"height": 14, "width": 14}},
+        {"patch_size": 14, "spatial_merge_size": 2}, {"image_token": "[IMG]"},
+    ),
+    "qwen2_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
+        pixels={"min_pixels": 3136, "max_pixels": 1_003_520}, tokens=QWEN,
+    ),
+    "qwen3_vl": Family(
+        "qwen2_vl", "Qwen2VLImageProcessorPil", "Qwen2VLProcessor",
+        pixels={"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16},
+        tokens=QWEN,
+    ),
+    "gemma3": Family(
+        "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor",
+        {"mm_tokens_per_image": 256}, tokens=GEMMA3,
+    ),
+    "gemma3/crops": Family(
+        "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor", {"mm_tokens_per_image": 4},
+        {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 256,
+         "pan_and_scan_max_num_crops": 4, "pan_and_scan_min_ratio_to_activate": 1.2},
+        {"image_seq_length": 4}, GEMMA3,
+    ),
+    "gemma4": Family(
+        "gemma4", "Gemma4ImageProcessorPil", "Gemma4Processor",
+        tokens={**GEMMA4, "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<a|>"},
+    ),
+    "paligemma": Family(
+        "siglip", "SiglipImageProcessorPil", "PaliGemmaProcessor",
+        {"vision_config": {"image_size": 224, "patch_size": 14}}, {"image_seq_length": 256},
+    ),
+}  # fmt: skip
+
+
+def ours(name: str) -> ImageLayout:
+    family = FAMILIES[name]
+    kind = name.partition("/")[0]
+    model_type = "llava" if kind == "pixtral" else kind
+    config = {"model_type": model_type, **family.config}
+    found = find_layout(ImageSettings(config, family.pixels, family.options))
+    assert found is not None
+    return found
+
+
+class Pixtral:
+    """PixtralProcessor, whose module wants torchvision, around transformers' own arithmetic."""
+
+    def __init__(
+        self, pixels: Any, tokenizer: Any, patch_size: int, spatial_merge_size: int = 1
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._pixels = pixels
+        self._unit = patch_size * spatial_merge_size
+
+    def _get_num_multimodal_tokens(self, image_sizes: list[ImageSize]) -> dict[str, list[int]]:
+        resize = _class("pixtral.image_processing_pil_pixtral", "get_resize_output_image_size")
+        [(height, width)] = image_sizes
+        longest = self._pixels.size["longest_edge"]
+        image = np.zeros((height, width, 3))
+        unit = (self._unit, self._unit)
+        height, width = resize(image, (longest, longest), unit, "channels_last")
+        if not height * width:
+            raise ValueError("Pillow makes no image of no pixels")
+        return {"num_image_tokens": [(width // self._unit + 1) * (height // self._unit)]}
+
+    def __call__(self, text: str, images: list[list[Any]], return_tensors: None) -> Any:
+        found = self._pixels(images[0], patch_size=self._unit)
+        for height, width in found["image_sizes"]:
+            row = "[IMG]" * (width // self._unit)
+            rows = "[IMG_BREAK]".join([row] * (height // self._unit))
+            text = text.replace("[IMG] ", f"{rows}[IMG_END] ", 1)
+        return self.tokenizer(text)
+
+
+@cache
+def theirs(name: str) -> Any:
+    """The family's processor, with a tokenizer that knows its marks and next to nothing else."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    family = FAMILIES[name]
+    marks = [
+        "<unk>", "<bos>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
+        "[IMG_BREAK]", "[IMG_END]", *family.tokens.values(),
+        *(f"<row_{row}_col_{column}>" for row in range(1, 9) for column in range(1, 9)),
+    ]  # fmt: skip
+    vocabulary = {word: place for place, word in enumerate([*marks, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(r"\n\n|\n| |[a-zA-Z]+", "isolated")
+    tokenizer.add_special_tokens(marks)
+    known = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<bos>",
+        unk_token="<unk>",
+        pad_token="<unk>",
+        extra_special_tokens={**family.tokens, "image_boundary_token": marks[2]},
+    )
+    pixels = _class(f"{family.module}.image_processing_pil_{family.module}", family.image_processor)
+    if family.module == "pixtral":
+        return Pixtral(pixels(**family.pixels), known, **family.options)
+    module = {"siglip": "paligemma"}.get(family.module, family.module)
+    extra = {"video_processor": None} if module in ("qwen2_vl", "gemma4") else {}
+    if module == "gemma4":
+        extra["feature_extractor"] = None
+    whole = _class(f"{module}.processing_{module}", family.processor)
+    whole.check_argument_for_proper_class = lambda self, name, value: type(value)
+    return whole(
+        image_processor=pixels(**family.pixels), tokenizer=known, **family.options, **extra
+    )
+
+
+def _class(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"transformers.models.{module}"), name)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call returns, or that it refuses."""
+    try:
+        return call()
+    except (ValidationError, ValueError, ZeroDivisionError):
+        return "refused"
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"idefics2", "idefics2/split"}))
+@given(size=SIZES)
+@example(size=ImageSize(1, 1))
+@example(size=ImageSize(4096, 1))
+@example(size=ImageSize(1, 4096))
+@example(size=ImageSize(1, 201))
+@example(size=ImageSize(200, 1))
+@example(size=ImageSize(364, 364))
+@example(size=ImageSize(365, 364))
+@example(size=ImageSize(4097, 123))
+def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
+    layout, processor = ours(name), theirs(name)
+
+    def expected() -> int:
+        found = processor._get_num_multimodal_tokens(image_sizes=[size])
+        return found["num_image_tokens"][0]
+
+    def counted() -> int:
+        text = layout.expand(size)
+        features = layout.count_features(size)
+        assert text.count(layout.feature_token) == features
+        if name.startswith(("gemma3", "gemma4", "qwen", "llava", "pali")):
+            return features
+        return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    assert outcome(counted) == outcome(expected)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize(
+    "sizes", [[(30, 50)], [(700, 333), (20, 10)], [(40, 1200)], [(1500, 700)]], ids=str
+)
+def test_prompts_are_those_of_the_processor(name: str, sizes: list[tuple[int, int]]) -> None:
+    """Whole prompts, through pixels: so much is read off what the tower will get."""
+    pil = pytest.importorskip("PIL.Image")
+    layout, processor = ours(name), theirs(name)
+    mark = layout.placeholder
+    parts = ["", *[" Here\n" for _ in sizes]]
+    if name == "paligemma":
+        parts = [""] * len(parts)
+    images = [pil.fromarray(np.zeros((*size, 3), np.uint8)) for size in sizes]
+
+    def expected() -> Any:
+        found = processor(text=mark.join(parts), images=[images], return_tensors=None)
+        return list(np.array(found["input_ids"]).reshape(-1))
+
+    def counted() -> Any:
+        expanded = [layout.expand(ImageSize(*size)) for size in sizes]
+        text = parts[0] + "".join(a + b for a, b in zip(expanded, parts[1:], strict=True))
+        return processor.tokenizer(layout.finish(text, "<bos>"))["input_ids"]
+
+    assert outcome(counted) == outcome(expected)
+
+
+def test_every_row_of_the_table_is_tried() -> None:
+    tried = {name.partition("/")[0] for name in FAMILIES}
+    same = {"qwen2_5_vl": "qwen2_vl", "qwen3_5": "qwen3_vl"}  # by transformers' own classes
+    assert {same.get(name, name) for name in LAYOUTS} <= tried
+
+
+def test_a_model_without_images() -> None:
+    assert find_layout(ImageSettings({"model_type": "llama"})) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "pixels"),
+    [
+        ({"model_type": "llava"}, {}),
+        ({"model_type": "llava", "vision_config": {"patch_size": 0}}, {}),
+        ({"model_type": "llava_next", **CLIP}, {"image_grid_pinpoints": [[1]]}),
+        ({"model_type": "qwen2_vl"}, {"patch_size": "14"}),
+        ({"model_type": "gemma4"}, {"max_soft_tokens": -1}),
+        ({"model_type": "paligemma"}, {}),
+    ],
+)
+def test_settings_that_say_too_little(config: dict[str, Any], pixels: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError):
+        find_layout(ImageSettings(config, pixels))

@@ -1,0 +1,226 @@
+"""Fetch an image over HTTP, as the policy allows: bounded in bytes, time and redirects."""
+
+from __future__ import annotations
+
+import errno
+import ssl
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
+from urllib.parse import urljoin
+
+import h11
+import trio
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.images.data_urls import size_error
+from tgi_trio.router.images.policy import FetchPolicy, IPAddress, Target, parse_resolved
+
+_CHUNK: Final = 65536
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+
+class Resolve(Protocol):
+    """Looks a name up: once for each hop, and what it says is what is dialled."""
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        """Return the addresses of `host`, best first. Raises OSError."""
+
+
+async def resolve_host(host: str, port: int) -> list[str]:
+    """Return a name's addresses by the system's resolver. Raises OSError."""
+    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """What one image may take of the server."""
+
+    max_image_fetch_size: int = 20 * 2**20  # bytes
+    seconds: float = 5.0  # in all, redirects and the name's look-up included
+    redirects: int = 3
+
+
+class ImageFetcher:
+    """Fetches images. Cookies, credentials, proxies of the environment: it knows none of these."""
+
+    def __init__(
+        self,
+        policy: FetchPolicy,
+        limits: FetchLimits,
+        resolve: Resolve = resolve_host,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
+        self._policy = policy
+        self._limits = limits
+        self._resolve = resolve
+        self._tls = tls
+
+    async def fetch(self, url: str) -> bytes:
+        """Return the bytes at an http or https URL.
+
+        Raises ValidationError, whose text names no address: who may not look inside is not told
+        what is there.
+        """
+        with trio.move_on_after(self._limits.seconds):
+            for _ in range(self._limits.redirects + 1):
+                found = await self._request(self._policy.check_url(url))
+                if isinstance(found, bytes):
+                    return found
+                url = found.url
+            raise ValidationError(
+                f"Could not fetch image: more than {self._limits.redirects} redirects"
+            )
+        raise ValidationError(
+            f"Could not fetch image: it took more than {self._limits.seconds:g} s"
+        )
+
+    async def _request(self, target: Target) -> bytes | _Redirect:
+        """Return what one hop answers."""
+        try:
+            stream = await self._connect(target)
+            try:
+                return await self._exchange(stream, target)
+            finally:
+                await trio.aclose_forcefully(stream)
+        except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
+            raise ValidationError(f"Could not fetch image: {_describe(error)}") from error
+        except h11.RemoteProtocolError as error:
+            raise ValidationError(
+                f"Could not fetch image: the answer is not HTTP: {error}"
+            ) from error
+
+    async def _connect(self, target: Target) -> trio.abc.Stream:
+        """Open a connection to the first address that takes one; raises as `_request` expects."""
+        stream = await self._dial(await self._look_up(target), target.port)
+        if not target.tls:
+            return stream
+        secured = trio.SSLStream(
+            stream, self._tls(), server_hostname=target.host, https_compatible=True
+        )
+        try:
+            await secured.do_handshake()
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return secured
+
+    async def _look_up(self, target: Target) -> list[IPAddress]:
+        """Return a host's addresses; one that may not be dialled refuses them all.
+
+        Not only those that are left: a name with an inner address among others was made for it.
+        """
+        try:
+            found = [parse_resolved(each) for each in await self._resolve(target.host, target.port)]
+        except (OSError, ValueError, UnicodeError) as error:
+            raise ValidationError(
+                f"Could not fetch image: no address of {target.host} is known"
+            ) from error
+        if not all(map(self._policy.allows, found)):
+            raise ValidationError(
+                f"Could not fetch image: {target.host} is not at a public address "
+                "(--image-urls allows networks)"
+            )
+        return found
+
+    async def _dial(self, addresses: list[IPAddress], port: int) -> trio.abc.Stream:
+        for address in addresses:
+            with suppress(OSError):  # trio's text would name the address
+                return await trio.open_tcp_stream(str(address), port)
+        raise ConnectionError(errno.ECONNREFUSED, "no connection could be made")
+
+    async def _exchange(self, stream: trio.abc.Stream, target: Target) -> bytes | _Redirect:
+        """Ask for the image and read it, no further than its limit."""
+        connection = h11.Connection(h11.CLIENT)
+        headers = [
+            ("host", target.host_header),
+            ("accept", "image/*"),
+            ("accept-encoding", "identity"),
+            ("user-agent", "tgi-trio"),
+            ("connection", "close"),
+        ]
+        request = h11.Request(method="GET", target=target.path, headers=headers)
+        ask = (connection.send(request) or b"") + (connection.send(h11.EndOfMessage()) or b"")
+        await stream.send_all(ask)
+        async with aclosing(_read_events(connection, stream)) as events:
+            answer = await anext(events)
+            if not isinstance(answer, h11.Response):
+                raise ValidationError(
+                    "Could not fetch image: the connection was closed without an answer"
+                )
+            moved = self._check_answer(answer, target)
+            if moved is not None:
+                return moved
+            return await self._read_body(events)
+
+    def _check_answer(self, answer: h11.Response, target: Target) -> _Redirect | None:
+        """Return where the image has moved, None where it comes; raises ValidationError."""
+        headers = {name.lower(): value for name, value in answer.headers}
+        if answer.status_code in _REDIRECTS and b"location" in headers:
+            location = headers[b"location"].decode("ascii", "replace")
+            try:
+                return _Redirect(urljoin(target.url, location))
+            except ValueError as error:
+                raise ValidationError(
+                    f"Could not fetch image: its redirect is not a URL: {error}"
+                ) from error
+        if answer.status_code != 200:
+            raise ValidationError(
+                f"Could not fetch image: {target.host} answered {answer.status_code}"
+            )
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ValidationError(
+                f"Could not fetch image: {target.host} sent it compressed, unasked"
+            )
+        size = int(headers.get(b"content-length", b"0"))  # h11 has seen that it is a number
+        if size > self._limits.max_image_fetch_size:
+            raise ValidationError(size_error(size, self._limits.max_image_fetch_size))
+        return None
+
+    async def _read_body(self, events: AsyncGenerator[h11.Event]) -> bytes:
+        body = bytearray()
+        most = self._limits.max_image_fetch_size
+        async for event in events:
+            if isinstance(event, h11.Data):
+                body += event.data
+            if len(body) > most:
+                raise ValidationError(size_error(most + 1, most))
+        return bytes(body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Redirect:
+    """Another place, to be checked like the first."""
+
+    url: str
+
+
+async def _read_events(
+    connection: h11.Connection, stream: trio.abc.Stream
+) -> AsyncGenerator[h11.Event]:
+    """Yield what the server sends, to the end of its answer."""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(bytes(await stream.receive_some(_CHUNK)))
+        elif isinstance(event, h11.InformationalResponse):
+            continue
+        elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
+            yield event
+            return
+        elif isinstance(event, h11.Event):
+            yield event
+
+
+def _describe(error: Exception) -> str:
+    """Return what went wrong without an address: only the system's words."""
+    cause = error.__cause__ or error  # trio has the reason behind its own
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"TLS failed: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed: {cause.reason}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return "the connection broke"

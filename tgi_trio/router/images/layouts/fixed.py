@@ -1,0 +1,76 @@
+"""Families whose images take the same number of tokens, whatever their size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tgi_trio.router.images.layouts.layout import (
+    ImageSettings,
+    ImageSize,
+    PlainFinish,
+    read_int,
+)
+
+
+@dataclass(frozen=True)
+class FixedLayout(PlainFinish):
+    """So many features, and a text before and after them."""
+
+    placeholder: str
+    feature_token: str
+    features: int
+    before: str = ""
+    after: str = ""
+
+    def expand(self, size: ImageSize) -> str:
+        return f"{self.before}{self.feature_token * self.features}{self.after}"
+
+    def count_features(self, size: ImageSize) -> int:
+        return self.features
+
+
+@dataclass(frozen=True)
+class PaligemmaLayout(FixedLayout):
+    """Images first, then the text's first token, and a newline at its end."""
+
+    def finish(self, text: str, bos: str) -> str:
+        end = text.rfind(self.feature_token) + len(self.feature_token)
+        if self.feature_token not in text:
+            end = 0
+        return f"{text[:end]}{bos}{text[end:]}\n"
+
+
+def lay_out_llava(settings: ImageSettings) -> FixedLayout:
+    """LLaVA 1.5: the crop that the tower sees, in patches."""
+    crop = settings.size("crop_size", {"height": 224, "width": 224})
+    patch = patch_size(settings)
+    side = crop.get("shortest_edge")
+    height = read_int(crop, "height", side) // patch
+    width = read_int(crop, "width", side) // patch
+    return FixedLayout("<image>", "<image>", height * width + extra_features(settings))
+
+
+def lay_out_paligemma(settings: ImageSettings) -> PaligemmaLayout:
+    """PaliGemma: the tower's patches."""
+    image, patch = read_int(settings.vision, "image_size"), read_int(settings.vision, "patch_size")
+    found = read_int(settings.image_processor, "image_seq_length", (image // patch) ** 2)
+    return PaligemmaLayout("<image>", "<image>", found)
+
+
+def patch_size(settings: ImageSettings) -> int:
+    """Return the side of the tower's patches, in pixels."""
+    return read_int(settings.processor, "patch_size", settings.vision.get("patch_size"))
+
+
+def extra_features(settings: ImageSettings) -> int:
+    """Return what the tower's class token adds to the patches: one more, unless it is left out.
+
+    `num_additional_image_tokens` counts it, and the strategy `default` drops the first feature.
+    A processor that says neither is one for a tower with a class token, which is dropped.
+    """
+    strategy = settings.processor.get("vision_feature_select_strategy") or settings.config.get(
+        "vision_feature_select_strategy", "default"
+    )
+    dropped = 1 if strategy == "default" else 0
+    added = settings.processor.get("num_additional_image_tokens")
+    return (int(added) if added is not None else 1) - dropped

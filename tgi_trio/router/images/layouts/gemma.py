@@ -1,0 +1,67 @@
+"""Gemma 3 and Gemma 4: soft tokens between the marks of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, sqrt
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.images.layouts.fixed import FixedLayout
+from tgi_trio.router.images.layouts.layout import (
+    ImageSettings,
+    ImageSize,
+    PlainFinish,
+    read_int,
+)
+
+
+@dataclass(frozen=True)
+class Gemma4Layout(PlainFinish):
+    """As many soft tokens as fit a bound, in the image's own proportions."""
+
+    unit: int  # pixels, the side of what one soft token sees
+    most: int  # soft tokens
+    placeholder: str = "<|image|>"
+    feature_token: str = "<|image|>"
+
+    def expand(self, size: ImageSize) -> str:
+        return f"<|image>{self.feature_token * self.count_features(size)}<image|>"
+
+    def count_features(self, size: ImageSize) -> int:
+        return self.count_units(size).pixels
+
+    def count_units(self, size: ImageSize) -> ImageSize:
+        """Return rows and columns of soft tokens; a side that would vanish has one."""
+        scale = sqrt(self.most * self.unit**2 / size.pixels)
+        rows, columns = (floor(scale * side / self.unit) for side in size)
+        if not rows and not columns:
+            raise ValidationError("invalid image: nothing is left of it at this model's size")
+        if not rows:
+            return ImageSize(1, min(size.width // size.height, self.most))
+        if not columns:
+            return ImageSize(min(size.height // size.width, self.most), 1)
+        return ImageSize(rows, columns)
+
+
+def lay_out_gemma3(settings: ImageSettings) -> FixedLayout:
+    """Return the layout of a `gemma3` model; raises ModelLoadError.
+
+    Crops of long images (`do_pan_and_scan`) are not made: transformers' processor makes them only
+    for a caller who asks, whatever the model's files say.
+    """
+    features = read_int(settings.config, "mm_tokens_per_image", 256)
+    return FixedLayout(
+        placeholder="<start_of_image>",
+        feature_token="<image_soft_token>",
+        features=read_int(settings.processor, "image_seq_length", features),
+        before="\n\n<start_of_image>",
+        after="<end_of_image>\n\n",
+    )
+
+
+def lay_out_gemma4(settings: ImageSettings) -> Gemma4Layout:
+    """Return the layout of a `gemma4` model; raises ModelLoadError."""
+    found = settings.image_processor
+    patch = read_int(found, "patch_size", 16)
+    pooling = read_int(found, "pooling_kernel_size", 3)
+    return Gemma4Layout(patch * pooling, read_int(found, "max_soft_tokens", 280))
