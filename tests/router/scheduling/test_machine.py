@@ -138,6 +138,10 @@ class Machine(RuleBasedStateMachine):
         self.world.expire()
 
     @rule()
+    def unload(self) -> None:
+        self.world.scheduler.evict_adapter(1, self.world.now)
+
+    @rule()
     def crash(self) -> None:
         self.world.crash()
 

@@ -248,6 +248,26 @@ def test_isolation_by_salt_and_adapter() -> None:
     assert serve(pair, 5, 9, sampling=adapted) == 8
 
 
+def test_an_unloaded_adapter_leaves_no_prefix_behind() -> None:
+    """Of any salt, at once or with the sequences that still use it; others keep theirs."""
+    pair = cached()
+    serve(pair, 1, 9)
+    kept = pair.scheduler.cached_blocks
+    adapted = SamplingParameters(ignore_eos=True, adapter=1)
+    serve(pair, 2, 9, sampling=adapted)
+    serve(pair, 3, [5] * 9, sampling=adapted, cache_salt="mine")
+    pair.scheduler.add(4, request(9, sampling=adapted), pair.now)
+    pair.step()
+    pair.scheduler.abort(4, pair.now)  # the shard may be computing it yet
+    pair.scheduler.evict_adapter(1, pair.now)
+    pair.scheduler.check()
+    assert pair.scheduler.cached_blocks == kept
+    pair.run()
+    assert pair.scheduler.cached_blocks == kept
+    assert pair.scheduler.free_blocks + kept == pair.scheduler.total_blocks
+    assert serve(pair, 5, 9) == 8
+
+
 def test_prompt_logprobs_neither_read_nor_write() -> None:
     pair = cached()
     wanting = SamplingParameters(ignore_eos=True, prompt_logprobs=True)

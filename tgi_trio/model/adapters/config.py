@@ -11,15 +11,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 
 CONFIG: Final = "adapter_config.json"
-_LONGEST: Final = 16 << 20  # bytes of it
+_LONGEST: Final = 1 << 20  # bytes of it
+_MOST_PATTERNS: Final = 1000
+_MOST_REPEATS: Final = 4  # of a pattern; each may multiply the time by a name's length
 
 # What says nothing about the sum: the names of the tensors say what is adapted.
 _HARMLESS: Final = frozenset(
@@ -37,7 +40,7 @@ _ALLOWED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdapterConfig:
     """An adapter's configuration, as it was read."""
 
@@ -73,19 +76,36 @@ class AdapterConfig:
 
     def _of_pattern(self, name: str, module: str, otherwise: Any) -> float:
         """Return the first value of a pattern that names the module, as PEFT matches them."""
-        try:
-            for key, value in (self.values.get(name) or {}).items():
-                if re.match(rf"(.*\.)?({key})$", module):
-                    otherwise = value
-                    break
-        except (re.error, AttributeError) as error:
-            raise ModelLoadError(f"{name} of {self.folder / CONFIG} is damaged: {error}") from error
+        for pattern, value in self._patterns[name]:
+            if pattern.match(module):
+                otherwise = value
+                break
         number = isinstance(otherwise, int | float) and not isinstance(otherwise, bool)
         if not number or not 0 < otherwise < math.inf:
             raise ModelLoadError(
                 f"{self.folder / CONFIG} gives {module} no rank or alpha above 0, but {otherwise!r}"
             )
         return float(otherwise)
+
+    @cached_property
+    def _patterns(self) -> Mapping[str, Sequence[tuple[re.Pattern[str], Any]]]:
+        """What names modules, as PEFT matches them, and its values; raises ModelLoadError."""
+        return {name: self._compile(name) for name in ("rank_pattern", "alpha_pattern")}
+
+    def _compile(self, name: str) -> list[tuple[re.Pattern[str], Any]]:
+        try:
+            patterns = dict(self.values.get(name) or {})
+            if len(patterns) > _MOST_PATTERNS:
+                raise ValueError(f"it has {len(patterns)} patterns, more than {_MOST_PATTERNS}")
+            if slow := next(filter(_may_be_slow, patterns), None):
+                raise ValueError(
+                    f"{slow!r:.100} repeats a group, or has more than {_MOST_REPEATS} repetitions"
+                )
+            return [
+                (re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in patterns.items()
+            ]
+        except (re.error, ValueError, TypeError, RecursionError, OverflowError) as error:
+            raise ModelLoadError(f"{name} of {self.folder / CONFIG} is damaged: {error}") from error
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
@@ -100,6 +120,12 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if not isinstance(values, dict):
         raise ModelLoadError(f"{path} holds no JSON object")
     return AdapterConfig(folder, values)
+
+
+def _may_be_slow(pattern: str) -> bool:
+    """Whether matching may take time that grows by more than a small power of a name's length."""
+    repeats = re.findall(r"[*+{]|(?<!\()\?", pattern)
+    return len(repeats) > _MOST_REPEATS or re.search(r"\)[*+{]", pattern) is not None
 
 
 def _is_served(name: str, value: Any) -> bool:

@@ -14,6 +14,7 @@ from tgi_trio.model.checkpoint_files import StoredTensor, read_file_header
 
 WEIGHTS: Final = "adapter_model.safetensors"
 FLOATS: Final = ("F32", "F16", "BF16")  # dtypes of numbers that are served
+_LONGEST_HEADER: Final = 2 << 20  # bytes; parsing it holds up steps, and 2,000 tensors take 300 kB
 _PICKLE: Final = "adapter_model.bin"
 _HALF: Final = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
@@ -88,7 +89,7 @@ def read_adapter(folder: Path) -> Adapter:
 def _read_weights(folder: Path) -> dict[str, StoredTensor]:
     path = folder / WEIGHTS
     if path.is_file():
-        return read_file_header(path)
+        return read_file_header(path, _LONGEST_HEADER)
     if (folder / _PICKLE).is_file():
         raise ModelLoadError(
             f"{folder} holds {_PICKLE}, a pickle, which may hold a program; only {WEIGHTS} is "

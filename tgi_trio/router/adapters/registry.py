@@ -1,33 +1,31 @@
 """The served adapters: names for clients, numbers for the shard, and who is in its memory.
 
 A number is never given twice, so a name that is loaded again has another one, and with it prefixes
-of its own in the cache. At most `max_loaded` adapters are in the shard's memory: a request for
-another has the one unloaded that nobody has used for longest, never one in use, and waits where all
-are. A new incarnation of the shard is told of all that are wanted before anything else.
+of its own in the cache. At most `max_loaded` adapters are in the shard's memory. A request for
+another has the one unloaded that nobody has used for longest, never one in use; where all are, it
+waits its turn, and after `PATIENCE` one of them takes no new requests before it has gone and come
+back: however much some are asked for, no other waits for ever. A new incarnation of the shard is
+told of all that are wanted before anything else.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import trio
 
-from tgi_trio.errors import ConfigurationError, ValidationError
+from tgi_trio.errors import ConfigurationError, Overloaded, Unavailable, ValidationError
 from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport, encode_adapter, encode_drop
+from tgi_trio.router.adapters.places import Place, PlaceEvent, next_place
 
 Send = Callable[[bytes], None]
 
-
-class Place(enum.Enum):
-    """Where an adapter is."""
-
-    ABSENT = "absent"  # from the shard's memory
-    LOADING = "loading"  # ordered, or to be ordered from the next incarnation
-    RESIDENT = "resident"
+PATIENCE: Final = 1.0  # seconds that one waits for room before another has to make it
+LONGEST_WAIT: Final = 600.0  # seconds that a request without a deadline waits
 
 
 @dataclass(slots=True, eq=False)
@@ -39,38 +37,52 @@ class ServedAdapter:
     folder: Path
     place: Place = Place.ABSENT
     users: int = 0  # requests that have it
+    waiting: int = 0  # requests that wait for it
     used: int = 0  # grows with every use of any
     sha256: bytes = b""  # of what was loaded first
     nbytes: int = 0
     failures: int = 0  # loads that failed
     why: str = ""  # the last one did
     listed: bool = True  # False: unloaded by name, and gone when its last request is
+    news: trio.Event = field(default_factory=trio.Event)  # set when it comes, fails or may not
 
     @property
-    def wanted(self) -> bool:
-        """Whether the shard is to have it."""
-        return self.place is not Place.ABSENT
+    def idle(self) -> bool:
+        """Whether it is in memory and nobody would miss it."""
+        return self.place is Place.RESIDENT and not self.users and not self.waiting
 
 
 class AdapterRegistry:
-    """See the module's docstring. Everything but `acquire` is synchronous."""
+    """See the module's docstring. Everything but `acquire` and `load` is synchronous."""
 
     def __init__(
-        self, folders: Mapping[str, str | Path] | None = None, max_loaded: int = 1
+        self,
+        folders: Mapping[str, str | Path] | None = None,
+        max_loaded: int = 1,
+        *,
+        grows: bool = False,
     ) -> None:
-        """`folders`: by name. As many as fit are loaded with the model, in this order."""
+        """`folders`: by name. As many as fit are loaded with the model, in this order.
+
+        `grows`: whether `load` may be called.
+        """
         self._max_loaded = max_loaded
+        self._grows = grows
         self._numbers = itertools.count(1)
         self._uses = itertools.count(1)
         self._by_name: dict[str, ServedAdapter] = {}
         self._by_number: dict[int, ServedAdapter] = {}
+        self._present: dict[int, ServedAdapter] = {}  # that are not absent, by number
+        self._queue: dict[int, ServedAdapter] = {}  # that are waited for and have no room, in turn
         self._told: set[int] = set()  # numbers that this incarnation was told to load
+        self._owed: set[int] = set()  # those of them that it is to be told to drop, once attached
         self._send: Send | None = None
-        self._news = trio.Event()
+        self._on_forgotten: Callable[[int], None] = lambda number: None
+        self._closed = ""  # why nothing is served any more
         for name, folder in (folders or {}).items():
-            adapter = self._add(name, Path(folder))
-            if self._count_wanted() < max_loaded:
-                adapter.place = Place.LOADING
+            adapter = self._by_name[name] = self._new(name, Path(folder))
+            if len(self._present) < max_loaded:
+                self._move(adapter, PlaceEvent.ORDER)
 
     # --- names --------------------------------------------------------------------------------
 
@@ -79,10 +91,14 @@ class AdapterRegistry:
         """The served names, in the order of their numbers."""
         return tuple(self._by_name)
 
+    def serves(self, name: str) -> bool:
+        """Whether `find` finds it."""
+        return name in self._by_name
+
     @property
     def loaded(self) -> Sequence[ServedAdapter]:
         """What is in the shard's memory."""
-        return [each for each in self._by_number.values() if each.place is Place.RESIDENT]
+        return [each for each in self._present.values() if each.place is not Place.LOADING]
 
     def find(self, name: str) -> ServedAdapter:
         """Return the adapter of a name; raises ValidationError, listing what is served."""
@@ -98,76 +114,97 @@ class AdapterRegistry:
         """Have an adapter in the shard's memory, and keep it there until `release`.
 
         Waits while it is loaded, and while all that are there are in use. Raises ValidationError
-        where it cannot be loaded.
+        where it cannot be loaded, Overloaded after LONGEST_WAIT, Unavailable once `close` is.
         """
-        adapter.users += 1
-        adapter.used = next(self._uses)
-        failures = adapter.failures
+        adapter.waiting += 1
+        failures, now = adapter.failures, trio.current_time()
+        limit, turn = now + LONGEST_WAIT, now + PATIENCE
         try:
+            self._seek(adapter)
             while adapter.place is not Place.RESIDENT:
-                if adapter.failures != failures:
-                    raise ValidationError(
-                        f"the adapter `{adapter.name}` cannot be loaded: {adapter.why}"
+                self._refuse(adapter, failures)
+                with trio.move_on_at(min(limit, turn)):
+                    await adapter.news.wait()
+                    continue
+                if trio.current_time() >= limit:
+                    raise Overloaded(
+                        f"the adapter `{adapter.name}` has not come into memory within "
+                        f"{LONGEST_WAIT:g} s: all of --max-loaded-adapters {self._max_loaded} are "
+                        "in use, or its files are slow to read"
                     )
-                if adapter.place is Place.ABSENT and self._make_room():
-                    self._order(adapter)
-                await self._news.wait()
-        except BaseException:
-            self.release(adapter)
-            raise
+                self._ask_for_room(adapter)
+                turn += PATIENCE
+            adapter.users += 1
+            adapter.used = next(self._uses)
+        finally:
+            adapter.waiting -= 1
+            self._tidy(adapter)
 
     def release(self, adapter: ServedAdapter) -> None:
         """Give back what `acquire` has given."""
         adapter.users -= 1
-        if not adapter.users:
-            if not adapter.listed:
-                self._forget(adapter)
-            self._wake()  # who waits for room may have it
+        self._tidy(adapter)
+
+    def close(self, why: str) -> None:
+        """Refuse those that wait, and that would: nothing is served any more."""
+        self._closed = why
+        for adapter in self._by_number.values():
+            self._wake(adapter)
 
     # --- by an operator -----------------------------------------------------------------------
 
-    async def load(self, name: str, folder: Path) -> None:
+    async def load(self, name: str, folder: Path, *, replace: bool = True) -> None:
         """Serve another adapter, once the shard has it.
 
-        A name that is served already stands for this one from then on. Raises ValidationError
-        where it cannot be loaded; what had the name keeps it.
+        A name that is served already stands for this one from then on. Raises what `acquire` does,
+        and ValidationError where the name has come to be served meanwhile and `replace` is False;
+        what had the name keeps it.
         """
-        adapter = ServedAdapter(name, next(self._numbers), folder)
-        self._by_number[adapter.number] = adapter
+        adapter = self._new(name, folder)
         adapter.listed = False  # until it is there
         await self.acquire(adapter)
-        if name in self._by_name:
-            self.unload(name)
-        adapter.listed = True
-        self._by_name[name] = adapter
-        self.release(adapter)
+        try:
+            if name in self._by_name:
+                if not replace:
+                    raise ValidationError(f"`{name}` has been loaded by another request meanwhile")
+                self.unload(name)
+            adapter.listed = True
+            self._by_name[name] = adapter
+        finally:
+            self.release(adapter)
 
     def unload(self, name: str) -> None:
         """Serve a name no longer; requests that have it end as ever. Raises ValidationError."""
         adapter = self.find(name)
         del self._by_name[name]
         adapter.listed = False
-        if not adapter.users:
-            self._forget(adapter)
+        self._tidy(adapter)
 
     # --- the shard ----------------------------------------------------------------------------
+
+    def on_forgotten(self, call: Callable[[int], None]) -> None:
+        """Have `call` called with the number of every adapter that no request will have again."""
+        self._on_forgotten = call
 
     def orders(self) -> Sequence[AdapterOrder]:
         """Return what a new incarnation is to load before anything else."""
         self._send = None
-        wanted = [each for each in self._by_number.values() if each.wanted]
-        self._told = {each.number for each in wanted}
-        return [_order(each) for each in wanted]
+        self._told, self._owed = set(self._present), set()
+        return [_order(each) for each in self._present.values()]
+
+    @property
+    def to_come(self) -> int:
+        """How many may come into memory beside those that are there, or are loaded now."""
+        most = self._max_loaded if self._grows else min(self._max_loaded, len(self._by_number))
+        return max(0, most - len(self._present))
 
     def attach(self, send: Send) -> None:
         """Have orders sent from now on, those that have come up since `orders` at once."""
         self._send = send
-        wanted = {each.number for each in self._by_number.values() if each.wanted}
-        for number in sorted(self._told - wanted):
-            send(encode_drop(0, number))
-        for number in sorted(wanted - self._told):
-            send(encode_adapter(0, _order(self._by_number[number])))
-        self._told = wanted
+        owed, self._owed = self._owed, set()
+        for number in sorted(owed):
+            self._tell_to_drop(number)
+        self._assign()
 
     def detach(self) -> None:
         """Keep orders for the next incarnation: this one has ended."""
@@ -175,17 +212,18 @@ class AdapterRegistry:
 
     def settle(self, report: AdapterReport) -> None:
         """Take note of what has come of an order."""
-        adapter = self._by_number.get(report.number)
-        if adapter is None or not adapter.wanted:
-            return
+        adapter = self._present.get(report.number)
+        if adapter is None:
+            return  # it has been dropped meanwhile
         if report.error:
-            adapter.place, adapter.why = Place.ABSENT, report.error
             adapter.failures += 1
-            self._told.discard(adapter.number)
+            adapter.why = report.error
+            self._move(adapter, PlaceEvent.FAILED)
         else:
-            adapter.place, adapter.nbytes = Place.RESIDENT, report.nbytes
-            adapter.sha256 = report.sha256
-        self._wake()
+            adapter.nbytes, adapter.sha256 = report.nbytes, report.sha256
+            self._move(adapter, PlaceEvent.LOADED)
+        self._wake(adapter)
+        self._assign()
 
     def refuse_failed(self) -> None:
         """Raise ConfigurationError for an adapter that could not be loaded with the model."""
@@ -197,50 +235,140 @@ class AdapterRegistry:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def _add(self, name: str, folder: Path) -> ServedAdapter:
+    def _new(self, name: str, folder: Path) -> ServedAdapter:
         adapter = ServedAdapter(name, next(self._numbers), folder)
-        self._by_name[name] = self._by_number[adapter.number] = adapter
+        self._by_number[adapter.number] = adapter
         return adapter
 
-    def _count_wanted(self) -> int:
-        return sum(each.wanted for each in self._by_number.values())
+    def _move(self, adapter: ServedAdapter, event: PlaceEvent) -> None:
+        adapter.place = next_place(adapter.place, event)
+        if adapter.place is Place.ABSENT:
+            adapter.nbytes = 0
+            self._present.pop(adapter.number, None)
+        else:
+            self._present[adapter.number] = adapter
+
+    def _refuse(self, adapter: ServedAdapter, failures: int) -> None:
+        """Raise for a request that waits in vain; `failures`: as many as it knew of."""
+        if self._closed:
+            raise Unavailable(self._closed)
+        if adapter.failures != failures:
+            raise ValidationError(f"the adapter `{adapter.name}` cannot be loaded: {adapter.why}")
+
+    def _seek(self, adapter: ServedAdapter) -> None:
+        """Have a place for an adapter that is waited for, now or in its turn."""
+        if adapter.place is Place.ABSENT:
+            self._queue.setdefault(adapter.number, adapter)
+            self._assign()
+
+    def _assign(self) -> None:
+        """Give what room there is, or can be made, to those who wait for it, in turn."""
+        while self._send is not None and self._queue and self._make_room():
+            number = next(iter(self._queue))
+            adapter = self._queue.pop(number)
+            self._move(adapter, PlaceEvent.ORDER)
+            self._told.add(number)
+            self._send(encode_adapter(0, _order(adapter)))
+        if not self._queue:
+            for adapter in self._present.values():
+                if adapter.place is Place.LEAVING:
+                    self._move(adapter, PlaceEvent.STAY)
+                    self._wake(adapter)
 
     def _make_room(self) -> bool:
         """Unload what nobody has used for longest, if one must go; return whether one may come."""
-        if self._count_wanted() < self._max_loaded:
+        if len(self._present) < self._max_loaded:
             return True
-        idle = [
-            each
-            for each in self._by_number.values()
-            if each.place is Place.RESIDENT and not each.users
-        ]
-        if not idle:
-            return False
-        self._drop(min(idle, key=lambda each: each.used))
-        return True
+        idle = [each for each in self._present.values() if each.idle]
+        if idle:
+            self._drop(min(idle, key=lambda each: each.used))
+        return bool(idle)
 
-    def _order(self, adapter: ServedAdapter) -> None:
-        adapter.place = Place.LOADING
-        if self._send is not None:
-            self._told.add(adapter.number)
-            self._send(encode_adapter(0, _order(adapter)))
+    def _ask_for_room(self, adapter: ServedAdapter) -> None:
+        """Have what nobody has asked for for longest leave, for one that has waited in vain."""
+        leaving = [each for each in self._present.values() if each.place is Place.LEAVING]
+        if adapter.number not in self._queue or len(leaving) >= len(self._queue):
+            return
+        used = [
+            each
+            for each in self._present.values()
+            if each.place is Place.RESIDENT and each.users and not each.waiting
+        ]
+        if used:
+            self._move(min(used, key=lambda each: each.used), PlaceEvent.YIELD)
+
+    def _tidy(self, adapter: ServedAdapter) -> None:
+        """Do what is due when an adapter has lost a request, of either kind, or its name."""
+        if not adapter.waiting:
+            self._queue.pop(adapter.number, None)
+        if not adapter.users:
+            if adapter.place is Place.LEAVING:
+                self._drop(adapter)
+                if adapter.waiting:
+                    self._queue[adapter.number] = adapter
+            if not adapter.waiting and not adapter.listed:
+                self._forget(adapter)
+        self._assign()
 
     def _drop(self, adapter: ServedAdapter) -> None:
-        adapter.place, adapter.nbytes = Place.ABSENT, 0
-        if self._send is not None and adapter.number in self._told:
-            self._told.remove(adapter.number)
-            self._send(encode_drop(0, adapter.number))
+        self._move(adapter, PlaceEvent.DROP)
+        self._tell_to_drop(adapter.number)
+
+    def _tell_to_drop(self, number: int) -> None:
+        if number not in self._told:
+            return
+        if self._send is None:
+            self._owed.add(number)
+        else:
+            self._told.remove(number)
+            self._send(encode_drop(0, number))
 
     def _forget(self, adapter: ServedAdapter) -> None:
         """Take an adapter out that has no name any more, nor a request."""
-        if adapter.wanted:
+        if self._by_number.pop(adapter.number, None) is None:
+            return
+        if adapter.place is not Place.ABSENT:
             self._drop(adapter)
-        self._by_number.pop(adapter.number, None)
+        else:
+            self._tell_to_drop(adapter.number)  # it remembers why it could not load it
+        self._on_forgotten(adapter.number)
 
-    def _wake(self) -> None:
-        """Have all that wait look again."""
-        self._news.set()
-        self._news = trio.Event()
+    def _wake(self, adapter: ServedAdapter) -> None:
+        """Have all that wait for an adapter look again."""
+        adapter.news.set()
+        adapter.news = trio.Event()
+
+    # --- invariants ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless names, numbers, places and turns agree."""
+        for name, adapter in self._by_name.items():
+            if adapter.name != name or self._by_number.get(adapter.number) is not adapter:
+                raise AssertionError(f"{name} is not known by its number")
+        for adapter in self._by_number.values():
+            said = f"{adapter.name} ({adapter.place.name})"
+            if adapter.users < 0 or adapter.waiting < 0:
+                raise AssertionError(f"{said} has been given back twice")
+            if not adapter.listed and not adapter.users and not adapter.waiting:
+                raise AssertionError(f"{said} has neither name nor request")
+            if (adapter.place is not Place.ABSENT) != (adapter.number in self._present):
+                raise AssertionError(f"{said} is wrongly in or out of memory")
+            if adapter.place is Place.LEAVING and not adapter.users:
+                raise AssertionError(f"{said} is in nobody's use and still there")
+        if not self._by_number.keys() >= self._present.keys() | self._queue.keys():
+            raise AssertionError("a forgotten adapter is in memory, or waits to be")
+        if len(self._present) > self._max_loaded:
+            raise AssertionError(f"{len(self._present)} adapters are where {self._max_loaded} may")
+        for adapter in self._queue.values():
+            if adapter.place is not Place.ABSENT or not adapter.waiting:
+                raise AssertionError(f"{adapter.name} waits for room in vain")
+        if self._send is not None and not self._told >= self._present.keys():
+            raise AssertionError("the shard was not told of an adapter")
+        room = len(self._present) < self._max_loaded or any(
+            each.idle for each in self._present.values()
+        )
+        if self._send is not None and self._queue and room:
+            raise AssertionError("room is left empty while somebody waits for it")
 
 
 def _order(adapter: ServedAdapter) -> AdapterOrder:

@@ -76,6 +76,7 @@ class Engine:
         self.last_step_at = clock()  # when the shard last showed progress; the supervisor reads it
         self._admission = admission
         self._adapters = AdapterRegistry() if adapters is None else adapters
+        self._adapters.on_forgotten(self._evict_adapter)
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._clock = clock
@@ -171,6 +172,7 @@ class Engine:
     def close(self, why: str) -> None:
         """Fail everything and refuse what comes: no shard will be started again."""
         self._closed = why
+        self._adapters.close(why)
         self.fail_all(why)
 
     def fail_all(self, message: str) -> None:
@@ -212,6 +214,11 @@ class Engine:
     def _decodes(self) -> bool:
         """Whether any stream has had tokens."""
         return any(stream.generated for stream in self._streams.values())
+
+    def _evict_adapter(self, number: int) -> None:
+        """Nobody will have this adapter again: its prefixes make room."""
+        self.scheduler.evict_adapter(number, self._clock())
+        self._dispatch()
 
     async def watch_deadlines(self) -> None:
         """End requests whose deadline has passed."""

@@ -21,6 +21,7 @@ class KvMemory:
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
         self._cache = PrefixCache(block_size)
+        self._unloaded: set[int] = set()  # adapters that are gone but for sequences that end yet
 
     @property
     def total(self) -> int:
@@ -160,6 +161,20 @@ class KvMemory:
                 self._allocator.give(self._cache.discard(node))
         self._allocator.give(own)
         self.forget(sequence)
+        if self._unloaded and (adapter := sequence.namespace[0]) in self._unloaded:
+            self.evict_adapter(adapter)
+
+    def evict_adapter(self, adapter: int) -> None:
+        """Free the prefixes of an adapter that no sequence will ask for again.
+
+        What sequences still use goes as they end.
+        """
+        blocks, left = self._cache.evict_adapter(adapter)
+        self._allocator.give(blocks)
+        if left:
+            self._unloaded.add(adapter)
+        else:
+            self._unloaded.discard(adapter)
 
     def forget(self, sequence: Sequence) -> None:
         """Clear what `sequence` says about its blocks; they are accounted for already."""
@@ -170,6 +185,7 @@ class KvMemory:
         """Forget all blocks and prefixes: the shard that held them is gone."""
         self._allocator.clear()
         self._cache.clear()
+        self._unloaded.clear()
 
     @property
     def _block_bytes(self) -> int:

@@ -223,6 +223,22 @@ class PrefixCache:
         self.evictable -= len(node.blocks)
         return node.blocks
 
+    def evict_adapter(self, adapter: int) -> tuple[list[int], bool]:
+        """Remove what nobody pins of an adapter's prefixes.
+
+        Returns its blocks, and whether something is left that is pinned.
+        """
+        evicted: list[int] = []
+        left = False
+        for root in [root for root in self._roots.values() if root.namespace[0] == adapter]:
+            for node in reversed(list(_below(root))):  # children before what they build on
+                if node in self._unpinned:
+                    evicted += node.blocks
+                    self._remove(node)
+            left |= bool(root.pins)
+        self.evictable -= len(evicted)
+        return evicted, left
+
     def _remove(self, node: Node) -> None:
         """Take an unpinned leaf out of the tree."""
         parent = node.parent
@@ -244,11 +260,8 @@ class PrefixCache:
 
     def nodes(self) -> Iterator[Node]:
         """Yield every node, roots included."""
-        stack = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            stack += node.children.values()
-            yield node
+        for root in self._roots.values():
+            yield from _below(root)
 
     def check(self, pinned: Iterable[Node]) -> None:
         """Raise AssertionError when tree, pins, counts or eviction order are wrong.
@@ -287,3 +300,12 @@ class PrefixCache:
             raise AssertionError("a node in use is not in the tree")
         if (held, evictable) != (self.pinned, self.evictable):
             raise AssertionError(f"{held} + {evictable} blocks are not {self.pinned} + ...")
+
+
+def _below(root: Node) -> Iterator[Node]:
+    """Yield `root` and everything below it, each node before its children."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        stack += node.children.values()
+        yield node

@@ -147,6 +147,10 @@ class Scheduler:
             expired.append(sequence_id)
         return expired
 
+    def evict_adapter(self, adapter: int, now: float) -> None:
+        """Free the cached prefixes of an adapter that no request will ever have again."""
+        self._memory.evict_adapter(adapter)
+
     def commit(self, step: StepReport, now: float) -> list[Progress]:
         """Take in what a step did: progress of every row whose client still listens."""
         self._sequence_table.ended.clear()

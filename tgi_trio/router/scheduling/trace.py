@@ -97,6 +97,10 @@ class RecordingScheduler(Scheduler):
             self._line({"do": "expire", "now": now, "out": out})
         return out
 
+    def evict_adapter(self, adapter: int, now: float) -> None:
+        super().evict_adapter(adapter, now)
+        self._line({"do": "evict_adapter", "adapter": adapter, "now": now, "out": None})
+
     def commit(self, step: StepReport, now: float) -> list[Progress]:
         out = super().commit(step, now)
         report = {name: value for name in _STEP_FIELDS if (value := getattr(step, name))}
@@ -181,6 +185,8 @@ def _play(scheduler: Scheduler, record: dict[str, Any]) -> Any:
             return scheduler.finish(record["id"], now)
         case "expire":
             return scheduler.expire(now)
+        case "evict_adapter":
+            return scheduler.evict_adapter(record["adapter"], now)
         case "commit":
             progress = scheduler.commit(_step(record["step"]), now)
             return [[p.sequence_id, len(p.token_ids), int(p.finish)] for p in progress]

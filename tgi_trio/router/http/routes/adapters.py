@@ -16,6 +16,7 @@ from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Refused
 
 _LOAD = schema.BodyReader(token_schema.LoadAdapterRequest)
+_LONGEST_NAME = 256  # characters
 _UNLOAD = schema.BodyReader(token_schema.UnloadAdapterRequest)
 
 
@@ -27,21 +28,21 @@ async def load_adapter(call: Call) -> Reply:
     if not name or not place:
         raise _refused("Both 'lora_name' and 'lora_path' must be provided.")
     card, adapters = call.engine.model, call.engine.adapters
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise _refused(f"'lora_name' must be printable, of at most {_LONGEST_NAME} characters.")
     if name in (card.id, *card.aliases, *BASE_NAMES):
         raise _refused(f"The name '{name}' is the model's own.")
-    if name in adapters.names and not request.load_inplace:
+    if adapters.serves(name) and not request.load_inplace:
         raise _refused(
             f"The lora adapter '{name}' has already been loaded. If you want to load the adapter "
             "in place, set 'load_inplace' to True."
         )
-    folder = (root / place).resolve()
-    if not folder.is_relative_to(root.resolve()) or not folder.is_dir():
-        raise _refused(f"There is no folder '{place}' below --adapter-folder.")
-    call.engine.metrics.know("adapter", name)
+    folder = _find_folder(root, place)
     try:
-        await adapters.load(name, folder)
+        await adapters.load(name, folder, replace=request.load_inplace)
     except ValidationError as error:
         raise _refused(str(error)) from error
+    call.engine.metrics.know("adapter", name)
     return _text(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -52,9 +53,10 @@ async def unload_adapter(call: Call) -> Reply:
     name = request.lora_name
     if not name:
         raise _refused("'lora_name' needs to be provided to unload a LoRA adapter.")
-    if name not in call.engine.adapters.names:
+    if not call.engine.adapters.serves(name):
         raise Refused(404, f"The lora adapter '{name}' cannot be found.", "not_found")
     call.engine.adapters.unload(name)
+    call.engine.metrics.forget("adapter", name)
     return _text(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
@@ -63,6 +65,20 @@ def _root(call: Call) -> Path:
     if folder is None:
         raise Refused(404, "The server was started without --adapter-updates", "not_found")
     return folder
+
+
+def _find_folder(root: Path, place: str) -> Path:
+    """Return a folder below `root`, links followed; raises Refused (400)."""
+    try:
+        folder = (root / place).resolve()
+        if folder.is_relative_to(root.resolve()) and folder.is_dir():
+            for file in folder.glob("adapter_*"):  # adapter_config.json and the weights
+                if not file.resolve().is_relative_to(root.resolve()):
+                    raise _refused(f"'{file.name}' of '{place}' lies outside of --adapter-folder.")
+            return folder
+    except (OSError, ValueError):  # a name that no file can have
+        pass
+    raise _refused(f"There is no folder '{place}' below --adapter-folder.")
 
 
 def _refused(text: str) -> Refused:
