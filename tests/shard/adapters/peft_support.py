@@ -12,7 +12,7 @@ import torch
 
 from tests.shard.torch_backend.models_support import Golden, GreedyRecorder, generated
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.shard.contract import Runner, ShardSequence
+from tgi_trio.shard.contract import AnnouncingHost, Runner, ShardSequence
 
 
 def write_adapter(base: Path, folder: Path, *, seed: int = 0, **config: Any) -> Path:
@@ -64,7 +64,10 @@ class PeftGolden(Golden):
 def install(runner: Runner, number: int, folder: Path) -> None:
     host = runner.adapters
     assert host is not None
-    host.install(number, host.load(AdapterOrder(number, folder)))
+    order = AdapterOrder(number, folder)
+    if isinstance(host, AnnouncingHost):
+        host.announce(order)
+    host.install(number, host.load(order))
 
 
 def adapted(rows: list[ShardSequence], adapters: list[int]) -> list[ShardSequence]:

@@ -10,6 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from tgi_trio.ipc.adapters import (
+    AdapterOrder,
+    AdapterReport,
+    decode_adapter_reply,
+    encode_adapter,
+    encode_drop,
+)
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd
 from tgi_trio.ipc.frames import Frame, Kind, encode
 from tgi_trio.ipc.messages import (
@@ -41,6 +48,7 @@ class ScriptedRouter:
         self.command = 0
         self.reports: list[StepReport] = []
         self.faults: list[Fault] = []
+        self.adapters: dict[int, AdapterReport] = {}
 
     # --- commands: each returns its number ---
 
@@ -65,6 +73,16 @@ class ScriptedRouter:
     def filter(self, *sequences: int) -> int:
         self.command += 1
         self.end.send(encode_filter(self.command, sequences))
+        return self.command
+
+    def adapter(self, order: AdapterOrder) -> int:
+        self.command += 1
+        self.end.send(encode_adapter(self.command, order))
+        return self.command
+
+    def drop_adapter(self, number: int) -> int:
+        self.command += 1
+        self.end.send(encode_drop(self.command, number))
         return self.command
 
     def hello(self) -> None:
@@ -92,6 +110,7 @@ class ScriptedRouter:
             max_total_tokens=0,
             max_batch_size=64,
             max_batch_total_tokens=(blocks - 1) * BLOCK,
+            adapters_to_come=0,
         )
 
     # --- replies ---
@@ -124,11 +143,14 @@ class ScriptedRouter:
             self.end.release()
 
     def _keep(self, frame: Frame) -> bool:
-        """Take in a STEP (True) or the faults before it."""
-        assert frame.kind in (Kind.FAULT, Kind.STEP)
+        """Take in a STEP (True), the faults before it, or what has come of an adapter."""
+        assert frame.kind in (Kind.FAULT, Kind.STEP, Kind.ADAPTER_REPLY)
         step = frame.kind is Kind.STEP
         if step:
             self.reports.append(decode_step(frame))
+        elif frame.kind is Kind.ADAPTER_REPLY:
+            report = decode_adapter_reply(frame)
+            self.adapters[report.number] = report
         else:
             self.faults += decode_faults(frame)
         return step
@@ -138,6 +160,13 @@ class ScriptedRouter:
         while not done(report := self.step()):
             continue
         return report
+
+    def loaded(self, number: int) -> AdapterReport:
+        """Take in whatever comes until an adapter has been loaded; return what came of it."""
+        while number not in self.adapters:
+            self._keep(self.receive())
+            self.end.release()
+        return self.adapters[number]
 
     def acknowledged(self, command: int) -> StepReport:
         """Take in steps until one acknowledges `command`; return it."""

@@ -3,14 +3,20 @@
 Columns of A and rows of B are divided as the model's own are (`model/split.py`). Where a linear's
 inputs are divided, every rank has all of B: its delta is part of the partial sum that the ranks add
 up anyway, so adapters need no exchange of their own.
+
+An adapter is read beside the steps, in a thread that shares their interpreter and their cores. So
+it is read site by site as these are asked for, and rests between short pieces of work: who wakes up
+often is not interrupted in the middle of a piece, while the steps would wait for it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -22,7 +28,9 @@ from tgi_trio.model.matrices import Share
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 
-_KINDS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_PIECE_S: Final = 0.0005  # of work, after which the reader rests
+_REST_S: Final = 0.0002
+_KINDS: Final = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ class AdapterNumbers:
 
     sha256: bytes  # of its files
     rank: int  # the largest of its modules
-    sites: Mapping[Site, tuple[AdapterPart, ...]]
+    sites: Mapping[Site, tuple[AdapterPart, ...]]  # each is read when it is asked for
 
 
 def read_adapter_numbers(
@@ -54,8 +62,8 @@ def read_adapter_numbers(
     """Read an adapter as far as `share` says.
 
     `expected`: the sha256 of what was read before; b"": of anything. Raises ModelLoadError as
-    `read_adapter` and `map_adapter` do, for numbers that are infinite or none, naming the tensor,
-    and for a folder whose content has changed.
+    `read_adapter` and `map_adapter` do, and for a folder whose content has changed; its `sites`
+    raise it for numbers that are infinite or none, naming the tensor.
     """
     adapter = read_adapter(folder)
     mapped = map_adapter(adapter, spec, max_rank)
@@ -66,11 +74,45 @@ def read_adapter_numbers(
             f"the files in {folder} are not those that were loaded before: an answer cannot go on "
             "in another voice. Load them under another name"
         )
-    numbers = {
-        pair.module: _read_pair(adapter, pair, contents[1]) for pair in adapter.pairs.values()
-    }
-    sites = {site: _cut(linear, numbers, share) for site, linear in mapped.items()}
-    return AdapterNumbers(digest, adapter.rank, sites)
+    return AdapterNumbers(digest, adapter.rank, _Sites(adapter, mapped, contents[1], share))
+
+
+class _Sites(Mapping[Site, tuple[AdapterPart, ...]]):
+    """What a rank computes of an adapter, site by site, of the content of its file."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        mapped: Mapping[Site, AdaptedLinear],
+        content: bytes,
+        share: Share,
+    ) -> None:
+        self._adapter = adapter
+        self._mapped = mapped
+        self._content = content
+        self._share = share
+        self._rested = time.perf_counter()
+
+    def __getitem__(self, site: Site) -> tuple[AdapterPart, ...]:
+        """Raises ModelLoadError for numbers that are infinite or none, naming the tensor."""
+        linear = self._mapped[site]
+        numbers = {}
+        for pair in linear.pairs:
+            self._rest()
+            if pair is not None and pair.module not in numbers:
+                numbers[pair.module] = _read_pair(self._adapter, pair, self._content)
+        return _cut(linear, numbers, self._share)
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._mapped)
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+    def _rest(self) -> None:
+        if time.perf_counter() - self._rested > _PIECE_S:
+            time.sleep(_REST_S)
+            self._rested = time.perf_counter()
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -96,9 +138,10 @@ def _read_pair(adapter: Adapter, pair: Pair, content: bytes) -> tuple[Floats, Fl
 
 
 def _read_tensor(adapter: Adapter, name: str, tensor: StoredTensor, content: bytes) -> Floats:
-    raw = np.frombuffer(content[tensor.first : tensor.end], _KINDS[tensor.dtype])
-    if raw.size != tensor.shape[0] * tensor.shape[1]:
+    kind, count = np.dtype(_KINDS[tensor.dtype]), tensor.shape[0] * tensor.shape[1]
+    if tensor.first + count * kind.itemsize > len(content):
         raise ModelLoadError(f"{tensor.file} has changed while it was read: {name} is cut off")
+    raw = np.frombuffer(content, kind, count, tensor.first)
     values = to_float32(raw).reshape(tensor.shape).copy()  # else a view of what is read alone
     if not np.isfinite(values).all():
         raise ModelLoadError(f"{name} of {adapter.folder} holds numbers that are infinite or none")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Set
+from concurrent.futures import Future
 
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.ipc.adapters import AdapterOrder, AdapterReport
-from tgi_trio.shard.contract import AdapterHost, LoadedAdapter
+from tgi_trio.shard.adapters.loading_thread import LoadingThread
+from tgi_trio.shard.contract import AdapterHost, AnnouncingHost, LoadedAdapter
 
 _NO_HOST = "this server was started without --lora-adapters and --adapter-updates"
 
@@ -15,12 +16,13 @@ _NO_HOST = "this server was started without --lora-adapters and --adapter-update
 class AdapterDesk:
     """Which adapters a shard has, which it is loading, and which it could not load, and why."""
 
-    def __init__(self, host: AdapterHost | None) -> None:
+    def __init__(self, host: AdapterHost | None, cores: Set[int] | None = None) -> None:
+        """`cores`: what loads may run on; None: those of the caller."""
         self._host = host
         self._installed: set[int] = set()
         self._failed: dict[int, str] = {}  # those of the last orders, until they are dropped
         self._loading: dict[int, Future[LoadedAdapter]] = {}
-        self._thread = ThreadPoolExecutor(1, "adapters")  # it starts with the first order
+        self._thread = LoadingThread(cores)
 
     def order(self, order: AdapterOrder) -> None:
         """Begin to load an adapter."""
@@ -28,7 +30,9 @@ class AdapterDesk:
         if self._host is None:
             self._loading[order.number] = _failure(_NO_HOST)
         else:
-            self._loading[order.number] = self._thread.submit(self._host.load, order)
+            if isinstance(self._host, AnnouncingHost):
+                self._host.announce(order)
+            self._loading[order.number] = self._thread.load(self._host, order)
 
     def drop(self, number: int) -> None:
         """Forget an adapter, whatever has become of it."""
@@ -51,7 +55,12 @@ class AdapterDesk:
         for number, loading in list(self._loading.items()):
             if wait or loading.done():
                 del self._loading[number]
-                yield self._settle(number, loading)
+                report = self._settle(number, loading)
+                if report.error and self._host is not None:
+                    self._host.drop(number)  # other ranks may have been told of it
+                yield report
+        if not self._loading:
+            self._thread.rest()
 
     def refusal(self, number: int) -> str | None:
         """Return why a sequence with an adapter cannot be run; None: it can."""
@@ -62,20 +71,20 @@ class AdapterDesk:
 
     def close(self) -> None:
         """Wait for nothing any more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.close()
 
     def _settle(self, number: int, loading: Future[LoadedAdapter]) -> AdapterReport:
         try:
             loaded = loading.result()
+            if self._host is None:
+                raise ValueError("nothing could have loaded it")
+            self._host.install(number, loaded)
         except TgiTrioError as error:
             self._failed[number] = str(error)
             return AdapterReport(number, str(error))
         except MemoryError:
             self._failed[number] = "there is no memory for it"
             return AdapterReport(number, self._failed[number])
-        if self._host is None:
-            raise ValueError("nothing could have loaded it")
-        self._host.install(number, loaded)
         self._installed.add(number)
         return AdapterReport(number, "", loaded.nbytes, loaded.rank, loaded.sha256)
 

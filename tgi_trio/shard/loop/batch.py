@@ -9,7 +9,8 @@ a handful of numpy calls. No torch in this file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,13 +45,15 @@ class Batch:
         eos_ids: Iterable[int],
         drafter: Drafter | None = None,
         draft_budget: int = 0,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet.
 
-        `draft_budget`: query tokens up to which the drafter's guesses fill a step.
+        `draft_budget`: query tokens up to which the drafter's guesses fill a step. `clock`:
+        nanoseconds, of the same kind as those of results.
         """
         self.counts = PlanCounts()
-        self._guessing = None if drafter is None else Guessing(drafter)
+        self._guessing = None if drafter is None else Guessing(drafter, clock)
         self._draft_budget = draft_budget
         self._vocab_size = vocab_size
         self._block_size = block_size
@@ -153,17 +156,7 @@ class Batch:
             chosen, taken = np.arange(n), np.ones(n, np.int64)
             stalled = 0
         else:
-            prefilling = computed < table.given[:n]
-            prompts = np.flatnonzero(prefilling)
-            left = table.given[prompts] - computed[prompts]
-            order = np.concatenate(
-                (np.flatnonzero(~prefilling), prompts[np.argsort(left, kind="stable")])
-            )
-            wanted = wanted[order]
-            before = np.cumsum(wanted) - wanted
-            taken = np.clip(max(token_budget, 1) - before, 0, wanted)
-            stalled = int(np.count_nonzero(wanted == 0) - np.count_nonzero(held))
-            chosen, taken = order[taken > 0], taken[taken > 0]
+            chosen, taken, stalled = self._share_budget(wanted, held, token_budget)
         if (adapters := table.adapter[chosen]).any():  # neighbours are read once, see `Tokens.of`
             by_adapter = np.argsort(adapters, kind="stable")
             chosen, taken = chosen[by_adapter], taken[by_adapter]
@@ -185,6 +178,27 @@ class Batch:
         if self._guessing is None or self._guessing.is_resting(n):
             self._steady = SteadyDecode.after(plan, table)
         return plan
+
+    def _share_budget(
+        self, wanted: NDArray[np.int64], held: NDArray[np.bool_], token_budget: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Return which rows a step has, their query tokens, and how many get none that could.
+
+        `wanted`, `held`: [n], the query tokens of every row and whether it sits out.
+        """
+        table, n = self._table, len(wanted)
+        computed = table.computed[:n]
+        prefilling = computed < table.given[:n]
+        prompts = np.flatnonzero(prefilling)
+        left = table.given[prompts] - computed[prompts]
+        order = np.concatenate(
+            (np.flatnonzero(~prefilling), prompts[np.argsort(left, kind="stable")])
+        )
+        wanted = wanted[order]
+        before = np.cumsum(wanted) - wanted
+        taken = np.clip(max(token_budget, 1) - before, 0, wanted)
+        stalled = int(np.count_nonzero(wanted == 0) - np.count_nonzero(held))
+        return order[taken > 0], taken[taken > 0], stalled
 
     def _may_be_steady(self, rows: int) -> bool:
         """Return whether the next step of so many decodes is one without guesses for certain."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import PlanCounts, ShardSequence, StepPlan
 from tgi_trio.shard.loop.row_table import RowTable
+
+_Number = TypeVar("_Number", np.int32, np.int64)
 
 
 @dataclass(slots=True)
@@ -23,7 +26,7 @@ class SteadyDecode:
     rows: list[ShardSequence]
     ones: NDArray[np.int64]  # [R]
     places: NDArray[np.int64]  # [R] in the table
-    uniform: bool  # the rows are in the table's order
+    uniform: bool  # the rows are in the table's order: `places` are 0, 1, 2 and so on
     inputs: NDArray[np.int32]  # [R] who chooses tokens in a step that is expected: the same rows
     starts: NDArray[np.int32]  # [R + 1]
     samples: NDArray[np.bool_]  # [R] all of them
@@ -70,18 +73,20 @@ class SteadyDecode:
         """Return the next plan; the batch has settled the one before, or expects it."""
         self.steps -= 1
         places, size = self.places, table.block_size
-        positions = table.computed[places]
+        positions = self._own(table.computed)
         context = (positions + 1).astype(np.int32)
         blocks, offsets = np.divmod(positions, size)
         own = table.blocks[places, blocks].astype(np.int64)
         return StepPlan(
             rows=self.rows,
-            token_ids=table.last[places] if expected is None else np.zeros(len(places), np.int64),
+            token_ids=self._own(table.last)
+            if expected is None
+            else np.zeros(len(places), np.int64),
             positions=positions,
             kv_slots=own * size + offsets,
             query_starts=self.starts,
             context_lengths=context,
-            block_tables=table.blocks[places, : int(blocks.max()) + 1],
+            block_tables=self._own(table.blocks[:, : int(blocks.max()) + 1]),
             samples=self.samples,
             prefills=self.prefills,
             inputs=None if expected is None else self.inputs,
@@ -91,3 +96,7 @@ class SteadyDecode:
             counts=self.counts,
             uniform=self.uniform,
         )
+
+    def _own(self, column: NDArray[_Number]) -> NDArray[_Number]:
+        """Return a copy of the rows' part of a column; a slice takes half the time of an index."""
+        return column[: len(self.rows)].copy() if self.uniform else column[self.places]

@@ -10,10 +10,11 @@ next step is planned and launched first, and the one before is settled while it 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from tgi_trio.errors import PeerGone, ProtocolMismatch
@@ -71,7 +72,8 @@ def run(
         channel.beat(0, Phase.LOADING)
         channel.send(encode_hello(Hello.of_this_process(rank, world_size, incarnation)))
         expect_hello(channel, "router")
-        worker = Worker(channel, factory(), options, successor=incarnation > 1)
+        cores = os.sched_getaffinity(0)  # before the kernels pin this thread
+        worker = Worker(channel, factory(), options, successor=incarnation > 1, cores=cores)
         worker.serve()
     except PeerGone:
         return  # nobody is left to report to
@@ -91,11 +93,18 @@ class Worker:
     """The state of the loop: the running set, the standing limits, what is acknowledged."""
 
     def __init__(
-        self, channel: Channel, runner: Runner, options: ShardOptions, *, successor: bool = False
+        self,
+        channel: Channel,
+        runner: Runner,
+        options: ShardOptions,
+        *,
+        successor: bool = False,
+        cores: Set[int] | None = None,
     ) -> None:
         """Start with an empty batch; WARMUP must come before the first PREFILL.
 
         `successor`: another shard has ended before, so the runner proves itself at the warm-up.
+        `cores`: what may be computed on beside the steps; None: the caller's.
         """
         self._channel = channel
         self._runner = runner
@@ -114,7 +123,7 @@ class Worker:
         self._phase = Phase.IDLE
         self._dropped = False  # a command has freed blocks that the router waits for
         self._running = True
-        self._adapters = AdapterDesk(runner.adapters)
+        self._adapters = AdapterDesk(runner.adapters, cores)
         self._flight: _Flight | None = None  # launched, not settled; the batch expects it
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,

@@ -16,6 +16,7 @@ from tgi_trio.ipc.frames import Frame, Kind, Phase
 from tgi_trio.ipc.startup import Hello, decode_warmup, encode_hello
 from tgi_trio.shard.contract import BEAT_S, Channel, Choices, Pending, Runner, ShardSequence
 from tgi_trio.shard.handshake import expect_hello
+from tgi_trio.shard.ranks.followed_adapters import FollowedAdapters
 from tgi_trio.shard.ranks.plan_frames import decode_plan
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def _follow(channel: Channel, runner: Runner) -> None:
     """
     step = 0
     flying: Pending | None = None
+    adapters = None if runner.adapters is None else FollowedAdapters(runner.adapters)
     channel.beat(step, Phase.IDLE)
     while True:
         view = channel.try_receive()
@@ -85,12 +87,13 @@ def _follow(channel: Channel, runner: Runner) -> None:
         elif frame.kind is Kind.WARMUP:
             channel.beat(step, Phase.WARMING)
             runner.warm_up(decode_warmup(frame))
-        elif frame.kind is Kind.ADAPTER and runner.adapters is not None:
-            order = decode_adapter(frame)
-            runner.adapters.install(order.number, runner.adapters.load(order))
-        elif frame.kind is Kind.DROP and runner.adapters is not None:
-            runner.adapters.drop(frame.word("adapter"))
+        elif frame.kind is Kind.ADAPTER and adapters is not None:
+            adapters.order(decode_adapter(frame))
+        elif frame.kind is Kind.DROP and adapters is not None:
+            adapters.drop(frame.word("adapter"))
         elif frame.kind is Kind.SHUTDOWN:
+            if adapters is not None:
+                adapters.close()
             return
         else:
             raise ProtocolMismatch("rank 0", f"{frame.kind.name} is nothing to follow")

@@ -70,7 +70,7 @@ class Followers:
         self._all.send(encode_plan(plan))
 
     def load_adapter(self, order: AdapterOrder) -> None:
-        """Have every follower load an adapter that this rank has loaded."""
+        """Have every follower begin to load an adapter; the second time, have it installed."""
         self._all.send(encode_adapter(0, order))
 
     def drop_adapter(self, number: int) -> None:
@@ -131,13 +131,17 @@ class _GroupLoaded:
 class GroupAdapters:
     """An `AdapterHost`: this rank's own, and those of the others.
 
-    They load in the order of their rings, before the plan that needs it, what rank 0 has found to
-    be sound; the sha256 that it read says which bytes. A rank that cannot ends the group.
+    They load while rank 0 does, and compute with it from the plan on before which rank 0 says so:
+    it has found the adapter to be sound, and the sha256 that it read says which bytes. A rank that
+    cannot load these ends the group.
     """
 
     def __init__(self, host: AdapterHost, followers: Followers) -> None:
         self._host = host
         self._followers = followers
+
+    def announce(self, order: AdapterOrder) -> None:
+        self._followers.load_adapter(order)
 
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         own = self._host.load(order)
@@ -146,8 +150,8 @@ class GroupAdapters:
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         if not isinstance(loaded, _GroupLoaded):
             raise TypeError(f"{type(loaded).__name__} was loaded by another host")
+        self._host.install(number, loaded.own)  # which may refuse
         self._followers.load_adapter(loaded.order)
-        self._host.install(number, loaded.own)
 
     def drop(self, number: int) -> None:
         self._followers.drop_adapter(number)

@@ -1,0 +1,68 @@
+"""How many tokens a KV cache gets beside what else comes into memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from tgi_trio import demo
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.shard.adapters.room import count_numbers, largest_adapter
+from tgi_trio.shard.machine.kv_sizing import kv_tokens
+
+DATA = Path(__file__).parents[2] / "conversion" / "data"
+OUTER = ("embed", "wte", "wpe", "head")  # parts of names of what is no layer's
+INFO = ShardInfo(
+    vocab_size=1,
+    block_size=16,
+    layers=1,
+    kv_bytes_per_token=1000,
+    max_positions=1000,
+    eos_ids=(),
+    dtype="float32",
+    device="cpu",
+    backend="none",
+    load_ns=0,
+)
+
+
+def test_room_is_left_for_adapters_that_may_be_loaded_later() -> None:
+    """As much as they may take, and none where all are there."""
+    free, large = 10_000_000, 1_000_000
+
+    def tokens(to_come: int, wanted: int = 0, adapter: int = large) -> int:
+        request = WarmupRequest(64, 1000, 4, wanted, to_come)
+        return kv_tokens(request, INFO, free, 0, host=False, adapter=adapter)[0]
+
+    assert tokens(0) == tokens(5, adapter=0) == 4000
+    assert tokens(6) == 3000
+    assert tokens(8) == 1000
+    for wanted in (0, 1000):
+        with pytest.raises(ConfigurationError, match=r"MiB are kept for adapters .*--max-loaded-a"):
+            tokens(9, wanted)
+
+
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+def test_the_largest_adapter_has_all_linears(model: str) -> None:
+    """Counted by hand: a matrix for A and one for B at every linear."""
+    spec = decoder_spec(read_config(DATA / model / "base"))
+    assert spec is not None
+    whole = load_file(DATA / model / "base" / "model.safetensors")
+    for rank in (1, 7):
+        counted = sum(
+            rank * sum(matrix.shape)
+            for name, matrix in whole.items()
+            if matrix.ndim == 2 and not any(part in name for part in OUTER)
+        )
+        assert count_numbers(spec, rank) == counted
+
+
+def test_bytes_of_an_adapter_follow_the_dtype() -> None:
+    settings = ShardSettings(model_path=demo.model_path(), max_lora_rank=8)
+    assert largest_adapter(settings, "float32") == 2 * largest_adapter(settings, "bfloat16") > 0

@@ -1,0 +1,40 @@
+"""How much memory adapters may come to take that are loaded while the server runs."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol, runtime_checkable
+
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.adapters.sites import adaptable_linears
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.contract import Runner
+
+# Of what is computed with: the kernels' panels are whole, and the least of an allocation is a page.
+_PACKED: Final = 1.25
+
+
+@runtime_checkable
+class KeepsRoom(Runner, Protocol):
+    """A runner that leaves memory for adapters beside its KV cache."""
+
+    bytes_per_adapter: int  # that may come later
+
+
+def largest_adapter(settings: ShardSettings, dtype: str) -> int:
+    """Return the bytes of an adapter of the largest rank, on all linears.
+
+    `dtype`: the model's. On a rank of several it is what one rank alone would need.
+    """
+    spec = decoder_spec(read_config(settings.model_path, settings.rope))
+    if spec is None:
+        return 0
+    numbers = count_numbers(spec, settings.max_lora_rank)
+    return int(numbers * (4 if dtype == "float32" else 2) * _PACKED)
+
+
+def count_numbers(spec: DecoderSpec, rank: int) -> int:
+    """Return how many numbers an adapter of all linears has."""
+    matrices = {piece.matrix for _, linear in adaptable_linears(spec) for piece in linear.pieces}
+    return sum(rank * (matrix.rows + matrix.columns) for matrix in matrices)

@@ -1,0 +1,54 @@
+"""Adapters of a rank that follows: loaded while rank 0 loads them, installed when it says so."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from tgi_trio.errors import TgiTrioError
+from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.shard.adapters.loading_thread import LoadingThread
+from tgi_trio.shard.contract import AdapterHost, LoadedAdapter
+
+
+class FollowedAdapters:
+    """What `GroupAdapters` of rank 0 tells of."""
+
+    def __init__(self, host: AdapterHost) -> None:
+        self._host = host
+        self._loading: dict[int, Future[LoadedAdapter]] = {}
+        self._thread = LoadingThread()
+
+    def order(self, order: AdapterOrder) -> None:
+        """Begin to load an adapter; at the second order of its number, install it.
+
+        Raises ModelLoadError where this rank cannot load the bytes that rank 0 has.
+        """
+        loading = self._loading.pop(order.number, None)
+        if loading is None:
+            self._loading[order.number] = self._thread.load(self._host, order)
+            return
+        self._host.install(order.number, self._take(loading, order))
+        self._rest()
+
+    def drop(self, number: int) -> None:
+        """Forget an adapter, whatever has become of it."""
+        if (loading := self._loading.pop(number, None)) is not None:
+            loading.cancel()
+        self._host.drop(number)
+        self._rest()
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._thread.close()
+
+    def _take(self, loading: Future[LoadedAdapter], order: AdapterOrder) -> LoadedAdapter:
+        """Return what was loaded; what has changed since rank 0 read it is loaded again."""
+        try:
+            loaded = loading.result()
+        except (TgiTrioError, MemoryError):
+            return self._host.load(order)
+        return loaded if loaded.sha256 == order.sha256 else self._host.load(order)
+
+    def _rest(self) -> None:
+        if not self._loading:
+            self._thread.rest()
