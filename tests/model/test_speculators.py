@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,26 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.shard.speculation.eagle_support import DRAFT_TOKENS, TARGET, eagle
 from tests.shard.speculation.heads_support import HEADS, medusa, mlp_speculator, vllm_medusa
 from tgi_trio import demo
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.hub import Served, resolve_drafter, resolve_served
 from tgi_trio.model.facts import read_model_facts
-from tgi_trio.model.speculators.recognise import find_kind, read_heads
-from tgi_trio.model.speculators.spec import MedusaSpec, MlpSpec
+from tgi_trio.model.speculators.recognise import (
+    base_of_heads,
+    count_guesses,
+    count_heads,
+    find_kind,
+    read_heads,
+)
+from tgi_trio.model.speculators.spec import EagleSpec, MedusaSpec, MlpSpec
 from tgi_trio.settings.records import Options
 from tgi_trio.settings.resolve import DRAFTED, resolve
 from tgi_trio.shard.checkpoint.heads import read_token_map
 
 HIDDEN, VOCAB = 32, 96
+EAGLE_VOCAB = 512
 
 
 def read(folder: Path) -> Any:
@@ -60,15 +69,100 @@ def test_tokens_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"},
-        {"speculators_model_type": "eagle3", "model_type": "speculator"},
+        {"architectures": ["EAGLEModel"], "model_type": "llama"},
+        {"speculators_model_type": "eagle", "model_type": "speculator"},
         {"model_type": "eagle"},
     ],
 )
-def test_eagle_is_refused_with_what_is_served(config: dict[str, Any], tmp_path: Path) -> None:
+def test_earlier_kinds_of_eagle_are_refused_with_what_is_served(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelLoadError, match=r"EAGLE speculator.*served are Medusa heads"):
+    with pytest.raises(ModelLoadError, match=r"EAGLE speculator.*served are Medusa heads.*EAGLE-3"):
         find_kind(tmp_path)
+
+
+def test_eagle_3_is_read_as_its_authors_write_it_and_as_speculators_does(tmp_path: Path) -> None:
+    theirs = eagle(tmp_path / "1", tmp_path, EAGLE_VOCAB, taps=(2, 4, 5))
+    library = eagle(tmp_path / "2", tmp_path, EAGLE_VOCAB, taps=(2, 4, 5), speculators=True)
+    for folder, normed in ((theirs, False), (library, True)):
+        spec = read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
+        assert isinstance(spec, EagleSpec) and spec.norms_residual is normed
+        assert spec.taps(8) == (2, 4, 5)
+        ids = read_token_map(spec, EAGLE_VOCAB)
+        assert ids is not None and len(ids) == DRAFT_TOKENS and (ids[1:] > ids[:-1]).all()
+        assert base_of_heads(folder) == str(tmp_path)
+        with pytest.raises(ModelLoadError, match=r"layers \[2, 4, 5\].*the model has 4 layers"):
+            spec.taps(4)
+    assert (count_heads(theirs), count_heads(library)) == (4, 3)
+    assert count_guesses(library, 7) == 7  # it goes on from its own guesses
+
+
+HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, torch.Tensor]], object], str]] = {
+    "tokens that the model has not": (
+        lambda config, tensors: tensors["d2t"].__setitem__(7, EAGLE_VOCAB),
+        r"'d2t' in .* names tokens \d+ to \d+; the model has 0 to 511",
+    ),
+    "a map of another length": (
+        lambda config, tensors: tensors.update(d2t=tensors["d2t"][:-1].clone()),
+        r"'d2t'.* shape \[299\], but the head has 300 rows",
+    ),
+    "a map of no numbers": (
+        lambda config, tensors: tensors.update(d2t=tensors["d2t"].float()),
+        r"'d2t'.* is of type F32; token ids are one of",
+    ),
+    "another vocabulary": (
+        lambda config, tensors: config.update(vocab_size=32000),
+        r"made for another model: its vocab_size is 32000, the model's is 512",
+    ),
+    "another hidden size": (
+        lambda config, tensors: tensors.update({"fc.weight": torch.zeros(64, 96)}),
+        r"'fc\.weight'.* shape \[64, 96\].*need \[64, 192\]",
+    ),
+    "a tensor that is missing": (
+        lambda config, tensors: tensors.pop("midlayer.mlp.up_proj.weight"),
+        r"'midlayer\.mlp\.up_proj\.weight' is missing",
+    ),
+    "a tensor too many": (
+        lambda config, tensors: tensors.update(
+            {"midlayer.self_attn.q_norm.weight": torch.ones(16)}
+        ),
+        r"q_norm\.weight' in .* is no part of an EAGLE-3 drafter",
+    ),
+    "two layers": (
+        lambda config, tensors: config.update(num_hidden_layers=2),
+        r"has 2 layers with 'silu'; served are",
+    ),
+    "no number of heads": (
+        lambda config, tensors: config.update(num_attention_heads="many"),
+        r"says num_attention_heads 'many'; an EAGLE-3 drafter needs a number",
+    ),
+    "a norm that is not served": (
+        lambda config, tensors: config.update(norm_before_fc=True),
+        r"says norm_before_fc True; served are EAGLE-3 drafters without it",
+    ),
+    "one state alone": (
+        lambda config, tensors: config["eagle_config"].update(use_aux_hidden_state=False),
+        r"use_aux_hidden_state false; served are",
+    ),
+    "layers by name": (
+        lambda config, tensors: config.update(eagle_aux_hidden_state_layer_ids=["low"]),
+        r"\['low'\]; a list of numbers of layers is needed",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_drafters_that_cannot_be_are_refused_by_name(what: str, tmp_path: Path) -> None:
+    change, said = HOSTILE[what]
+    folder = eagle(tmp_path, tmp_path, EAGLE_VOCAB)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    change(config, tensors)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=said):
+        read_heads(folder, hidden=TARGET, vocabulary=EAGLE_VOCAB)
 
 
 def test_a_repository_of_heads_stands_for_its_base(tmp_path: Path) -> None:
@@ -105,6 +199,7 @@ def test_as_many_tokens_are_guessed_as_there_are_heads_unless_fewer_are_asked_fo
         return resolve(Options(**options), facts).speculate
 
     assert guesses() == 0
+    assert resolve(Options(draft_model=heads), facts).drafter == "medusa"
     assert guesses(speculate=5) == 5
     assert guesses(draft_model=heads) == HEADS
     assert guesses(draft_model=heads, speculate=1) == 1

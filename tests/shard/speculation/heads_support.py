@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +19,7 @@ from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import Drafter, DraftRow, Runner
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.testing.checkpoints import make_checkpoint
 
 BLOCK = 16
 BUDGET = 64
@@ -101,6 +102,31 @@ def mlp_speculator(folder: Path, base: Path, hidden: int, vocab: int, *, tied: b
         "top_k_tokens_per_head": [4, 3, 2],
     }
     return write_heads(folder, config, tensors, "model.safetensors")
+
+
+def counting_model(folder: Path, heads: Path) -> Path:
+    """Write a model that says t + 1 after t, and heads that know it."""
+    make_checkpoint(folder, "llama", head_dim=32, tie_word_embeddings=False)
+    tensors = load_file(folder / "model.safetensors")
+    vocab, hidden = tensors["model.embed_tokens.weight"].shape
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+    embedding = torch.randn(vocab, hidden, generator=torch.Generator().manual_seed(1))
+    states = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt()
+    tensors["model.embed_tokens.weight"] = embedding
+    tensors["model.norm.weight"] = torch.ones(hidden)
+    tensors["lm_head.weight"] = states.roll(1, 0)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors.new")
+    (folder / "model.safetensors.new").replace(folder / "model.safetensors")
+    own = {}
+    for i in range(HEADS):
+        own[f"{i}.0.linear.weight"] = torch.zeros(hidden, hidden)
+        own[f"{i}.0.linear.bias"] = torch.zeros(hidden)
+        own[f"{i}.1.weight"] = states.roll(2 + i, 0)
+    config = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+    write_heads(heads, config, own, "medusa_lm_head.safetensors")
+    return folder
 
 
 def guesses_of(folder: Path, tensors: Tensors, hidden: torch.Tensor, token: int) -> list[list[int]]:
@@ -198,32 +224,48 @@ def answer(
     drafter: Drafter | None = None,
     budget: int = BUDGET,
     longest: int = 256,
+    again: int = 0,
+    killed: bool = False,
 ) -> Answers:
-    """Answer prompts in one batch, step by step as the worker does."""
+    """Answer prompts in one batch, step by step as the worker does.
+
+    No step says how long it took: guessing does not rest for what it costs here. After `again`
+    steps all sequences are taken out and come back with the tokens they have by then, in the other
+    order and other blocks, as after a preemption; `killed`: nothing else is left, as after a crash.
+    """
     info = runner.info
-    found = runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048))
-    batch = Batch(
-        vocab_size=info.vocab_size,
-        block_size=BLOCK,
-        blocks=found.blocks,
-        eos_ids=info.eos_ids,
-        drafter=drafter,
-        draft_budget=max(info.draft_budget, 8),
-    )
-    block = 1
-    for i, (ids, sampling) in enumerate(zip(prompts, asked, strict=True)):
-        need = -(-(len(ids) + new + 8) // BLOCK)
-        table = range(block, block + need)
-        block += need
-        row = PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, sampling)
-        sequence = batch.add(row)
-        while sampling.grammar and not runner.prepare(sequence):
-            pass
     answers = Answers({i: [] for i in range(len(prompts))})
+
+    def start() -> Batch:
+        found = runner.warm_up(WarmupRequest(BUDGET, longest, 16, 2048))
+        return Batch(
+            vocab_size=info.vocab_size,
+            block_size=BLOCK,
+            blocks=found.blocks,
+            eos_ids=info.eos_ids,
+            drafter=drafter,
+            draft_budget=max(info.draft_budget, 8),
+        )
+
+    def add(places: Sequence[int]) -> None:
+        block = 1
+        for i in places:
+            ids, own = [*prompts[i], *answers.tokens[i]], asked[i]
+            need = -(-(len(prompts[i]) + new + 8) // BLOCK)
+            table = range(block, block + need)
+            block += need
+            left = new - len(answers.tokens[i])
+            row = PrefillRow(i, np.array(ids, np.int32), len(prompts[i]), 0, table, left, 0, own)
+            sequence = batch.add(row)
+            while own.grammar and not runner.prepare(sequence):
+                pass
+
+    batch = start()
+    add(range(len(prompts)))
     while (plan := batch.plan(budget)) is not None:
         answers.steps += 1
         answers.drafts += batch.counts.draft_tokens
-        moved = batch.advance(plan, runner.step(plan))
+        moved = batch.advance(plan, replace(runner.step(plan), forward_ns=0, sample_ns=0))
         assert not moved.faults, moved.faults
         columns = [
             moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids")
@@ -234,4 +276,11 @@ def answer(
             end += count
         for gone in moved.dropped:
             runner.drop(gone)
+        if answers.steps == again:
+            held = [row.id for row in batch.rows]
+            for gone in batch.clear():
+                runner.drop(gone)
+            if killed:
+                batch = start()
+            add(held[::-1])
     return answers

@@ -101,6 +101,14 @@ def test_its_keys_and_values_are_part_of_what_memory_must_hold(large: Path) -> N
     assert both.kv_bytes == 2 * one.kv_bytes and both.weight_bytes == 2 * one.weight_bytes
 
 
+def test_what_may_guess_nothing_is_not_loaded(large: Path) -> None:
+    settings = ShardSettings(
+        model_path=large, draft_model=large, speculate=0, cpu_backend="torch", cpu_threads=1
+    )
+    runner = load_runner(settings)
+    assert getattr(runner, "kv_beside", None) == 0  # the model's own runner
+
+
 def test_another_tokenizer_is_refused_with_a_token_of_it(
     large: Path, small: Path, tmp_path: Path
 ) -> None:

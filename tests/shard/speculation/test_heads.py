@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.speculation.heads_support import (
@@ -16,6 +15,7 @@ from tests.shard.speculation.heads_support import (
     Reference,
     Watched,
     answer,
+    counting_model,
     guesses_of,
     medusa,
     mlp_speculator,
@@ -107,30 +107,6 @@ def test_the_tokens_are_those_of_plain_decoding_however_they_are_chosen(
         plain = answer(runner, PROMPTS, ASKED, 16, budget=budget)
         guessed = answer(runner, PROMPTS, ASKED, 16, budget=budget, drafter=runner.drafter(HEADS))
         assert guessed.tokens == plain.tokens
-
-
-def counting_model(folder: Path, heads: Path) -> Path:
-    """Write a model that says t + 1 after t, and heads that know it."""
-    make_checkpoint(folder, "llama", head_dim=32, tie_word_embeddings=False)
-    tensors = load_file(folder / "model.safetensors")
-    for name, tensor in tensors.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensor.zero_()
-    embedding = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(1))
-    states = embedding / embedding.pow(2).mean(dim=1, keepdim=True).sqrt()
-    tensors["model.embed_tokens.weight"] = embedding
-    tensors["model.norm.weight"] = torch.ones(HIDDEN)
-    tensors["lm_head.weight"] = states.roll(1, 0)
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "model.safetensors.new")
-    (folder / "model.safetensors.new").replace(folder / "model.safetensors")
-    own = {}
-    for i in range(HEADS):
-        own[f"{i}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
-        own[f"{i}.0.linear.bias"] = torch.zeros(HIDDEN)
-        own[f"{i}.1.weight"] = states.roll(2 + i, 0)
-    config = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
-    write_heads(heads, config, own, "medusa_lm_head.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tgi_trio.shard.speculation.payoff import LONGEST_REST, Payoff
+from tgi_trio.shard.speculation.payoff import FIRST_REST, LONGEST_REST, PROBES, Payoff
 
 STEP = 1_000_000  # nanoseconds of a plain step
 
@@ -35,14 +35,28 @@ def serve(
     return brought / rows / elapsed, guessed
 
 
-@pytest.mark.parametrize("cost", [1.1, 1.3, 1.6])
+@pytest.mark.parametrize("cost", [0.9, 1.1, 1.6, 3.0])  # 0.9: a clock that is out
 @pytest.mark.parametrize("steps", [200, 2000])
 def test_guesses_that_are_always_wrong_cost_less_than_three_hundredths(
     cost: float, steps: int
 ) -> None:
     rate, guessed = serve(Payoff(), steps, cost=lambda _: cost, tokens=1.0)
     assert rate >= 0.97
-    assert guessed > 0  # it was tried
+    trials = (steps // FIRST_REST).bit_length()  # at most: rests are twice as long each time
+    assert 0 < guessed <= PROBES * trials
+
+
+@pytest.mark.parametrize("cost", [1.3, 2.0])
+def test_what_is_right_too_seldom_rests_after_few_steps(cost: float) -> None:
+    rate, guessed = serve(Payoff(), 4000, cost=lambda _: cost, tokens=1.2)
+    assert rate >= 0.97 and guessed > 0
+
+
+def test_a_trial_rests_as_long_as_it_was_dear() -> None:
+    cheap, dear = Payoff(), Payoff()
+    _, often = serve(cheap, 400, cost=lambda _: 1.1, tokens=1.0)
+    _, seldom = serve(dear, 400, cost=lambda _: 4.0, tokens=1.0)
+    assert often > seldom == PROBES
 
 
 def test_a_gain_is_kept_up_to_what_it_takes_to_go_on_measuring() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.matrices import LinearRef, MatrixRef, whole_linear
-from tgi_trio.model.speculators.spec import MlpSpec
+from tgi_trio.model.speculators.spec import MlpSpec, check_base
 
 _BASE = "speculator."  # of every tensor's name
 
@@ -33,11 +33,7 @@ def read_mlp(
     """
     heads, inner = (_need(folder, values, name) for name in ("n_predict", "inner_dim"))
     for name, own in (("emb_dim", hidden), ("vocab_size", vocabulary)):
-        if _need(folder, values, name) != own:
-            raise ModelLoadError(
-                f"the speculator in {folder} was made for another model: its {name} is "
-                f"{values[name]}, the model's is {own}"
-            )
+        check_base(folder, name, _need(folder, values, name), own)
     base = _BASE if any(name.startswith(_BASE) for name in tensors) else ""
     tied = bool(values.get("tie_weights", False))
     last = 0 if tied else heads - 1

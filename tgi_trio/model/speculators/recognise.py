@@ -14,12 +14,19 @@ from typing import Any, Final, Protocol
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers
 from tgi_trio.model.config import read_values
+from tgi_trio.model.speculators.eagle import (
+    is_eagle3,
+    read_eagle3,
+    stated_base,
+    stated_guesses,
+    words_of,
+)
 from tgi_trio.model.speculators.medusa import is_medusa, read_medusa
 from tgi_trio.model.speculators.mlp import is_mlp, read_mlp
 from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.speculators.token_map import check_token_map
 
 _NUMBERS: Final = ("F32", "F16", "BF16")
-_EAGLE: Final = ("eagle", "Eagle", "EAGLE")
 
 
 class _Read(Protocol):
@@ -41,14 +48,19 @@ class Kind:
     word: str  # TGI's, in errors
     claims: Callable[[Mapping[str, Any], Path], bool]
     read: _Read
-    count: tuple[str, ...]  # keys of config.json that say how many guesses it makes
+    count: tuple[str, ...]  # keys of config.json that say how many heads there are
+    goes_on: bool = False  # it guesses on from its own guesses: as many as are asked for
 
 
 KINDS: Final = (
     Kind("medusa", is_medusa, read_medusa, ("medusa_num_heads", "num_heads")),
     Kind("mlp_speculator", is_mlp, read_mlp, ("n_predict",)),
+    Kind("eagle3", is_eagle3, read_eagle3, (), goes_on=True),
 )
-SERVED: Final = "Medusa heads (V1, V2, vLLM's), MLP speculators, models with the same tokenizer"
+SERVED: Final = (
+    "Medusa heads (V1, V2, vLLM's), MLP speculators, EAGLE-3 drafters, models with the same "
+    "tokenizer"
+)
 
 
 def find_kind(folder: Path) -> Kind | None:
@@ -59,19 +71,19 @@ def find_kind(folder: Path) -> Kind | None:
     values = read_values(folder) if folder.is_dir() else None
     if values is None:
         return None
-    words = [str(values.get("speculators_model_type") or ""), str(values.get("model_type") or "")]
-    words += [str(name) for name in values.get("architectures") or ()]
-    if any(word for word in words if any(part in word for part in _EAGLE)):
+    found = next((kind for kind in KINDS if kind.claims(values, folder)), None)
+    if found is None and (words := words_of(values, "eagle")):
         raise ModelLoadError(
-            f"{folder} holds an EAGLE speculator ({next(filter(None, words))}), which is not "
-            f"served; served are {SERVED}"
+            f"{folder} holds an EAGLE speculator ({words[0]}), which is not served; served are "
+            f"{SERVED}"
         )
-    return next((kind for kind in KINDS if kind.claims(values, folder)), None)
+    return found
 
 
 def base_of_heads(folder: Path) -> str:
     """Return the name of the model that heads guess for; raises ModelLoadError without one."""
-    name = (read_values(folder) or {}).get("base_model_name_or_path")
+    values = read_values(folder) or {}
+    name = values.get("base_model_name_or_path") or stated_base(values)
     if not isinstance(name, str) or not name:
         raise ModelLoadError(
             f"{folder / 'config.json'} does not say which model its heads guess for: write it "
@@ -87,7 +99,7 @@ def count_guesses(folder: Path, asked: int | None) -> int:
     Raises ConfigurationError, in TGI's words, when more are asked for.
     """
     have = count_heads(folder)
-    if asked is not None and asked > have:
+    if asked is not None and asked > have and not _need_kind(folder).goes_on:
         raise ConfigurationError(
             f"Speculate is set to `{asked}` but this {_need_kind(folder).word} models only has "
             f"`{have}` heads, please make them match"
@@ -96,8 +108,14 @@ def count_guesses(folder: Path, asked: int | None) -> int:
 
 
 def count_heads(folder: Path) -> int:
-    """Return how many heads config.json states, 0 where it states none."""
-    keys, values = _need_kind(folder).count, read_values(folder) or {}
+    """Return how many heads config.json states, 0 where it states none.
+
+    Of a drafter that goes on from its guesses: how many it is to make by default.
+    """
+    kind, values = _need_kind(folder), read_values(folder) or {}
+    keys = kind.count
+    if kind.goes_on:
+        return stated_guesses(values)
     return next((values[key] for key in keys if isinstance(values.get(key), int)), 0)
 
 
@@ -114,6 +132,8 @@ def read_heads(folder: Path, *, hidden: int, vocabulary: int) -> HeadsSpec:
         if name not in tensors:
             raise ModelLoadError(f"Tensor {name!r} is missing from the heads in {folder}.")
     _check_shapes(spec, tensors, hidden, vocabulary)
+    heads = (ref.pieces[0].matrix.rows for role, ref in spec.linears.items() if "head" in role)
+    check_token_map(spec, tensors, rows=next(heads, vocabulary), vocabulary=vocabulary)
     return spec
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.speculators.spec import HeadsSpec, MedusaSpec
+from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.lookup import Checkpoint
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
@@ -26,7 +26,7 @@ def read_token_map(spec: HeadsSpec, vocabulary: int) -> NDArray[np.int64] | None
 
     Raises ModelLoadError for one that names no tokens of the model.
     """
-    if not isinstance(spec, MedusaSpec) or not spec.token_map:
+    if not spec.token_map:
         return None
     files = SafetensorsFiles(spec.folder)
     try:
@@ -37,6 +37,8 @@ def read_token_map(spec: HeadsSpec, vocabulary: int) -> NDArray[np.int64] | None
                 f"ids are one of {', '.join(_INTEGERS)}."
             )
         ids = tensor.take().view(_INTEGERS[tensor.dtype]).astype(np.int64)
+        if spec.maps_by_offset:
+            ids += np.arange(len(ids))
     finally:
         files.close()
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:

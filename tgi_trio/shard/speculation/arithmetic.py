@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 Rows: TypeAlias = Any  # [n, features], as the backend has them: an array, a tensor; + * [] work
+Ids: TypeAlias = Any  # int64 [n] of tokens, beside them
 MODEL_HEAD = "head"  # role of the model's own head
 
 
@@ -27,7 +25,7 @@ class Arithmetic(Protocol):
         """Return x W^T + b of a linear layer, or of the model's head (`MODEL_HEAD`)."""
         ...
 
-    def look_up(self, role: str, ids: NDArray[np.int64]) -> Rows:
+    def look_up(self, role: str, ids: Ids) -> Rows:
         """Return rows of a table."""
         ...
 
@@ -43,6 +41,6 @@ class Arithmetic(Protocol):
         """Return 1 / sqrt(mean(x^2) + 1e-6) of each row [n, 1]."""
         ...
 
-    def best(self, logits: Rows) -> NDArray[np.int64]:
+    def best(self, logits: Rows) -> Ids:
         """Return the place of the largest number of each row."""
         ...

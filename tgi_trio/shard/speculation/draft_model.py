@@ -11,12 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tgi_trio.shard.contract import BLOCK_SIZE, DraftRow, Runner, ShardSequence, StepPlan
+from tgi_trio.shard.contract import (
+    BLOCK_SIZE,
+    DraftRow,
+    Pending,
+    RowResult,
+    Runner,
+    ShardSequence,
+    StepPlan,
+)
 from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses
 from tgi_trio.shard.speculation.sharing import share_room
 
@@ -45,6 +53,9 @@ class _Twin:
         row.token_ids, row.block_ids = sequence.token_ids, sequence.block_ids
         row.length, row.prompt_length = sequence.length, sequence.prompt_length
         row.remaining, row.min_remaining = sequence.remaining, sequence.min_remaining
+
+
+_Asked: TypeAlias = tuple[DraftRow, _Twin, int]  # whom to guess for, and how many tokens
 
 
 class ModelDrafter:
@@ -98,25 +109,63 @@ class ModelDrafter:
                 row.computed += count
         return ready
 
-    def _guess(
-        self, chosen: Sequence[tuple[DraftRow, _Twin, int]], records: dict[int, Record]
-    ) -> dict[int, int]:
+    def _guess(self, chosen: Sequence[_Asked], records: dict[int, Record]) -> dict[int, int]:
+        first = _plan(_missing(chosen, range(len(chosen))), samples=True)
+        ahead = self._runner.runs_ahead(first)
+        guesses = self._guess_ahead(chosen, first) if ahead else self._guess_in_turn(chosen)
+        counts = {}
+        for (place, sequence, _), twin, count, own in (
+            (*each, found) for each, found in zip(chosen, guesses, strict=True)
+        ):
+            written = write_guesses(sequence, records[sequence.id], own, count, self._eos_ids)
+            twin.place, twin.guesses = sequence.length, tuple(own[:written])
+            twin.row.computed = min(twin.row.computed, sequence.length + written)
+            if written:
+                counts[place] = written
+        return counts
+
+    def _guess_ahead(self, chosen: Sequence[_Asked], plan: StepPlan) -> list[list[int]]:
+        """Return guesses of a runner that goes on from its tokens before anybody asks for them.
+
+        `plan`: of the first. What follows an end is computed, and left out.
+        """
+        going = list(range(len(chosen)))
+        launched: list[tuple[list[int], Pending]] = []
+        while going:
+            launched.append((going, self._runner.launch(plan)))
+            still = []
+            for i in going:
+                row = chosen[i][1].row
+                row.computed = row.length
+                if len(launched) < chosen[i][2] and row.length < len(row.token_ids):
+                    row.length += 1
+                    row.remaining -= 1
+                    still.append(i)
+            if still:
+                before = {i: place for place, i in enumerate(going)}
+                plan = _plan(_missing(chosen, still), samples=True)
+                plan.token_ids[:] = 0
+                plan.inputs = np.array([before[i] for i in still], np.int32)
+            going = still
+        guesses: list[list[int]] = [[] for _ in chosen]
+        for nth, (rows, pending) in enumerate(launched):
+            for i, result in zip(rows, pending.result().rows, strict=True):
+                token = self._token(chosen[i][0].sequence, result)
+                if token is not None and len(guesses[i]) == nth:
+                    guesses[i].append(token)
+        return guesses
+
+    def _guess_in_turn(self, chosen: Sequence[_Asked]) -> list[list[int]]:
+        """Return guesses of a runner that is asked for each before it goes on."""
         guesses: list[list[int]] = [[] for _ in chosen]
         going = list(range(len(chosen)))
         while going:
-            parts = [
-                (chosen[i][1].row, chosen[i][1].row.length - chosen[i][1].row.computed)
-                for i in going
-            ]
-            found = self._runner.step(_plan(parts, samples=True)).rows
+            found = self._runner.step(_plan(_missing(chosen, going), samples=True)).rows
             still = []
             for i, result in zip(going, found, strict=True):
                 sequence, row, count = chosen[i][0].sequence, chosen[i][1].row, chosen[i][2]
                 row.computed = row.length
-                if result.fault is not None or not len(result.token_ids):
-                    continue
-                token = int(result.token_ids[0])
-                if token >= self._known or self._ends(sequence, token):
+                if (token := self._token(sequence, result)) is None:
                     continue
                 guesses[i].append(token)
                 if len(guesses[i]) < count and row.length < len(row.token_ids):
@@ -125,18 +174,15 @@ class ModelDrafter:
                     row.remaining -= 1
                     still.append(i)
             going = still
-        counts = {}
-        for (place, sequence, _), twin, count, own in (
-            (*each, found) for each, found in zip(chosen, guesses, strict=True)
-        ):
-            written = write_guesses(sequence, records[sequence.id], own, count, self._eos_ids)
-            twin.place, twin.guesses = sequence.length, tuple(own[:written])
-            if written:
-                counts[place] = written
-        return counts
+        return guesses
 
-    def _ends(self, sequence: ShardSequence, token: int) -> bool:
-        return token in self._eos_ids and not sequence.sampling.ignore_eos
+    def _token(self, sequence: ShardSequence, result: RowResult) -> int | None:
+        """Return a guess; None: there is none, or an end, or a token that the model has not."""
+        if result.fault is not None or not len(result.token_ids):
+            return None
+        token = int(result.token_ids[0])
+        ends = token in self._eos_ids and not sequence.sampling.ignore_eos
+        return None if ends or token >= self._known else token
 
 
 def _twin(sequence: ShardSequence) -> _Twin:
@@ -162,6 +208,12 @@ def _twin(sequence: ShardSequence) -> _Twin:
         twin = sequence.state[_STATE] = _Twin(row)
     twin.follow(sequence)
     return twin
+
+
+def _missing(chosen: Sequence[_Asked], places: Iterable[int]) -> list[tuple[ShardSequence, int]]:
+    """Return the rows at some places, each with how many of its tokens are not computed yet."""
+    rows = [chosen[place][1].row for place in places]
+    return [(row, row.length - row.computed) for row in rows]
 
 
 def _plan(parts: Sequence[tuple[ShardSequence, int]], *, samples: bool) -> StepPlan:

@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.speculators.spec import HeadsSpec, MedusaSpec, MlpSpec
 from tgi_trio.shard.contract import DraftRow
-from tgi_trio.shard.speculation.arithmetic import Arithmetic, Rows
+from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.medusa import guess_medusa
 from tgi_trio.shard.speculation.mlp import guess_mlp
 from tgi_trio.shard.speculation.record import judge_record, write_guesses
 from tgi_trio.shard.speculation.sharing import share_room
 
-Guess = Callable[[Any, Arithmetic, Rows, NDArray[np.int64], int], NDArray[np.int64]]
+Guess = Callable[[Any, Arithmetic, Rows, Ids, int], list[Ids]]
 
-# How each kind guesses: int64 [n, count] behind the tokens [n] that `hidden` [n, features] chose.
+# How each kind guesses: int64 [n] `count` times behind the tokens [n] that `hidden` [n, features]
+# chose.
 GUESSES: Final[dict[type[HeadsSpec], Guess]] = {MedusaSpec: guess_medusa, MlpSpec: guess_mlp}
 
 
@@ -29,7 +30,7 @@ class HeadsDrafter:
     def __init__(
         self,
         spec: HeadsSpec,
-        arithmetic: Arithmetic,
+        arithmetic: Arithmetic | None,
         last: LastStep,
         most: int,
         eos_ids: Iterable[int],
@@ -37,7 +38,8 @@ class HeadsDrafter:
     ) -> None:
         """Guess `most` tokens a step and sequence at most, as many as there are heads.
 
-        `last`: the runner's, with the hidden states. `token_map`: the token that each row of a head
+        `last`: the runner's, with the hidden states; without `arithmetic` it has guesses behind
+        each in their place, int64 [heads]. `token_map`: the token that each row of a head
         stands for; None: its own number.
         """
         self._spec = spec
@@ -50,7 +52,10 @@ class HeadsDrafter:
     def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
         places = self._last.find_places(row.sequence for row in rows)
         ready = [row for row in rows if row.sequence.id in places]
-        records = {row.sequence.id: judge_record(row.sequence, self._most) for row in ready}
+        # Heads guess all at once, and what they were wrong about says little of what comes next.
+        records = {
+            row.sequence.id: judge_record(row.sequence, self._most, adapts=False) for row in ready
+        }
         shared = share_room(ready, spare, allowed=lambda one: records[one.id].allowed)
         for record in records.values():
             if not record.allowed:
@@ -68,6 +73,9 @@ class HeadsDrafter:
         return {place: count for place, count in counts.items() if count}
 
     def _guess(self, hidden: Rows, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        guess = GUESSES[type(self._spec)]
-        found = guess(self._spec, self._arithmetic, hidden, tokens, count)
+        if self._arithmetic is None:
+            found: NDArray[np.int64] = hidden[:, :count]
+        else:
+            guess = GUESSES[type(self._spec)]
+            found = np.stack(guess(self._spec, self._arithmetic, hidden, tokens, count), axis=1)
         return found if self._token_map is None else self._token_map[found]

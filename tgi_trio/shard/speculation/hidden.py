@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan
+from tgi_trio.shard.sampling.choosing import choice_positions
 
 Pick = Callable[[NDArray[np.int64]], Any]
 
@@ -30,6 +31,16 @@ class LastStep:
         of the plan's flat list of tokens; asked before the next step.
         """
         self._kept = plan, sampled, choices, pick
+
+    def keep_guesses(
+        self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, guesses: NDArray[Any]
+    ) -> None:
+        """Keep a step of a runner that has guessed already: int64 [C, heads] behind every choice.
+
+        They take the hidden states' place: see `HeadsDrafter`.
+        """
+        firsts = choice_positions(plan, sampled)
+        self.keep(plan, sampled, choices, lambda places: guesses[np.searchsorted(firsts, places)])
 
     def find_places(self, sequences: Iterable[ShardSequence]) -> dict[int, int]:
         """Return where each sequence's last known token was chosen, by id, of those in the step."""

@@ -6,17 +6,14 @@ is what `verify` takes. "Medusa" (Cai and others 2024, arXiv 2401.10774).
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tgi_trio.model.speculators.spec import MedusaSpec
-from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD, Arithmetic, Rows
+from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD, Arithmetic, Ids, Rows
 
 
 def guess_medusa(
-    spec: MedusaSpec, a: Arithmetic, hidden: Rows, tokens: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """Return int64 [n, count] guesses behind `tokens` [n]; `hidden` [n, features] chose those."""
+    spec: MedusaSpec, a: Arithmetic, hidden: Rows, tokens: Ids, count: int
+) -> list[Ids]:
+    """Return `count` guesses [n] behind `tokens` [n]; `hidden` [n, features] chose those."""
     x = a.normalise(hidden)
     rows, size = x.shape
     first = a.silu(a.multiply("first", x))
@@ -27,7 +24,6 @@ def guess_medusa(
             state = state + a.silu(a.multiply(f"{i}.{j}", state))
         states.append(state)
     if spec.shares_head:
-        logits = a.multiply(MODEL_HEAD, a.concatenate(states))
-        return a.best(logits).reshape(count, rows).T
-    best = [a.best(a.multiply(f"head {i}", state)) for i, state in enumerate(states)]
-    return np.stack(best, axis=1)
+        every = a.best(a.multiply(MODEL_HEAD, a.concatenate(states)))
+        return [every[i * rows : (i + 1) * rows] for i in range(count)]
+    return [a.best(a.multiply(f"head {i}", state)) for i, state in enumerate(states)]

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tgi_trio.model.speculators.spec import MlpSpec
-from tgi_trio.shard.speculation.arithmetic import Arithmetic, Rows
+from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 
 
-def guess_mlp(
-    spec: MlpSpec, a: Arithmetic, hidden: Rows, tokens: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """Return int64 [n, count] guesses behind `tokens` [n]; `hidden` [n, features] chose those."""
+def guess_mlp(spec: MlpSpec, a: Arithmetic, hidden: Rows, tokens: Ids, count: int) -> list[Ids]:
+    """Return `count` guesses [n] behind `tokens` [n]; `hidden` [n, features] chose those."""
     kept = 0.5 ** (0.5 / spec.heads)
     fresh = math.sqrt((1 - kept**2) * (spec.inner / 2))
     state = a.normalise(hidden)
@@ -34,4 +29,4 @@ def guess_mlp(
         state = a.gelu(normed)
         tokens = a.best(a.multiply(f"head {own}", state))
         guesses.append(tokens)
-    return np.stack(guesses, axis=1)
+    return guesses

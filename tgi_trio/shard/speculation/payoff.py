@@ -2,23 +2,27 @@
 
 A step with guesses takes longer than one without and brings more tokens. Which of the two wins
 depends on the model, the machine, the text and how many rows share the step; so both are measured
-while serving, and a batch size at which guessing loses rests from it, ever longer.
+while serving, and a batch size at which guessing loses rests from it: as long as makes up for what
+the trial has cost, and twice as long after each further one. Where none of the first guesses is
+right, nothing more is tried.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import sqrt
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import Final
 
-TRIAL: Final = 3  # steps with guesses before they are judged
-TRIAL_AGAIN: Final = 2  # the same after a rest
+PROBES: Final = 2  # steps with guesses, none of them right, that end a trial
+TRIAL: Final = 3  # steps with guesses, some of them right, before they are judged
 PLAIN: Final = 3  # steps without that they are compared with, at least
 REFRESH: Final = 96  # steps with guesses after which some are plain, as contexts have grown
-FIRST_REST: Final = 128  # steps without guesses after a trial that did not pay
+FIRST_REST: Final = 32  # steps without guesses after a trial that did not pay, at least
 LONGEST_REST: Final = 2048
+SPENT: Final = 0.015  # what a trial may cost of the time that passes until the next
 _WINDOW: Final = 48  # the latest steps of a kind that count
 _LEAST_GAIN: Final = 1.01  # tokens a second with guesses, in those without: less is a loss
 
@@ -33,9 +37,9 @@ class _Measured:
     drafting_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     owed_ns: int = 0
     tokens: deque[int] = field(default_factory=lambda: deque(maxlen=_WINDOW))  # of those drafted
-    trial: int = TRIAL
+    right: bool = False  # a guess has been, since the last rest
     rest: int = 0  # plans that still get no guesses
-    next_rest: int = FIRST_REST
+    failures: int = 0  # trials in a row that did not pay
     since_plain: int = 0  # steps with guesses since plain ones were measured
     forced: int = 0  # plans without guesses that are to come, so that there are plain steps
 
@@ -44,11 +48,11 @@ class Payoff:
     """What guessing has brought, by the number of rows that decode."""
 
     def __init__(self) -> None:
-        self._by_rows: dict[int, _Measured] = {}
+        self._by_rows: defaultdict[int, _Measured] = defaultdict(_Measured)
 
     def allows(self, rows: int) -> bool:
         """Return whether a step of so many rows is to have guesses; asked once for each."""
-        found = self._by_rows.setdefault(rows, _Measured())
+        found = self._by_rows[rows]
         if found.rest:
             found.rest -= 1
             return False
@@ -70,19 +74,23 @@ class Payoff:
         A drafter that was asked and found nothing has taken its time as well: that of the next
         guesses.
         """
-        found = self._by_rows.setdefault(rows, _Measured())
+        found = self._by_rows[rows]
         if took_ns <= 0:
             return
         if not drafted:
             found.plain_ns.append(took_ns)
             found.owed_ns += drafting_ns
+            failed = len(found.drafted_ns) >= PROBES and not found.right
+            if failed and len(found.plain_ns) == PLAIN:  # it was waiting for these
+                self._judge(rows, found)
             return
         found.drafted_ns.append(took_ns)
         found.drafting_ns.append(drafting_ns + found.owed_ns)
         found.owed_ns = 0
         found.tokens.append(tokens)
         found.since_plain += 1
-        if len(found.drafted_ns) < found.trial or found.forced:
+        found.right |= tokens > rows
+        if len(found.drafted_ns) < (TRIAL if found.right else PROBES) or found.forced:
             return
         if len(found.plain_ns) < PLAIN or found.since_plain >= REFRESH:
             found.forced, found.since_plain = PLAIN, 0
@@ -98,13 +106,15 @@ class Payoff:
 
     def _judge(self, rows: int, found: _Measured) -> None:
         """Have guesses rest that lose, by more than what luck may be."""
-        worth = _worth(rows, found)
-        doubt = pstdev(found.tokens) / sqrt(len(found.tokens))
-        if (fmean(found.tokens) + doubt) / worth >= _LEAST_GAIN:
-            found.next_rest, found.trial = FIRST_REST, TRIAL
+        worth, brought = _worth(rows, found), fmean(found.tokens)
+        doubt = _spread(found.tokens) / sqrt(len(found.tokens))
+        if found.right and (brought + doubt) / worth >= _LEAST_GAIN:
+            found.failures = 0
             return
-        found.rest, found.next_rest = found.next_rest, min(LONGEST_REST, 2 * found.next_rest)
-        found.trial = TRIAL_AGAIN
+        lost = (worth - brought) / rows * len(found.tokens)  # in plain steps
+        rest = max(FIRST_REST, round(lost / SPENT)) << min(found.failures, 16)
+        found.rest, found.failures = min(LONGEST_REST, rest), found.failures + 1
+        found.right = False
         found.drafted_ns.clear()
         found.drafting_ns.clear()
         found.tokens.clear()
@@ -116,3 +126,9 @@ def _worth(rows: int, found: _Measured) -> float:
     # that reads a long prompt is slow once, and that is its own.
     took = median(found.drafted_ns) + fmean(found.drafting_ns)
     return rows * took / median(found.plain_ns)
+
+
+def _spread(numbers: Collection[int]) -> float:
+    """Return the standard deviation; `statistics.pstdev` takes a tenth of a small model's step."""
+    mean = fmean(numbers)
+    return sqrt(max(0.0, fmean(n * n for n in numbers) - mean * mean))

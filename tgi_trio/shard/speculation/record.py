@@ -16,11 +16,13 @@ _STATE: Final = "guesses"  # key in ShardSequence.state
 class Record:
     """How many guesses a sequence has earned by its last ones."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, adapts: bool = True) -> None:
+        """`adapts`: who had wrong ones gets fewer, not just none while it rests."""
         self.guesses: list[int] = []  # the last ones, until they are judged
         self.place = 0  # where the first of them stood
         self.rest = 0  # times it still gets none
         self._most = most  # guesses it may have when it does not rest
+        self._adapts = adapts
         self._failures = 0  # times in a row that no guess was right
 
     @property
@@ -37,17 +39,18 @@ class Record:
         count = len(self.guesses)
         same = map(eq, self.guesses, known)
         right = sum(takewhile(bool, same))
-        self._most = min(limit, 2 * count if right == count else right + 1)
+        if self._adapts:
+            self._most = min(limit, 2 * count if right == count else right + 1)
         self._failures = 0 if right else self._failures + 1
         self.rest = min(LONGEST_REST, 2**self._failures - 2) if self._failures else 0
         self.guesses = []
 
 
-def judge_record(sequence: ShardSequence, most: int) -> Record:
+def judge_record(sequence: ShardSequence, most: int, *, adapts: bool = True) -> Record:
     """Return a sequence's record, with its last guesses judged; `most` guesses at a time."""
     record = sequence.state.get(_STATE)
     if not isinstance(record, Record):
-        record = sequence.state[_STATE] = Record(most)
+        record = sequence.state[_STATE] = Record(most, adapts=adapts)
     if record.guesses:
         known = sequence.token_ids[record.place : sequence.length].tolist()
         record.judge(known, most)

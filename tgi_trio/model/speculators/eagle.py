@@ -1,0 +1,248 @@
+"""EAGLE-3 by its files: as its authors and SpecForge write them, and as `speculators` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families.llama_like import llama_spec
+from tgi_trio.model.matrices import (
+    LinearPiece,
+    LinearRef,
+    MatrixRef,
+    whole_linear,
+    whole_units,
+)
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.spec import EagleSpec, check_base
+
+GUESSES: Final = 4  # ahead, where neither a flag nor config.json says
+_LAYERS: Final = ("midlayer.", "layers.0.")  # the one layer's tensors: the authors', speculators'
+# What the files may hold beside what is read: the map the other way round, parts of the model.
+_UNREAD: Final = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
+_REFUSED: Final = ("norm_before_fc", "fc_norm", "norm_output")  # settings of newer drafters
+
+
+def is_eagle3(values: Mapping[str, Any], folder: Path) -> bool:
+    """Return whether a folder holds an EAGLE-3 drafter."""
+    if words_of(values, "eagle3"):
+        return True
+    return "draft_vocab_size" in values and not values.get("speculators_model_type")
+
+
+def words_of(values: Mapping[str, Any], part: str) -> list[str]:
+    """Return the names in a config.json, of its type or its classes, that have `part` in them."""
+    words = [str(values.get("speculators_model_type") or ""), str(values.get("model_type") or "")]
+    words += [str(name) for name in values.get("architectures") or ()]
+    return [word for word in words if part in word.lower().replace("-", "").replace("_", "")]
+
+
+def stated_guesses(values: Mapping[str, Any]) -> int:
+    """Return how many tokens a drafter of the speculators format proposes; `GUESSES` elsewhere."""
+    methods = _object(values, "speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    found = first.get("speculative_tokens") if isinstance(first, dict) else None
+    return found if isinstance(found, int) and 0 < found <= 64 else GUESSES
+
+
+def stated_base(values: Mapping[str, Any]) -> str | None:
+    """Return the name of the model that the speculators format says it verifies with."""
+    verifier = _object(_object(values, "speculators_config"), "verifier")
+    name = verifier.get("name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
+def read_eagle3(
+    folder: Path,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, StoredTensor],
+    *,
+    hidden: int,
+    vocabulary: int,
+) -> EagleSpec:
+    """Return the drafter of a folder for a model of so many hidden features and tokens.
+
+    Raises ModelLoadError, naming what is wrong.
+    """
+    config = _layer_config(folder, values)
+    layer = llama_spec(config)
+    if layer.activation != "silu" or len(layer.layers) != 1:
+        raise ModelLoadError(
+            f"the speculator in {folder} has {len(layer.layers)} layers with {layer.activation!r}; "
+            "served are EAGLE-3 drafters of one layer with 'silu'"
+        )
+    if config.vocab_size:
+        check_base(folder, "vocab_size", config.vocab_size, vocabulary)
+    named = _Named(tensors)
+    size, rows = layer.hidden_size, int(values.get("draft_vocab_size") or vocabulary)
+    taps = _taps(folder, values)
+    linears = _linears(named, layer, rows, states=(len(taps) or 3) * hidden)
+    vectors = {
+        "embedding norm": (f"{named.layer}input_layernorm.weight", size),
+        "state norm": (f"{named.layer}hidden_norm.weight", size),
+        "mlp norm": (f"{named.layer}post_attention_layernorm.weight", size),
+        "final norm": (named.full("norm.weight"), size),
+    }
+    tables = {}
+    if size != hidden or named.full("embed_tokens.weight") in tensors:
+        tables["embedding"] = named.matrix("embed_tokens", vocabulary, size)
+    token_map = named.full("d2t") if rows != vocabulary or named.full("d2t") in tensors else ""
+    matrices = [piece.matrix for ref in linears.values() for piece in ref.pieces]
+    read = [matrix.name for matrix in (*matrices, *tables.values())]
+    read += [matrix.bias for matrix in matrices if matrix.bias]
+    read += [name for name, _ in vectors.values()] + ([token_map] if token_map else [])
+    named.refuse_others(read)
+    return EagleSpec(
+        folder=folder,
+        heads=stated_guesses(values),
+        linears=linears,
+        vectors=vectors,
+        tables=tables,
+        tensors=tuple(read),
+        token_map=token_map,
+        maps_by_offset=True,
+        layer=layer,
+        max_positions=config.max_positions,
+        norms_residual=bool(
+            values.get("norm_before_residual", bool(values.get("speculators_model_type")))
+        ),
+        stated_taps=taps,
+    )
+
+
+class _Named:
+    """How a folder calls its tensors: with or without "model." before most of them."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._tensors = tensors
+        layers = (before for before in _LAYERS if any(before in name for name in tensors))
+        layer = next(layers, _LAYERS[0])
+        self.layer = self.full(f"{layer}self_attn.q_proj.weight").removesuffix(
+            "self_attn.q_proj.weight"
+        )
+
+    def full(self, name: str) -> str:
+        """Return how the folder calls a tensor."""
+        longer = f"model.{name}"
+        return longer if longer in self._tensors and name not in self._tensors else name
+
+    def matrix(self, name: str, rows: int, columns: int) -> MatrixRef:
+        return self._matrix(self.full(f"{name}.weight"), rows, columns)
+
+    def layer_matrix(self, name: str, rows: int, columns: int) -> MatrixRef:
+        return self._matrix(f"{self.layer}{name}.weight", rows, columns)
+
+    def refuse_others(self, read: list[str]) -> None:
+        """Raise ModelLoadError for tensors that would be left out: they mean another drafter."""
+        known = {*read, *(self.full(name) for name in _UNREAD)}
+        if others := sorted(self._tensors.keys() - known):
+            raise ModelLoadError(
+                f"Tensor {others[0]!r} in {self._tensors[others[0]].file} is no part of an EAGLE-3 "
+                "drafter of one layer of Llama's shape, which alone is served"
+            )
+
+    def _matrix(self, name: str, rows: int, columns: int) -> MatrixRef:
+        bias = f"{name.removesuffix('weight')}bias"
+        return MatrixRef(name, rows, columns, bias=bias if bias in self._tensors else "")
+
+
+def _linears(named: _Named, layer: DecoderSpec, rows: int, *, states: int) -> dict[str, LinearRef]:
+    """Return the drafter's products; `rows`: tokens of its head, `states`: features of the taps."""
+    size = layer.hidden_size
+    heads, kv_heads = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    return {
+        "fuse": whole_linear(named.matrix("fc", size, states)),
+        "qkv": _stacked(
+            named.layer_matrix("self_attn.q_proj", heads, 2 * size),
+            named.layer_matrix("self_attn.k_proj", kv_heads, 2 * size),
+            named.layer_matrix("self_attn.v_proj", kv_heads, 2 * size),
+        ),
+        "output": whole_linear(named.layer_matrix("self_attn.o_proj", size, heads)),
+        "inner": _stacked(
+            named.layer_matrix("mlp.gate_proj", layer.mlp_width, size),
+            named.layer_matrix("mlp.up_proj", layer.mlp_width, size),
+        ),
+        "down": whole_linear(named.layer_matrix("mlp.down_proj", size, layer.mlp_width)),
+        "head": whole_linear(named.matrix("lm_head", rows, size)),
+    }
+
+
+def _stacked(*matrices: MatrixRef) -> LinearRef:
+    """Return matrices of as many inputs below each other."""
+    return LinearRef(
+        tuple(LinearPiece(m, whole_units(m.rows), whole_units(m.columns)) for m in matrices)
+    )
+
+
+def _layer_config(folder: Path, values: Mapping[str, Any]) -> ModelConfig:
+    """Return what config.json says of the one layer.
+
+    Raises ModelLoadError for what is not served.
+    """
+    for name in _REFUSED:
+        if values.get(name):
+            raise ModelLoadError(
+                f"{folder / 'config.json'} says {name} {values[name]!r}; served are EAGLE-3 "
+                "drafters without it"
+            )
+    if _object(values, "eagle_config").get("use_aux_hidden_state", True) is False:
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says use_aux_hidden_state false; served are EAGLE-3 "
+            "drafters that read hidden states of several layers"
+        )
+    own = {**values, **_object(values, "transformer_layer_config")}
+    own.setdefault("num_hidden_layers", 1)
+    for name in ("hidden_size", "num_attention_heads", "intermediate_size", "num_hidden_layers"):
+        _need(folder, own, name)
+    counts = {name: own.get(name) or 0 for name in ("vocab_size", "max_position_embeddings")}
+    for name in counts:
+        if counts[name]:
+            _need(folder, own, name)
+    if values.get("draft_vocab_size") is not None:
+        _need(folder, values, "draft_vocab_size")
+    return ModelConfig(
+        folder=folder,
+        model_type="eagle3",
+        dtype=None,
+        vocab_size=counts["vocab_size"],
+        max_positions=counts["max_position_embeddings"],
+        eos_ids=(),
+        values=own,
+    )
+
+
+def _taps(folder: Path, values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return which states are read (`EagleSpec.taps`), () where config.json does not say.
+
+    On the top level, as vLLM and speculators have it, the numbers are those of the layers that the
+    states go into; in eagle_config, as SGLang and SpecForge have it, of those they come out of.
+    """
+    name = "eagle_aux_hidden_state_layer_ids"
+    found, behind = values.get(name), 0
+    if not found:
+        found, behind = _object(values, "eagle_config").get(name), 1
+    if not found:
+        return ()
+    if not isinstance(found, list) or not all(type(i) is int for i in found) or len(found) > 8:
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says {name} {found!r}; a list of numbers of layers is needed"
+        )
+    return tuple(i + behind for i in found)
+
+
+def _object(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _need(folder: Path, values: Mapping[str, Any], name: str) -> None:
+    found = values.get(name)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ModelLoadError(
+            f"{folder / 'config.json'} says {name} {found!r}; an EAGLE-3 drafter needs a number "
+            "above 0"
+        )

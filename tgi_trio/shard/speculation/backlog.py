@@ -1,0 +1,157 @@
+"""Hidden states of steps that a drafter with K and V of its own has yet to read.
+
+It reads every token of every sequence, once. A step without guesses only leaves a copy of its
+states here; what has gathered is read together, when something is guessed or too much has gathered.
+No torch in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.shard.contract import BLOCK_SIZE, Choices, ShardSequence, StepPlan
+from tgi_trio.shard.speculation.hidden import Pick
+
+MOST: Final = 512  # tokens that gather, beside those of the step that came last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """Tokens of one step that stay, N of them."""
+
+    rows: list[ShardSequence]
+    row_of: NDArray[np.int64]  # [N]
+    positions: NDArray[np.int64]  # [N]
+    following: NDArray[np.int64]  # [N] the token behind each
+    states: Any  # [N, features]
+
+
+class Backlog:
+    """What a drafter has yet to read."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all: the blocks that it was to be read into are gone."""
+        self._steps: list[_Step] = []
+        self._reached: dict[int, int] = {}  # sequence -> its last position that is here
+        self.size = 0  # tokens
+        self.due = False  # what is here must be read before more is kept
+
+    def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
+        """Keep a step: `choices` of its rows `sampled`; guesses that were wrong are left out.
+
+        `pick`: returns a copy of the states [n, features] at places of the plan's tokens.
+        """
+        rows = len(plan.rows)
+        if plan.drafts is None and len(choices.token_ids) == len(plan.token_ids) == rows:
+            self._add(plan, np.arange(rows), np.arange(rows), choices.token_ids, pick)
+            return
+        counts = np.diff(plan.query_starts).astype(np.int64)
+        kept = counts.copy()
+        if plan.drafts is not None:
+            kept -= plan.drafts
+        kept[sampled] = np.where(choices.counts > 0, kept[sampled] + choices.counts - 1, 0)
+        row_of = np.repeat(np.arange(len(counts)), counts)
+        firsts = plan.query_starts[:-1].astype(np.int64)
+        places = np.flatnonzero(np.arange(len(row_of)) - firsts[row_of] < kept[row_of])
+        if not len(places):
+            return
+        following = np.append(plan.token_ids[1:], 0)
+        chosen = np.cumsum(choices.counts) - 1  # each row's last token
+        some = choices.counts > 0
+        following[(firsts + kept - 1)[sampled[some]]] = choices.token_ids[chosen[some]]
+        for row in np.flatnonzero(~_marks(sampled, len(counts))).tolist():  # cut prompts
+            last = int(firsts[row] + counts[row]) - 1
+            following[last] = plan.rows[row].token_ids[int(plan.positions[last]) + 1]
+        self._add(plan, row_of[places], places, following[places], pick)
+
+    def _add(
+        self,
+        plan: StepPlan,
+        row_of: NDArray[np.int64],
+        places: NDArray[np.int64],
+        following: NDArray[np.int64],
+        pick: Pick,
+    ) -> None:
+        """Keep the tokens at `places` [N], rising, each with its row and the token behind it."""
+        positions = plan.positions[places]
+        self._steps.append(_Step(plan.rows, row_of, positions, following, pick(places)))
+        self.size += len(places)
+        lasts = np.flatnonzero(np.append(np.diff(row_of), 1))
+        owners = (plan.rows[row].id for row in row_of[lasts].tolist())
+        self._reached.update(zip(owners, positions[lasts].tolist(), strict=True))
+
+    def reaches(self, sequence: ShardSequence) -> bool:
+        """Return whether the state is here at which the sequence's last known token was chosen."""
+        return self._reached.get(sequence.id) == sequence.length - 2
+
+    def drop(self, sequence: ShardSequence) -> None:
+        """Take note that a sequence is gone: its blocks may be another's behind the next step."""
+        if sequence.id in self._reached:
+            self.due = True
+
+    def take(self, join: Any) -> tuple[StepPlan, Any]:
+        """Return all that is here as a plan, with its states [T, features], and forget it.
+
+        The plan's tokens are those behind the positions. `join`: concatenates states.
+        """
+        steps = self._steps
+        self.clear()
+        by_id = {row.id: row for step in steps for row in step.rows}
+        ids = np.concatenate([np.array([row.id for row in s.rows])[s.row_of] for s in steps])
+        positions = np.concatenate([step.positions for step in steps])
+        order = np.lexsort((positions, ids))
+        again = np.zeros(len(order), np.bool_)  # what was computed once more later: a step to prove
+        again[:-1] = (np.diff(ids[order]) == 0) & (np.diff(positions[order]) == 0)
+        order = order[~again]
+        following = np.concatenate([step.following for step in steps])[order]
+        places, counts = np.unique(ids[order], return_counts=True)
+        plan = plan_rows([by_id[i] for i in places.tolist()], counts, positions[order], following)
+        states = join([step.states for step in steps])
+        return plan, states if len(order) == len(ids) and _rising(order) else states[order]
+
+
+def plan_rows(
+    rows: Sequence[ShardSequence],
+    counts: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    token_ids: NDArray[np.int64],
+) -> StepPlan:
+    """Return a plan of `counts` tokens of each row, at `positions` that follow each other."""
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    ends = positions[starts[1:] - 1] + 1
+    size = -(-int(ends.max()) // BLOCK_SIZE)
+    tables = np.zeros((len(rows), size), np.int32)
+    for i, row in enumerate(rows):
+        own = row.block_ids[:size]
+        tables[i, : len(own)] = own
+    row_of = np.repeat(np.arange(len(rows)), counts)
+    blocks: NDArray[np.int64] = tables[row_of, positions // BLOCK_SIZE].astype(np.int64)
+    return StepPlan(
+        rows=list(rows),
+        token_ids=token_ids.astype(np.int64),
+        positions=positions.astype(np.int64),
+        kv_slots=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
+        query_starts=starts.astype(np.int32),
+        context_lengths=ends.astype(np.int32),
+        block_tables=tables,
+        samples=np.zeros(len(rows), np.bool_),
+        prefills=np.zeros(len(rows), np.bool_),
+    )
+
+
+def _marks(places: NDArray[np.intp], count: int) -> NDArray[np.bool_]:
+    found = np.zeros(count, np.bool_)
+    found[places] = True
+    return found
+
+
+def _rising(order: NDArray[np.intp]) -> bool:
+    return bool((np.diff(order) == 1).all())

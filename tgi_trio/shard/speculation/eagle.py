@@ -1,0 +1,139 @@
+"""Guesses of an EAGLE-3 drafter: one layer that goes on from the model's hidden states.
+
+It reads a token and the state at which it was chosen, has K and V of its own in blocks of the same
+numbers as the model's, and guesses on from its own state and its own guess. One chain of best
+tokens (no tree), which is what is verified. "EAGLE-3" (Li and others 2025, arXiv 2503.01840). No
+torch in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.speculators.spec import EagleSpec
+from tgi_trio.shard.contract import Choices, DraftRow, ShardSequence, StepPlan
+from tgi_trio.shard.speculation.arithmetic import Rows
+from tgi_trio.shard.speculation.backlog import MOST, Backlog, plan_rows
+from tgi_trio.shard.speculation.hidden import Pick
+from tgi_trio.shard.speculation.record import Record, judge_record, write_guesses
+from tgi_trio.shard.speculation.sharing import share_room
+
+
+class EagleLayer(Protocol):
+    """The weights of a drafter, its K and V, and a backend's means to compute."""
+
+    spec: EagleSpec
+    token_map: NDArray[np.int64] | None  # token of each row of its head; None: its own number
+
+    def join(self, parts: Sequence[Rows]) -> Rows:
+        """Return rows below each other."""
+        ...
+
+    def fuse(self, states: Rows) -> Rows:
+        """Return the model's states [n, all it reads] as the layer's [n, features]."""
+        ...
+
+    def run(
+        self, plan: StepPlan, states: Rows, wanted: NDArray[np.int64]
+    ) -> tuple[Rows, NDArray[np.int64]]:
+        """Read a plan's tokens with a state [T, features] each; K and V go where it says.
+
+        Returns the layer's states [n, features] and the best row of its head [n] at the places
+        `wanted`.
+        """
+        ...
+
+
+class EagleReader:
+    """Keeps a drafter's K and V up to date with its model's steps."""
+
+    def __init__(self, layer: EagleLayer) -> None:
+        self.layer = layer
+        self.backlog = Backlog()
+
+    def keep(self, plan: StepPlan, sampled: NDArray[np.intp], choices: Choices, pick: Pick) -> None:
+        """Keep what a step has computed; see `Backlog.keep`. Reads what has gathered before it."""
+        if self.backlog.due or self.backlog.size + len(plan.token_ids) > MOST:
+            self.read([])
+        self.backlog.keep(plan, sampled, choices, pick)
+
+    def read(self, sequences: Sequence[ShardSequence]) -> tuple[Rows, NDArray[np.int64]] | None:
+        """Read all that has gathered; return states and best rows behind the last token of each.
+
+        None where nothing has gathered.
+        """
+        if not self.backlog.size:
+            self.backlog.due = False
+            return None
+        plan, states = self.backlog.take(self.layer.join)
+        last = {
+            row.id: int(end) - 1 for row, end in zip(plan.rows, plan.query_starts[1:], strict=True)
+        }
+        wanted = np.array([last[sequence.id] for sequence in sequences], np.int64)
+        return self.layer.run(plan, self.layer.fuse(states), wanted)
+
+
+class EagleDrafter:
+    """Guesses by a layer that has read what the model has computed."""
+
+    def __init__(self, reader: EagleReader, most: int, eos_ids: Iterable[int]) -> None:
+        """Guess `most` tokens a step and sequence at most."""
+        self._reader = reader
+        self._most = most
+        self._eos_ids = frozenset(eos_ids)
+        self._longest = reader.layer.spec.max_positions
+
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        ready = [row for row in rows if self._is_ready(row.sequence)]
+        records = {row.sequence.id: judge_record(row.sequence, self._most) for row in ready}
+        shared = share_room(ready, spare, allowed=lambda one: records[one.id].allowed)
+        for record in records.values():
+            if not record.allowed:
+                record.rest -= 1
+        found = self._reader.read([row.sequence for row, _ in shared]) if shared else None
+        return {} if found is None else self._guess(shared, records, *found)
+
+    def _is_ready(self, sequence: ShardSequence) -> bool:
+        fits = self._longest == 0 or sequence.length + self._most < self._longest
+        return fits and self._reader.backlog.reaches(sequence)
+
+    def _guess(
+        self,
+        shared: Sequence[tuple[DraftRow, int]],
+        records: dict[int, Record],
+        states: Rows,
+        best: NDArray[np.int64],
+    ) -> dict[int, int]:
+        """Guess on for all rows together, each as far as it may."""
+        layer = self._reader.layer
+        guesses: list[list[int]] = [[] for _ in shared]
+        going = np.arange(len(shared))
+        while True:
+            tokens = best if layer.token_map is None else layer.token_map[best]
+            still = []
+            for i, (place, token) in enumerate(zip(going.tolist(), tokens.tolist(), strict=True)):
+                guesses[place].append(token)
+                sequence, count = shared[place][0].sequence, shared[place][1]
+                if len(guesses[place]) < count and not self._ends(sequence, token):
+                    still.append(i)
+            if not still:
+                break
+            going, states, tokens = going[still], states[still], tokens[still]
+            sequences = [shared[place][0].sequence for place in going.tolist()]
+            made = [len(guesses[place]) for place in going.tolist()]
+            positions = np.array([s.length for s in sequences]) - 2 + np.array(made)
+            ones = np.ones(len(going), np.int64)
+            plan = plan_rows(sequences, ones, positions, tokens)
+            states, best = layer.run(plan, states, np.arange(len(going)))
+        counts = {}
+        for (row, count), own in zip(shared, guesses, strict=True):
+            record = records[row.sequence.id]
+            counts[row.place] = write_guesses(row.sequence, record, own, count, self._eos_ids)
+        return {place: count for place, count in counts.items() if count}
+
+    def _ends(self, sequence: ShardSequence, token: int) -> bool:
+        return token in self._eos_ids and not sequence.sampling.ignore_eos

@@ -1,0 +1,146 @@
+"""The one layer of an EAGLE-3 drafter in torch, with a paged cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from tgi_trio.model.matrices import every_unit, whole_linear
+from tgi_trio.model.speculators.spec import EagleSpec
+from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.weights import WeightSource
+
+
+class TorchEagle:
+    """See `EagleLayer` in `speculation/eagle.py`. States are of the model's dtype."""
+
+    def __init__(
+        self,
+        spec: EagleSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        linears: dict[str, Linear],
+        vectors: dict[str, torch.Tensor],
+        embedding: torch.Tensor,
+        token_map: NDArray[np.int64] | None,
+    ) -> None:
+        """`embedding` [vocabulary, features]: its own, or the model's."""
+        layer = spec.layer
+        self.features = spec.linears["fuse"].pieces[0].matrix.columns  # that it reads of the model
+        self.spec = spec
+        self.token_map = token_map
+        self._dtype = dtype
+        self._device = device
+        self._linears = linears
+        self._vectors = vectors
+        self._embedding = embedding
+        self._shape = KVShape(1, layer.kv_heads, layer.head_dim)
+        self._attention = choose_attention(device, dtype, self._shape)
+        self._facts = AttentionLayer(
+            0, layer.heads, layer.kv_heads, layer.head_dim, layer.layers[0].scale
+        )
+        turning = layer.layers[0].rotary
+        self._rotary = None if turning is None else Rotary(turning, device)
+        self._steps = HeadSteps(layer.heads, layer.kv_heads, layer.head_dim, rotary=self._rotary)
+        self._cache: KVCache | None = None  # set by make_room
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._shape.bytes_per_token(self._dtype)
+
+    def nbytes(self) -> int:
+        """Return the bytes of all weights, without an embedding that is the model's."""
+        own = [self._embedding] if self.spec.tables else []
+        plain = sum(each.nbytes for each in (*self._vectors.values(), *own))
+        return plain + sum(linear.nbytes() for linear in self._linears.values())
+
+    def make_room(self, blocks: int) -> int:
+        """Make a cache of as many blocks as the model's; return its bytes."""
+        self._cache = None  # before the new one: both may not fit
+        self._cache = KVCache(self._shape, blocks, self._dtype, self._device)
+        return self._cache.nbytes
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+    @torch.inference_mode()
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return self._linears["fuse"](states)
+
+    @torch.inference_mode()
+    def run(
+        self, plan: StepPlan, states: torch.Tensor, wanted: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        if self._cache is None:
+            raise RuntimeError("the drafter has no KV cache before the warm-up")
+        ids, positions, some = (
+            torch.from_numpy(each).to(self._device)
+            for each in (plan.token_ids, plan.positions, wanted)
+        )
+        embedded = self._normalise("embedding norm", functional.embedding(ids, self._embedding))
+        normed = self._normalise("state norm", states)
+        qkv = self._linears["qkv"](torch.cat((embedded, normed), dim=-1))
+        table = None
+        if self._rotary is not None:  # what depends on lengths grows with the positions
+            table = self._rotary.table(positions, positions + 1, qkv.dtype)
+        batch = self._attention.prepare(plan, self._cache)
+        attended = self._attention.attend_projected(self._facts, qkv, self._steps, table, batch)
+        if not len(wanted):
+            return states[:0], np.empty(0, np.int64)
+        residual = (normed if self.spec.norms_residual else states).index_select(0, some)
+        x = residual + self._linears["output"](attended.index_select(0, some))
+        gate, up = self._linears["inner"](self._normalise("mlp norm", x)).chunk(2, dim=-1)
+        x = x + self._linears["down"](functional.silu(gate) * up)
+        logits = self._linears["head"](self._normalise("final norm", x))
+        best: NDArray[np.int64] = logits.argmax(dim=-1).cpu().numpy()
+        return x, best
+
+    def _normalise(self, role: str, x: torch.Tensor) -> torch.Tensor:
+        weight = self._vectors[role]
+        return functional.rms_norm(x, weight.shape, weight, self.spec.layer.norm_eps)
+
+
+def load_eagle(
+    spec: EagleSpec,
+    *,
+    vocabulary: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    embedding: Callable[[], torch.Tensor],
+) -> TorchEagle:
+    """Read the weights of a drafter; raises ModelLoadError as its files do.
+
+    `embedding`: returns the model's whole table, for a drafter without one.
+    """
+    with open_heads(spec) as files, torch.inference_mode():
+        source = WeightSource(files, dtype=dtype, device=device, rank=0, world_size=1)
+        linears = {
+            role: source.linear(ref, every_unit, source.bias(ref, every_unit))
+            for role, ref in spec.linears.items()
+        }
+        for linear in linears.values():
+            linear.pack()
+        own = spec.tables.get("embedding")
+        return TorchEagle(
+            spec,
+            dtype=dtype,
+            device=device,
+            linears=linears,
+            vectors={role: source.vector(*named) for role, named in spec.vectors.items()},
+            embedding=embedding()
+            if own is None
+            else source.weight(whole_linear(own), every_unit).clone(),
+            token_map=read_token_map(spec, vocabulary),
+        )
