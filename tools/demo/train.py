@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tgi_trio.demo import model_path
 from tools.demo.attention import attention_loss
@@ -179,8 +179,7 @@ def train(
     source = batches(
         Corpus(recipe.seed, recipe.copying), tokenizer, recipe.batch_tokens, recipe.seed
     )
-    # Three times as fast where the processor multiplies bfloat16; weights stay float32.
-    fast_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    fast_bfloat16 = multiplies_bfloat16()
     progress = TrainingProgress(recipe.steps)
     model.train()
     for step in range(recipe.steps):
@@ -194,6 +193,13 @@ def train(
         optimizer.step()
         progress.show(step + 1, loss.item())
     return model.eval(), tokenizer, progress.finish()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor multiplies bfloat16, which takes a third of the time."""
+    import torch
+
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _optimizer(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.Optimizer:
@@ -224,9 +230,10 @@ class TrainingProgress:
         self._losses: list[float] = []
         self._start = time.monotonic()
 
-    def show(self, step: int, loss: float) -> None:
-        """Note one step's loss and redraw."""
-        self._losses = [*self._losses[-49:], loss]
+    def show(self, step: int, loss: float | None = None) -> None:
+        """Note one step's loss, where there is one, and redraw."""
+        if loss is not None:
+            self._losses = [*self._losses[-49:], loss]
         terminal = sys.stderr.isatty()
         if not terminal and step % 50 and step != self._steps:
             return
@@ -234,12 +241,13 @@ class TrainingProgress:
         left = elapsed / step * (self._steps - step)
         filled = 30 * step // self._steps
         bar = "#" * filled + "." * (30 - filled)
-        line = f"[{bar}] {step}/{self._steps} loss {self.mean():.3f} {elapsed:.0f}s +{left:.0f}s"
+        mean = f"loss {self.mean():.3f} " if self._losses else ""
+        line = f"[{bar}] {step}/{self._steps} {mean}{elapsed:.0f}s +{left:.0f}s"
         print(line, end="\r" if terminal else "\n", file=sys.stderr, flush=True)
 
     def mean(self) -> float:
-        """Return the mean loss of the last fifty steps."""
-        return sum(self._losses) / len(self._losses)
+        """Return the mean loss of the last fifty steps, NaN without any."""
+        return sum(self._losses) / len(self._losses) if self._losses else math.nan
 
     def finish(self) -> float:
         """End the bar's line and return the mean loss."""
@@ -285,22 +293,39 @@ def _write_for_older_readers(output: Path) -> None:
     (output / "model.safetensors").chmod(0o644)
 
 
+class Run(Protocol):
+    """What a training run is told, of a model or of its heads."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batch_tokens(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+
+
+def add_run_flags(parser: argparse.ArgumentParser, default: Run) -> None:
+    """Add the flags that every training run has."""
+    add = parser.add_argument
+    add("--steps", type=int, default=default.steps, help="optimizer steps")
+    add("--seed", type=int, default=default.seed, help="seed of everything")
+    add("--threads", type=int, default=default.threads, help="CPU threads")
+    add("--batch-tokens", type=int, default=default.batch_tokens, help="padded tokens in a batch")
+
+
 def main() -> None:
     """Train, save, and say what came out."""
     parser = argparse.ArgumentParser(description="Train the embedded model of tgi-trio.")
     parser.add_argument("--output", type=Path, default=model_path(), help="folder to write")
-    parser.add_argument("--steps", type=int, default=Recipe.steps, help="optimizer steps")
-    parser.add_argument("--seed", type=int, default=Recipe.seed, help="seed of everything")
-    parser.add_argument("--threads", type=int, default=Recipe.threads, help="CPU threads")
+    add_run_flags(parser, Recipe())
     parser.add_argument("--resume", type=Path, help="folder of a model to go on from")
     parser.add_argument(
         "--learning-rate",
         type=float,
         default=Recipe.learning_rate,
         help="highest learning rate; a third of the default suits --resume",
-    )
-    parser.add_argument(
-        "--batch-tokens", type=int, default=Recipe.batch_tokens, help="padded tokens in a batch"
     )
     parser.add_argument(
         "--attention",
