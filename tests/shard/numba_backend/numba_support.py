@@ -24,6 +24,7 @@ from tgi_trio.shard.numba_backend.instructions import multiplier_for, variant_fo
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.verified import choose_adapter_kernels, choose_panel_kernels
+from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
@@ -52,6 +53,7 @@ def cpu_runner(
     active_bits: int = 16,
     cores: ListLike[int] = (0,),
     max_lora_rank: int = 0,
+    kv: CacheNumbers | None = None,
 ) -> Iterator[tuple[CpuRunner, GreedyRecorder]]:
     """Yield a warmed-up runner and its sampler; there is a thread for each of `cores`."""
     config = read_config(folder)
@@ -63,10 +65,11 @@ def cpu_runner(
             config, spec.names.base, encoding=ENCODINGS[quantize] if quantize else None
         ) as weights,
         pack_program(
-            spec, weights, dtype, int8=int8, threads=len(cores), max_lora_rank=max_lora_rank
+            spec, weights, dtype, int8=int8, threads=len(cores), max_lora_rank=max_lora_rank, kv=kv
         ) as program,
     ):
-        variant = variant_for(spec, dtype, int8=int8, dot=dot)
+        kv_dtype = kv.name if kv else None
+        variant = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
     multipliers = [multiplier_for(kind, active_bits) for kind in program.kinds]
     program.link(choose_panel_kernels(multipliers))
     adapters = None

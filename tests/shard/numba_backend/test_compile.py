@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
+from tgi_trio.demo import model_path
 from tgi_trio.shard.numba_backend import __main__ as ahead
-from tgi_trio.shard.numba_backend import kernels, parallel_compilation, sampler_self_test
+from tgi_trio.shard.numba_backend import (
+    kernels,
+    parallel_compilation,
+    sampler_self_test,
+    verified,
+)
+from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 
 
 @pytest.fixture
@@ -79,4 +88,42 @@ def test_a_model_that_the_kernels_do_not_fit_is_no_traceback(
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "vocab_size": 10}')
     assert ahead.main([str(tmp_path)]) == 1
     assert "the model runs through transformers" in capsys.readouterr().err
-    assert ahead.main([]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ([], "FOLDER"),
+        (["here", "--activations", "4"], "--activations: invalid choice: 4"),
+        (["here", "--quantize", "q9"], "--quantize: invalid choice: 'q9'"),
+    ],
+)
+def test_flags_that_no_server_takes(
+    words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ahead.main(words)
+    assert ended.value.code == 2
+    assert wrong in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "bits"),
+    [
+        (["--quantize", "q4_0"], 8),
+        (["--quantize", "q4_0", "--activations", "16"], 16),
+    ],
+)
+def test_what_is_compiled_ahead_is_what_the_same_flags_serve(
+    words: list[str], bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels for activations of 8 bits are others than those for 16."""
+    asked: list[tuple[str, int]] = []
+
+    def note(*_: Any, multipliers: Sequence[Multiplier], **__: Any) -> NoReturn:
+        asked.extend((each.kind.name, each.active_bits) for each in multipliers)
+        raise UnsupportedError("enough is known")
+
+    monkeypatch.setattr(verified, "choose_variant", note)
+    assert ahead.main([str(model_path()), *words]) == 1
+    assert asked == [("q4_0", bits)]

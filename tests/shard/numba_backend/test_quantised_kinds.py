@@ -6,11 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.instructions import multiplier_for
+from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
 from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel, compile_panel_kernel
 from tgi_trio.shard.numba_backend.kernels.quantised.panels import UNPACK
 from tgi_trio.shard.numba_backend.kind_self_test import (
@@ -19,6 +20,7 @@ from tgi_trio.shard.numba_backend.kind_self_test import (
     multiply,
     random_codes,
     store_activations,
+    store_for,
 )
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Codes, Kind, fill_panels
 from tgi_trio.shard.numba_backend.kinds.table import KINDS
@@ -26,11 +28,14 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 ALL = {stored.kind.name: stored.kind for stored in KINDS.values()}
 NAMES = sorted(ALL)
+WHOLE = [name for name in NAMES if not ALL[name].floating]
+LIMITS = {8: 2e-2, 16: 1e-4, 32: 1e-6}  # by the bits of activations
+HAS_PAIRS = multiplies_pairs("bfloat16")
 
 
 @cache
-def kernel(name: str, active_bits: int) -> PanelKernel:
-    return compile_panel_kernel(multiplier_for(ALL[name], active_bits))
+def kernel(name: str, active_bits: int, dot: bool = False) -> PanelKernel:
+    return compile_panel_kernel(multiplier_for(ALL[name], active_bits, dot=dot))
 
 
 def spans(kind: Kind) -> list[int]:
@@ -62,7 +67,7 @@ def unpack(name: str, weights: Codes, span: int) -> tuple[np.ndarray, np.ndarray
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(NAMES), st.integers(1, 70), st.integers(1, 3), st.integers(0, 2**31))
+@given(st.sampled_from(WHOLE), st.integers(1, 70), st.integers(1, 3), st.integers(0, 2**31))
 def test_what_is_packed_is_unpacked(name: str, outputs: int, count: int, seed: int) -> None:
     draw, kind = np.random.default_rng(seed), ALL[name]
     span = spans(kind)[seed % len(spans(kind))]
@@ -85,7 +90,7 @@ def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
     """Every number of rows that tiles take; some inputs are far larger than the others."""
     draw, kind = np.random.default_rng(3), ALL[name]
     used = kernel(name, active_bits)
-    limit = 2e-2 if used.multiplier.active_bits == 8 else 1e-4
+    limit = LIMITS[used.multiplier.active_bits]
     for span in spans(kind):
         weights = random_codes(kind, 75, 512, span, draw)
         exact = dequantise(kind, weights, span)
@@ -93,7 +98,7 @@ def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
             x = draw.standard_normal((rows, 512)).astype(np.float32)
             x[:, 7] *= 50
             x[:, 300] *= 20
-            stored, _ = store_activations(x, used.multiplier.active_bits)
+            stored, _ = store_for(used.multiplier, x)
             found = multiply(used, weights, span, stored)
             many = multiply(used, weights, span, stored, UNPACK)
             np.testing.assert_array_equal(many, found)
@@ -101,17 +106,39 @@ def test_products_are_those_of_the_weights(name: str, active_bits: int) -> None:
             assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_row_does_not_depend_on_the_others(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dot"),
+    [*((name, False) for name in NAMES), *((name, True) for name in sorted({*NAMES} - {*WHOLE}))],
+)
+def test_a_row_does_not_depend_on_the_others(name: str, dot: bool) -> None:
+    if dot and not HAS_PAIRS:
+        pytest.skip("this processor does not multiply pairs of bfloat16")
     draw, kind = np.random.default_rng(4), ALL[name]
-    used, span = kernel(name, 8), spans(kind)[-1]
+    used, span = kernel(name, 8, dot), spans(kind)[-1]
     weights = random_codes(kind, 40, 256, span, draw)
     x = draw.standard_normal((23, 256)).astype(np.float32)
-    stored, _ = store_activations(x, used.multiplier.active_bits)
+    stored, _ = store_for(used.multiplier, x)
     together = multiply(used, weights, span, stored)
     for row in range(len(x)):
         alone = multiply(used, weights, span, stored[row : row + 1])
         np.testing.assert_array_equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("dot", [False, True])
+def test_all_numbers_of_8_bits_are_exact(dot: bool) -> None:
+    """Those below the smallest exponent, too; a lone 1 among the activations picks them."""
+    if dot and not HAS_PAIRS:
+        pytest.skip("this processor does not multiply pairs of bfloat16")
+    used, kind = kernel("e4m3", 8, dot), ALL["e4m3"]
+    codes = np.arange(256, dtype=np.uint8)
+    codes = np.delete(codes, [127, 255])[:, None].repeat(32, 1)
+    weights = Codes(codes, {"scale": np.ones((len(codes), 1), np.float32)})
+    stored, _ = store_for(used.multiplier, np.eye(32, dtype=np.float32)[:3])
+    found = multiply(used, weights, 32, stored)
+    np.testing.assert_array_equal(multiply(used, weights, 32, stored, UNPACK), found)
+    expected = torch.from_numpy(codes[:, 0].copy()).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(found, np.tile(expected, (3, 1)))
+    assert kind.floating == "e4m3"
 
 
 def test_rows_that_fill_a_panel_are_zeros() -> None:
@@ -130,5 +157,6 @@ def test_rows_that_fill_a_panel_are_zeros() -> None:
 def test_the_self_test_finds_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
     used = kernel("q4_0", 8)
     assert find_fault(used) is None
+    assert not HAS_PAIRS or find_fault(kernel("table", 8, dot=True)) is None
     wrong = PanelKernel(used.multiplier, used.address, lambda *arguments: None)
     assert "q4_0 is" in str(find_fault(wrong))

@@ -12,22 +12,29 @@ import pytest
 import torch
 
 from tests.gguf_files import Tensor, float32, gguf, llama_tensors
+from tests.quantised_support import DATA, real_checkpoint
 from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.torch_backend.models_support import (
+    BLOCK,
     Golden,
+    GreedyRecorder,
     assert_greedy,
     generated,
     prompts,
     run,
+    sequence,
     sequences,
+    tables,
 )
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.block_types import SERVED
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.numba_backend.instructions import multiplies_pairs
 from tgi_trio.shard.numba_backend.kinds.kind import active_block_bytes
 from tgi_trio.shard.numba_backend.loading import load
 
@@ -201,3 +208,25 @@ def test_activations_of_plain_weights_are_left_alone(
     settings = ShardSettings(model_path=folder, activations=16, cpu_threads=1)
     load(settings, read_config(folder)).close()
     assert "--activations 16 changes nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bnb-nf4", "ct-fp8-block"])
+def test_floating_codes_in_bfloat16(tmp_path: Path, name: str) -> None:
+    """A model in bfloat16 multiplies them as pairs where its processor does, and says so."""
+    folder = real_checkpoint(name, tmp_path)
+    settings = ShardSettings(model_path=folder, dtype="bfloat16", cpu_threads=1)
+    runner = load(settings, read_config(folder))
+    try:
+        words = "x bfloat16" if multiplies_pairs("bfloat16") else "x float32"
+        assert words in runner.info.backend
+        runner.sampler = recorder = GreedyRecorder()
+        runner.warm_up(WarmupRequest(64, 512, 16, 511 * BLOCK))
+        every = json.loads((DATA / name / "expected.json").read_text())
+        blocks = tables([each["input_ids"] for each in every], new=1)
+        batch = [sequence(i, each["input_ids"], blocks[i], 1) for i, each in enumerate(every)]
+        run(runner, batch, chunk=20)
+        for row, each in zip(batch, every, strict=True):
+            found = float(recorder.logits(row.id).log_softmax(-1)[0, each["ids"][0]])
+            assert abs(found - each["logprobs"][0]) < 0.03
+    finally:
+        runner.close()

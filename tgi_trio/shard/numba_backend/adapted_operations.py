@@ -56,7 +56,7 @@ class AdaptedOperations:
         self.kernels: AdapterKernels | None = None
         padded = -(-(max_rank + 1) // 2) * 2  # pairs of bfloat16
         self.low_width = -(-_PIECES * padded // LANES) * LANES
-        self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 3], by number
+        self._loaded: dict[int, NDArray[np.int64]] = {}  # [sites, 4], by number
         self.first = len(base)  # operation of the second copy
         self._order = list(self._copies(base[:end]))
         self.table = np.zeros(self.first + len(self._order), OPERATION)
@@ -84,7 +84,6 @@ class AdaptedOperations:
                 copy = table[place]
                 copy["site"] = number
                 copy["expand"] = self.kernels.expand if self.kernels else 0
-                copy["own_scales"], copy["scales"] = copy["scales"], 0
         for place, (row, _) in enumerate(self._order, self.first):
             if row in feeds and table[row]["code"] in (Code.NORM, Code.QUANTISE):
                 table[place]["forms"] |= Form.PLAIN
@@ -112,7 +111,8 @@ class AdaptedOperations:
     def _feeder(self, site: AdaptedSite) -> int:
         """Return the row that leaves a site's activations."""
         own = self.table[site.row]
-        return site.row if own["code"] == Code.QUANTISE else site.row - 1
+        is_own = own["code"] == Code.QUANTISE and not own["order"]
+        return site.row if is_own else site.row - 1
 
     def _copies(self, base: NDArray[np.void]) -> Any:
         """Yield (row, site) of the second copy; row -1: a SHRINK, site -1: not a site's linear."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,10 @@ from tgi_trio.shard.adapters.numbers import AdapterPart, read_adapter_numbers
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16
 from tgi_trio.shard.contract import LoadedAdapter
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
-from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.adapters import HALF, SITE
+from tgi_trio.shard.numba_backend.arena import Arena, address
+from tgi_trio.shard.numba_backend.kernels.adapters import PIECE, SITE
 from tgi_trio.shard.numba_backend.program import Program
-from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
-
-_STEP_BYTES = 64  # of half a panel
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class _Loaded:
     sha256: bytes
     rank: int
     nbytes: int
-    sites: NDArray[np.int64]  # [sites, 3] as `kernels/adapters.py` reads them
+    sites: NDArray[np.int64]  # [sites, 4] as `kernels/adapters.py` reads them
     held: Sequence[NDArray[Any]]  # what their addresses point into
 
 
@@ -49,12 +47,13 @@ class NumbaAdapters:
         numbers = read_adapter_numbers(
             order.folder, self._spec, every_unit, max_rank=self._max_rank, expected=order.sha256
         )
-        held: list[NDArray[Any]] = []
+        packing = _Packing(self._storage)
         table = np.zeros((len(self._operations.sites), SITE), np.int64)
         for facts, site in zip(table, self._operations.sites, strict=True):
             if parts := numbers.sites.get(site.site):
-                facts[:] = self._pack(site, parts, held)
-        return _Loaded(numbers.sha256, numbers.rank, sum(each.nbytes for each in held), table, held)
+                facts[:] = packing.pack(site, parts)
+        nbytes = sum(each.nbytes for each in packing.held)
+        return _Loaded(numbers.sha256, numbers.rank, nbytes, table, packing.held)
 
     def install(self, number: int, loaded: LoadedAdapter) -> None:
         if not isinstance(loaded, _Loaded):
@@ -66,48 +65,94 @@ class NumbaAdapters:
         self._operations.drop(number)
         self._installed.pop(number, None)
 
-    def _pack(
-        self, site: AdaptedSite, parts: Sequence[AdapterPart], held: list[NDArray[Any]]
-    ) -> tuple[int, int, int]:
-        """Pack A and B of a site into `held`; return its facts, see `kernels/adapters.py`."""
-        step = self._storage.step
-        ranks = [-(-len(part.a) // step) * step for part in parts]  # whole steps of B
-        starts = np.cumsum([0, *ranks])
-        a = np.zeros((int(starts[-1]), site.inputs), np.float32)
-        halves = np.zeros((site.outputs // LANES, HALF), np.int64)
-        for part, start, rank in zip(parts, starts[:-1].tolist(), ranks, strict=True):
+
+class _Packing:
+    """The matrices of an adapter, one after the other as steps read them."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.held: list[NDArray[Any]] = []
+        self._storage = storage
+        self._arena = Arena()
+
+    def pack(self, site: AdaptedSite, parts: Sequence[AdapterPart]) -> tuple[int, int, int, int]:
+        """Pack A and B of a site; return its facts, see `kernels/adapters.py`."""
+        ranks = [self._whole_steps(len(part.a)) for part in parts]
+        starts = np.cumsum([0, *ranks]).tolist()
+        a = np.zeros((starts[-1], site.inputs), np.float32)
+        for part, start in zip(parts, starts[:-1], strict=True):
             a[start : start + len(part.a)] = part.a
-            b = np.zeros((len(part.b), rank), np.float32)
-            b[:, : part.b.shape[1]] = part.b
-            packed = self._pack_halves(b)
-            held.append(packed)
-            first = address(packed)
-            for i in range(len(packed)):
-                facts = first + i * packed[0].nbytes, start, rank // step
-                halves[_place(site, part.start // LANES + i)] = facts
         packed = self._pack_halves(a)
-        held += [packed, halves]
-        return address(packed), len(packed), address(halves)
+        found = [_gate_and_up(site, parts)] if site.paired else [*_halves(parts)]
+        pieces = self._arena.allocate((len(found), PIECE), np.int64)  # read ahead as B is
+        self.held.append(pieces)
+        for piece, (panel, *halves) in zip(pieces, found, strict=True):
+            piece[:] = self._pack_piece(starts, panel, *halves)
+        return address(packed), len(packed), address(pieces), len(pieces)
+
+    def _pack_piece(self, starts: Sequence[int], panel: int, first: _Half, second: _Half) -> Any:
+        """Pack B of neighbouring panels from `panel` on; return a piece as `expand` reads it."""
+        packed = [self._order(self._padded(each.b)) for each in (first, second)]
+        panels, steps = len(packed[0]), [each.shape[1] for each in packed]
+        whole = self._arena.allocate((panels, sum(steps), LANES), packed[0].dtype)
+        np.concatenate(packed, axis=1, out=whole)
+        self.held.append(whole)
+        places = [
+            number
+            for each, count in zip((first, second), steps, strict=True)
+            for number in (starts[each.part], count)
+        ]
+        return panel, panel + panels, address(whole), *places
 
     def _pack_halves(self, matrix: Floats) -> NDArray[Any]:
-        """Return a matrix [outputs, inputs] as halves of panels: [outputs / 16, steps, 16]."""
-        rows, inputs = matrix.shape
-        count = -(-rows // LANES)
-        if self._storage.bf16:
-            numbers: NDArray[Any] = to_bfloat16(matrix).view(np.uint32)
-        else:
-            numbers = matrix
-        steps = inputs // self._storage.step
-        packed = allocate_zeroed((count, steps, LANES), numbers.dtype)
-        for half in range(count):
-            own = numbers[half * LANES : (half + 1) * LANES]
-            packed[half, :, : len(own)] = own.T
+        """Return a matrix [outputs, inputs] as halves of panels."""
+        rows = np.zeros((-len(matrix) % LANES, matrix.shape[1]), np.float32)
+        ordered = self._order(np.concatenate((matrix, rows)))
+        packed = self._arena.allocate(ordered.shape, ordered.dtype)
+        packed[:] = ordered
+        self.held.append(packed)
         return packed
 
+    def _order(self, matrix: Floats) -> NDArray[Any]:
+        """Return whole halves of panels as they are stored: [outputs / 16, steps, 16]."""
+        numbers: NDArray[Any] = matrix
+        if self._storage.bf16:
+            numbers = to_bfloat16(matrix).view(np.uint32)
+        shape = len(numbers) // LANES, LANES, numbers.shape[1]
+        return numbers.reshape(shape).swapaxes(1, 2)
 
-def _place(site: AdaptedSite, half: int) -> int:
-    """Return which half of a panel has the outputs `half` * 16 and on of a linear."""
-    if not site.paired:
-        return half
-    width = site.outputs // 2 // LANES  # gate and up lie in turns
-    return 2 * half if half < width else 2 * (half - width) + 1
+    def _padded(self, b: Floats) -> Floats:
+        """Return [outputs, r] with whole steps."""
+        padded = np.zeros((len(b), self._whole_steps(b.shape[1])), np.float32)
+        padded[:, : b.shape[1]] = b
+        return padded
+
+    def _whole_steps(self, rank: int) -> int:
+        return rank + -rank % self._storage.step
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """B of the first or the second halves of some panels."""
+
+    part: int  # whose A it belongs to
+    b: Floats  # [16 panels, r]; r may be 0
+
+
+def _halves(parts: Sequence[AdapterPart]) -> Iterator[tuple[int, _Half, _Half]]:
+    """Yield, for every part, its first panel and both halves of its panels."""
+    for number, part in enumerate(parts):
+        b = part.b.reshape(-1, 2, LANES, part.b.shape[1])
+        first, second = (_Half(number, b[:, i].reshape(-1, b.shape[-1])) for i in range(2))
+        yield part.start // PANEL, first, second
+
+
+def _gate_and_up(site: AdaptedSite, parts: Sequence[AdapterPart]) -> tuple[int, _Half, _Half]:
+    """Return the same of a gated unit, the halves of whose panels are of gate and of up."""
+    width = site.outputs // 2
+    halves = [_Half(0, np.zeros((width, 0), np.float32))] * 2
+    for number, part in enumerate(parts):
+        for i in range(2):
+            own = part.b[max(0, i * width - part.start) : max(0, (i + 1) * width - part.start)]
+            if len(own):
+                halves[i] = _Half(number, own)
+    return 0, halves[0], halves[1]

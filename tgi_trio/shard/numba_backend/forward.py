@@ -12,7 +12,7 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
-from tgi_trio.shard.numba_backend.kernels.linear import ROWS
+from tgi_trio.shard.numba_backend.kernels.linear import DELTAS, ROWS
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.program import LONE_ROWS, Program
 from tgi_trio.shard.numba_backend.program_builder import LoneLinear
@@ -21,6 +21,9 @@ from tgi_trio.shard.numba_backend.team import Team
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 _PAGE = 4096
+# Tokens of prompts that attend one after the other, where they do not together: their K and V stay
+# in the cache.
+_LEAST_TILE = 4
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -100,9 +103,8 @@ class Forward:
         self._logits = logits.reshape(wanted, self.program.padded_vocab)
         # Scores of whole pairs of blocks, and a line, so that heads do not share a cache set.
         scores = (-(-longest // (2 * BLOCK_SIZE)) * 2 * BLOCK_SIZE) * 4 + 64
-        each = TILE_BYTES + self.variant.heads * scores
-        each = max(each, TILE_BYTES + 4 * self.spec.head_dim)
-        each = max(each, ROWS * 4 * PANEL + self.program.room_bytes)
+        each = TILE_BYTES + self.variant.tile_rows * (4 * self.spec.head_dim + scores)
+        each = max(each, (ROWS + DELTAS) * 4 * PANEL + self.program.room_bytes)
         each += -each % _PAGE
         self._scratch = allocate_zeroed((len(self.team.cores) * each,))
         step["scores_bytes"], step["scratch_bytes"] = scores, each
@@ -121,6 +123,8 @@ class Forward:
             self.reserve(*(max(pair) for pair in zip(need, have, strict=True)))
         step = self._step
         step["tokens"] = len(tokens.ids)
+        several = len(tokens.ids) > 2 * len(tokens.tables)
+        step["tile"] = max(self.variant.tokens, _LEAST_TILE) if several else 1
         for name in ("positions", "slots", "rows", "tables"):
             step[name] = address(getattr(tokens, name))
         step["token_ids"] = address(tokens.ids)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.matrices import every_unit, whole_linear
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.checkpoint.lookup import read_table
 from tgi_trio.shard.checkpoint.numbers import to_float32
@@ -28,6 +28,10 @@ _EPS: Final = 1e-6
 
 def find_unfit(spec: HeadsSpec) -> str | None:
     """Return why the kernels do not compute heads, None where they do."""
+    if isinstance(spec, EagleSpec):
+        return (
+            "an EAGLE-3 drafter reads hidden states of several layers, which they do not hand out"
+        )
     if spec.widest % _FEATURES:
         return f"heads with {spec.widest} features, which is no multiple of {_FEATURES}"
     return None

@@ -16,6 +16,8 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 # longer (measured on an Emerald Rapids: 74 against 107 GFLOP/s), and rounds the activations.
 _FAST_DOT = ("znver",)
 _MOST_HEADS = 8  # that attend together: two blocks of scores for each fill half of the registers
+_MOST_ROWS = 12  # query heads of several tokens: two blocks of scores for each leave 8 registers
+_MOST_TOKENS = 4
 _VALUE_TILE = 16  # vectors of a tile of values
 
 
@@ -46,27 +48,45 @@ def dots() -> Dots:
     return "neon" if has("dotprod") else "plain"
 
 
-def multiplier_for(kind: Kind, active_bits: int = 8) -> Multiplier:
+def multiplier_for(kind: Kind, active_bits: int = 8, *, dot: bool = False) -> Multiplier:
     """Return how weights of a kind are multiplied on this machine.
 
     `active_bits`: of activations, 8 or 16. Where 8 bits are not enough for a kind's codes, 16 are
-    taken: a choice by kind and processor, never by what is being served.
+    taken, and float32 for codes that are no whole numbers, or with `dot` pairs of bfloat16: a
+    choice by kind, processor and dtype, never by what is being served.
     """
     way = dots()
-    if not multiplies_bytes(way, kind.largest_code):
+    if kind.floating:
+        active_bits = 16 if dot else 32
+    elif not multiplies_bytes(way, kind.largest_code):
         active_bits = 16
     rows = 8 if way in ("vnni", "avx512", "neon") else 4
     half = has("f16c") or has("avx512f") or way == "neon"
     return Multiplier(kind, active_bits, way, rows, half)
 
 
+def multiplies_pairs(dtype: str) -> bool:
+    """Return whether codes that are no whole numbers are multiplied as pairs of bfloat16 are.
+
+    A processor that is fast at these looks up 128 bytes at once.
+    """
+    fast = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
+    return dtype == "bfloat16" and fast and has("avx512vbmi") and dots() == "vnni"
+
+
 def variant_for(
-    spec: DecoderSpec, dtype: str, *, int8: bool = False, dot: bool | None = None
+    spec: DecoderSpec,
+    dtype: str,
+    *,
+    int8: bool = False,
+    dot: bool | None = None,
+    kv_dtype: str | None = None,
 ) -> Variant:
     """Return how to compile for this model and this machine.
 
     `int8`: linear weights of 8 bits; activations are float32 then. `dot`: whether to use bfloat16
-    dot products; None: where the machine is fast at them.
+    dot products; None: where the machine is fast at them. `kv_dtype`: of K and V, a word of
+    `EIGHT_BITS`; None: the model's.
     """
     if dot is None:
         dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
@@ -76,7 +96,9 @@ def variant_for(
     return Variant(
         weights=Storage("int8") if int8 else kv,
         kv=kv,
+        cache=Storage(kv_dtype) if kv_dtype else kv,
         heads=heads,
         value_vectors=4 if heads * 4 <= _VALUE_TILE and spec.head_dim % (4 * LANES) == 0 else 2,
         rows=8 if has("avx512f") else 2,
+        tokens=max(1, min(_MOST_TOKENS, _MOST_ROWS // heads)) if has("avx512f") else 1,
     )

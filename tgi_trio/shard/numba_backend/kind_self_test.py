@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
+from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.instructions import multiplier_for
 from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel, compile_panel_kernel
+from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kernels.quantised.panels import DIRECT, UNPACK
 from tgi_trio.shard.numba_backend.kinds.kind import (
     BLOCK_INPUTS,
+    E4M3_NO_NUMBER,
     MOST_ZERO,
     Array,
     Codes,
@@ -38,10 +43,12 @@ def find_fault(kernel: PanelKernel) -> str | None:
     draw = np.random.default_rng(1)
     span = kind.span or 128
     weights = random_codes(kind, PANEL, _INPUTS, span, draw)
+    if weights.table is not None:  # exact in bfloat16
+        weights = replace(weights, table=to_float32(to_bfloat16(weights.table)))
     exact = dequantise(kind, weights, span)
     x = draw.standard_normal((max(_ROWS), _INPUTS)).astype(np.float32)
     for rows, mode in itertools.product(_ROWS, (DIRECT, UNPACK)):
-        stored, whole = store_activations(x[:rows], kernel.multiplier.active_bits)
+        stored, whole = store_for(kernel.multiplier, x[:rows])
         found = multiply(kernel, weights, span, stored, mode)
         expected = whole @ exact.T
         error = float(np.abs(found - expected).max() / np.abs(expected).max())
@@ -61,7 +68,10 @@ def random_codes(
         for field in fields:
             shape = (outputs, inputs // each, *((field.parts,) if field.parts > 1 else ()))
             numbers[field.name] = _random_numbers(kind, field, shape, draw)
-    return Codes(codes, numbers)
+    if kind.floating == "e4m3":
+        codes[codes & E4M3_NO_NUMBER == E4M3_NO_NUMBER] = 0
+    table = draw.standard_normal(16, np.float32) if kind.floating == "table" else None
+    return Codes(codes, numbers, table)
 
 
 def _random_numbers(
@@ -93,17 +103,28 @@ def dequantise(kind: Kind, weights: Codes, span: int) -> Doubles:
             result *= np.repeat(values, inputs // values.shape[1], axis=1)
         return result
 
-    codes = (
-        np.asarray(kind.table, np.float64)[weights.codes]
-        if kind.table
-        else (weights.codes.astype(np.float64) - kind.zero)
-    )
+    table: Array | None = np.asarray(kind.table) if kind.table else weights.table
+    if kind.floating == "e4m3":
+        table = E4M3_NUMBERS
+    codes = weights.codes.astype(np.float64) - kind.zero
+    if table is not None:
+        codes = table[weights.codes].astype(np.float64)
     low = product(kind.low) if kind.low else 0.0
     return product(kind.scale) * codes - low
 
 
+def store_for(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[np.uint8], Doubles]:
+    """Return rows as a multiplier wants them, and what they then are; x [rows, in]."""
+    if not multiplier.kind.floating:
+        return store_activations(x, multiplier.active_bits)
+    given = to_bfloat16(x) if multiplier.active_bits == 16 else np.ascontiguousarray(x)
+    stored = allocate_zeroed((len(x), given.nbytes // len(x)))
+    stored[:] = given.view(np.uint8)
+    return stored, to_float32(given).astype(np.float64)
+
+
 def store_activations(x: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], Doubles]:
-    """Return rows as the kernels want them, and what they then are; x [rows, in]."""
+    """Return rows of whole numbers, and what they then are; x [rows, in]."""
     rows = len(x)
     blocks = x.reshape(rows, -1, BLOCK_INPUTS)
     most = np.float32((1 << (bits - 1)) - 1)
@@ -159,7 +180,8 @@ def main(name: str, active_bits: int) -> int:
     """Compile the kernels of a kind and test them; return the exit code."""
     kind = next(stored.kind for stored in KINDS.values() if stored.kind.name == name)
     with pause_collection():
-        return int(find_fault(compile_panel_kernel(multiplier_for(kind, active_bits))) is not None)
+        multiplier = multiplier_for(kind, active_bits, dot=active_bits == 16)
+        return int(find_fault(compile_panel_kernel(multiplier)) is not None)
 
 
 if __name__ == "__main__":

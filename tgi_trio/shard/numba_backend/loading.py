@@ -17,14 +17,16 @@ from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
+from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.checkpoint.heads import open_heads
-from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.numba_backend.heads import LoadedHeads
 from tgi_trio.shard.numba_backend.program import Program, pack_program
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 # What packing rounds by itself, into panels of a kind of their own.
@@ -59,8 +61,6 @@ def load(
     reason = find_unsupported(spec, dtype)
     if spec is None or reason is not None:
         raise UnsupportedError(reason)
-    if settings.kv_cache_dtype is not None:
-        raise UnsupportedError(f"K and V are to be {settings.kv_cache_dtype}")
     check_checkpoint(config, spec)
     cores = usable_cores()
     given = settings.cpu_threads
@@ -84,6 +84,7 @@ def load(
             threads=count,
             heads=None if heads is None or head_files is None else (heads.spec, head_files),
             max_lora_rank=settings.max_lora_rank,
+            kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
         ) as program,
     ):
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
@@ -112,12 +113,15 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
 
     Raises UnsupportedError where they fail their self-test.
     """
-    from tgi_trio.shard.numba_backend.instructions import multiplier_for
+    from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
     from tgi_trio.shard.numba_backend.verified import choose_panel_kernels, choose_variant
 
     bits = settings.activations or ACTIVE_BITS
-    multipliers = [multiplier_for(kind, bits) for kind in program.kinds]
-    variant = choose_variant(program.spec, dtype, int8=int8, multipliers=multipliers)
+    dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
+    multipliers = [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
+    variant = choose_variant(
+        program.spec, dtype, int8=int8, multipliers=multipliers, kv_dtype=settings.kv_cache_dtype
+    )
     program.link(choose_panel_kernels(multipliers))
     if settings.activations is not None and not multipliers:
         print(
@@ -139,6 +143,19 @@ def _link_adapters(
 
     program.link_adapters(choose_adapter_kernels(variant))
     return NumbaAdapters(program, variant.kv, settings.max_lora_rank)
+
+
+def _cache_numbers(
+    word: str | None, spec: DecoderSpec, checkpoint: Checkpoint
+) -> CacheNumbers | None:
+    """Return how K and V are stored, with the checkpoint's scales; None: in the model's dtype."""
+    if word is None:
+        return None
+    scales = []
+    for index in range(len(spec.layers)):
+        key, value = (checkpoint.number(names) for names in kv_scales(spec, index))
+        scales.append((1.0 if key is None else key, 1.0 if value is None else value))
+    return CacheNumbers(word, scales)
 
 
 def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:

@@ -61,6 +61,7 @@ class CpuRunner:
         self._heads = heads
         self._last = LastStep()
         self.kv_beside = 0
+        self.bytes_per_adapter = 0
         self._forward = forward
         self.close = weakref.finalize(self, forward.close)
         spec, team = forward.spec, forward.team
@@ -99,7 +100,13 @@ class CpuRunner:
         wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
         activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
         tokens, spare = kv_tokens(
-            request, self._info, free_bytes(), activation, host=True, beside=self.kv_beside
+            request,
+            self._info,
+            free_bytes(),
+            activation,
+            host=True,
+            beside=self.kv_beside,
+            adapter=self.bytes_per_adapter,
         )
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         kv_bytes = program.allocate_kv(blocks)

@@ -8,6 +8,7 @@ place, and is then a row like one without truncation. No torch in this file.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,6 +40,8 @@ from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.sampling.truncation import Floats, Ints
 
 _SHARED_SCORES = 2**19  # that are worth waking another thread for
+_KEPT_BYTES = 2**20  # of padded scores: new pages cost more than copying so few into them
+_MOST_DRAFTS = 8
 _BEST, _DRAWN = 1, 2  # values of ROW.picks
 _SHARPEST = np.finfo(np.float32).max
 
@@ -70,9 +73,10 @@ class CpuSampler(SamplerBase):
             self._helpers = ThreadPoolExecutor(
                 len(others), "sampler", lambda: os.sched_setaffinity(0, others)
             )
+        self._padded = allocate_zeroed((0, self._chunks * CHUNK), np.float32)
+        # What the first round does for settings: with guesses, those of a few take turns.
+        self._drafts: deque[tuple[SamplingSettings, NDArray[np.void]]] = deque(maxlen=_MOST_DRAFTS)
         self._reserve(1, max(WIDTHS))
-        self._drafted: SamplingSettings | None = None  # whose table `_draft` is
-        self._draft = allocate_zeroed((0,), ROW)
 
     def choose(self, logits: Scores, rows: list[ShardSequence]) -> Choices:
         """Choose the next token of every row.
@@ -99,13 +103,24 @@ class CpuSampler(SamplerBase):
         self._take(table, np.concatenate([settings.open, wide]), settings, choice)
         return choice.choices(faults)
 
+    def drop(self, sequence: ShardSequence) -> None:
+        super().drop(sequence)
+        self._drafts.clear()
+
     def _pad_vocabulary(self, logits: Scores) -> NDArray[np.float32]:
-        """Return scores [R, whole chunks], -inf beyond the vocabulary; a view if they fit."""
+        """Return scores [R, whole chunks], -inf beyond the vocabulary; a view if they fit.
+
+        Else in room that the next call overwrites, unless that is large.
+        """
         scores: NDArray[np.float32] = np.asarray(logits)[:, : self._vocab_size]
         width = self._chunks * CHUNK
         if width == self._vocab_size and scores.dtype == np.float32 and scores.strides[1] == 4:
             return scores
-        padded = allocate_zeroed((len(scores), width), np.float32)
+        padded = self._padded[: len(scores)]
+        if len(padded) < len(scores):
+            padded = allocate_zeroed((len(scores), width), np.float32)
+            if padded.nbytes <= _KEPT_BYTES:
+                self._padded = padded
         padded[:, : self._vocab_size] = scores
         padded[:, self._vocab_size :] = -np.inf
         return padded
@@ -115,14 +130,17 @@ class CpuSampler(SamplerBase):
         self._maxima = allocate_zeroed((rows, self._chunks), np.float32)
         self._masses = allocate_zeroed((rows, self._chunks), np.float32)
         self._keys = allocate_zeroed((rows, width), np.int64)
+        self._drafts.clear()  # they name the room that was
 
     def _table(
         self, scores: NDArray[np.float32], settings: SamplingSettings, numbers: Floats
     ) -> NDArray[np.void]:
         """Return what the first round does: ROW [R]."""
-        if self._drafted is not settings:
-            self._drafted, self._draft = settings, self._to_rows(settings)
-        table = self._draft.copy()
+        draft = next((draft for known, draft in self._drafts if known is settings), None)
+        if draft is None:
+            draft = self._to_rows(settings)
+            self._drafts.append((settings, draft))
+        table = draft.copy()
         table["scores"] = address(scores) + np.arange(len(scores)) * scores.strides[0]
         table["uniform"] = numbers
         return table
@@ -133,7 +151,7 @@ class CpuSampler(SamplerBase):
         have = self._keys.shape
         if count > have[0] or listed > have[1]:
             self._reserve(max(count, have[0]), max(listed, have[1]))
-        table = allocate_zeroed((count,), ROW)
+        table = np.zeros(count, ROW)
         places = np.arange(count)
         for name, array in (
             ("maxima", self._maxima),

@@ -18,8 +18,8 @@ from tgi_trio.shard.checkpoint.formats.int8 import RoundedMatrix
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.arena import Arena
-from tgi_trio.shard.numba_backend.kinds.kind import Codes, fill_panels
-from tgi_trio.shard.numba_backend.kinds.table import Packing
+from tgi_trio.shard.numba_backend.kinds.kind import E4M3_NO_NUMBER, Codes, Kind, fill_panels
+from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
 
 _JOB_BYTES = 4 << 20  # of panels that a thread fills at a time
@@ -64,9 +64,10 @@ class _CodesJob:
         return self.rows[0].place()
 
     def run(self, bf16: bool) -> None:
-        found = [self.packing.stored.read(part.planes()) for part in self.rows]
+        read, arrange = self.packing.stored.read, self.packing.arrange
+        found = [arrange(read(part.planes())) for part in self.rows]
         codes = found[0] if len(found) == 1 else interleave_codes(*found)
-        check_heads(self.rows[0], codes)
+        check_codes(self.rows[0], self.packing.kind, codes)
         fill_panels(self.panels, self.packing.kind, codes, self.packing.span)
         for part in self.rows:
             part.release()
@@ -139,7 +140,7 @@ class Packer:
 
         As `pack`; see `kinds/kind.py` for what is in a panel.
         """
-        inputs = parts[0].shape[1]
+        inputs = packing.count_inputs(parts[0].shape[1])
         lanes = PANEL // 2 if paired else PANEL
         counts = [-(-part.shape[0] // lanes) for part in parts]
         size = packing.kind.panel_bytes(inputs, packing.span)
@@ -171,8 +172,10 @@ class Packer:
             self._jobs.append(_Job(panels[part], own, piece))
 
 
-def check_heads(matrix: StoredMatrix, codes: Codes) -> None:
-    """Raise ModelLoadError where a number of a head is none."""
+def check_codes(matrix: StoredMatrix, kind: Kind, codes: Codes) -> None:
+    """Raise ModelLoadError where a number of a head is none, or a code stands for none."""
+    if kind.floating == "e4m3" and (codes.codes & E4M3_NO_NUMBER == E4M3_NO_NUMBER).any():
+        raise ModelLoadError(f"{matrix.place()[0]} holds a weight that is not a number.")
     for numbers in codes.numbers.values():
         if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
             raise ModelLoadError(
@@ -183,7 +186,7 @@ def check_heads(matrix: StoredMatrix, codes: Codes) -> None:
 def interleave_codes(gate: Codes, up: Codes) -> Codes:
     """Return the codes of both as `interleave` does."""
     numbers = {name: interleave(values, up.numbers[name]) for name, values in gate.numbers.items()}
-    return Codes(interleave(gate.codes, up.codes), numbers)
+    return Codes(interleave(gate.codes, up.codes), numbers, gate.table)
 
 
 def _copy(panels: NDArray[Any], rows: NDArray[Any], bf16: bool) -> None:

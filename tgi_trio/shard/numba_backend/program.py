@@ -19,7 +19,7 @@ from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_b
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
-from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_frequencies
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ def pack_program(
     threads: int = 1,
     heads: tuple[HeadsSpec, Weights] | None = None,
     max_lora_rank: int = 0,
+    kv: CacheNumbers | None = None,
 ) -> Iterator[Program]:
     """Yield a model's program while `threads` pack its weights; leaving waits for them.
 
     `int8`: linear layers get 8-bit weights. `heads`: what guesses for it, and where its weights
-    are; `max_lora_rank` as for `Program`. Raises ModelLoadError as the weights and the packer do.
+    are; `max_lora_rank` and `kv` as for `Program`. Raises ModelLoadError as the weights and the
+    packer do.
     """
     with Packer(Storage("int8" if int8 else dtype), threads) as packer:
         program = Program(
@@ -55,6 +57,7 @@ def pack_program(
             as_stored=not int8,
             heads=heads,
             max_lora_rank=max_lora_rank,
+            kv=kv,
         )
         packer.start()
         yield program
@@ -77,18 +80,19 @@ class Program:
         as_stored: bool = True,
         heads: tuple[HeadsSpec, Weights] | None = None,
         max_lora_rank: int = 0,
+        kv: CacheNumbers | None = None,
     ) -> None:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do.
 
         `bf16`: the model's dtype is bfloat16, otherwise float32. `as_stored`: quantised weights
         stay what they are where there is a kernel for their kind. `max_lora_rank`: of adapters;
-        0: none are ever loaded.
+        0: none are ever loaded. `kv`: how K and V are stored; None: in the model's dtype.
         """
         self.spec = spec
-        self._bf16 = bf16
         self._built = built = ProgramBuilder(
-            spec, weights, packer, bf16=bf16, as_stored=as_stored, heads=heads
+            spec, weights, packer, bf16=bf16, as_stored=as_stored, heads=heads, kv=kv
         )
+        self._kv_number = np.dtype(np.uint8 if kv else np.uint16 if bf16 else np.float32)
         self.lone: Mapping[str, LoneLinear] = built.lone
         self.final_norm: FinalNorm = built.final_norm
         self.weight_bytes = built.weight_bytes
@@ -106,7 +110,7 @@ class Program:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
         spec = self.spec
-        return 2 * len(spec.layers) * spec.kv_heads * spec.head_dim * (2 if self._bf16 else 4)
+        return 2 * len(spec.layers) * spec.kv_heads * spec.head_dim * self._kv_number.itemsize
 
     @property
     def kinds(self) -> Collection[Kind]:
@@ -138,7 +142,7 @@ class Program:
 
     def allocate_kv(self, blocks: int) -> int:
         """Make a new, empty KV cache; return its bytes."""
-        spec, kind = self.spec, np.uint16 if self._bf16 else np.float32
+        spec, kind = self.spec, self._kv_number
         self.kv_cache = None  # before the new one: both may not fit
         shape = (len(spec.layers), blocks, spec.kv_heads, BLOCK_SIZE * spec.head_dim)
         keys, values = allocate_zeroed(shape, kind), allocate_zeroed(shape, kind)
@@ -172,7 +176,8 @@ class Program:
         """Return the size of every buffer for so many tokens and rows of logits."""
         spec = self.spec
         queries = spec.heads * spec.head_dim
-        blocks = max(tokens, wanted) * max(spec.hidden_size, queries, spec.mlp_width)
+        widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.widest)
+        blocks = max(tokens, wanted) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
         return {
@@ -190,6 +195,8 @@ class Program:
             Buffer.PRODUCT: LONE_ROWS * 4 * max((each.width for each in lone), default=0),
             Buffer.LOW: tokens * self.low_width * 4,
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
+            Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
+            Buffer.UNSORTED: max(tokens, wanted) * spec.hidden_size * 4 if self.kinds else 0,
         }
 
     @property

@@ -20,11 +20,12 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.arena import address
-from tgi_trio.shard.numba_backend.kinds.table import Packing, find_packing
+from tgi_trio.shard.numba_backend.kinds.packing import Packing
+from tgi_trio.shard.numba_backend.kinds.table import find_packing
 from tgi_trio.shard.numba_backend.packing import Packer, interleave, to_storage
 from tgi_trio.shard.numba_backend.quantised_operations import QuantisedOperations
 from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, OPERATION, Buffer, Code, Epilogue, Form
-from tgi_trio.shard.numba_backend.weight_layout import PANEL
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, CacheNumbers
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
 Array = NDArray[Any]
@@ -64,6 +65,7 @@ class ProgramBuilder:
         bf16: bool,
         as_stored: bool,
         heads: tuple[HeadsSpec, Weights] | None,
+        kv: CacheNumbers | None = None,
     ) -> None:
         """Hand every weight to `packer`; raises ModelLoadError as the weights do. See `Program`."""
         self.rows: list[NDArray[np.void]] = []
@@ -72,11 +74,13 @@ class ProgramBuilder:
         self.quantised = QuantisedOperations()
         self.dequantised = set[str]()  # codings of matrices that became plain numbers
         self.weight_bytes = 0
+        self.widest = 0  # inputs of linears whose inputs have an order of their own
         self._spec = spec
         self._source = weights
         self._packer = packer
         self._bf16 = bf16
         self._as_stored = as_stored
+        self._kv_scales = kv.scales if kv else [(1.0, 1.0)] * len(spec.layers)
         self._packed: dict[Any, int] = {}  # addresses of codes, by their places in files
         self._feeder = 0  # row of the operation that leaves what the linear layer to come reads
         self._index = 0  # of the layer whose operations are written
@@ -94,7 +98,7 @@ class ProgramBuilder:
         if self._bf16:  # rounded to the dtype first, as Gemma was trained
             scale = to_float32(to_bfloat16(scale))
         packing = self._packing(embedding.parts)
-        if packing is None:
+        if packing is None or packing.kind.floating or packing.order:
             table = self._keep(to_storage(embedding.dequantised(), self._bf16))
         else:
             table = self._pack_codes(embedding.parts, packing)
@@ -151,7 +155,7 @@ class ProgramBuilder:
         self.lone[role] = LoneLinear(
             first=first,
             end=len(self.rows),
-            inputs=int(rows[0]["inputs"]),
+            inputs=int(rows[0]["width" if rows[0]["code"] == Code.QUANTISE else "inputs"]),
             outputs=outputs,
             width=int(rows[-1]["width"]),
             wide=bool(rows[0]["code"] == Code.QUANTISE),
@@ -165,7 +169,10 @@ class ProgramBuilder:
         self._adapt("qkv", refs.qkv, Buffer.NORMED)
         self._linear(refs.qkv, Buffer.NORMED, Buffer.QKV)
         self._rotate(refs, layer)
-        self._add(Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap)
+        value_scale = self._kv_scales[self._index][1]
+        self._add(
+            Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap, value_scale=value_scale
+        )
         self._adapt("output", refs.output, Buffer.ATTENDED)
         self._branch(refs.output, Buffer.ATTENDED, refs.attention_post_norm)
         self._norm(refs.mlp_norm, Buffer.HIDDEN)
@@ -196,7 +203,9 @@ class ProgramBuilder:
             "query_norm": self._norm_weight(refs.query_norm),
             "key_norm": self._norm_weight(refs.key_norm),
         }
-        self._add(Code.ROTATE, scale=layer.scale, eps=self._spec.norm_eps, **norms)
+        key, value = self._kv_scales[self._index]
+        scales = {"scale": layer.scale * key, "key_scale": key, "value_scale": value}
+        self._add(Code.ROTATE, eps=self._spec.norm_eps, **norms, **scales)
 
     def _branch(self, linear: LinearRef, source: Buffer, post_norm: NormRef | None) -> None:
         """End a branch: it joins the residual stream, through a norm of its own if it has one."""
@@ -254,8 +263,11 @@ class ProgramBuilder:
         if bias is not None:
             bias = np.pad(bias, (0, outputs - len(bias)))
         defaults = {"epilogue": Epilogue.STORE, "scale": 1.0, "width": outputs} | fields
-        offset = 0
-        for packing, parts in self._runs(weights.parts, paired):
+        offset, runs, unsorted = 0, list(self._runs(weights.parts, paired)), source
+        wanted_only = int(fields.get("wanted_only", 0))
+        if any(packing is not None and packing.order for packing, _ in runs):
+            unsorted = self._leave_unsorted(source, weights.shape[1], wanted_only)
+        for packing, parts in runs:
             count = sum(-(-part.shape[0] // PANEL) * PANEL for part in parts)
             own = {} if bias is None else {"bias": self._keep(bias[offset : offset + count])}
             if packing is None:
@@ -264,12 +276,13 @@ class ProgramBuilder:
                 own |= {"weights": self._keep(panels), "scales": self._keep(scales)}
             else:
                 own["weights"] = self._pack_codes(parts, packing, paired=paired)
-            self._feed(source, weights.shape[1], packing)
+            inputs = weights.shape[1]
+            self._feed(unsorted, inputs, packing, wanted_only)
             self._add(
                 Code.LINEAR,
                 source=source,
                 target=target,
-                inputs=weights.shape[1],
+                inputs=packing.count_inputs(inputs) if packing else inputs,
                 outputs=count,
                 offset=offset,
                 **own,
@@ -277,15 +290,40 @@ class ProgramBuilder:
             )
             offset += count
 
-    def _feed(self, source: Buffer, inputs: int, packing: Packing | None) -> None:
+    def _leave_unsorted(self, source: Buffer, inputs: int, wanted_only: int) -> Buffer:
+        """See to it that activations are left as float32, for each run of matrices to sort; return
+        where.
+        """
+        self.rows[self._feeder]["forms"] |= Form.WIDE
+        if self.rows[self._feeder]["code"] == Code.NORM:
+            return Buffer.UNSORTED
+        # Adapters find the activations here, in the order of the model.
+        self._add(
+            Code.QUANTISE, source=source, inputs=inputs, width=inputs, wanted_only=wanted_only
+        )
+        return source
+
+    def _feed(self, source: Buffer, inputs: int, packing: Packing | None, wanted_only: int) -> None:
         """See to it that the next operation finds its activations in a form that it multiplies."""
+        feeder = self.rows[self._feeder]
         if packing is None:
-            self.rows[self._feeder]["forms"] |= Form.PLAIN
+            feeder["forms"] |= Form.PLAIN
             return
-        if self.rows[self._feeder]["code"] not in (Code.NORM, Code.QUANTISE):
-            self.rows[self._feeder]["forms"] |= Form.WIDE
-            self._add(Code.QUANTISE, source=source, inputs=inputs)
-            self._feeder = len(self.rows) - 1
+        if feeder["forms"] & Form.WIDE or feeder["code"] not in (Code.NORM, Code.QUANTISE):
+            feeder["forms"] |= Form.WIDE
+            order = self._keep(packing.sources) if packing.order else 0
+            count = packing.count_inputs(inputs)
+            self.widest = max(self.widest, count)
+            self._add(
+                Code.QUANTISE,
+                source=source,
+                inputs=count,
+                width=inputs,
+                order=order,
+                wanted_only=wanted_only,
+            )
+            self.quantised.add(len(self.rows), packing, len(self.rows) - 1)
+            return
         self.quantised.add(len(self.rows), packing, self._feeder)
 
     def _pack_codes(

@@ -10,13 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind
-from tgi_trio.shard.numba_backend.kinds.table import Packing
+from tgi_trio.shard.numba_backend.kinds.packing import Packing
 from tgi_trio.shard.numba_backend.tables import Buffer, Form
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.quantised.link import PanelKernel
+    from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 
-_FORMS = {8: (Form.WHOLE_8, Buffer.WHOLE_8), 16: (Form.WHOLE_16, Buffer.WHOLE_16)}
+_FORMS = {
+    8: (Form.WHOLE_8, Buffer.WHOLE_8),
+    16: (Form.WHOLE_16, Buffer.WHOLE_16),
+}
+_FLOATING_FORMS = {16: (Form.PAIRS, Buffer.FLOATS), 32: (Form.FLOATS, Buffer.FLOATS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class QuantisedOperations:
 
     def __init__(self) -> None:
         self._uses: list[_Use] = []
-        self._active_bits: dict[str, int] = {}  # by the names of kinds
+        self._active: dict[str, str] = {}  # by the names of kinds
 
     @property
     def kinds(self) -> list[Kind]:
@@ -43,8 +48,8 @@ class QuantisedOperations:
     def describe(self) -> list[str]:
         """Return the kinds, with what they are multiplied with where they have been linked."""
         names = [kind.name for kind in self.kinds]
-        found = self._active_bits
-        return [f"{name} x int{found[name]}" if name in found else name for name in names]
+        found = self._active
+        return [f"{name} x {found[name]}" if name in found else name for name in names]
 
     def add(self, row: int, packing: Packing, feeder: int | None = None) -> None:
         self._uses.append(_Use(row, packing, feeder))
@@ -52,18 +57,26 @@ class QuantisedOperations:
     def link(self, operations: NDArray[np.void], kernels: Mapping[str, PanelKernel]) -> int:
         """Have `kernels` do it, by the names of kinds; return the bytes that a thread needs."""
         room = 0
-        self._active_bits = {name: k.multiplier.active_bits for name, k in kernels.items()}
+        self._active = {name: _describe(kernel.multiplier) for name, kernel in kernels.items()}
         for use in self._uses:
             kernel, operation = kernels[use.packing.kind.name], operations[use.row]
             inputs = int(operation["inputs"])
             for name, value in _fields(kernel, use.packing, inputs).items():
                 operation[name] = value
             if use.feeder is not None:
-                form, buffer = _FORMS[kernel.multiplier.active_bits]
+                forms = _FLOATING_FORMS if use.packing.kind.floating else _FORMS
+                form, buffer = forms[kernel.multiplier.active_bits]
                 operation["source"] = buffer
                 operations[use.feeder]["forms"] |= form
             room = max(room, kernel.room_bytes(inputs))
         return room
+
+
+def _describe(multiplier: Multiplier) -> str:
+    """Return what the activations are that a kernel multiplies with."""
+    if multiplier.kind.floating:
+        return "bfloat16" if multiplier.active_bits == 16 else "float32"
+    return f"int{multiplier.active_bits}"
 
 
 def _fields(kernel: PanelKernel, packing: Packing, inputs: int) -> dict[str, Any]:

@@ -19,38 +19,41 @@ from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
-from tgi_trio.shard.numba_backend.instructions import variant_for
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.numba_backend.weight_layout import EIGHT_BITS, CacheNumbers
 
-_TOLERANCES = {True: 0.05, False: 1e-4}  # bfloat16 or not; of the logits' norm
+_TOLERANCES = {True: 0.05, False: 1e-4}  # rounded numbers or not; of the logits' norm
+_KV_SCALES = (0.25, 2.0)
 _LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
 _THETA = 10000.0
 
 
-def find_fault(spec: DecoderSpec, dtype: str, *, int8: bool, dot: bool) -> str | None:
-    """Return what is wrong with the kernels that `spec` would use, or None.
+def find_fault(dtype: str, variant: Variant) -> str | None:
+    """Return what is wrong with the kernels of a variant, or None; `dtype`: the model's.
 
     Raises what the compiler raises when it has no instructions for them.
     """
-    tiny = _tiny(spec, dtype, dot)
-    tensors = _Random(int8)
-    expected = np.concatenate([_logits(tiny, tensors, _ids(n)) for n in _LENGTHS])
-    with pack_program(tiny, tensors, dtype, int8=int8) as program:
+    int8, name = variant.weights.int8, variant.cache.numbers
+    tiny, tensors = _tiny(variant), _Random(int8)
+    kv = CacheNumbers(name, [_KV_SCALES]) if variant.cache.eight else None
+    expected = np.concatenate([_logits(tiny, tensors, _ids(n), kv) for n in _LENGTHS])
+    with pack_program(tiny, tensors, dtype, int8=int8, kv=kv) as program:
         program.allocate_kv(8)
-    with Forward(program, variant_for(tiny, dtype, int8=int8, dot=dot), [0]) as forward:
+    with Forward(program, variant, [0]) as forward:
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
     # In the order they were computed: 17 + 2 tokens, then 4 + 1.
     order = [*range(17), 21, 22, *range(17, 21), 23]
     error = float(np.linalg.norm(found - expected[order]) / np.linalg.norm(expected))
-    limit = _TOLERANCES[dtype == "bfloat16"]
+    # What is as far from two numbers of 8 bits may become either.
+    limit = _TOLERANCES[dtype == "bfloat16" or kv is not None]
     if error < limit:  # and not for NaN
         return None
     return f"its logits are {error:.2g} of their norm away from the reference, allowed {limit:g}"
 
 
-def _tiny(spec: DecoderSpec, dtype: str, dot: bool) -> DecoderSpec:
-    """Return a model of one layer that is compiled in the same way as `spec`."""
-    variant = variant_for(spec, dtype, dot=dot)
+def _tiny(variant: Variant) -> DecoderSpec:
+    """Return a model of one layer that a variant fits."""
     head_dim = 16 * variant.value_vectors
     rotary = RotarySpec(dim=head_dim, theta=_THETA)
     return DecoderSpec(
@@ -107,7 +110,9 @@ def _run(forward: Forward, begin: int, count: int) -> Floats:
     return forward.run(tokens, np.arange(len(ids), dtype=np.int32)).copy()
 
 
-def _logits(spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32]) -> Floats:
+def _logits(
+    spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32], kv: CacheNumbers | None
+) -> Floats:
     """Return float32 [T, vocabulary]: the model in plain numpy."""
     names, prefix, hidden = spec.names, spec.names.layer.format(0), spec.hidden_size
 
@@ -120,7 +125,7 @@ def _logits(spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32]) -> Floa
 
     embedding = weights.tensor(f"{names.embedding}.weight", (spec.vocab_size, hidden))
     x = embedding[ids]
-    attended = _attend(spec, linear, norm(x, prefix + names.attention_norm))
+    attended = _attend(spec, linear, norm(x, prefix + names.attention_norm), kv)
     x = x + linear(attended, names.output, hidden)
     inner = norm(x, prefix + names.mlp_norm)
     gate = linear(inner, names.gate, spec.mlp_width)
@@ -129,7 +134,7 @@ def _logits(spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32]) -> Floa
     return np.asarray(norm(x, names.final_norm) @ embedding.T)
 
 
-def _attend(spec: DecoderSpec, linear: Any, x: Floats) -> Any:
+def _attend(spec: DecoderSpec, linear: Any, x: Floats, kv: CacheNumbers | None) -> Any:
     names, count, size = spec.names, len(x), spec.head_dim
 
     def heads(name: str, number: int, turned: bool) -> Any:
@@ -143,10 +148,23 @@ def _attend(spec: DecoderSpec, linear: Any, x: Floats) -> Any:
 
     group = spec.heads // spec.kv_heads
     query = heads(names.query, spec.heads, True)
-    key = heads(names.key, spec.kv_heads, True).repeat(group, axis=1)
-    value = heads(names.value, spec.kv_heads, False).repeat(group, axis=1)
+    key, value = heads(names.key, spec.kv_heads, True), heads(names.value, spec.kv_heads, False)
+    if kv is not None:
+        key, value = (
+            _rounded(x, kv.name, s) for x, s in zip((key, value), kv.scales[0], strict=True)
+        )
+    key, value = (each.repeat(group, axis=1) for each in (key, value))
     scores = np.einsum("qhd,khd->hqk", query, key) * spec.layers[0].scale
     scores += np.triu(np.full((count, count), -np.inf), 1)
     odds = np.exp(scores - scores.max(axis=2, keepdims=True))
     odds /= odds.sum(axis=2, keepdims=True)
     return np.einsum("hqk,khd->qhd", odds, value).reshape(count, -1).astype(np.float32)
+
+
+def _rounded(values: Floats, name: str, scale: float) -> Any:
+    """Return values as they are read from a cache of 8 bits."""
+    kind = EIGHT_BITS[name]
+    size = np.abs(values) / scale
+    exponent = np.floor(np.log2(np.maximum(size, 2.0 ** (1 - kind.bias))))
+    step = np.exp2(exponent - kind.fraction)
+    return np.copysign(np.minimum(np.rint(size / step) * step, kind.largest), values) * scale

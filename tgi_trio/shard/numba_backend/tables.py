@@ -69,6 +69,8 @@ class Buffer(IntEnum):
     PRODUCT = 11  # float32: what a lone linear layer makes of them
     LOW = 12  # activations [T, ranks of a layer's adapters]
     ACTIVE = 13  # activations [T, widest]: what QUANTISE reads, for SHRINK
+    FLOATS = 14  # activations [T, widest] for weights that are no whole numbers: float32, bfloat16
+    UNSORTED = 15  # float32 [T, hidden]: what a norm leaves for QUANTISE to bring into an order
 
 
 class Form(IntEnum):
@@ -77,7 +79,9 @@ class Form(IntEnum):
     PLAIN = 1  # as the step's variant has activations
     WHOLE_8 = 2
     WHOLE_16 = 4
-    WIDE = 8  # float32, for QUANTISE to read
+    WIDE = 8  # float32, for QUANTISE to read: in its target, and a norm's in UNSORTED
+    FLOATS = 16
+    PAIRS = 32  # bfloat16, in the buffer FLOATS
 
 
 OPERATION = np.dtype(
@@ -99,10 +103,13 @@ OPERATION = np.dtype(
         ("multiply", "i8"),  # `multiply_panel` of quantised weights; 0: the step's own
         ("active_bytes", "i8"),  # of a block of whole activations
         ("panel_bytes", "i8"),  # of quantised weights
+        (
+            "order",
+            "i8",
+        ),  # int32 [inputs]: of QUANTISE, the feature that each is, -1: 0; 0: as they are
         ("span_blocks", "i8"),
         ("expand", "i8"),  # `expand` (of SHRINK: `shrink`) of adapters; 0: the step has none
         ("site", "i8"),  # a linear's number among those that adapters change
-        ("own_scales", "i8"),  # `scales`, where `expand` multiplies with them
         ("room_bytes", "i8"),  # an unpacked block's
         ("parts", "i8"),  # scales of an unpacked block, for EMBED
         ("lows", "i8"),  # lows of an unpacked block
@@ -119,6 +126,8 @@ OPERATION = np.dtype(
         ("eps", "f4"),
         ("scale", "f4"),
         ("cap", "f4"),  # 0: none
+        ("key_scale", "f4"),  # of K and V of 8 bits: what 1 stands for
+        ("value_scale", "f4"),
         ("spare", "f4"),
     ]
 )
@@ -126,6 +135,7 @@ OPERATION = np.dtype(
 STEP = np.dtype(
     [
         ("threads", "i8"),
+        ("tile", "i8"),  # tokens that attend one after the other, those of a sequence together
         ("first", "i8"),  # operations to run
         ("end", "i8"),
         ("tokens", "i8"),  # T

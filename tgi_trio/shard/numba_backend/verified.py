@@ -31,7 +31,12 @@ from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 
 def choose_variant(
-    spec: DecoderSpec, dtype: str, *, int8: bool, multipliers: Sequence[Multiplier] = ()
+    spec: DecoderSpec,
+    dtype: str,
+    *,
+    int8: bool,
+    multipliers: Sequence[Multiplier] = (),
+    kv_dtype: str | None = None,
 ) -> Variant:
     """Return how to compile for a model; raises UnsupportedError if no kernels work.
 
@@ -45,12 +50,13 @@ def choose_variant(
         run_in_parallel(words),
     ):
         for dot in (True, False) if variant_for(spec, dtype, int8=int8).dot else (False,):
+            made = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
             try:
-                found = self_test.find_fault(spec, dtype, int8=int8, dot=dot)
+                found = self_test.find_fault(dtype, made)
             except Exception as error:  # whatever numba and LLVM raise: there are other backends
                 found = f"{type(error).__name__}: {error}"
             if found is None:
-                return variant_for(spec, dtype, int8=int8, dot=dot)
+                return made
             reason = f"the self-test of the kernels failed: {found}"
             print(reason, file=sys.stderr)
     raise UnsupportedError(reason)

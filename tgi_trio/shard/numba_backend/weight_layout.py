@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tgi_trio.model.kernel_fit import LANES as LANES
 from tgi_trio.model.kernel_fit import PANEL as PANEL
 
 
 @dataclass(frozen=True, slots=True)
+class EightBits:
+    """Floating-point numbers of 8 bits: a sign, the exponent, the fraction."""
+
+    fraction: int  # bits
+    bias: int  # of the exponent
+    largest: float
+
+
+# By the words of `--kv-cache-dtype` (Micikevicius et al. 2022, arXiv 2209.05433).
+EIGHT_BITS: Final = {
+    "fp8_e4m3fn": EightBits(3, 7, 448.0),
+    "fp8_e5m2": EightBits(2, 15, 57344.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNumbers:
+    """How K and V are stored where it is not in the model's dtype."""
+
+    name: str  # of `EIGHT_BITS`
+    scales: Sequence[tuple[float, float]]  # of K and of V of each layer: what 1 stands for
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """How one side of a product lies in memory: a layer's weights, or K and V."""
 
-    numbers: str  # "float32", "bfloat16", or "int8" with a scale per output feature
+    # "float32", "bfloat16", or "int8" with a scale per output feature; of K and V also one of
+    # `EIGHT_BITS`, with a scale per layer.
+    numbers: str
     dot: bool = False  # bfloat16: multiplied by AVX512_BF16's dot product of pairs
 
     @property
@@ -24,9 +52,14 @@ class Storage:
         return self.numbers == "int8"
 
     @property
+    def eight(self) -> bool:
+        """Whether numbers are floating-point ones of 8 bits."""
+        return self.numbers in EIGHT_BITS
+
+    @property
     def bytes(self) -> int:
         """Of one number."""
-        return {"float32": 4, "bfloat16": 2, "int8": 1}[self.numbers]
+        return {"float32": 4, "bfloat16": 2}.get(self.numbers, 1)
 
     @property
     def step(self) -> int:

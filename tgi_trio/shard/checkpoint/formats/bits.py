@@ -18,12 +18,12 @@ def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     for place in range(each):
         np.right_shift(packed, bits * place, out=codes[..., place])
     codes &= (1 << bits) - 1
-    return codes.reshape(len(packed), -1)
+    return codes.reshape(len(packed), packed.shape[1] * each)  # there may be no rows
 
 
 def _unpack_across(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     """The same where codes may begin in one word and end in the next: 32 are `bits` words."""
-    streams = words.reshape(len(words), -1, bits)
+    streams = words.reshape(len(words), words.shape[1] // bits, bits)
     codes = np.empty((*streams.shape[:2], 32), np.uint8)
     for place in range(32):
         word, shift = divmod(bits * place, 32)
@@ -31,4 +31,4 @@ def _unpack_across(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
         if shift + bits > 32:
             code |= streams[..., word + 1] << np.uint32(32 - shift)
         codes[..., place] = code & np.uint32((1 << bits) - 1)
-    return codes.reshape(len(words), -1)
+    return codes.reshape(len(words), streams.shape[1] * 32)

@@ -1,9 +1,13 @@
 """What LoRA adapters add to the rows of a linear layer: B (A x), between its product and `finish`.
 
 A step's tokens lie in *runs* that have one adapter, or none. `shrink` computes V = A x of every run
-before the layer, `expand` adds B V to the sums of a panel. Both multiply halves of panels: 16
-outputs, 64 bytes a step. However many rows a product has, a row's numbers are added in the same
-order, so a row gets the same bits whatever adapters the others have.
+before the layer, `expand` computes B V for some panels, which `finish` adds to their sums. Both
+multiply halves of panels: 16 outputs, 64 bytes a step. However many rows a product has, a row's
+numbers are added in the same order, so a row gets the same bits whatever adapters the others have.
+
+Of eight rows with eight adapters every product has one row, and all goes as fast as memory gives A
+and B. So an adapter lies in memory as it is read, layer after layer, and is read in long stretches:
+B of many panels at once, and what is fetched ahead of the end of an A is the beginning of its B.
 
 Compiled apart from the step, which calls them by their addresses: a server without adapters does
 not wait for them.
@@ -20,20 +24,14 @@ from numba import typeof, types
 from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
-from tgi_trio.shard.numba_backend.kernels.arrays import ints_at, lesser
+from tgi_trio.shard.numba_backend.kernels.arrays import greater, ints_at, lesser
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
-from tgi_trio.shard.numba_backend.kernels.tiles import (
-    add_tile,
-    fold,
-    multiply_add,
-    store_tile,
-    zeros,
-)
+from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import Variant, count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
+    fill,
     load,
     load_int,
-    multiply,
     prefetch,
     store,
     store_active,
@@ -42,10 +40,11 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _ARGUMENTS = 11  # integers, behind the variant
 _HALF = 64  # bytes of a step of half a panel
-_AHEAD = 2048  # bytes that are fetched ahead
+_AHEAD = 4096  # bytes that are fetched ahead
+_PANELS = 32  # that are multiplied with all rows before the next ones are
 _AT_ONCE = 32  # rows of a piece of work of `shrink`
-# Records, in int64: of a run, of a site of an adapter, of half a panel of its outputs.
-RUN, SITE, HALF = 3, 3, 3
+# Records, in int64: of a run, of a site of an adapter, of a piece of its outputs.
+RUN, SITE, PIECE = 3, 4, 7
 
 
 @entry
@@ -55,8 +54,9 @@ def shrink(
     """Write V of every run that has an adapter, as activations; every thread takes its share.
 
     `runs`: see `RUN`: first token, tokens, the adapter's sites or 0. A site's A: its address, how
-    many halves of panels it has, and the address of its outputs' halves. `source`: activations,
-    rows `stride` bytes apart; `steps` of them. `sums`: float32 [32, 16] of this thread's own.
+    many halves of panels it has, the address of the pieces of its outputs and how many there are.
+    `source`: activations, rows `stride` bytes apart; `steps` of them. `sums`: float32
+    [32, 16] of this thread's own.
     """
     item = np.int64(0)
     for i in range(run_count):
@@ -70,7 +70,7 @@ def shrink(
                 if item % threads == rank:
                     row, rows = run[0] + begin, lesser(run[1] - begin, _AT_ONCE)
                     multiply_half(
-                        variant, 0, rows, source + row * stride, stride, weights, steps, sums, _HALF
+                        variant, rows, source + row * stride, stride, weights, steps, sums, _HALF
                     )
                     target = low + row * low_stride + half * LANES * variant.active_bytes
                     for j in range(rows):
@@ -79,81 +79,140 @@ def shrink(
 
 
 @entry
-def expand(variant, runs, run_of, site, half, row, rows, low, low_stride, scales, sums, unused):
-    """Add B V to sums[rows, 32] of a panel, whose first half is number `half` of the layer.
+def expand(variant, runs, run_of, site, panel, panels, row, rows, low, low_stride, deltas, unused):
+    """Write what adapters add to some panels of a layer: deltas[panels, rows, 32], float32.
 
-    `run_of`: int32, the run of each token; `row`: the first token. `scales`: what the sums are
-    multiplied with first, float32 [32], or 0. A half of the outputs: the address of its B, where
-    its V begins, and its steps.
+    `panel`: the first one, `row`: the first token; `run_of`: int32, the run of each token. Where
+    nothing is added there is -0, which changes no number that it is added to.
     """
-    if scales:
-        for i in range(rows):
-            place = sums + i * 4 * PANEL
-            store(place, multiply(load(place), load(scales)))
-            place += 4 * LANES
-            store(place, multiply(load(place), load(scales + 4 * LANES)))
     i = np.int64(0)
     while i < rows:
         run = ints_at(runs + load_int(run_of + 4 * (row + i)) * 8 * RUN, RUN)
         own = lesser(rows - i, run[0] + run[1] - row - i)
+        inputs, target = low + (row + i) * low_stride, deltas + i * 4 * PANEL
+        at, count_left = panel, np.int64(0)
+        pieces = np.int64(0)
         if run[2]:
-            outputs = ints_at(run[2] + site * 8 * SITE, SITE)[2]
-            inputs = low + (row + i) * low_stride
-            for column in range(2):
-                if outputs:
-                    facts = ints_at(outputs + (half + column) * 8 * HALF, HALF)
-                    if facts[2]:
-                        multiply_half(
-                            variant, 1, own, inputs + facts[1] * variant.active_bytes, low_stride,
-                            facts[0], facts[2], sums + i * 4 * PANEL + column * _HALF, 4 * PANEL,
-                        )  # fmt: skip
+            facts = ints_at(run[2] + site * 8 * SITE, SITE)
+            pieces, count_left = facts[2], facts[3]
+        while at < panel + panels:
+            until = panel + panels
+            if count_left:
+                piece = ints_at(pieces, PIECE)
+                pieces += 8 * PIECE
+                count_left -= 1
+                if piece[1] <= at:
+                    continue
+                begin = greater(at, lesser(piece[0], until))
+                until = lesser(piece[1], until)
+                clear(at, begin, panel, own, rows, target)
+                expand_piece(
+                    variant, piece, begin, until, panel, own, rows, inputs, low_stride, target
+                )
+            else:
+                clear(at, until, panel, own, rows, target)
+            at = until
         i += own
 
 
 @kernel
-def multiply_half(variant, adds, rows, inputs, stride, weights, steps, sums, sums_stride):
-    """sums[rows, 16] = inputs x half a panel, or (`adds`) more by that; rows of both lie apart."""
+def clear(begin, end, panel, own, rows, deltas):
+    """Write -0 where nothing is added to the panels from `begin` to `end`."""
+    nothing = fill(-0.0)
+    for at in range(begin, end):
+        target = deltas + (at - panel) * rows * 4 * PANEL
+        for j in range(2 * own):
+            store(target + j * _HALF, nothing)
+
+
+@kernel
+def expand_piece(variant, piece, begin, end, panel, own, rows, inputs, low_stride, deltas):
+    """Multiply rows of V with the panels of a piece from `begin` to `end`.
+
+    A piece: its first panel and the one behind it; the address of B; where the V of the first half
+    of a panel begins, and its steps; those of the second half.
+    """
+    first = inputs + piece[3] * variant.active_bytes
+    second = inputs + piece[5] * variant.active_bytes
+    weights = piece[2] + (begin - piece[0]) * (piece[4] + piece[6]) * _HALF
+    apart = rows * 4 * PANEL
+    while begin < end:  # some panels at a time: they are in the cache for the other tiles
+        panels = lesser(end - begin, _PANELS)
+        row = np.int64(0)
+        while row < own:
+            target = deltas + (begin - panel) * apart + row * 4 * PANEL
+            x, y, left = first + row * low_stride, second + row * low_stride, own - row
+            if left >= 4 and variant.rows >= 8:
+                row += expand_rows(
+                    variant, count(4), x, y, low_stride, weights, piece[4], piece[6], panels,
+                    target, apart,
+                )  # fmt: skip
+            elif left >= 2:
+                row += expand_rows(
+                    variant, count(2), x, y, low_stride, weights, piece[4], piece[6], panels,
+                    target, apart,
+                )  # fmt: skip
+            else:
+                row += expand_rows(
+                    variant, count(1), x, y, low_stride, weights, piece[4], piece[6], panels,
+                    target, apart,
+                )  # fmt: skip
+        weights += panels * (piece[4] + piece[6]) * _HALF
+        begin += panels
+
+
+@kernel
+def expand_rows(
+    variant, rows, first, second, stride, weights, first_steps, second_steps, panels, sums, apart
+):
+    """Multiply a tile of rows with the halves of some panels; return how many rows.
+
+    `first`, `second`: V of the halves. `apart`: bytes between the sums of two panels.
+    """
+    for _ in range(panels):
+        half_product(variant, rows, first, stride, weights, first_steps, sums, 4 * PANEL)
+        weights += first_steps * _HALF
+        half_product(variant, rows, second, stride, weights, second_steps, sums + _HALF, 4 * PANEL)
+        weights += second_steps * _HALF
+        sums += apart
+    return number(rows)
+
+
+@kernel
+def multiply_half(variant, rows, inputs, stride, weights, steps, sums, sums_stride):
+    """sums[rows, 16] = inputs x half a panel; rows of both lie apart."""
     row = np.int64(0)
     while row < rows:
         x, target, left = inputs + row * stride, sums + row * sums_stride, rows - row
         if left >= 4 and variant.rows >= 8:
-            row += half_product(
-                variant, count(4), adds, x, stride, weights, steps, target, sums_stride
-            )
+            row += half_product(variant, count(4), x, stride, weights, steps, target, sums_stride)
         elif left >= 2:
-            row += half_product(
-                variant, count(2), adds, x, stride, weights, steps, target, sums_stride
-            )
+            row += half_product(variant, count(2), x, stride, weights, steps, target, sums_stride)
         else:
-            row += half_product(
-                variant, count(1), adds, x, stride, weights, steps, target, sums_stride
-            )
+            row += half_product(variant, count(1), x, stride, weights, steps, target, sums_stride)
 
 
 @kernel
-def half_product(variant, rows, adds, inputs, stride, weights, steps, sums, sums_stride):
+def half_product(variant, rows, inputs, stride, weights, steps, sums, sums_stride):
     """Multiply some rows with half a panel; return how many.
 
-    Four steps at a time have sums of their own, for one row as for four: a lone row's
-    multiply-adds need not wait for each other, and all rows are added up in the same order.
+    Some steps at a time have sums of their own, for one row as for four: a lone row's multiply-adds
+    need not wait for each other, and all rows are added up in the same order.
     """
-    one, four = count(1), count(4)
-    tile = zeros(rows, four)
-    for _ in range(steps // 4):
-        for i in range(4):
+    one, some = count(1), count(variant.unroll_one)
+    tile = zeros(rows, some)
+    for _ in range(steps // number(some)):
+        for i in range(number(some)):
             prefetch(weights + _AHEAD + i * _HALF)
-        tile = multiply_add(variant.kv, rows, one, four, tile, weights, inputs, stride)
-        weights += 4 * _HALF
-        inputs += 4 * variant.kv.step_bytes
-    whole = fold(rows, one, four, tile)
-    for _ in range(steps % 4):
+        tile = multiply_add(variant.kv, rows, one, some, tile, weights, inputs, stride)
+        weights += number(some) * _HALF
+        inputs += number(some) * variant.kv.step_bytes
+    whole = fold(rows, one, some, tile)
+    for _ in range(steps % number(some)):
         whole = multiply_add(variant.kv, rows, one, one, whole, weights, inputs, stride)
         weights += _HALF
         inputs += variant.kv.step_bytes
-    if adds:
-        add_tile(rows, one, whole, sums, sums_stride)
-    else:
-        store_tile(rows, one, whole, sums, sums_stride)
+    store_tile(rows, one, whole, sums, sums_stride)
     return number(rows)
 
 

@@ -15,6 +15,8 @@ which some blocks are fetched ahead, for memory answers later than a block is co
 
 from __future__ import annotations
 
+import numpy as np
+
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import apply_soft_cap
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
@@ -22,7 +24,7 @@ from tgi_trio.shard.numba_backend.kernels.norm import BLOCK
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.tiles import add_weighted, multiply_add, store_tile, zeros
-from tgi_trio.shard.numba_backend.kernels.variant import count
+from tgi_trio.shard.numba_backend.kernels.variant import count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     fill,
@@ -43,20 +45,51 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 QUERY, ATTENDED = int(Buffer.QUERY), int(Buffer.ATTENDED)
 _NOTHING = -1e30  # score of a token that is not seen
-TILE_BYTES = 1024  # room for a tile of values: at most 16 vectors
+TILE_BYTES = 2048  # room for a tile of values: at most 32 vectors
 _AHEAD = 4  # blocks of the stream that are fetched ahead
 _LINE = 64
 
 
 @kernel
 def attend(variant, step, op, counter, scratch):
-    """Take items until none is left. `counter`: address of the number taken so far, an int64."""
+    """Take items until none is left. `counter`: address of the number taken so far, an int64.
+
+    Items of a prompt's tokens are those of one KV head after the other, whose K and V stay in the
+    cache meanwhile; those of sequences that get a token each have nothing to share.
+    """
     parts = step.heads // (step.kv_heads * variant.heads)
-    items = step.tokens * step.kv_heads * parts
+    tiles = (step.tokens + step.tile - 1) // step.tile
+    items = tiles * step.kv_heads * parts
     item = items - 1 - atomic_add(counter, 1)
     while item >= 0:
-        attend_item(variant, step, op, item, parts, scratch)
+        tile, own = item // (step.kv_heads * parts), item % (step.kv_heads * parts)
+        following = greater(0, item - step.threads)
+        if step.tile > 1:
+            tile, own, following = item % tiles, item // tiles, np.int64(-1)
+        token, end = tile * step.tile, lesser((tile + 1) * step.tile, step.tokens)
+        while token < end:
+            if is_run(variant, step, token, end):
+                attend_rows(
+                    variant, count(variant.tokens), count(variant.tile_rows),
+                    count(variant.tile_vectors), step, op, token, own, following, parts, scratch,
+                )  # fmt: skip
+                token += variant.tokens
+            else:
+                attend_rows(
+                    variant, count(1), count(variant.heads), count(variant.value_vectors),
+                    step, op, token, own, following, parts, scratch,
+                )  # fmt: skip
+                token += 1
         item = items - 1 - atomic_add(counter, 1)
+
+
+@kernel
+def is_run(variant, step, token, end):
+    """Return whether as many tokens as a tile takes, from this one on, are of one sequence."""
+    if variant.tokens == 1 or end - token < variant.tokens:
+        return False
+    last = token + variant.tokens - 1
+    return load_int(step.rows + 4 * token) == load_int(step.rows + 4 * last)
 
 
 @kernel
@@ -78,36 +111,56 @@ def table_of(step, token):
 
 
 @kernel
-def attend_item(variant, step, op, item, parts, scratch):
-    """Attend with `variant.heads` query heads of one token; `parts`: items of its KV heads."""
-    token, part = item // (step.kv_heads * parts), item % (step.kv_heads * parts)
-    size, kv_head = step.head_dim, part // parts
-    seen = seen_tokens(step, token)
-    hidden = hidden_tokens(op, seen)
+def attend_rows(variant, tokens, rows, columns, step, op, token, own, following, parts, scratch):
+    """Attend with `variant.heads` query heads of `tokens` tokens, `rows` in all.
+
+    `own`: the KV head and which of the `parts` of its query heads. Every row is computed as it
+    would be alone: of tokens that it does not see, the weights are 0.
+    """
+    size, kv_head = step.head_dim, own // parts
+    last = token + number(tokens) - 1
+    seen = seen_tokens(step, last)
+    hidden = hidden_tokens(op, seen_tokens(step, token))
     table = table_of(step, token)
-    first = step.heads * token + part * variant.heads
-    query = step.buffers[QUERY] + first * size * variant.active_bytes
-    block_bytes = size * BLOCK * variant.kv.bytes
-    scores = scratch + TILE_BYTES
+    first = step.heads * token + own * variant.heads
+    query = step.buffers[QUERY] + first * size * variant.query_bytes
+    block_bytes = size * BLOCK * variant.cache.bytes
+    scores = scratch + TILE_BYTES + number(rows) * size * 4
+    if number(tokens) > 1:
+        query = gather_queries(variant, tokens, step, query, scratch + TILE_BYTES)
     keys, values = op.keys + kv_head * block_bytes, op.values + kv_head * block_bytes
     stride = block_bytes * step.kv_heads
     begin, end = hidden // BLOCK, (seen + BLOCK - 1) // BLOCK
-    score_blocks(variant, step, table, begin, end, keys, values, stride, query, scores)
-    for head in range(variant.heads):
-        softmax(scores + head * step.scores_bytes, begin, end, hidden, seen, op.cap)
-    following = greater(0, item - step.threads)
+    score_blocks(variant, rows, step, table, begin, end, keys, values, stride, query, scores)
+    for row in range(number(rows)):
+        seen_here = seen_tokens(step, token + row // variant.heads)
+        softmax(
+            scores + row * step.scores_bytes, begin, end, hidden_tokens(op, seen_here), seen_here,
+            op.cap,
+        )  # fmt: skip
     sum_values(
-        variant, step, op, table, begin, end, seen, values, following, parts, stride, scores,
-        scratch, first * size,
+        variant, rows, columns, step, op, table, begin, end, seen, values, following, parts, stride,
+        scores, scratch, first * size,
     )  # fmt: skip
 
 
 @kernel
-def keys_of_item(step, op, item, parts, stride, number):
+def gather_queries(variant, tokens, step, query, target):
+    """Put the queries of some tokens one behind the other; return where."""
+    size = variant.heads * step.head_dim * variant.query_bytes
+    stride = step.heads * step.head_dim * variant.query_bytes
+    for i in range(number(tokens)):
+        for byte in range(0, size, _LINE):
+            store(target + i * size + byte, load(query + i * stride + byte))
+    return target
+
+
+@kernel
+def keys_of_item(step, op, item, parts, stride, place):
     """Return the address of one of the first blocks of K that an item reads."""
     token, kv_head = item // (step.kv_heads * parts), item % (step.kv_heads * parts) // parts
     seen = seen_tokens(step, token)
-    block = lesser(hidden_tokens(op, seen) // BLOCK + number, (seen - 1) // BLOCK)
+    block = lesser(hidden_tokens(op, seen) // BLOCK + place, (seen - 1) // BLOCK)
     keys = op.keys + kv_head * (stride // step.kv_heads)
     return keys + load_int(table_of(step, token) + 4 * block) * stride
 
@@ -121,10 +174,10 @@ def key_or_value(table, begin, end, keys, values, stride, block):
 
 
 @kernel
-def score_blocks(variant, step, table, begin, end, keys, values, stride, query, scores):
-    """scores[head, token] = query[head] . key[token] for the tokens of blocks begin to end."""
-    heads, one = count(variant.heads), count(1)
-    query_bytes = step.head_dim * variant.active_bytes
+def score_blocks(variant, rows, step, table, begin, end, keys, values, stride, query, scores):
+    """scores[row, token] = query[row] . key[token] for the tokens of blocks begin to end."""
+    one = count(1)
+    query_bytes = step.head_dim * variant.query_bytes
     for block in range(begin, end, 2):
         other = lesser(block + 1, end - 1)  # of an odd number the last block is computed twice
         a = keys + load_int(table + 4 * block) * stride
@@ -132,15 +185,15 @@ def score_blocks(variant, step, table, begin, end, keys, values, stride, query, 
         ahead = block + _AHEAD
         ahead_a = key_or_value(table, begin, end, keys, values, stride, ahead)
         ahead_b = key_or_value(table, begin, end, keys, values, stride, ahead + 1)
-        tile_a, tile_b, x = zeros(heads, one), zeros(heads, one), query
-        for i in range(0, step.head_dim // variant.kv.step * 64, 64):
+        tile_a, tile_b, x = zeros(rows, one), zeros(rows, one), query
+        for i in range(0, step.head_dim // variant.cache.step * 64, 64):
             prefetch(ahead_a + i)
             prefetch(ahead_b + i)
-            tile_a = multiply_add(variant.kv, heads, one, one, tile_a, a + i, x, query_bytes)
-            tile_b = multiply_add(variant.kv, heads, one, one, tile_b, b + i, x, query_bytes)
-            x += variant.kv.step_bytes
-        store_tile(heads, one, tile_a, scores + 64 * block, step.scores_bytes)
-        store_tile(heads, one, tile_b, scores + 64 * block + 64, step.scores_bytes)
+            tile_a = multiply_add(variant.cache, rows, one, one, tile_a, a + i, x, query_bytes)
+            tile_b = multiply_add(variant.cache, rows, one, one, tile_b, b + i, x, query_bytes)
+            x += variant.cache.step_bytes
+        store_tile(rows, one, tile_a, scores + 64 * block, step.scores_bytes)
+        store_tile(rows, one, tile_b, scores + 64 * block + 64, step.scores_bytes)
 
 
 @kernel
@@ -168,6 +221,8 @@ def softmax(scores, begin, end, hidden, seen, cap):
 @kernel
 def sum_values(
     variant,
+    rows,
+    columns,
     step,
     op,
     table,
@@ -182,19 +237,20 @@ def sum_values(
     tile_at,
     place,
 ):
-    """ATTENDED[place + head] = sum over tokens of weights[head, token] * value[token].
+    """ATTENDED[place of row] = sum over tokens of weights[row, token] * value[token].
 
-    After the last V the K of the item that is `following` is fetched.
+    After the last V the K of the item that is `following` is fetched; -1: none.
     """
-    heads, columns = count(variant.heads), count(variant.value_vectors)
-    stored, size, target = variant.kv.bytes, step.head_dim, step.buffers[ATTENDED]
-    width = LANES * variant.value_vectors
+    stored, size, target = variant.cache.bytes, step.head_dim, step.buffers[ATTENDED]
+    width = LANES * number(columns)
     for d in range(0, size, width):
-        tile = zeros(heads, columns)
+        tile = zeros(rows, columns)
         for block in range(begin, end):
             value = values + load_int(table + 4 * block) * stride + d * stored
             if block + _AHEAD < end:
                 ahead = values + load_int(table + 4 * (block + _AHEAD)) * stride + d * stored
+            elif following < 0:
+                ahead = value
             else:
                 ahead = keys_of_item(step, op, following, parts, stride, block + _AHEAD - end)
                 ahead += d * stored
@@ -203,13 +259,17 @@ def sum_values(
                 for i in range(0, width * stored, _LINE):
                     prefetch(ahead + i)
                 tile = add_weighted(
-                    variant.kv, heads, columns, tile, value, weight, step.scores_bytes
+                    variant.cache, rows, columns, tile, value, weight, step.scores_bytes
                 )
                 value += size * stored
                 ahead += size * stored
                 weight += 4
-        store_tile(heads, columns, tile, tile_at, 4 * width)
-        for i in range(variant.heads):
+        store_tile(rows, columns, tile, tile_at, 4 * width)
+        for i in range(number(rows)):
+            token, head = i // variant.heads, i % variant.heads
+            target_row = place + (token * step.heads + head) * size + d
             for j in range(0, width, LANES):
                 sum_ = load(tile_at + (i * width + j) * 4)
-                store_result(variant, op, target, place + i * size + d + j, sum_)
+                if variant.cache.eight:
+                    sum_ = multiply(sum_, fill(op.value_scale))
+                store_result(variant, op, target, target_row + j, sum_)

@@ -26,7 +26,7 @@ import numpy as np
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap
 from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
-from tgi_trio.shard.numba_backend.kernels.arrays import lesser
+from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kernel
 from tgi_trio.shard.numba_backend.kernels.quantised.panels import DIRECT, UNPACK, UNPACKED
@@ -48,6 +48,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
 ROWS = 64  # of sums that a thread has room for: of quantised weights, a panel of which is unpacked
+DELTAS = 1024  # rows of what adapters add that a thread has room for, of all panels together
 _FEW = 32  # rows up to which a panel of quantised weights is not unpacked
 _AHEAD = 4096  # bytes that a lone tile fetches ahead
 _SHARED = 8  # one of so many panels of a lone tile belongs to whoever is there first
@@ -68,7 +69,7 @@ def linear(variant, rank, step, op, counter, sums):
     """Compute this thread's share of the panels of one linear layer, and what is left to all.
 
     `counter`: address of the number of panels taken of what is left to all, an int64. `sums`:
-    float32 [ROWS, 32] of this thread's own, and behind them what `multiply_panel` needs.
+    float32 [ROWS + DELTAS, 32] of this thread's own, and behind them what `multiply_panel` needs.
     """
     rows = step.wanted if op.wanted_only else step.tokens
     source = step.buffers[op.source]
@@ -82,6 +83,8 @@ def linear(variant, rank, step, op, counter, sums):
     if tiles <= 1 and step.threads > 1:
         shared = op.outputs // PANEL // step.threads // _SHARED
     panel, end = end_of_share(rank - 1, step, op), end_of_share(rank, step, op) - shared
+    at_once = lesser(rows, ROWS)  # rows whose deltas are made together
+    group, group_end = panel, panel  # panels that have them
     while True:
         if panel >= end:
             item = np.int64(0)
@@ -97,22 +100,26 @@ def linear(variant, rank, step, op, counter, sums):
             ahead, pace = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
         row = np.int64(0)  # a bare 0 is a type of its own: everything would be compiled twice
         while row < rows:
-            inputs = source + row * stride
+            inputs, deltas = source + row * stride, np.int64(0)
+            if op.expand:
+                if row % ROWS == 0 and (rows > ROWS or panel < group or panel >= group_end):
+                    group, group_end = panel, panel + 1
+                    if rows <= ROWS:
+                        group_end = greater(group_end, lesser(end, panel + DELTAS // rows))
+                    call_adapter_kernel(
+                        op.expand, step.runs, step.run_of, op.site, op.offset // PANEL + panel,
+                        group_end - group, row, lesser(rows - row, ROWS), step.buffers[LOW],
+                        step.low_stride, sums + ROWS * 4 * PANEL, 0,
+                    )  # fmt: skip
+                deltas = (panel - group) * at_once + row % ROWS
+                deltas = sums + (ROWS + deltas) * 4 * PANEL
             if op.multiply:
                 taken = multiply_quantised(op, rows, row, inputs, stride, weights, sums)
             else:
                 taken = multiply_rows(
                     variant, rows - row, inputs, stride, weights, steps, ahead, pace, sums
                 )
-            if op.expand:
-                scales = op.own_scales
-                if scales:
-                    scales += panel * 4 * PANEL
-                call_adapter_kernel(
-                    op.expand, step.runs, step.run_of, op.site, 2 * (op.offset // PANEL + panel),
-                    row, taken, step.buffers[LOW], step.low_stride, scales, sums, 0,
-                )  # fmt: skip
-            finish(variant, step, op, panel, row, taken, sums)
+            finish(variant, step, op, panel, row, taken, sums, deltas)
             ahead += steps * pace
             row += taken
         panel += 1
@@ -127,7 +134,7 @@ def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
         mode = np.int64(UNPACKED)
         if row == 0:
             mode = np.int64(UNPACK)
-    room = sums + ROWS * 4 * PANEL
+    room = sums + (ROWS + DELTAS) * 4 * PANEL
     call_panel_kernel(
         op.multiply, taken, inputs, stride, weights, op.inputs // BLOCK_INPUTS, op.span_blocks,
         op.panel_bytes, mode, room, sums,
@@ -179,8 +186,11 @@ def panel_product(variant, rows, unroll, inputs, stride, weights, steps, ahead, 
 
 
 @kernel
-def finish(variant, step, op, panel, row, rows, sums):
-    """Take the sums of one panel to where they belong; `op.epilogue` says how."""
+def finish(variant, step, op, panel, row, rows, sums, deltas):
+    """Take the sums of one panel to where they belong; `op.epilogue` says how.
+
+    `deltas`: float32 [rows, 32], what adapters add; 0: nothing.
+    """
     target = step.buffers[op.target]
     scale = fill(op.scale)
     for i in range(rows):
@@ -188,6 +198,9 @@ def finish(variant, step, op, panel, row, rows, sums):
         if op.scales:
             first = multiply(first, load(op.scales + panel * 4 * PANEL))
             second = multiply(second, load(op.scales + panel * 4 * PANEL + 4 * LANES))
+        if deltas:
+            first = add(first, load(deltas + i * 4 * PANEL))
+            second = add(second, load(deltas + i * 4 * PANEL + 4 * LANES))
         if op.bias:
             first = add(first, load(op.bias + panel * 4 * PANEL))
             second = add(second, load(op.bias + panel * 4 * PANEL + 4 * LANES))

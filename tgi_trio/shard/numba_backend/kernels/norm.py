@@ -9,6 +9,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_for
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     copy_word,
+    divide,
     fill,
     fma,
     load,
@@ -16,7 +17,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     load_stored,
     multiply,
     store,
-    store_active,
+    store_query,
     store_stored,
     subtract,
     total,
@@ -113,9 +114,10 @@ def rotate(variant, rank, step, op, scratch):
     """Turn queries and keys; queries go to their buffer, scaled; K and V go to the cache.
 
     K of a block is [head_dim / step, 16 tokens, step], so that scores of 16 tokens are summed up
-    like a panel of a linear layer; V is [16 tokens, head_dim].
+    like a panel of a linear layer; V is [16 tokens, head_dim]. Of 8 bits they are divided by their
+    scales, and that of K is in the queries'.
     """
-    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.kv.bytes
+    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.cache.bytes
     group = step.heads // kv_heads
     scale = fill(op.scale)
     for item in range(rank, step.tokens * kv_heads, step.threads):
@@ -125,10 +127,10 @@ def rotate(variant, rank, step, op, scratch):
         for head in range(kv_head * group, (kv_head + 1) * group):
             query = qkv + head * size * 4
             turn_head(query, size, op.query_norm, op, position)
-            target = step.buffers[QUERY] + (t * step.heads + head) * size * variant.active_bytes
+            target = step.buffers[QUERY] + (t * step.heads + head) * size * variant.query_bytes
             for i in range(0, size, LANES):
                 value = multiply(load(query + 4 * i), scale)
-                store_active(variant, target + i * variant.active_bytes, value)
+                store_query(variant, target + i * variant.query_bytes, value)
         key = qkv + (step.heads + kv_head) * size * 4
         value = key + kv_heads * size * 4
         turn_head(key, size, op.key_norm, op, position)
@@ -136,9 +138,10 @@ def rotate(variant, rank, step, op, scratch):
         block = ((slot // BLOCK) * kv_heads + kv_head) * size * BLOCK * stored
         place = slot % BLOCK
         for i in range(0, size, LANES):
-            store_stored(variant.kv, scratch + i * stored, load(key + 4 * i))
-            store_stored(
-                variant.kv, op.values + block + (place * size + i) * stored, load(value + 4 * i)
-            )
-        for i in range(size // variant.kv.step):
+            k, v = load(key + 4 * i), load(value + 4 * i)
+            if variant.cache.eight:
+                k, v = divide(k, fill(op.key_scale)), divide(v, fill(op.value_scale))
+            store_stored(variant.cache, scratch + i * stored, k)
+            store_stored(variant.cache, op.values + block + (place * size + i) * stored, v)
+        for i in range(size // variant.cache.step):
             copy_word(op.keys + block + (i * BLOCK + place) * 4, scratch + 4 * i)

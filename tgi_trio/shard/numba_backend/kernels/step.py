@@ -52,7 +52,7 @@ def run_operations(variant, rank, steps, operations, control):
         elif op.code == ROTATE:
             rotate(variant, rank, step, op, scratch)
         elif op.code == QUANTISE:
-            quantise(variant, rank, step, op)
+            quantise(variant, rank, step, op, scratch)
         elif op.code == SHRINK:
             call_adapter_kernel(
                 op.expand, rank, step.threads, step.runs, step.run_count, op.site,

@@ -11,6 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tgi_trio.shard.numba_backend.kernels.eight_bits import load_bytes, widen_byte
 from tgi_trio.shard.numba_backend.kernels.emit import (
     BYTES,
     FLOAT,
@@ -83,7 +84,7 @@ def multiply_add(
                 x = _activation(builder, place, kind)
                 for column in range(width):
                     i = (row * steps.value + step) * width + column
-                    sums[i] = _product(builder, packed[column], x, sums[i])
+                    sums[i] = multiply_pairs(builder, packed[column], x, sums[i])
         return cgutils.pack_array(builder, sums)
 
     return tile(storage, rows, columns, steps, tile, i64, i64, i64), emit
@@ -122,6 +123,8 @@ def _weights(builder: Any, step: Any, feature: int, columns: int, storage: Stora
     packed = [load_as(builder, place, INTS) for place in places]
     if storage.dot:
         return packed
+    if storage.eight:
+        return [widen_byte(builder, four, feature, storage) for four in packed]
     if storage.bf16 and feature == 0:
         packed = [builder.shl(pair, ints(16)) for pair in packed]
     elif storage.bf16:
@@ -152,7 +155,7 @@ class _Bfloat(ir.Type):
 _PAIRS = ir.VectorType(_Bfloat(), 2 * LANES)
 
 
-def _product(builder: Any, weight: Any, x: Any, total: Any) -> Any:
+def multiply_pairs(builder: Any, weight: Any, x: Any, total: Any) -> Any:
     """Return weight * x + total; of pairs of bfloat16 where the vectors are of integers."""
     if weight.type == FLOATS:
         return fma_of(builder, weight, x, total)
@@ -175,15 +178,17 @@ def add_weighted(
 
     `numbers`: `columns` vectors of V. `factors`: a float32 per row, `stride` bytes apart.
     """
-    bf16 = storage.storage.bf16
+    kind = storage.storage
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
         tile_value, where, first, step = values[3:]
         sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
         loaded = []
         for column in range(columns.value):
-            place = builder.add(where, I64(column * LANES * (2 if bf16 else 4)))
-            if bf16:
+            place = builder.add(where, I64(column * LANES * kind.bytes))
+            if kind.eight:
+                loaded.append(load_bytes(builder, place, kind))
+            elif kind.bf16:
                 loaded.append(widen(builder, load_as(builder, place, HALVES, 2)))
             else:
                 loaded.append(load_as(builder, place, FLOATS))

@@ -32,17 +32,20 @@ class Variant:
     """One way to compile the kernels."""
 
     weights: Storage  # of linear layers
-    kv: Storage  # K, V and embeddings: the model's dtype, float32 or bfloat16
+    kv: Storage  # embeddings, and K and V: the model's dtype, float32 or bfloat16
+    cache: Storage  # K and V: as `kv`, or of 8 bits
     heads: int  # query heads that attend together; they share their KV head
     value_vectors: int  # vectors of a head's values that are summed at once
     rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 2
+    tokens: int = 1  # of a sequence that attend together
 
     @property
     def instructions(self) -> str:
         """What an operator is shown."""
         weights = "int8 weights, " if self.weights.int8 else ""
         dot = " dot product" if self.dot else ""
-        return f"{weights}{self.kv.numbers}{dot}, tiles of {self.rows}"
+        cache = f", K and V in {self.cache.numbers}" if self.cache.eight else ""
+        return f"{weights}{self.kv.numbers}{dot}{cache}, tiles of {self.rows}"
 
     @property
     def dot(self) -> bool:
@@ -53,6 +56,21 @@ class Variant:
     def active_bytes(self) -> int:
         """Bytes of one activation that goes into a product."""
         return 2 if self.dot else 4
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of one number of a query, which K is multiplied with."""
+        return 2 if self.cache.dot else 4
+
+    @property
+    def tile_rows(self) -> int:
+        """Query heads of all tokens that attend together."""
+        return self.tokens * self.heads
+
+    @property
+    def tile_vectors(self) -> int:
+        """As `value_vectors`, of these."""
+        return 2 if self.tokens > 1 else self.value_vectors
 
     @property
     def unroll_one(self) -> int:

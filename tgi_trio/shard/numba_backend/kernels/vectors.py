@@ -14,6 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tgi_trio.shard.numba_backend.kernels.eight_bits import round_to_bytes
 from tgi_trio.shard.numba_backend.kernels.emit import (
     FLOAT,
     FLOATS,
@@ -104,6 +105,12 @@ def _prefetch(builder: Any, where: Any, locality: int) -> Any:
     return none()
 
 
+@operation(types.none, address, vector)
+def store_half(builder: Any, where: Any, value: Any) -> Any:
+    """Write 16 numbers as bfloat16."""
+    return store_as(builder, _narrow(builder, value), where, 2)
+
+
 def widen(builder: Any, halves: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(halves, INTS), ints(16)), FLOATS)
 
@@ -118,7 +125,7 @@ def _narrow(builder: Any, value: Any) -> Any:
 
 @intrinsic
 def load_stored(context: Any, storage: StorageType, where: types.Integer) -> Any:
-    """Read 16 numbers of K and V, or of an embedding."""
+    """Read 16 numbers of an embedding."""
     bf16 = storage.storage.bf16
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -142,7 +149,20 @@ def _storing(half: bool) -> Any:
 @intrinsic
 def store_stored(context: Any, storage: StorageType, where: types.Integer, value: Any) -> Any:
     """Write 16 numbers of K and V."""
-    return types.none(storage, i64, vector), _storing(storage.storage.bf16)
+    kind = storage.storage
+    if not kind.eight:
+        return types.none(storage, i64, vector), _storing(kind.bf16)
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return store_as(builder, round_to_bytes(builder, values[2], kind), values[1], 1)
+
+    return types.none(storage, i64, vector), emit
+
+
+@intrinsic
+def store_query(context: Any, variant: VariantType, where: types.Integer, value: Any) -> Any:
+    """Write 16 numbers of a query."""
+    return types.none(variant, i64, vector), _storing(variant.variant.cache.dot)
 
 
 @intrinsic

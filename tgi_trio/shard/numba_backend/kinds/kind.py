@@ -5,7 +5,10 @@ kinds have a second head before a run of blocks, a *span*: scales of scales, or 
 
     weight = scale * (code - zero) - low
 
-where scale and low are products of the head's numbers.
+where scale and low are products of the head's numbers. Codes of some kinds are no whole numbers but
+floating-point ones, or stand for some: those are multiplied in float32, and
+
+    weight = scale * number
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.kernel_fit import PANEL
+from tgi_trio.shard.checkpoint.numbers import to_bfloat16
 
 Array = NDArray[Any]
 BLOCK_INPUTS = 32
@@ -26,6 +30,16 @@ MOST_ZERO = 128  # that a code of 0 can be
 # Numbers of a head: float16, float32, signed and unsigned bytes; "e8": the exponent of a power of
 # two with float32's bias.
 Number = Literal["f2", "f4", "i1", "u1", "e8"]
+# What codes that are no whole numbers are: of 4 bits one of 16 numbers before the panel; of
+# 8 bits a sign, four bits of exponent and three of fraction; of 32 bits float32.
+# 16 or 32 bits, as they are unpacked, the number that is multiplied: bfloat16 or float32.
+Floating = Literal["table", "e4m3", "bfloat16", "float32"]
+E4M3_NO_NUMBER = 127  # its lower bits
+# Of 16 float32, then of the same rounded to bfloat16: the upper bytes of all, and the lower ones.
+_TABLE_BYTES = 96
+# A vector has four inputs of an output in these bytes of a word, where they are floating-point
+# numbers: so that every other byte belongs to neighbours.
+FLOATING_ORDER = (0, 2, 1, 3)
 _BYTES: dict[Number, int] = {"f2": 2, "f4": 4, "i1": 1, "u1": 1, "e8": 1}
 
 
@@ -52,7 +66,7 @@ class Kind:
     """One way of storing quantised weights. Its name stands for it where kernels are compiled."""
 
     name: str
-    bits: int  # of a code in a panel: 4, 5, 6 or 8
+    bits: int  # of a code in a panel: 4, 5, 6 or 8; unpacked floating-point numbers': 16 or 32
     scale: tuple[str, ...]  # fields whose product it is
     head: tuple[Field, ...]  # before the codes of every block
     zero: int = 0  # the code of 0: 0, or a power of two up to `MOST_ZERO`
@@ -62,6 +76,7 @@ class Kind:
     # What the 16 codes stand for, from -127 to 127; (): they stand for themselves.
     table: tuple[int, ...] = ()
     largest: int = 0  # code; 0: as `bits` says
+    floating: Floating | None = None  # None: codes are whole numbers
 
     @property
     def zero_code(self) -> int:
@@ -79,6 +94,11 @@ class Kind:
         """Parts of a block's inputs that have their own lows; 0: there are none."""
         fields = {field.name: field for field in (*self.head, *self.span_head)}
         return max((fields[name].parts for name in self.low), default=0)
+
+    @property
+    def table_bytes(self) -> int:
+        """Before the first span of a panel: the numbers that its codes stand for."""
+        return _TABLE_BYTES if self.floating == "table" else 0
 
     @property
     def head_bytes(self) -> int:
@@ -104,15 +124,19 @@ class Kind:
     def panel_bytes(self, inputs: int, span: int) -> int:
         """Return the size of a panel whose spans are `span` inputs each."""
         blocks = inputs // BLOCK_INPUTS * self.block_bytes
-        return blocks + self.spans(inputs, span) * self.span_bytes
+        return self.table_bytes + blocks + self.spans(inputs, span) * self.span_bytes
 
 
-def unpacked(kind: Kind, raised: int) -> Kind:
+def unpacked(kind: Kind, raised: int, active_bits: int) -> Kind:
     """Return the kind with a byte for each code and heads of float32, which many rows share.
 
-    `raised`: bits that codes are shifted to the left. The sums of whole numbers are exact: they
-    stay the same.
+    `active_bits`: of activations; codes that are no whole numbers get as many. `raised`: bits that
+    codes are shifted to the left. The sums of whole numbers are exact: they stay the same.
     """
+    if kind.floating:
+        name, scale = f"unpacked floats of {active_bits}", (Field("scale", "f4"),)
+        number: Floating = "bfloat16" if active_bits == 16 else "float32"
+        return Kind(name, active_bits, ("scale",), scale, floating=number)
     zero = kind.zero_code << raised
     # Codes of 0 in the middle: as if they were all bytes, so that most kinds are one.
     largest = 255 if zero == MOST_ZERO else kind.largest_code
@@ -137,7 +161,7 @@ _FACTS_BYTES = 20
 
 
 def active_block_bytes(bits: int) -> int:
-    """Return the bytes of 32 activations of 8 or 16 bits and of what is known of them."""
+    """Return the bytes of 32 whole activations of 8 or 16 bits and of what is known of them."""
     return BLOCK_INPUTS * bits // 8 + _FACTS_BYTES
 
 
@@ -147,6 +171,7 @@ class Codes:
 
     codes: NDArray[np.uint8]  # [out, in]
     numbers: Mapping[str, Array]  # of every field [out, blocks or spans] or [.., parts]
+    table: NDArray[np.float32] | None = None  # [16], where codes stand for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +191,22 @@ def fill_panels(panels: NDArray[np.uint8], kind: Kind, given: Codes, span: int) 
     outputs, inputs = given.codes.shape
     count = math.ceil(outputs / PANEL)
     span = span if kind.span_head else inputs
-    spans = panels[:count].reshape(count, inputs // span, -1)
+    if given.table is not None:
+        panels[:count, : kind.table_bytes] = _table(given.table)
+    spans = panels[:count, kind.table_bytes :].reshape(count, inputs // span, -1)  # a view
     blocks = spans[:, :, kind.span_bytes :].reshape(*spans.shape[:2], -1, kind.block_bytes)  # views
     _fill_head(spans, kind.span_head, given)
     _fill_head(blocks, kind.head, given)
-    _fill_codes(blocks[..., kind.head_bytes :], kind.bits, _whole(given.codes))
+    codes = given.codes
+    if kind.floating:
+        codes = codes.reshape(outputs, -1, 4)[..., FLOATING_ORDER].reshape(outputs, inputs)
+    _fill_codes(blocks[..., kind.head_bytes :], kind.bits, _whole(codes))
+
+
+def _table(numbers: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return a table as it lies before a panel."""
+    pairs = to_bfloat16(numbers).view(np.uint8).reshape(-1, 2)
+    return np.concatenate([numbers.view(np.uint8), pairs[:, 1], pairs[:, 0]])
 
 
 def _fill_head(places: NDArray[np.uint8], fields: tuple[Field, ...], given: Codes) -> None:

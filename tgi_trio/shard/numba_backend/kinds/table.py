@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
 from tgi_trio.shard.numba_backend.kinds.blocks_of_32 import (
@@ -17,10 +19,12 @@ from tgi_trio.shard.numba_backend.kinds.blocks_of_32 import (
     Q8_0,
 )
 from tgi_trio.shard.numba_backend.kinds.blocks_of_256 import IQ4_XS, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
+from tgi_trio.shard.numba_backend.kinds.floating import E4M3, TABLE
 from tgi_trio.shard.numba_backend.kinds.groups import GROUPS_OF_4, GROUPS_OF_8, SIGNED_8
-from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, StoredKind
+from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Array, StoredKind
+from tgi_trio.shard.numba_backend.kinds.packing import Packing
 
-# By `StoredMatrix.coding`, those of several bits with these.
+# By `StoredMatrix.coding`, those of several bits with these; "affine in any order" is as "affine".
 KINDS: Final[Mapping[str, StoredKind]] = {
     "Q4_0": Q4_0,
     "Q4_1": Q4_1,
@@ -40,29 +44,51 @@ KINDS: Final[Mapping[str, StoredKind]] = {
     "affine 4": GROUPS_OF_4,
     "affine 8": GROUPS_OF_8,
     "int8": SIGNED_8,
+    "table": TABLE,
+    "e4m3": E4M3,
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How a matrix is packed: matrices with the same one can share an operation."""
-
-    stored: StoredKind
-    span: int  # inputs of a span
-
-    @property
-    def kind(self) -> Kind:
-        return self.stored.kind
+# Of a matrix that padding would make larger than that, plain numbers are made.
+_MOST_PADDED: Final = 2
 
 
 def find_packing(matrix: StoredMatrix) -> Packing | None:
     """Return how the kernels have a matrix; None: they have no kernel for the way it is stored."""
     coding = matrix.coding
-    stored = KINDS.get(f"affine {matrix.bits}" if coding == "affine" else coding)
-    if stored is None:
+    ordered = coding == "affine in any order"
+    stored = KINDS.get(f"affine {matrix.bits}" if coding == "affine" or ordered else coding)
+    inputs, group = matrix.shape[1], min(matrix.group, matrix.shape[1])
+    if stored is None or inputs % BLOCK_INPUTS:
         return None
-    span = stored.kind.span or matrix.group
-    inputs = matrix.shape[1]
-    if inputs % BLOCK_INPUTS or span % BLOCK_INPUTS or inputs % span:
+    if stored.kind.span or not stored.kind.span_head:
+        span = stored.kind.span or group
+        fits = span % BLOCK_INPUTS == 0 and inputs % span == 0
+        return Packing(stored, span) if fits else None
+    if coding == "table" and inputs % group:
+        return None  # its blocks go over the ends of rows
+    table = b""
+    if stored.kind.floating == "table":
+        table = _shared(matrix, "table").tobytes()
+    if ordered:
+        return _sorted(stored, inputs, _shared(matrix, "groups"))
+    span = math.gcd(inputs, group)
+    if span % BLOCK_INPUTS:
+        return _sorted(stored, inputs, np.arange(inputs) // group, table)
+    return Packing(stored, span, repeats=group // span, table=table)
+
+
+def _shared(matrix: StoredMatrix, plane: str) -> Array:
+    """Return a plane that all rows have in common."""
+    return matrix.rows(slice(0, 0)).planes()[plane]
+
+
+def _sorted(stored: StoredKind, inputs: int, groups: Array, table: bytes = b"") -> Packing | None:
+    """Return a packing whose inputs are sorted by their groups, which all get the same size."""
+    counts = np.bincount(groups)
+    span = -(-int(counts.max()) // BLOCK_INPUTS) * BLOCK_INPUTS
+    if span * len(counts) > _MOST_PADDED * inputs:
         return None
-    return Packing(stored, span)
+    order = np.full((len(counts), span), -1, np.int32)
+    order[np.arange(span) < counts[:, None]] = np.argsort(groups, kind="stable")
+    return Packing(stored, span, order=order.tobytes(), table=table)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import llvmlite.ir as ir
+import numpy as np
 from numba import types
 
 from tgi_trio.shard.numba_backend.kernels import kernel
@@ -25,7 +26,15 @@ from tgi_trio.shard.numba_backend.kernels.emit import (
     vector,
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.codes import BYTE, SHORT, offset
-from tgi_trio.shard.numba_backend.kernels.vectors import load, store, store_active
+from tgi_trio.shard.numba_backend.kernels.vectors import (
+    load,
+    load_float,
+    load_int,
+    store,
+    store_active,
+    store_float,
+    store_half,
+)
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, MOST_ZERO, active_block_bytes
 from tgi_trio.shard.numba_backend.tables import Buffer, Form
 from tgi_trio.shard.numba_backend.weight_layout import LANES
@@ -97,10 +106,20 @@ def store_a16(builder: Any, where: Any, first: Any, second: Any) -> Any:
     return _write(builder, where, [first, second], 16)
 
 
-PLAIN, EIGHT, SIXTEEN, WIDE = (
-    int(form) for form in (Form.PLAIN, Form.WHOLE_8, Form.WHOLE_16, Form.WIDE)
+PLAIN, EIGHT, SIXTEEN, WIDE, AS_FLOATS, PAIRS_OF = (
+    int(form)
+    for form in (
+        Form.PLAIN,
+        Form.WHOLE_8,
+        Form.WHOLE_16,
+        Form.WIDE,
+        Form.FLOATS,
+        Form.PAIRS,
+    )
 )
-WHOLE_8, WHOLE_16 = int(Buffer.WHOLE_8), int(Buffer.WHOLE_16)
+WHOLE_8, WHOLE_16, FLOATS_AT, UNSORTED = (
+    int(b) for b in (Buffer.WHOLE_8, Buffer.WHOLE_16, Buffer.FLOATS, Buffer.UNSORTED)
+)
 
 
 @kernel
@@ -115,6 +134,19 @@ def store_forms(variant, step, op, place, first, second):
         store_a8(step.buffers[WHOLE_8] + block * A8_BYTES, first, second)
     if op.forms & SIXTEEN:
         store_a16(step.buffers[WHOLE_16] + block * A16_BYTES, first, second)
+    if op.forms & AS_FLOATS:
+        store_pair(step.buffers[FLOATS_AT] + 4 * place, first, second)
+    if op.forms & PAIRS_OF:
+        store_half(step.buffers[FLOATS_AT] + 2 * place, first)
+        store_half(step.buffers[FLOATS_AT] + 2 * place + 2 * LANES, second)
+    if op.forms & WIDE:
+        store_pair(step.buffers[UNSORTED] + 4 * place, first, second)
+
+
+@kernel
+def store_pair(target, first, second):
+    store(target, first)
+    store(target + 4 * LANES, second)
 
 
 @kernel
@@ -127,11 +159,29 @@ def store_result(variant, op, target, place, value):
 
 
 @kernel
-def quantise(variant, rank, step, op):
-    """Make whole numbers of a buffer's float32 rows; every thread takes its share of the blocks."""
-    blocks = step.tokens * op.inputs // BLOCK_INPUTS
+def pick(row, order, target):
+    """Write the 32 numbers of a row to which `order` points."""
+    for i in range(0, 4 * BLOCK_INPUTS, 4):
+        feature = load_int(order + i)
+        store_float(target + i, load_float(row + 4 * feature) if feature >= 0 else np.float32(0))
+
+
+@kernel
+def quantise(variant, rank, step, op, scratch):
+    """Make whole numbers of a buffer's float32 rows; every thread takes its share of the blocks.
+
+    Where there is an `op.order` the rows are of `op.width`, and become others of `op.inputs`.
+    """
+    if op.forms == 0:
+        return
+    each = op.inputs // BLOCK_INPUTS
+    blocks = (step.wanted if op.wanted_only else step.tokens) * each
     source = step.buffers[op.source]
     for block in range(blocks * rank // step.threads, blocks * (rank + 1) // step.threads):
         place = block * BLOCK_INPUTS
         where = source + 4 * place
+        if op.order:
+            row = source + block // each * op.width * 4
+            pick(row, op.order + block % each * BLOCK_INPUTS * 4, scratch)
+            where = scratch
         store_forms(variant, step, op, place, load(where), load(where + 4 * LANES))

@@ -30,6 +30,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.codes import (
     read_scales,
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.dots import sum_of_bytes, sum_of_shorts
+from tgi_trio.shard.numba_backend.kernels.quantised.floats import add_floats, read_numbers
 from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier, MultiplierType
 from tgi_trio.shard.numba_backend.kernels.variant import CountType
 from tgi_trio.shard.numba_backend.kernels.vectors import fma_of
@@ -49,6 +50,7 @@ def add_block(
     columns: CountType,
     tile: types.UniTuple,
     column: types.Integer,
+    table: types.Integer,
     span_head: types.Integer,
     block: types.Integer,
     inputs: types.Integer,
@@ -56,21 +58,28 @@ def add_block(
 ) -> Any:
     """Return tile + inputs x a block of weights.
 
-    `inputs`: whole activations of the first row, see `activations.py`; the other rows' follow every
-    `stride` bytes. `tile`: rows x columns vectors, from `column` on. Blocks are added in the same
-    order whatever the tile, so that a row's results do not depend on the others.
+    `table`: what codes of 4 bits stand for, where they do. `inputs`: activations of the first row,
+    see `activations.py`; the other rows' follow every `stride` bytes. `tile`: rows x columns
+    vectors, from `column` on. Blocks are added in the same order whatever the tile, so that a row's
+    results do not depend on the others.
     """
     way = multiplier.multiplier
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
-        tile_value, first_column, head_at, block_at, first, step = values[3:]
+        tile_value, first_column, table_at, head_at, block_at, first, step = values[3:]
         sums = cgutils.unpack_tuple(builder, tile_value, tile.count)
         codes_at = offset(builder, block_at, way.kind.head_bytes)
         rows_at = [builder.add(first, builder.mul(step, I64(row))) for row in range(rows.value)]
         for number in range(columns.value):
             column = builder.add(first_column, I64(number))
-            codes = read_codes(builder, way, codes_at, column)
             scales = read_scales(builder, way, block_at, head_at, column)
+            if way.kind.floating:
+                own = slice(number, None, columns.value)
+                sums[own] = add_floats(
+                    builder, way, sums[own], table_at, codes_at, column, scales[0], rows_at
+                )
+                continue
+            codes = read_codes(builder, way, codes_at, column)
             lows = read_lows(builder, way, block_at, head_at, column)
             if way.active_bits == 16:
                 codes = [half for each in codes for half in _widen(builder, each)]
@@ -79,7 +88,7 @@ def add_block(
                 sums[i] = _add_row(builder, way, sums[i], codes, scales, lows, x)
         return cgutils.pack_array(builder, sums)
 
-    return tile(multiplier, rows, columns, tile, i64, i64, i64, i64, i64), emit
+    return tile(multiplier, rows, columns, tile, i64, i64, i64, i64, i64, i64), emit
 
 
 def _add_row(
@@ -161,6 +170,7 @@ def _widen(builder: Any, codes: Any) -> list[Any]:
 def unpack_block(
     context: Any,
     multiplier: MultiplierType,
+    table: types.Integer,
     span_head: types.Integer,
     block: types.Integer,
     target: types.Integer,
@@ -169,7 +179,7 @@ def unpack_block(
     way = multiplier.multiplier
 
     def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _, head_at, block_at, to = values
+        _, table_at, head_at, block_at, to = values
         kind = way.unpacked.kind
         codes_at = offset(builder, block_at, way.kind.head_bytes)
         for column in range(_COLUMNS):
@@ -178,9 +188,13 @@ def unpack_block(
             lows = read_lows(builder, way, block_at, head_at, at)
             for part, value in enumerate([*scales, *lows]):
                 store_as(builder, value, offset(builder, to, 4 * (part * PANEL + column * LANES)))
-            for v, codes in enumerate(read_codes(builder, way, codes_at, at)):
+            if way.kind.floating:
+                codes_or_numbers = read_numbers(builder, way, table_at, codes_at, at)
+            else:
+                codes_or_numbers = iter(read_codes(builder, way, codes_at, at))
+            for v, codes in enumerate(codes_or_numbers):
                 place = kind.head_bytes + (v * _COLUMNS + column) * 4 * LANES
                 store_as(builder, codes, offset(builder, to, place))
         return none()
 
-    return types.none(multiplier, i64, i64, i64), emit
+    return types.none(multiplier, i64, i64, i64, i64), emit

@@ -18,7 +18,13 @@ from numba.extending import (
     unbox,
 )
 
-from tgi_trio.shard.numba_backend.kinds.kind import MOST_ZERO, Kind, active_block_bytes, unpacked
+from tgi_trio.shard.numba_backend.kinds.kind import (
+    BLOCK_INPUTS,
+    MOST_ZERO,
+    Kind,
+    active_block_bytes,
+    unpacked,
+)
 
 # Which instructions multiply whole numbers: AVX512's dot product of bytes (VNNI), AVX512's and
 # AVX2's older ones, ARM's dot product, or what LLVM makes of plain multiplications.
@@ -30,7 +36,9 @@ class Multiplier:
     """One way to multiply weights of a kind."""
 
     kind: Kind
-    active_bits: int  # of activations, whole numbers with a scale for 32 of them: 8 or 16
+    # Of activations: 8 or 16 of whole numbers with a scale for 32 of them; where codes are no whole
+    # numbers 16 of bfloat16, multiplied in pairs, or 32 of float32.
+    active_bits: int
     dots: Dots
     rows: int  # most rows of a tile
     half: bool  # the machine widens float16
@@ -49,18 +57,24 @@ class Multiplier:
         kinds that have one: what it adds to a sum is then read and need not be computed for each
         row. Scales are as much smaller, by a power of two, so that products stay the same.
         """
-        if self.dots != "vnni" or not self.kind.zero_code:
+        if self.dots != "vnni" or self.kind.floating or not self.kind.zero_code:
             return 0
         return (MOST_ZERO // self.kind.zero_code).bit_length() - 1
 
     @property
     def active_bytes(self) -> int:
         """Of the activations that a block of weights is multiplied with."""
+        if self.kind.floating:
+            return BLOCK_INPUTS * self.active_bits // 8
         return active_block_bytes(self.active_bits)
 
     @property
     def block_bytes(self) -> int:
         return self.kind.block_bytes
+
+    @property
+    def table_bytes(self) -> int:
+        return self.kind.table_bytes
 
     @property
     def span_bytes(self) -> int:
@@ -69,7 +83,7 @@ class Multiplier:
     @property
     def unpacked(self) -> Multiplier:
         """How the same weights are multiplied after `unpack_block`."""
-        return replace(self, kind=unpacked(self.kind, self.raised))
+        return replace(self, kind=unpacked(self.kind, self.raised, self.active_bits))
 
 
 class MultiplierType(types.Type):
