@@ -3,7 +3,7 @@
     python -m tgi_trio.testing.compiled_kernels            # a table, in JSON
 
 Triton needs no device to compile for a named one. The variants are in
-`kernel_variants.py` and `code_variants.py`.
+`kernel_variants.py`, `code_variants.py` and `adapter_variants.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tgi_trio.shard.torch_backend.torch_device import Generation
+from tgi_trio.testing.adapter_variants import adapter_variants
 from tgi_trio.testing.code_variants import code_variants
 from tgi_trio.testing.kernel_variants import EVEN, TYPES, Variant, variants
 
@@ -80,6 +81,7 @@ def variants_of(generation: Generation) -> Iterator[Variant]:
     """Yield every kind of launch that devices of a generation are given."""
     yield from variants(generation)
     yield from code_variants(generation)
+    yield from adapter_variants()
 
 
 def main() -> None:

@@ -18,10 +18,14 @@ from tgi_trio.shard.torch_backend.kernels import (
     filling,
     fused,
     grouped,
+    listing,
     masking,
+    one_row,
 )
 from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.grouped_experts import tokens_of_a_program
+from tgi_trio.shard.torch_backend.layers.one_row import TILES
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
 
@@ -59,6 +63,7 @@ def variants(generation: Generation) -> Iterator[Variant]:
     """Yield what devices of a generation are given."""
     yield from _attention(generation)
     yield from _between_products()
+    yield from _one_row()
     yield from _latent_keys()
     yield from _sampler()
     yield from _routing()
@@ -76,6 +81,8 @@ def _attention(generation: Generation) -> Iterator[Variant]:
         (dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256) for dtype in (BF16, F32)
     ]
     cases += [(128, dtype, kind) for kind in kinds for dtype in (BF16, F32)]
+    cases += [(128, BF16, {"CODES": word}) for word in EIGHT_BITS]
+    cases += [(dim, BF16, {"CODES": "fp8_e4m3fn"}) for dim in (64, 256)]
     cases += [(256, BF16, {"SOFT_CAP": True, "WINDOW": 4096}), (64, BF16, kinds[-1])]
     for dim, dtype, kind in cases:
         for decodes in (True, False):
@@ -83,14 +90,15 @@ def _attention(generation: Generation) -> Iterator[Variant]:
                 if group == 7 and dim != 128:
                     continue
                 yield _attend(generation, dtype, dim, group, decodes, divided, kind)
-    for dtype, heads, decodes in (
-        (BF16, 16, True),
-        (BF16, 16, False),
-        (BF16, 128, True),
-        (F32, 16, True),
+    for dtype, heads, decodes, codes in (
+        (BF16, 16, True, ""),
+        (BF16, 16, False, ""),
+        (BF16, 128, True, ""),
+        (F32, 16, True, ""),
+        *((BF16, 128, decodes, word) for decodes in (True, False) for word in EIGHT_BITS),
     ):
         for divided in (True, False):
-            yield _attend_latents(dtype, heads, decodes, divided)
+            yield _attend_latents(dtype, heads, decodes, divided, codes)
     for dim in (64, 128, 256, 512):
         yield Variant(
             f"merge_parts bf16 {dim}",
@@ -110,7 +118,8 @@ def _attend(
     divided: bool,
     kind: dict[str, Any],
 ) -> Variant:
-    tile = choose_tile(dtype, dim, generation, decodes=decodes)
+    eight_bits = "CODES" in kind
+    tile = choose_tile(dtype, dim, generation, decodes=decodes, eight_bits=eight_bits)
     constants = {
         "KV_HEADS": 8,
         "GROUP": group,
@@ -124,27 +133,37 @@ def _attend(
         "SOFT_CAP": False,
         "ALIBI": False,
         "SINKS": False,
+        "CODES": "",
     }
+    cached = U8 if eight_bits else dtype
     mode = "decode" if decodes else "prefill"
-    more = "".join(f" {name.lower()}" for name in ({"DIVIDED": True} if divided else {}) | kind)
+    named = ({"DIVIDED": True} if divided else {}) | kind
+    more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
     tables = (I32,) * 6 + (F32, F32)
     return Variant(
         f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",
         paged_kernel.attend_tile,
-        (dtype, F32, F32, F32, dtype, dtype, dtype, *tables, "fp32", "fp32", "i32", "i32"),
+        (dtype, *(F32,) * 3, dtype, cached, cached, *tables, *("fp32",) * 3, "i32", "i32"),
         constants | kind,
         warps=tile.warps,
         stages=tile.stages,
     )
 
 
-def _attend_latents(dtype: torch.dtype, heads: int, decodes: bool, divided: bool) -> Variant:
+def _attend_latents(
+    dtype: torch.dtype, heads: int, decodes: bool, divided: bool, codes: str
+) -> Variant:
     tile = choose_latent_tile(dtype, heads, decodes=decodes)
     mode = "decode" if decodes else "prefill"
+    more = f"{' divided' if divided else ''}{f' {codes}' if codes else ''}"
     return Variant(
-        f"attend_latents {mode} {TYPES[dtype]} 512+64 h{heads}{' divided' if divided else ''}",
+        f"attend_latents {mode} {TYPES[dtype]} 512+64 h{heads}{more}",
         latent_kernel.attend_latents,
-        (dtype, F32, F32, F32, *(dtype,) * 5, *(I32,) * 6, "fp32", *("i32",) * 4),
+        (
+            *(dtype, F32, F32, F32),
+            *(*(dtype,) * 4, U8 if codes else dtype),
+            *(*(I32,) * 6, "fp32", "fp32", *("i32",) * 4),
+        ),
         {
             "HEADS": heads,
             "RANK": 512,
@@ -157,6 +176,7 @@ def _attend_latents(dtype: torch.dtype, heads: int, decodes: bool, divided: bool
             "LANES": tile.lanes,
             "KEYS": tile.keys,
             "DIVIDED": divided,
+            "CODES": codes,
         },
         warps=tile.warps,
         stages=tile.stages,
@@ -195,20 +215,24 @@ def _between_products() -> Iterator[Variant]:
             (BF16, BF16, "fp32"),
             {"SIZE": 14336, "BLOCK": 1024, "ACT": act, "LIMITS": limits, "PAIRED": limits},
         )
-    for dim, rotary, norm, interleaved in (
-        (64, 64, "", False),
-        (128, 128, "", False),
-        (128, 128, "rms", False),
-        (256, 64, "", True),
-        (256, 256, "rms_plus_one", False),
-        (128, 32, "layer", True),
+    for dim, rotary, norm, interleaved, codes in (
+        (64, 64, "", False, ""),
+        (128, 128, "", False, ""),
+        (128, 128, "rms", False, ""),
+        (256, 64, "", True, ""),
+        (256, 256, "rms_plus_one", False, ""),
+        (128, 32, "layer", True, ""),
+        *((128, 128, "", False, word) for word in EIGHT_BITS),
     ):
         gain = F32 if norm == "rms_plus_one" else BF16
-        more = " interleaved" if interleaved else ""
+        more = f"{' interleaved' if interleaved else ''}{f' {codes}' if codes else ''}"
         yield Variant(
             f"rotate_and_write bf16 {dim} {rotary}{more} {norm}".rstrip(),
             fused.rotate_and_write,
-            (*(BF16,) * 6, I64, gain, BF16, "fp32", "fp32", "i32"),
+            (
+                *(BF16, *(U8 if codes else BF16,) * 2, *(BF16,) * 3),
+                *(I64, gain, BF16, *("fp32",) * 4, "i32"),
+            ),
             {
                 "HEADS": 32,
                 "KV_HEADS": 8,
@@ -219,18 +243,34 @@ def _between_products() -> Iterator[Variant]:
                 "CLIPS": False,
                 "NORM": norm,
                 "HAS_BIAS": norm == "layer",
+                "CODES": codes,
                 "FIRST": 0,
                 "BLOCK": count_heads(dim),
             },
         )
 
 
-def _latent_keys() -> Iterator[Variant]:
-    for query in (1536, 3072):  # compressed, and queries of 16 heads
+def _one_row() -> Iterator[Variant]:
+    for tile in TILES:
         yield Variant(
-            f"write_latents bf16 512+64 q{query}",
+            f"multiply_row bf16 {tile.outputs}x{tile.depth}",
+            one_row.multiply_row,
+            (BF16, BF16, BF16, BF16, "i32" + EVEN, "i32" + EVEN),
+            {"HAS_BIAS": True, "OUTPUTS": tile.outputs, "DEPTH": tile.depth},
+        )
+
+
+def _latent_keys() -> Iterator[Variant]:
+    compressed, plain = 1536, 3072  # of 16 heads
+    for query, codes in (
+        (compressed, ""),
+        (plain, ""),
+        *((compressed, word) for word in EIGHT_BITS),
+    ):
+        yield Variant(
+            f"write_latents bf16 512+64 q{query}{f' {codes}' if codes else ''}",
             fused.write_latents,
-            (*(BF16,) * 5, I64, *(BF16,) * 4, "fp32", "fp32", "i32"),
+            (U8 if codes else BF16, *(BF16,) * 4, I64, *(BF16,) * 4, *("fp32",) * 3, "i32"),
             {
                 "QUERY": query,
                 "PADDED_QUERY": pad_dim(query),
@@ -242,6 +282,7 @@ def _latent_keys() -> Iterator[Variant]:
                 "KIND": "rms",
                 "HAS_GAIN": True,
                 "HAS_BIAS": False,
+                "CODES": codes,
             },
         )
 
@@ -266,6 +307,13 @@ def _sampler() -> Iterator[Variant]:
         choosing.choose_tokens,
         (F64, I64, I64, F32, *asked),
         {"FEW": 512, "BLOCK": 2048},
+        warps=8,
+    )
+    yield Variant(
+        "list_best",
+        listing.list_best,
+        (I32, F32, I32, I64, "i32", "i32"),
+        {"ROOM": 256, "BLOCK": 2048},
         warps=8,
     )
     for adds in (True, False):
@@ -304,18 +352,19 @@ def _routing() -> Iterator[Variant]:
                 "PADDED_GROUPS": groups,
                 "GROUPS_USED": used,
                 "HAS_BIAS": routing == "grouped-sigmoid",
+                "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1}.get(routing, 0),
                 "BLOCK": tokens_of_a_program(count),
             },
         )
-    for size, each, shared in ((2880, 4, False), (2048, 8, True), (7168, 8, True)):
+    for size, each, shared in ((2880, 4, 0), (2048, 8, 4), (7168, 8, 1)):
         yield Variant(
             f"combine_experts bf16 {size}{' shared' if shared else ''}",
             grouped.combine_experts,
-            (BF16,) * 5,
+            (BF16,) * 4,
             {
                 "SIZE": size,
                 "PER_TOKEN": each,
-                "HAS_SHARED": shared,
+                "SHARED": shared,
                 "HAS_DOOR": size == 2048,
                 "BLOCK": 1024,
             },
@@ -324,11 +373,12 @@ def _routing() -> Iterator[Variant]:
 
 def _experts() -> Iterator[Variant]:
     for dtype, rows in ((BF16, 16), (BF16, 64), (F32, 16)):
-        for gathers in (True, False):
+        for kind in ("in", "in gated", "in gated limits paired", "out"):
+            gathers, gated, limits = kind != "out", "gated" in kind, "limits" in kind
             yield Variant(
-                f"multiply_groups {TYPES[dtype]} {rows} {'in' if gathers else 'out'}",
+                f"multiply_groups {TYPES[dtype]} {rows} {kind}",
                 grouped.multiply_groups,
-                (dtype, dtype, dtype, dtype, I32, I32, "i32"),
+                (dtype, dtype, dtype, dtype, I32, I32, "i32", "fp32"),
                 {
                     "N": 1536,
                     "K": 2048,
@@ -337,6 +387,9 @@ def _experts() -> Iterator[Variant]:
                     "PER_ROW": 8,
                     "GATHERS": gathers,
                     "HAS_BIAS": True,
+                    "ACT": "silu" if gated else "",
+                    "LIMITS": limits,
+                    "PAIRED": limits,
                     "ROWS": rows,
                     "OUTPUTS": 64,
                     "DEPTH": 64 if dtype is BF16 else 32,

@@ -62,7 +62,8 @@ class StandInDevice(TorchDispatchMode):
         self.arrivals = 0  # copies to the host that have been launched
         self._lost = False
         self._recording: Graph | None = None
-        self._pinned: list[torch.Tensor] = []
+        # Memory is pinned for all of them.
+        self._pinned: list[torch.Tensor] = [] if beside is None else beside._pinned
         self._coming: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (number, to, numbers)
         self._patches = contextlib.ExitStack()
 
@@ -192,6 +193,14 @@ class StandInDevice(TorchDispatchMode):
         self._coming.append((self.arrivals, garbage, numbers))
         return garbage
 
+    @property
+    def _pin(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+            self._pinned.append(tensor.clone())
+            return self._pinned[-1]
+
+        return pin_memory
+
     def _is_pinned(self, x: torch.Tensor) -> bool:
         memory = x.untyped_storage().data_ptr()
         return any(memory == pinned.untyped_storage().data_ptr() for pinned in self._pinned)
@@ -240,6 +249,8 @@ class StandInDevice(TorchDispatchMode):
         if self._beside is None:
             for owner, name, value in replacements(_current):
                 self._patches.enter_context(mock.patch.object(owner, name, value))
+            pin = mock.patch.object(torch.Tensor, "pin_memory", self._pin)  # from any thread
+            self._patches.enter_context(pin)
         super().__enter__()
         return self
 

@@ -12,13 +12,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 MEMORY = 8 << 30  # bytes that the device says it has
 NAME = "a device that is not there"
+PROPERTIES: Final = SimpleNamespace(major=9, minor=0, shared_memory_per_block_optin=227 << 10)
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Counts:
     sent: int = 0  # copies to the device that nobody waits for
     received: int = 0  # and from it
     recordings: int = 0
+    stream_waits: int = 0  # of the device, for what another of its streams does
 
 
 class Driven(Protocol):
@@ -88,11 +91,15 @@ class Event:
 
 
 class Stream:
-    """There is one."""
+    """There is one, and it waits for nothing, but says so."""
 
     cuda_stream = 0
 
-    def wait_stream(self, other: object) -> None: ...
+    def __init__(self, current: Callable[[], Driven]) -> None:
+        self._current = current
+
+    def wait_stream(self, other: object) -> None:
+        self._current().counts.stream_waits += 1
 
 
 def replacements(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
@@ -137,14 +144,15 @@ def _device_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any
         (torch.xpu, "get_device_name", lambda device=None: NAME),
         (cuda, "_lazy_init", _nothing),
         (cuda, "get_per_process_memory_fraction", lambda device=None: 1.0),
-        (cuda, "get_device_capability", lambda device=None: (9, 0)),
+        (cuda, "get_device_properties", lambda device=None: PROPERTIES),
+        (cuda, "get_device_capability", lambda device=None: (PROPERTIES.major, PROPERTIES.minor)),
         (cuda, "get_device_name", lambda device=None: NAME),
     ]
 
 
 def _graph_functions(current: Callable[[], Driven]) -> list[tuple[Any, str, Any]]:
     """Return what has to do with streams, events and recordings."""
-    cuda, stream = torch.cuda, Stream()
+    cuda, stream = torch.cuda, Stream(current)
 
     def record(
         graph: Graph,

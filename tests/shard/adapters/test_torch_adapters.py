@@ -16,7 +16,10 @@ from tests.shard.adapters.peft_support import (
     install,
     write_adapter,
 )
+from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
+    BLOCK,
+    GreedyRecorder,
     advance,
     generated,
     guessing_plan,
@@ -27,6 +30,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.ipc.startup import WarmupRequest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 12
@@ -154,3 +158,19 @@ def test_dropped_and_loaded_again(serve: Callable[..., Any], tmp_path: Path) -> 
         check(golden, recorder, row)
     with pytest.raises(ModelLoadError, match="not those that were loaded before"):
         host.load(AdapterOrder(3, tmp_path / "0", bytes(32)))
+
+
+def test_four_ranks(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Adapters divided as the model is, K and V shared by ranks: what one process says."""
+    base = checkpoint("llama")
+    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r) for r in (4, 3)]
+    golden, recorder = PeftGolden(base, folders), GreedyRecorder()
+    with ranks_of(base, 4, recorder, max_lora_rank=4) as runner:
+        runner.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
+        for each in runner.runners:
+            for number, folder in enumerate(folders, start=1):
+                install(each, number, folder)
+        rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 2, 1])
+        run(runner, rows, chunk=9, joins=2)
+    for row in rows:
+        check(golden, recorder, row)

@@ -11,7 +11,12 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         {"frequency_penalty": 0.5, "presence_penalty": 0.2, "sample": True},
         {"frequency_penalty": 0.7, "absolute_penalties": True, "logit_bias": ((5, 3.0),)},
     ],
-    "grammar": [{"grammar": "turns"}, {}, {"grammar": "turns", "sample": True}],
+    "top tokens": [
+        {"top_n": 3},
+        {"top_n": 1, "sample": True, "top_k": 40, "repetition_penalty": 1.2},
+        {"top_n": 20, "sample": True, "temperature": 0.7},
+    ],
+    "grammar": [{"grammar": "turns"}, {}, {"grammar": "turns", "sample": True, "top_n": 2}],
     "watermark": [{"watermark": True}, {}, {"watermark": True, "sample": True}],
     "prompt logprobs": [
         {"prompt_logprobs": True},

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.shard.loop.scripted_router import ScriptedRouter, channel
 from tests.shard.torch_backend.models_support import BLOCK
@@ -27,12 +28,17 @@ class DeviceShard:
     """A shard in a thread: what its device was asked, and what it ended with."""
 
     def __init__(
-        self, end: ShardEnd, folder: Path, graphs: tuple[int, ...], speculate: int, incarnation: int
+        self,
+        end: ShardEnd,
+        folder: Path,
+        graphs: tuple[int, ...],
+        incarnation: int,
+        **settings: Any,
     ) -> None:
         self.device = StandInDevice()
         self.error: BaseException | None = None
         self._settings = ShardSettings(
-            model_path=folder, dtype="float32", cpu_threads=1, speculate=speculate
+            model_path=folder, dtype="float32", cpu_threads=1, **settings
         )
         self._graphs = graphs
         self._incarnation = incarnation
@@ -55,13 +61,13 @@ class DeviceShard:
 
 @contextmanager
 def device_shard(
-    folder: Path, graphs: tuple[int, ...], *, speculate: int = 0, incarnation: int = 1
+    folder: Path, graphs: tuple[int, ...], *, incarnation: int = 1, **settings: Any
 ) -> Iterator[tuple[ScriptedRouter, DeviceShard]]:
     """Yield a warmed-up shard, whose device counts what serving asks of it alone."""
     with channel(incarnation=incarnation) as (endpoints, router):
         own = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
         end = ShardEnd.attach(own.text())
-        shard = DeviceShard(end, folder, graphs, speculate, incarnation)
+        shard = DeviceShard(end, folder, graphs, incarnation, **settings)
         shard.thread.start()
         router.greet()
         router.send(
@@ -70,6 +76,7 @@ def device_shard(
             max_total_tokens=64,
             max_batch_size=4,
             max_batch_total_tokens=(BLOCKS - 1) * BLOCK,
+            adapters_to_come=0,
         )
         assert router.receive().word("blocks") == BLOCKS
         router.end.release()

@@ -101,6 +101,7 @@ class Said:
 
     tokens: list[list[int]] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[tuple[int, float]] = field(default_factory=list)  # alternatives
     prompts: list[float] = field(default_factory=list)
     decodes: list[Counts] = field(default_factory=list)  # of steps without a prefill
     steps: int = 0
@@ -185,6 +186,7 @@ def _note(said: Said, result: StepResult) -> None:
     for row in result.rows:
         assert row.fault is None, row.fault
         said.logprobs += row.logprobs
+        said.tops += [one for top in row.tops for one in top]
         said.prompts += [value for value in row.prompt_logprobs if value == value]
 
 
@@ -192,4 +194,7 @@ def agree(ours: Said, theirs: Said) -> None:
     """Raise AssertionError unless two runs said the same."""
     assert ours.tokens == theirs.tokens
     np.testing.assert_allclose(sorted(ours.logprobs), sorted(theirs.logprobs), atol=2e-4)
+    assert len(ours.tops) == len(theirs.tops)
+    for (token, value), (other, wanted) in zip(sorted(ours.tops), sorted(theirs.tops), strict=True):
+        assert token == other and abs(value - wanted) < 2e-4
     np.testing.assert_allclose(sorted(ours.prompts), sorted(theirs.prompts), atol=2e-4)

@@ -12,7 +12,7 @@ import pytest
 
 TABLE = Path(__file__).parents[3] / "bench/results/compiled-kernels.json"
 SMALLEST_SHARED = 99 << 10  # bytes a program may have on any device from compute capability 8.0 on
-PREFILL_SHARED = 163 << 10  # on those that prefills are large on, 8.0 and 9.0
+HOPPER_SHARED = 163 << 10  # on those that get tiles of "hopper", see `generation`
 
 
 def is_decode(name: str) -> bool:
@@ -25,7 +25,8 @@ def test_the_table_of_all_variants_holds() -> None:
     table = [json.loads(line) for line in TABLE.read_text().splitlines()]
     assert {entry["target"] for entry in table} == {80, 90} and len(table) > 60
     for entry in table:
-        most = SMALLEST_SHARED if is_decode(entry["name"]) else PREFILL_SHARED
+        small = is_decode(entry["name"]) or entry["target"] == 80
+        most = SMALLEST_SHARED if small else HOPPER_SHARED
         assert entry["shared"] <= most and entry["spilled"] == 0, entry
 
 
@@ -49,7 +50,7 @@ def test_variants_compile_to_what_the_table_says() -> None:
     assert done.returncode == 0, done.stderr
     table = [json.loads(line) for line in TABLE.read_text().splitlines()]
     made = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(made) == 2 * 7  # with its window, soft cap, biases and sinks
+    assert len(made) == 2 * 9  # with its window, soft cap, biases and sinks, and K and V of 8 bits
     for entry in made:
         (known,) = [e for e in table if all(e[k] == entry[k] for k in ("name", "target"))]
         assert entry["spilled"] == 0 and abs(entry["registers"] - known["registers"]) <= 16

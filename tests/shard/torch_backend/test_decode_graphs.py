@@ -40,10 +40,8 @@ from tgi_trio.shard.torch_backend.decode_graphs import (
     Compute,
     DecodeGraphs,
     Graph,
-    idle_plan,
-    only_decodes,
-    pad_plan,
 )
+from tgi_trio.shard.torch_backend.decode_plans import idle_plan, only_decodes, pad_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner

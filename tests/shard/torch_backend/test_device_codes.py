@@ -61,9 +61,9 @@ def test_a_gguf_of_several_types(tmp_path: Path) -> None:
     check(gguf_folder(Path(__file__).parents[1] / "gguf/tiny-Q4_K_M.gguf", tmp_path))
 
 
-@pytest.mark.parametrize("stored", ["gptq 4 bits, acts", "int8", "fp8 by channel", "awq"])
-def test_what_is_packed_here(checkpoint: Checkpoint, tmp_path: Path, stored: str) -> None:
-    check(quantise(checkpoint("llama"), tmp_path / "q", *STORED[stored]))
+def test_groups_of_16_in_any_order(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Those of other tools are of 128, or of a channel."""
+    check(quantise(checkpoint("llama"), tmp_path / "q", *STORED["gptq 4 bits, acts"]))
 
 
 def test_experts_are_numbers_beside_codes(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -58,12 +58,10 @@ def device_choice(
     scores = torch.tensor(logits, device=WHERE)
     here = None if masks is None else sampler.upload_masks(masks)
     found = sampler.choose(scores, sampler.upload(sampler.ask(choosing)), here)
-    tops, best = {}, sampler.best(scores, choosing)
-    if best is not None:
-        values, ids = best.values.cpu().numpy(), best.ids.cpu().numpy()
-        tops = list_best(choosing, best.listed, values, ids)
+    assert found.listed is not None
+    tops = list_best(choosing, found.listed.cpu().numpy())
     faults = {} if masks is None else masks.faults
-    results = read_choices(choosing, found.cpu().numpy(), tops, faults, vocab_size).rows
+    results = read_choices(choosing, found.tokens.cpu().numpy(), tops, faults, vocab_size).rows
     for i, result in enumerate(results):
         if result.fault is None:
             assert sampler.chosen[i].item() == result.token_ids[0]
@@ -241,7 +239,7 @@ class Following:
         self.sent = len(told.entries)
         logits = normal(count, self.vocab_size, seed=int(positions.sum()))
         scores = torch.tensor(logits, device=WHERE)
-        found = self.sampler.choose(scores, self.sampler.upload(told)).cpu().numpy()
+        found = self.sampler.choose(scores, self.sampler.upload(told)).tokens.cpu().numpy()
         self.settle()
         self.last = rows
         texts = [row.token_ids[: row.length].tolist() for row in rows]
@@ -328,7 +326,7 @@ def test_biases_go_up_when_the_rows_change() -> None:
         positions = np.array([row.length for row in rows])
         told = sampler.ask(Choosing(rows, count, none, positions, count), 2)
         sampler.refill(reserved, told)
-        found = sampler.choose(torch.tensor(logits, device=WHERE), reserved.asked)
+        found = sampler.choose(torch.tensor(logits, device=WHERE), reserved.asked).tokens
         expected = choose(logits[: len(rows)], rows)
         assert found[: len(rows), 0].tolist() == [row.token_ids[0] for row in expected]
         return found[:, 0].tolist()
@@ -343,3 +341,31 @@ def test_biases_go_up_when_the_rows_change() -> None:
     assert torch.equal(reserved.asked.entries, kept)
     assert chosen(rows[::-1]) == [12, 11]
     assert chosen(rows[:1])[0] == 11
+
+
+@pytest.mark.parametrize("levels", [1, 3, 10**6])
+def test_the_best_tokens_are_the_host_s(levels: int) -> None:
+    """Of more tokens than are listed, tied or not, cut or not, and more than a recording lists."""
+    logits = np.round(normal(5, 900, 1.0, seed=9) * levels) / np.float32(levels)
+
+    def rows() -> list[ShardSequence]:
+        cuts: list[dict[str, Any]] = [{"top_k": 30}, {"top_p": 0.9}, {}, {"typical_p": 0.5}, {}]
+        wanted = (5, 20, 64, 3, 300)
+        return [
+            sequence(sample=True, seed=i, top_n=n, **cut)
+            for i, (n, cut) in enumerate(zip(wanted, cuts, strict=True))
+        ]
+
+    ours, theirs = device_choice(logits, rows()), choose(logits, rows())
+    for one, other in zip(ours, theirs, strict=True):
+        assert list(one.token_ids) == list(other.token_ids)
+        (tops,), (wanted,) = one.tops, other.tops
+        # Which of those that tie with the last are listed is open; their number is limited.
+        assert sorted(p for _, p in tops) == pytest.approx(
+            sorted(p for _, p in wanted)[-len(tops) :], abs=2e-6
+        )
+        least = tops[-1][1]
+        assert [t for t, p in tops if p > least + 1e-5] == [
+            t for t, p in wanted if p > least + 1e-5
+        ]
+        assert len(tops) == len({token for token, _ in tops})

@@ -19,7 +19,7 @@ from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 
 need_triton()
@@ -39,14 +39,20 @@ BOUND = 2e-3
 class Case:
     """Rows whose K and V are in a cache, but for those of the queries."""
 
-    def __init__(self, contexts: list[int], counts: list[int], layer: AttentionLayer) -> None:
+    def __init__(
+        self, contexts: list[int], counts: list[int], layer: AttentionLayer, codes: str = ""
+    ) -> None:
+        """`codes`: one of `EIGHT_BITS`, that K and V are kept in."""
         self.layer, self.contexts, self.counts = layer, contexts, counts
         self.blocks = tables([[0] * n for n in contexts], shuffle=2, new=0)
         held, dim, same = 1 + sum(map(len, self.blocks)), layer.head_dim, layer.value_dim > 0
         shape = KVShape(2, layer.kv_heads, dim, same)
-        self.cache = KVCache(shape, held, torch.bfloat16, torch.device(DEVICE))
-        self.cache.key.fill_(float("nan"))  # what nobody has written, nobody may look at
-        self.cache.value.fill_(float("nan"))
+        kept = EIGHT_BITS[codes] if codes else torch.bfloat16
+        self.cache = KVCache(shape, held, kept, torch.device(DEVICE))
+        # What nobody has written, nobody may look at; this is no number in e5m2, and is a large one
+        # in e4m3.
+        for memory in (self.cache.key, self.cache.value):
+            memory.fill_(0x7F if codes else float("nan"))
         generator = torch.Generator().manual_seed(sum(contexts) + dim)
 
         def some(*shape: int) -> torch.Tensor:
@@ -55,13 +61,27 @@ class Case:
 
         self.query = 16 * some(sum(counts), layer.heads, dim)
         self.rows = [(some(n, layer.kv_heads, dim), some(n, layer.kv_heads, dim)) for n in contexts]
-        for blocks, (key, value) in zip(self.blocks, self.rows, strict=True):
+        for i, (blocks, (key, value)) in enumerate(zip(self.blocks, self.rows, strict=True)):
             places = torch.tensor(blocks).repeat_interleave(BLOCK) * BLOCK
             places += torch.arange(BLOCK).repeat(len(blocks))
             places = places[: len(key)].to(DEVICE)
+            if codes:
+                self.rows[i] = self._keep(places, key, value)
+                continue
             self.cache.key_slots[1][places] = key
             if not same:
                 self.cache.value_slots[1][places] = value
+
+    def _keep(
+        self, places: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write K and V of 8 bits; return what they stand for, float32."""
+        cache, (first, second) = self.cache, self.layer.kv_scales
+        cache.write(1, places, key, value, self.layer.kv_scales)
+        return (
+            cache.decode(cache.key_slots[1][places], first, torch.float32),
+            cache.decode(cache.value_slots[1][places], second, torch.float32),
+        )
 
     def plan(self) -> StepPlan:
         lengths = zip(self.contexts, self.blocks, strict=True)
@@ -121,6 +141,24 @@ def test_heads_of_models(dim: int, step: tuple[list[int], list[int]]) -> None:
 def test_latents(heads: int, step: tuple[list[int], list[int]]) -> None:
     layer = AttentionLayer(1, heads, 1, 576, scale=192**-0.5, value_dim=512)
     case = Case(*step, layer)
+    worst = (case.attended().float() - case.expected()).abs().max().item()
+    assert worst < BOUND, worst
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("codes", EIGHT_BITS)
+@pytest.mark.parametrize("shape", [(8, 2, 128, 0), (16, 1, 576, 512)], ids=["heads", "latents"])
+def test_keys_and_values_of_8_bits(
+    codes: str, shape: tuple[int, int, int, int], step: tuple[list[int], list[int]]
+) -> None:
+    """What they stand for, with scales of the checkpoint, is what is attended to."""
+    heads, kv_heads, dim, latents = shape
+    scales = (2.0**-7, 2.0**-7 if latents else 1 / 96)
+    layer = AttentionLayer(
+        1, heads, kv_heads, dim, scale=dim**-0.5, value_dim=latents, kv_scales=scales
+    )
+    case = Case(*step, layer, codes)
     worst = (case.attended().float() - case.expected()).abs().max().item()
     assert worst < BOUND, worst
 

@@ -22,9 +22,7 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS, KVCache, KVShape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -173,12 +171,3 @@ def test_a_scale_that_is_none_is_refused(
     folder = with_scales(checkpoint("llama"), tmp_path, {"model.layers.0.self_attn.v_scale": bad})
     with pytest.raises(ModelLoadError, match=r"layers\.0\.self_attn\.v_scale' .* no scale above 0"):
         load(folder, dtype="float32", kv_cache_dtype="fp8_e4m3fn")
-
-
-def test_torch_serves_it_where_the_kernels_would(
-    checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = checkpoint("llama", head_dim=32)
-    settings = ShardSettings(model_path=folder, dtype="float32", kv_cache_dtype="fp8_e4m3fn")
-    assert load_runner(settings).info.backend == "torch"
-    assert "K and V are to be fp8_e4m3fn" in capfd.readouterr().err

@@ -45,7 +45,7 @@ DYNAMIC: dict[str, Any] = {"rope_parameters": SCALED, "max_position_embeddings":
 # A mixture has three more: the router, who goes where, and the sum of what experts found.
 LAYERED = {
     **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12},
-    **{"mixtral": 12, "qwen3_moe": 12, "gpt_oss": 12, "deepseek_v3": 12},
+    **{"mixtral": 11, "qwen3_moe": 11, "gpt_oss": 11, "deepseek_v3": 12, "deepseek_v2": 15},
 }
 ONE_MORE = {"num_hidden_layers": 3}
 PLAIN: dict[str, dict[str, int]] = {"deepseek_v3": {"first_k_dense_replace": 3}}  # no experts

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.shard.adapters.peft_support import install, write_adapter
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -46,28 +47,32 @@ def compiled_for(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @pytest.fixture
 def device(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StandInDevice]:
     for family in FAMILIES:  # transformers makes them without one
         checkpoint(family)
+    write_adapter(checkpoint("llama"), tmp_path / "adapter")
+    from tgi_trio.shard.torch_backend import device_adapters
     from tgi_trio.shard.torch_backend.attention import paged
     from tgi_trio.shard.torch_backend.layers import coded_linear
 
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
+    monkeypatch.setattr(device_adapters, "FEW_TOKENS", 16)
     monkeypatch.setattr(paged, "_PROGRAMS", 8)  # so that few rows are divided, and many are not
     with StandInDevice() as stand_in:
         yield stand_in
 
 
 @pytest.mark.parametrize(
-    ("family", "graphs", "quantize"),
+    ("family", "graphs", "settings"),
     [
-        ("llama", (2,), None),
-        ("gemma2", (), None),
-        ("mixtral", (), None),
-        ("deepseek_v3", (), None),
-        ("llama", (2,), "int4"),
-        ("gemma2", (), "q8_0"),
+        ("llama", (2,), {}),
+        ("gemma2", (), {}),
+        ("mixtral", (), {}),
+        ("deepseek_v3", (), {}),
+        ("llama", (2,), {"quantize": "int4"}),
+        ("gemma2", (), {"quantize": "q8_0"}),
+        ("llama", (2,), {"max_lora_rank": 16, "max_loaded_adapters": 2}),
     ],
 )
 def test_serving_compiles_nothing(
@@ -75,7 +80,8 @@ def test_serving_compiles_nothing(
     device: StandInDevice,
     family: str,
     graphs: tuple[int, ...],
-    quantize: str | None,
+    settings: dict[str, Any],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: set[Key] = set()
@@ -86,14 +92,19 @@ def test_serving_compiles_nothing(
         launch(function, *args, **kwargs)
 
     monkeypatch.setattr(device, "launch_kernel", note)
-    settings = ShardSettings(model_path=checkpoint(family), dtype="bfloat16", quantize=quantize)
-    runner = load_torch_runner(settings, device="cuda:0", graph_sizes=graphs)
+    told = ShardSettings(model_path=checkpoint(family), dtype="bfloat16", **settings)
+    runner = load_torch_runner(told, device="cuda:0", graph_sizes=graphs)
     runner.warm_up(WarmupRequest(40, 64, ROWS, 31 * BLOCK))
+    if runner.adapters is not None:
+        install(runner, 1, tmp_path / "adapter")
     warm = set(seen)
     for counts in ([2], [40], [1, 1], [1, 9], [5] * ROWS, [1] * ROWS):
         texts = [[7 + i] * (count if count > 1 else 5) for i, count in enumerate(counts)]
         blocks = tables(texts, shuffle=3, new=1)
-        asked = [ASKED[i % len(ASKED)] for i in range(len(counts))]
+        asked = [
+            ASKED[i % len(ASKED)] | {"adapter": int(runner.adapters is not None)}
+            for i in range(len(counts))
+        ]
         rows = [sequence(i, t, blocks[i], 1, **asked[i]) for i, t in enumerate(texts)]
         for row, count in zip(rows, counts, strict=True):
             row.computed = row.length - count

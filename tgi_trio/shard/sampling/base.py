@@ -22,6 +22,8 @@ from tgi_trio.shard.sampling.truncation import Cuts, Floats, Ints, could_settle,
 # How many of a row's best tokens to look at before looking at all: the first decides almost always.
 WIDTHS = (64, 512)
 MOST_TIES = 64  # alternatives listed when more tie with the last one asked for
+AHEAD = "rows ahead"  # key in ShardSequence.state: the sequence with its guesses known
+_MOST_KEPT = 16  # lists of rows whose settings are kept
 
 
 Draw: TypeAlias = Callable[[NDArray[np.uint64], NDArray[np.uint64]], Floats]
@@ -140,6 +142,8 @@ class SamplerBase:
         self.watermark = watermark or processors.Watermark()
         self._rows: list[ShardSequence] = []  # of the last call
         self._blocks: list[SamplingSettings] = []  # what they ask for
+        # The same of calls before: with guesses, the rows are now more and now fewer.
+        self._kept: dict[tuple[ShardSequence, ...], list[SamplingSettings]] = {}
 
     def prepare(self, sequence: ShardSequence) -> bool:
         """Have what the sequence's choices need made ready; return whether it is."""
@@ -150,19 +154,26 @@ class SamplerBase:
     def drop(self, sequence: ShardSequence) -> None:
         """Forget the sequence."""
         sequence.state.pop(processors.STATE, None)
+        sequence.state.pop(AHEAD, None)
         if self.grammars is not None:
             self.grammars.drop(sequence)
         self._rows, self._blocks = [], []
+        self._kept.clear()
 
     def _settings(self, rows: list[ShardSequence], size: int) -> list[SamplingSettings]:
         """Return what the rows ask for, `size` rows at a time."""
-        if self._rows != rows:
-            self._rows = list(rows)
+        if self._rows == rows:
+            return self._blocks
+        key = tuple(rows)
+        blocks = self._kept.get(key)
+        if blocks is None:
             starts = range(0, len(rows), size)
-            self._blocks = [
-                SamplingSettings.of(rows[i : i + size], self._vocab_size) for i in starts
-            ]
-        return self._blocks
+            blocks = [SamplingSettings.of(rows[i : i + size], self._vocab_size) for i in starts]
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = blocks
+        self._rows, self._blocks = list(rows), blocks
+        return blocks
 
     def _process(self, scores: processors.Scores, settings: SamplingSettings) -> dict[int, str]:
         """Apply everything before the grammar masks; return faults by row."""

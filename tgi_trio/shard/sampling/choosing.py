@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
+from itertools import takewhile
+from operator import eq
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import Choices, RowResult, ShardSequence, StepPlan
-from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.sampling.base import AHEAD, RowSampler
 from tgi_trio.shard.sampling.logits_processors import Scores, like_scores
 
 
@@ -45,21 +47,23 @@ def choose_tokens(
     drafts = plan.drafts[rows].tolist()
     starts = np.cumsum([0, *(1 + n for n in drafts)])[:-1]
 
-    def chosen(some: ListLike[tuple[int, int]]) -> dict[tuple[int, int], RowResult]:
+    def choose(some: ListLike[tuple[int, int]]) -> Choices:
         """Choose after the first `ahead` guesses of a sequence, for some (sequence, ahead)."""
-        places = np.array([starts[i] + ahead for i, ahead in some])
-        own = logits if len(places) == len(logits) else logits[like_scores(logits, places)]
-        grown = [extend_by_drafts(sequences[i], ahead) for i, ahead in some]
-        return dict(zip(some, sampler.choose(own, grown).rows, strict=True))
+        own = logits
+        if len(some) < len(logits):
+            own = logits[like_scores(logits, np.array([starts[i] + ahead for i, ahead in some]))]
+        return sampler.choose(own, [_row_ahead(sequences[i], ahead) for i, ahead in some])
 
     # In one go wherever a choice leaves nothing behind for the next one.
-    found = chosen(
-        [
-            (i, ahead)
-            for i, count in enumerate(drafts)
-            for ahead in range(1 + count if _leaves_nothing(sequences[i]) else 1)
-        ]
-    )
+    places = [
+        (i, ahead)
+        for i, count in enumerate(drafts)
+        for ahead in range(1 + count if _leaves_nothing(sequences[i]) else 1)
+    ]
+    choices = choose(places)
+    if len(choices.token_ids) == len(logits) and not choices.tops:
+        return _keep_right(choices, sequences, drafts)
+    found = dict(zip(places, choices.rows, strict=True))
     results, ahead = [found[i, 0] for i in range(len(sequences))], 0
     going = list(range(len(sequences)))
     while True:
@@ -69,11 +73,25 @@ def choose_tokens(
             return Choices.of(results)
         missing = [(i, ahead) for i in going if (i, ahead) not in found]
         if missing:
-            found |= chosen(missing)
+            found |= zip(missing, choose(missing).rows, strict=True)
         for i in going:
             more = found[i, ahead]
             if more.fault is None:  # otherwise it comes again in the next step, for itself
                 results[i] = _join_results(results[i], more)
+
+
+def _keep_right(choices: Choices, sequences: list[ShardSequence], drafts: list[int]) -> Choices:
+    """Return of choices after every guess, one each, those after right ones alone."""
+    ids, first = choices.token_ids.tolist(), 0
+    counts: list[int] = []
+    kept: list[int] = []
+    for sequence, count in zip(sequences, drafts, strict=True):
+        guesses = sequence.token_ids[sequence.length : sequence.length + count].tolist()
+        right = sum(takewhile(bool, map(eq, ids[first : first + count], guesses)))
+        counts.append(1 + right)
+        kept += range(first, first + 1 + right)
+        first += 1 + count
+    return Choices(np.array(counts, np.int64), choices.token_ids[kept], choices.logprobs[kept])
 
 
 def _leaves_nothing(sequence: ShardSequence) -> bool:
@@ -88,6 +106,22 @@ def _are_right(result: RowResult, sequence: ShardSequence, ahead: int, drafts: i
     if ahead > drafts or len(result.token_ids) < ahead:
         return False
     return result.token_ids[-1] == int(sequence.token_ids[sequence.length + ahead - 1])
+
+
+def _row_ahead(sequence: ShardSequence, ahead: int) -> ShardSequence:
+    """Return `extend_by_drafts`, the same row whenever asked: a sampler knows what it asks for."""
+    if ahead == 0:
+        return sequence
+    kept = sequence.state.get(AHEAD)
+    if not isinstance(kept, list):
+        kept = sequence.state[AHEAD] = []
+    while len(kept) < ahead:
+        kept.append(extend_by_drafts(sequence, 1 + len(kept)))
+    row: ShardSequence = kept[ahead - 1]
+    row.token_ids, row.length = sequence.token_ids, sequence.length + ahead
+    row.remaining = sequence.remaining - ahead
+    row.min_remaining = max(0, sequence.min_remaining - ahead)
+    return row
 
 
 def extend_by_drafts(sequence: ShardSequence, ahead: int) -> ShardSequence:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer, raise_error
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.machine.give_way import give_way
 
 STATE = "grammar"  # key in Sequence.state
 
@@ -105,7 +106,10 @@ class Grammars:
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         # A thread begins where the one that starts it is pinned, which will be the first core.
         self._pool = ThreadPoolExecutor(
-            _COMPILING, "grammar", initializer=_give_way, initargs=(os.sched_getaffinity(0),)
+            _COMPILING,
+            "grammar",
+            initializer=give_way,
+            initargs=(os.sched_getaffinity(0), _NICENESS),
         )
         self._executor = LLExecutor()
 
@@ -181,9 +185,3 @@ def _has_one_bit(mask: NDArray[np.uint8]) -> bool:
     if np.count_nonzero(words) != 1:
         return False
     return int(words[words.argmax()]).bit_count() == 1
-
-
-def _give_way(cores: set[int]) -> None:
-    """Let this thread run on any of `cores` that the steps leave idle."""
-    os.sched_setaffinity(0, cores)
-    os.nice(_NICENESS)  # Linux: of this thread alone

@@ -1,28 +1,57 @@
-"""LoRA adapters of a decoder in torch: loaded beside the steps, installed between two of them."""
+"""LoRA adapters of a decoder in torch: loaded beside the steps, installed between two of them.
+
+By torch's own operations, for CPUs and devices that run no kernels of ours; `device_adapters.py`
+has those that do.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.model.adapters.sites import Site
-from tgi_trio.model.matrices import Share, Units
+from tgi_trio.model.matrices import Share
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.adapters.numbers import read_adapter_numbers
-from tgi_trio.shard.contract import LoadedAdapter
+from tgi_trio.shard.contract import AdapterHost, LoadedAdapter, StepPlan
 from tgi_trio.shard.torch_backend.layers.adapted import (
     AdaptedLinear,
     AdapterTable,
     PackedSites,
     packed_bytes,
 )
+from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
+
+
+class StepAdapters(AdapterHost, Protocol):
+    """Adapters as a runner's steps have them."""
+
+    nbytes: int  # of memory that is taken beforehand
+
+    def begin(self, plan: StepPlan) -> None:
+        """Say what the next forward pass computes."""
+        ...
+
+    def begin_idle(self, plan: StepPlan) -> None:
+        """Say that all rows have one, to see what memory that takes."""
+        ...
+
+    def stage(self) -> None:
+        """Have the linears that are called next compute what was begun."""
+        ...
+
+    def warm_up(self) -> None:
+        """Compile everything that steps will launch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +63,29 @@ class _Loaded:
 
 
 class TorchAdapters:
-    """Implements `AdapterHost` for one rank's decoder, whose linears it wraps."""
+    """Implements `StepAdapters` for one rank's decoder, whose linears it wraps."""
+
+    nbytes = 0
 
     def __init__(
         self,
         decoder: Decoder,
         dtype: torch.dtype,
+        device: torch.device,
         *,
         max_rank: int,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         """`max_rank`: of adapters; `rank`, `world_size`: this one among the model's ranks."""
-        self.table = AdapterTable()
+        self.table = AdapterTable(device)
         self._spec: DecoderSpec = decoder.spec
         self._dtype = dtype
         self._max_rank = max_rank
-        self._share: Share = partial(_share, rank=rank, ranks=world_size)
-        for index, layer in enumerate(decoder.layers):
-            if layer.latent is None:
-                layer.qkv = AdaptedLinear(layer.qkv, Site(index, "qkv"), self.table)
-                layer.output = AdaptedLinear(layer.output, Site(index, "output"), self.table)
-            if isinstance(layer.mlp, DenseMlp):
-                layer.mlp.up = AdaptedLinear(layer.mlp.up, Site(index, "inner"), self.table)
-                layer.mlp.down = AdaptedLinear(layer.mlp.down, Site(index, "down"), self.table)
+        self._share: Share = partial(unit_share, rank=rank, ranks=world_size)
+        wrap_linears(decoder, lambda site, base: AdaptedLinear(base, site, self.table))
 
+    @torch.inference_mode()
     def load(self, order: AdapterOrder) -> LoadedAdapter:
         numbers = read_adapter_numbers(
             order.folder,
@@ -78,6 +105,29 @@ class TorchAdapters:
     def drop(self, number: int) -> None:
         self.table.packed.pop(number, None)
 
+    def begin(self, plan: StepPlan) -> None:
+        self.table.begin(plan)
+
+    def begin_idle(self, plan: StepPlan) -> None:
+        self.table.begin(plan)  # what adapters take is little beside what activations do
+
+    def stage(self) -> None:
+        """Nothing: `begin` has."""
+
+    def warm_up(self) -> None:
+        """Nothing is compiled."""
+
+
+def wrap_linears(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> None:
+    """Put what `wrap` returns in the place of every linear that adapters may change."""
+    for index, layer in enumerate(decoder.layers):
+        if layer.latent is None:
+            layer.qkv = wrap(Site(index, "qkv"), layer.qkv)
+            layer.output = wrap(Site(index, "output"), layer.output)
+        if isinstance(layer.mlp, DenseMlp):
+            layer.mlp.up = wrap(Site(index, "inner"), layer.mlp.up)
+            layer.mlp.down = wrap(Site(index, "down"), layer.mlp.down)
+
 
 def refuse_adapters(why: str) -> ConfigurationError:
     """Return the error of a start with adapters that nothing can serve."""
@@ -85,7 +135,3 @@ def refuse_adapters(why: str) -> ConfigurationError:
         f"--lora-adapters and --adapter-updates cannot be served: {why}. Merge an adapter into its "
         "base: give its folder to --model-id"
     )
-
-
-def _share(units: Units, rank: int, ranks: int) -> slice:
-    return unit_share(units, rank, ranks)

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.shard.torch_backend.decode_graphs import Compute, Graph
+from tgi_trio.shard.machine.accelerator import record_event
+from tgi_trio.shard.torch_backend.decode_graphs import Capture, Compute, Graph
 
 # Runs before a recording: libraries choose kernels in the first of a size, and in the first of all
 # take memory that the second finds there.
 _WARM_UPS, _FIRST_WARM_UPS = 1, 2
+
+
+_READINGS = 5
+
+
+class RecordedTime:
+    """Measures work as a recording runs it: without what it takes to launch."""
+
+    def __init__(self, device: torch.device, capture: Capture) -> None:
+        self._device = device
+        self._capture = capture
+
+    def __call__(self, work: Compute) -> float:
+        """Return the least seconds of several runs of `work` on the device."""
+        graph, _ = self._capture(work)
+        took = []
+        for _ in range(_READINGS):
+            began = record_event(self._device, timed=True)
+            graph.replay()
+            ended = record_event(self._device, timed=True)
+            ended.synchronize()
+            took.append(began.elapsed_time(ended) / 1e3)
+        return min(took)
 
 
 class CudaCapture:

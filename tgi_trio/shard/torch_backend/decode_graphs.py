@@ -4,6 +4,8 @@ A graph is recorded per batch size of `sizes`; a step takes the smallest that ho
 the places left over decode nothing: token 0 at position 0, its K and V in the null block. What a
 step changes is copied into memory that stays where it is, the only one a graph reads. Where tokens
 are chosen on the device, that is recorded as well: the whole step is one launch.
+Where adapters are served, steps that have any have a recording of their own: the others launch
+nothing for them.
 Guesses are decodes, too: each reads the blocks of its sequence up to its own place. A step with a
 prefill chunk has another shape each time and is computed without graphs.
 """
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,7 +23,8 @@ import torch
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
-from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK, KVCache
+from tgi_trio.shard.torch_backend.decode_plans import idle_plan, only_decodes, pad_plan
+from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
 from tgi_trio.shard.torch_backend.token_source import TokenSource
@@ -28,6 +32,7 @@ from tgi_trio.shard.torch_backend.token_source import TokenSource
 if TYPE_CHECKING:  # it imports Triton
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
+        Found,
         Reserved,
         ReservedMasks,
         Told,
@@ -57,83 +62,15 @@ class DecodeForward(Protocol):
     ) -> torch.Tensor: ...
 
 
-def only_decodes(plan: StepPlan) -> bool:
-    """Return whether every row of the plan has one query token."""
-    return len(plan.token_ids) == len(plan.context_lengths)
+class RecordedAdapters(Protocol):
+    """Adapters as recordings have them; each reads what `refill` tells it."""
 
-
-def as_decodes(plan: StepPlan) -> StepPlan | None:
-    """Return the plan with a row for every query token, where these are decodes and their guesses.
-
-    None for a plan with a prefill chunk. K and V of all tokens are written before any is read, so
-    each sees those of its sequence up to itself. `rows` and `samples` stay as they are.
-    """
-    counts = np.diff(plan.query_starts)
-    drafts = 0 if plan.drafts is None else plan.drafts
-    if not plan.samples.all() or (counts != 1 + drafts).any():
-        return None
-    if plan.drafts is None:
-        return plan
-    return StepPlan(
-        rows=plan.rows,
-        token_ids=plan.token_ids,
-        positions=plan.positions,
-        kv_slots=plan.kv_slots,
-        query_starts=np.arange(len(plan.token_ids) + 1, dtype=np.int32),
-        context_lengths=(plan.positions + 1).astype(np.int32),
-        block_tables=np.repeat(plan.block_tables, counts, axis=0),
-        samples=plan.samples,
-    )
-
-
-def pad_plan(plan: StepPlan, size: int) -> StepPlan:
-    """Return a plan of `size` decodes, those of `plan` first; `rows` and `samples` stay as is."""
-    more = size - len(plan.token_ids)
-    width = plan.block_tables.shape[1]
-    tables = np.full((more, width), NULL_BLOCK, plan.block_tables.dtype)
-
-    def filled(values: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
-        return np.concatenate((values, np.full(more, value, values.dtype)))
-
-    return StepPlan(
-        rows=plan.rows,
-        token_ids=filled(plan.token_ids, 0),
-        positions=filled(plan.positions, 0),
-        kv_slots=filled(plan.kv_slots, NULL_BLOCK * BLOCK_SIZE),
-        query_starts=np.arange(size + 1, dtype=np.int32),
-        context_lengths=filled(plan.context_lengths, 1),
-        block_tables=np.concatenate((plan.block_tables, tables)),
-        samples=plan.samples,
-        inputs=plan.inputs,
-    )
-
-
-def idle_plan(size: int, width: int) -> StepPlan:
-    """Return a plan of `size` decodes of nothing, with block tables of `width` blocks."""
-    none = StepPlan(
-        rows=[],
-        token_ids=np.empty(0, np.int64),
-        positions=np.empty(0, np.int64),
-        kv_slots=np.empty(0, np.int64),
-        query_starts=np.zeros(1, np.int32),
-        context_lengths=np.empty(0, np.int32),
-        block_tables=np.empty((0, width), np.int32),
-        samples=np.empty(0, np.bool_),
-    )
-    return pad_plan(none, size)
-
-
-def idle_chunks(rows: int) -> StepPlan:
-    """Return a plan of `rows` prefills of nothing, of two tokens each."""
-    plan = idle_plan(2 * rows, 1)
-    return replace(
-        plan,
-        query_starts=plan.query_starts[::2],
-        context_lengths=np.full(rows, 2, np.int32),
-        positions=np.tile(np.arange(2), rows),
-        kv_slots=np.tile(NULL_BLOCK * BLOCK_SIZE + np.arange(2), rows),
-        block_tables=plan.block_tables[:rows],
-    )
+    @property
+    def used(self) -> bool: ...  # by the step at hand
+    def fits(self, size: int) -> bool: ...  # a recording of `size` decodes holds what it has
+    def reserve(self, most: int) -> None: ...  # what those of up to `most` decodes read
+    def recording(self, size: int) -> AbstractContextManager[None]: ...
+    def refill(self, size: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +87,30 @@ class Chosen:
     """What a step chose, on the device and valid until the next one."""
 
     scores: torch.Tensor  # float32 [R, vocab]; see `DeviceSampler.choose`
-    found: torch.Tensor | None  # float64 [R, 3]; None: it has chosen nothing yet
+    found: Found | None  # None: it has chosen nothing yet
+    hidden: torch.Tensor | None = None  # [R, features] of the scores, for those who guess on
     size: int = 0  # of the recording that has made the scores; 0: none has
 
 
 @dataclass(slots=True)
-class _Recorded:
-    """A graph and the memory it reads and writes."""
+class _Step:
+    """A graph and the memory it writes."""
 
     graph: Graph
+    hidden: torch.Tensor  # [size, hidden]
+    chosen: Chosen | None
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The graphs of a batch size and the memory they read."""
+
+    size: int
     tokens: torch.Tensor  # uint8: token ids, positions, lengths, inputs
     batch: Any  # the attention's own
     asked: Reserved | None  # the sampler's own
-    hidden: torch.Tensor  # [size, hidden]
-    chosen: Chosen | None
+    plain: _Step
+    adapted: _Step | None  # where adapters are served
     masked: _MaskedChoice | None
 
 
@@ -173,7 +120,7 @@ class _MaskedChoice:
 
     graph: Graph
     masks: ReservedMasks
-    found: torch.Tensor  # float64 [size, 3]
+    found: Found  # of `size` choices
 
 
 class DecodeGraphs:
@@ -187,8 +134,16 @@ class DecodeGraphs:
         sizes: Sequence[int],
         device: torch.device,
         ends: Ends | None = None,
+        adapters: RecordedAdapters | None = None,
+        *,
+        before: Callable[[], None] | None = None,
     ) -> None:
-        """`sizes`: batch sizes to record, in any order; none: `forward` always returns None."""
+        """`sizes`: batch sizes to record, in any order; none: `forward` always returns None.
+
+        `before` is called before any is: what it chooses is recorded.
+        """
+        self._adapters = adapters
+        self._before = before
         self._compute = forward
         self._attention = attention
         self._capture = capture
@@ -201,11 +156,13 @@ class DecodeGraphs:
         self._width = 0  # of the block tables they were recorded with
         self._recorded: dict[int, _Recorded] = {}
         self._scores: torch.Tensor | None = None  # float32 [largest, vocab]: of all graphs
+        self._hidden: torch.Tensor | None = None  # [largest, features], where anybody guesses
         self._mask_memory: torch.Tensor | None = None  # uint8: of all graphs
 
     def forget(self) -> None:
         """Drop every recording: each holds on to the cache it was made over."""
         self._recorded, self._usable, self._scores, self._mask_memory = {}, [], None, None
+        self._hidden = None
 
     def record(self, cache: KVCache, width: int, most: int | None = None) -> None:
         """Record every size over `cache`, for block tables of up to `width` blocks.
@@ -214,8 +171,12 @@ class DecodeGraphs:
         the smaller ones then live in its memory.
         """
         self.forget()
+        if self._before is not None:
+            self._before()
         self._width = width
         sizes = self.sizes if most is None else self.sizes[: 1 + bisect_left(self.sizes, most)]
+        if self._adapters is not None and sizes:
+            self._adapters.reserve(sizes[-1])
         self._recorded = {size: self._record(size, cache, width) for size in reversed(sizes)}
         self._usable = sizes
 
@@ -227,9 +188,9 @@ class DecodeGraphs:
         recorded = self._find(plan)
         if recorded is None:
             return None
-        self._refill(recorded, plan, lengths)
-        recorded.graph.replay()
-        return recorded.hidden[: len(plan.token_ids)]
+        step = self._refill(recorded, plan, lengths)
+        step.graph.replay()
+        return step.hidden[: len(plan.token_ids)]
 
     def replay(self, plan: StepPlan, lengths: Array) -> bool:
         """Compute a step of decodes whose tokens another rank chooses; False: no graph fits."""
@@ -242,20 +203,24 @@ class DecodeGraphs:
         nothing is chosen, and the scores are as the model left them.
         """
         recorded, sampler = self._find(plan), self._sampler
-        if recorded is None or sampler is None or recorded.asked is None or recorded.chosen is None:
+        if recorded is None or sampler is None or recorded.asked is None:
             return None
         rows = len(plan.token_ids)
-        self._refill(recorded, plan, lengths)
+        step = self._refill(recorded, plan, lengths)
+        if step.chosen is None:
+            return None
         sampler.refill(recorded.asked, told or recorded.asked.idle)
-        recorded.graph.replay()
-        found = recorded.chosen.found
-        size = len(recorded.hidden)
-        return Chosen(recorded.chosen.scores[:rows], None if found is None else found[:rows], size)
+        step.graph.replay()
+        found = None
+        if told is not None and step.chosen.found is not None:
+            found = step.chosen.found.first(rows, lists=told.widest > 0)
+        hidden = None if self._hidden is None else self._hidden[:rows]
+        return Chosen(step.chosen.scores[:rows], found, hidden, recorded.size)
 
-    def choose_masked(self, size: int, told: Told, masks: Masks) -> torch.Tensor:
+    def choose_masked(self, size: int, told: Told, masks: Masks) -> Found:
         """Choose with masks from the scores of the last step, of the graph for `size` decodes.
 
-        `told`: as for `choose`. Returns float64 [C, 3].
+        `told`: as for `choose`.
         """
         recorded, sampler = self._recorded[size], self._sampler
         if recorded.masked is None or recorded.asked is None or sampler is None:
@@ -263,24 +228,33 @@ class DecodeGraphs:
         sampler.refill(recorded.asked, told)
         sampler.refill_masks(recorded.masked.masks, masks)
         recorded.masked.graph.replay()
-        return recorded.masked.found[: len(masks.green)]
+        return recorded.masked.found.first(len(masks.green), lists=told.widest > 0)
 
     def size_of(self, plan: StepPlan) -> int | None:
         """Return the decodes of the graph that a step would take; None: no graph fits."""
         recorded = self._find(plan)
-        return None if recorded is None else len(recorded.hidden)
+        return None if recorded is None else recorded.size
 
     def _find(self, plan: StepPlan) -> _Recorded | None:
         """Return the smallest graph that holds a step."""
         place = bisect_left(self._usable, len(plan.token_ids))
         fits = place < len(self._usable) and plan.block_tables.shape[1] <= self._width
-        return self._recorded[self._usable[place]] if fits and only_decodes(plan) else None
+        if not fits or not only_decodes(plan):
+            return None
+        size = self._usable[place]
+        if self._adapters is not None and self._adapters.used and not self._adapters.fits(size):
+            return None
+        return self._recorded[size]
 
-    def _refill(self, recorded: _Recorded, plan: StepPlan, lengths: Array) -> None:
-        """Make what a graph reads that of `plan`."""
-        step = pad_plan(plan, len(recorded.hidden))
+    def _refill(self, recorded: _Recorded, plan: StepPlan, lengths: Array) -> _Step:
+        """Make what a graph reads that of `plan`; return which of them computes it."""
+        step = pad_plan(plan, recorded.size)
         self._staging.fill(recorded.tokens, _token_arrays(step, lengths))
         self._attention.refill(recorded.batch, step)
+        if self._adapters is None or recorded.adapted is None or not self._adapters.used:
+            return recorded.plain
+        self._adapters.refill(recorded.size)
+        return recorded.adapted
 
     def _record(self, size: int, cache: KVCache, width: int) -> _Recorded:
         plan = idle_plan(size, width)
@@ -293,20 +267,28 @@ class DecodeGraphs:
         asked = sampler.reserve(size) if sampler else None
         made: list[Chosen] = []
 
+        def record() -> _Step:
+            made.clear()
+            graph, hidden = self._capture(compute)
+            return _Step(graph, hidden, made[0] if made else None)
+
         def compute() -> torch.Tensor:
             known = ends.tokens.fill_in(ids, inputs) if ends else ids
             hidden = self._compute(known, positions, lengths, self._attention, batch)
             logits = ends.logits(hidden) if ends else None
             if sampler is not None and asked is not None and logits is not None:
                 scores = self._own_scores(logits)
-                made[:] = [Chosen(scores, sampler.choose(scores, asked.asked))]
+                hidden = self._own_hidden(hidden)
+                made[:] = [Chosen(scores, sampler.choose(scores, asked.asked, hidden=hidden))]
             return hidden
 
-        graph, hidden = self._capture(compute)
-        chosen, masked = made[0] if made else None, None
-        if chosen is not None and sampler is not None and asked is not None:
-            masked = self._record_masked(chosen.scores, sampler, asked)
-        return _Recorded(graph, tokens, batch, asked, hidden, chosen, masked)
+        plain, adapted, masked = record(), None, None
+        if plain.chosen is not None and sampler is not None and asked is not None:
+            masked = self._record_masked(plain.chosen.scores, sampler, asked)
+        if self._adapters is not None:
+            with self._adapters.recording(size):
+                adapted = record()
+        return _Recorded(size, tokens, batch, asked, plain, adapted, masked)
 
     def _record_masked(
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved
@@ -314,12 +296,23 @@ class DecodeGraphs:
         """Record a choice with masks from `scores`; all of them use the memory of the largest."""
         masks = sampler.reserve_masks(len(scores), self._mask_memory)
         self._mask_memory = masks.memory
+        made: list[Found] = []
 
         def compute() -> torch.Tensor:
-            return sampler.choose(scores, asked.asked, masks.here)
+            hidden = None if self._hidden is None else self._hidden[: len(scores)]
+            made[:] = [sampler.choose(scores, asked.asked, masks.here, hidden)]
+            return made[0].tokens
 
-        graph, found = self._capture(compute)
-        return _MaskedChoice(graph, masks, found)
+        graph, _ = self._capture(compute)
+        return _MaskedChoice(graph, masks, made[0])
+
+    def _own_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what heads guess from where a choice with masks finds it, too."""
+        if self._sampler is None or self._sampler.drafting is None:
+            return hidden
+        if self._hidden is None:
+            self._hidden = torch.empty_like(hidden)
+        return self._hidden[: len(hidden)].copy_(hidden)
 
     def _own_scores(self, logits: torch.Tensor) -> torch.Tensor:
         """Return `logits` in memory that all graphs share, and that outlives a replay."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -11,22 +12,40 @@ import torch
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.attention.choice import capturable_attention
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward, DecodeGraphs, Ends
+from tgi_trio.shard.torch_backend.cuda_graphs import CudaCapture, RecordedTime
+from tgi_trio.shard.torch_backend.decode_graphs import (
+    DecodeForward,
+    DecodeGraphs,
+    Ends,
+    RecordedAdapters,
+)
+from tgi_trio.shard.torch_backend.device_drafting import DeviceDrafting
 from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
+from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.one_row import Seconds, choose_for_one_row
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler, permutation
-from tgi_trio.shard.torch_backend.step_forward import MOST_CHOICES, StepForward
+from tgi_trio.shard.torch_backend.step_forward import (
+    MOST_CHOICES,
+    StagedAdapters,
+    StepForward,
+)
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
+
+
+class KernelAdapters(RecordedAdapters, StagedAdapters, Protocol):
+    """Adapters that our kernels compute."""
 
 
 class DeviceModel(Protocol):
@@ -36,12 +55,26 @@ class DeviceModel(Protocol):
     def capturable(self) -> bool: ...
     @property
     def kv_shape(self) -> KVShape: ...
+    def linears(self) -> Iterable[Linear]: ...
     @property
     def forward(self) -> DecodeForward: ...
     @property
     def logits(self) -> Callable[[torch.Tensor], torch.Tensor]: ...
     @property
     def keep_positions(self) -> Callable[[int], None]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """Heads that guess for a model, how many tokens a row, and who keeps what they guess."""
+
+    heads: TorchHeads
+    most: int
+    last: LastStep
+
+    def drafting(self, vocab_size: int) -> DeviceDrafting:
+        """Return what guesses on a device."""
+        return DeviceDrafting(self.heads, self.most, vocab_size)
 
 
 def device_parts(
@@ -52,11 +85,14 @@ def device_parts(
     device: torch.device,
     sizes: tuple[int, ...],
     ranks: Ranks | None = None,
+    adapters: KernelAdapters | None = None,
+    guesses: Guesses | None = None,
 ) -> tuple[DecodeGraphs | None, DeviceSteps | FollowedSteps | None]:
     """Return what records decodes at batch sizes `sizes`, and what launches steps.
 
-    Either is None where it cannot be: without a device or Triton, for models whose kernels depend
-    on their tokens, on the rank that chooses with a sampler of somebody else's.
+    `guesses`: what heads guess is told to its `last`. Either is None where it cannot be: without a
+    device or Triton, for models whose kernels depend on their tokens, on the rank that chooses with
+    a sampler of somebody else's.
     """
     capturable = capturable_attention(device, model.kv_shape) if model.capturable else None
     follows = ranks is not None and ranks.rank > 0
@@ -64,7 +100,8 @@ def device_parts(
     ends: Ends | None = None
     if runs_kernels(device) and has_triton() and (follows or isinstance(sampler, Sampler)):
         if isinstance(sampler, Sampler) and not follows:
-            chooser = _device_sampler(sampler, config, device)
+            drafting = None if guesses is None else guesses.drafting(config.vocab_size)
+            chooser = _device_sampler(sampler, config, device, drafting)
         chosen = None if chooser is None else chooser.chosen
         ends = Ends(TokenSource(chosen, ranks), model.logits, chooser)
     graphs = None
@@ -72,25 +109,42 @@ def device_parts(
         tell_no_graphs(sizes, "its steps cannot be recorded")
     elif sizes:
         capture = CudaCapture(device, alone=ranks is None)
-        graphs = DecodeGraphs(model.forward, capturable, capture, sizes, device, ends)
+        choose = _row_choice(model, RecordedTime(device, capture)) if has_triton() else None
+        graphs = DecodeGraphs(
+            model.forward, capturable, capture, sizes, device, ends, adapters, before=choose
+        )
     if ends is None:
         return graphs, None
     computes = StepForward(
-        model.forward, model.logits, attention, ends.tokens, device, model.keep_positions
+        model.forward,
+        model.logits,
+        attention,
+        ends.tokens,
+        device,
+        model.keep_positions,
+        adapters,
     )
     if chooser is None or not isinstance(sampler, Sampler):
         return graphs, FollowedSteps(computes, graphs)
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
 
     masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
-    return graphs, DeviceSteps(computes, chooser, masks, graphs)
+    last = None if guesses is None else guesses.last
+    return graphs, DeviceSteps(computes, chooser, masks, graphs, last)
 
 
-def _device_sampler(sampler: Sampler, config: ModelConfig, device: torch.device) -> DeviceSampler:
+def _row_choice(model: DeviceModel, seconds: Seconds) -> Callable[[], None]:
+    """Return what chooses how a lone row is multiplied; see `layers/one_row.py`."""
+    return lambda: choose_for_one_row(model.linears(), seconds)
+
+
+def _device_sampler(
+    sampler: Sampler, config: ModelConfig, device: torch.device, drafting: DeviceDrafting | None
+) -> DeviceSampler:
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
     delta = sampler.watermark.delta
-    return DeviceSampler(config.vocab_size, config.eos_ids, device, MOST_CHOICES, delta)
+    return DeviceSampler(config.vocab_size, config.eos_ids, device, MOST_CHOICES, delta, drafting)
 
 
 def tell_no_graphs(sizes: tuple[int, ...], why: str) -> None:

@@ -20,13 +20,20 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.loop.soundness import proof_plan
 from tgi_trio.shard.machine.accelerator import record_event
-from tgi_trio.shard.torch_backend.decode_graphs import Chosen, DecodeGraphs, as_decodes
+from tgi_trio.shard.speculation.hidden import LastStep
+from tgi_trio.shard.torch_backend.decode_graphs import Chosen, DecodeGraphs
+from tgi_trio.shard.torch_backend.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.choice_masks import ChoiceMasks
-from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
+from tgi_trio.shard.torch_backend.sampling.device_sampler import (
+    DeviceMasks,
+    DeviceSampler,
+    Found,
+    Told,
+)
 from tgi_trio.shard.torch_backend.staging import Array
 from tgi_trio.shard.torch_backend.step_forward import (
     MOST_CHOICES,
@@ -47,8 +54,13 @@ class DeviceSteps:
         sampler: DeviceSampler,
         masks: ChoiceMasks,
         graphs: DecodeGraphs | None,
+        last: LastStep | None = None,
     ) -> None:
-        """`graphs` record what `computes` does, and the choice with it."""
+        """`graphs` record what `computes` does, and the choice with it.
+
+        `last` is told what was guessed behind the choices of each step, where `sampler` guesses.
+        """
+        self._last = last
         self._computes = computes
         self._sampler = sampler
         self._masks = masks
@@ -75,12 +87,14 @@ class DeviceSteps:
         step = LaunchedStep(
             self._sampler.vocab_size, len(plan.rows), sampled, choosing, began, self._event, spans
         )
+        if (last := self._last) is not None:
+            step.note = lambda choices, guesses: last.keep_guesses(plan, sampled, choices, guesses)
         if chosen is not None and chosen.found is None:
             unchosen = chosen
             step.later = lambda launched: self._choose_later(launched, unchosen)
         else:
             if chosen is not None and chosen.found is not None:
-                step.take(chosen.found, self._sampler.best(chosen.scores, choosing))
+                step.take(chosen.found)
             step.finish()
         return step
 
@@ -131,21 +145,36 @@ class DeviceSteps:
             return self._graphs.choose(decodes, lengths, told)
         chosen = self._graphs.choose(decodes, lengths, None)
         if chosen is None or masked:
-            return chosen and Chosen(chosen.scores, None, chosen.size)
-        return Chosen(chosen.scores, self._choose_now(chosen.scores, choosing))
+            return chosen
+        found = self._choose_now(chosen.scores, chosen.hidden, choosing)
+        return Chosen(chosen.scores, found, chosen.hidden)
 
     def _choose(
         self, plan: StepPlan, hidden: torch.Tensor, choosing: Choosing, masked: bool
     ) -> Chosen | None:
         """Choose behind hidden states, or leave that for later; None: nobody does."""
-        scores = self._computes.scores(plan, hidden)
-        if scores is None:
+        picked = self._computes.pick(plan, hidden)
+        if picked is None:
             return None
-        return Chosen(scores, None if masked else self._choose_now(scores, choosing))
+        scores = self._computes.logits(picked)
+        found = None if masked else self._choose_now(scores, picked, choosing)
+        return Chosen(scores, found, picked)
 
-    def _choose_now(self, scores: torch.Tensor, choosing: Choosing) -> torch.Tensor:
-        asked = self._sampler.upload(self._sampler.ask(choosing))
-        return self._sampler.choose(scores, asked)
+    def _choose_now(
+        self, scores: torch.Tensor, hidden: torch.Tensor | None, choosing: Choosing
+    ) -> Found:
+        return self._choose_told(scores, hidden, self._sampler.ask(choosing))
+
+    def _choose_told(
+        self,
+        scores: torch.Tensor,
+        hidden: torch.Tensor | None,
+        told: Told,
+        masks: DeviceMasks | None = None,
+    ) -> Found:
+        """Choose what `told` asks for, kernel by kernel."""
+        found = self._sampler.choose(scores, self._sampler.upload(told), masks, hidden)
+        return found.first(len(scores), lists=told.widest > 0)
 
     @torch.inference_mode()
     def _choose_later(self, step: LaunchedStep, unchosen: Chosen) -> None:
@@ -161,8 +190,8 @@ class DeviceSteps:
             if size:
                 told = self._sampler.ask(choosing)
             here = self._sampler.upload_masks(masks)
-            found = self._sampler.choose(scores, self._sampler.upload(told), here)
-        step.take(found, self._sampler.best(scores, choosing))
+            found = self._choose_told(scores, unchosen.hidden, told, here)
+        step.take(found)
         step.finish()
 
     def _event(self) -> torch.Event:

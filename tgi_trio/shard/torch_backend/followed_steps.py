@@ -13,7 +13,8 @@ import torch
 
 from tgi_trio.shard.contract import Choices, ShardSequence, StepPlan, StepResult
 from tgi_trio.shard.machine.accelerator import record_event
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs, as_decodes
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.staging import Array

@@ -13,7 +13,7 @@ from torch.nn import functional
 from tgi_trio.model.matrices import every_unit, whole_linear
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
-from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
+from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD, Ids
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.weights import WeightSource
@@ -42,6 +42,10 @@ class TorchHeads:
         self._vectors = vectors
         self._tables = tables
 
+    def on_device(self) -> DeviceHeads:
+        """Return the same heads as a device guesses with."""
+        return DeviceHeads(self)
+
     def nbytes(self, *, own_head: bool) -> int:
         """Return the bytes of all weights; `own_head`: the model's head is a further copy."""
         linears = [linear.nbytes() for role, linear in self._linears.items() if role != MODEL_HEAD]
@@ -58,7 +62,7 @@ class TorchHeads:
     def multiply(self, role: str, x: torch.Tensor) -> torch.Tensor:
         return self._linears[role](x)
 
-    def look_up(self, role: str, ids: NDArray[np.int64]) -> torch.Tensor:
+    def look_up(self, role: str, ids: Ids) -> torch.Tensor:
         table = self._tables[role]
         return functional.embedding(torch.from_numpy(ids).to(table.device), table)
 
@@ -75,9 +79,22 @@ class TorchHeads:
         squares = x.float().square().mean(dim=-1, keepdim=True)
         return torch.rsqrt(squares + _EPS).to(x.dtype)
 
-    def best(self, logits: torch.Tensor) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = logits.argmax(dim=-1).cpu().numpy()
-        return found
+    def best(self, logits: torch.Tensor) -> Ids:
+        return logits.argmax(dim=-1).cpu().numpy()
+
+
+class DeviceHeads(TorchHeads):
+    """Heads whose guesses stay where they are made: nobody waits for them."""
+
+    def __init__(self, heads: TorchHeads) -> None:
+        self.spec, self.token_map, self._norm = heads.spec, heads.token_map, heads._norm
+        self._linears, self._vectors, self._tables = heads._linears, heads._vectors, heads._tables
+
+    def look_up(self, role: str, ids: torch.Tensor) -> torch.Tensor:
+        return functional.embedding(ids, self._tables[role])
+
+    def best(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(dim=-1)
 
 
 def load_heads(

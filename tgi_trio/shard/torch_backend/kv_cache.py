@@ -43,6 +43,8 @@ class KVCache:
     ) -> None:
         """Allocate; raises torch's out-of-memory errors. `dtype`: one of `EIGHT_BITS`, or plain."""
         self._numbers = dtype if dtype.itemsize == 1 else None
+        # The word of `EIGHT_BITS` that says what bytes are; "": numbers are kept.
+        self.codes = next((word for word, own in EIGHT_BITS.items() if own is dtype), "")
         dtype = torch.uint8 if self._numbers else dtype  # few operations know the others
         layers, kv_heads, head_dim, same = shape
         size = (layers, blocks, BLOCK_SIZE, kv_heads, head_dim)

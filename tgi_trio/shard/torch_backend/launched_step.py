@@ -11,7 +11,7 @@ from tgi_trio.shard.contract import Alternatives, Choices, StepResult
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptSpan
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing
 from tgi_trio.shard.torch_backend.sampling.device_choices import list_best, read_choices
-from tgi_trio.shard.torch_backend.sampling.device_sampler import BestTokens
+from tgi_trio.shard.torch_backend.sampling.device_sampler import Found
 from tgi_trio.shard.torch_backend.staging import Array
 
 
@@ -26,10 +26,10 @@ class LaunchedStep:
     began: torch.Event
     event: Callable[[], torch.Event]  # recorded where the device's queue ends now
     prompts: dict[int, PromptSpan]
+    note: Callable[[Choices, Array], None] | None = None  # is told what was guessed behind them
     later: Callable[[LaunchedStep], None] | None = None  # chooses, once tokens before are known
     faults: dict[int, str] = field(default_factory=dict)  # by choice: nothing is chosen for it
-    found: torch.Tensor | None = None  # float64 [C, 3], pinned
-    best: BestTokens | None = None  # pinned
+    found: Found | None = None  # pinned
     done: torch.Event | None = None
 
     def proceed(self) -> None:
@@ -38,15 +38,9 @@ class LaunchedStep:
         if later is not None:
             later(self)
 
-    def take(self, found: torch.Tensor, best: BestTokens | None) -> None:
+    def take(self, found: Found) -> None:
         """Have what was chosen copied down."""
-        self.found = found.to("cpu", non_blocking=True)  # pinned, as nothing waits for the copy
-        if best is not None:
-            self.best = BestTokens(
-                best.listed,
-                best.values.to("cpu", non_blocking=True),
-                best.ids.to("cpu", non_blocking=True),
-            )
+        self.found = found.send_down()
 
     def finish(self) -> None:
         """Everything is launched."""
@@ -63,10 +57,10 @@ class LaunchedStep:
         if self.found is None:
             return StepResult(Choices.none(self.rows), took, 0, prompts)
         tops: dict[int, Alternatives] = {}
-        if self.best is not None:
-            values, ids = self.best.values.numpy(), self.best.ids.numpy()
-            tops = list_best(self.choosing, self.best.listed, values, ids)
-        choices = read_choices(
-            self.choosing, self.found.numpy(), tops, self.faults, self.vocab_size
-        )
+        if self.found.listed is not None:
+            tops = list_best(self.choosing, self.found.listed.numpy())
+        found = self.found.tokens.numpy()
+        choices = read_choices(self.choosing, found, tops, self.faults, self.vocab_size)
+        if self.note is not None and self.found.guesses is not None:
+            self.note(choices, self.found.guesses.numpy())
         return StepResult(choices.spread(self.sampled, self.rows), took, 0, prompts)

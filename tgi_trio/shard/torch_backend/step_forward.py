@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ import torch
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward, idle_chunks, idle_plan
+from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward
+from tgi_trio.shard.torch_backend.decode_plans import idle_chunks, idle_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.staging import Array, Staging
 from tgi_trio.shard.torch_backend.token_source import TokenSource
@@ -36,6 +38,12 @@ def idle_steps(most: int) -> Iterator[StepPlan]:
             yield plan
 
 
+class StagedAdapters(Protocol):
+    """What computes the adapters of the step at hand, launched kernel by kernel."""
+
+    def stage(self) -> None: ...
+
+
 class StepForward:
     """Computes the steps of one model on one device, as every rank does that has a part of it."""
 
@@ -47,8 +55,10 @@ class StepForward:
         tokens: TokenSource,
         device: torch.device,
         keep_positions: Callable[[int], None],
+        adapters: StagedAdapters | None = None,
     ) -> None:
         """`forward`, `logits` and `keep_positions` are the model's."""
+        self._adapters = adapters
         self.device = device
         self._keep_positions = keep_positions
         self._forward = forward
@@ -71,16 +81,27 @@ class StepForward:
         )
         if plan.inputs is not None:
             ids = self._tokens.fill_in(ids, unknown)
+        if self._adapters is not None:
+            self._adapters.stage()
         batch = self._attention.prepare(plan, cache)
         return self._forward(ids, positions, every, self._attention, batch)
 
     def scores(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return the logits of every choice of the plan, float32 [C, vocab]; None: it has none."""
+        chosen = self.pick(plan, hidden)
+        return None if chosen is None else self._logits(chosen)
+
+    def pick(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Return the hidden states of every choice, [C, features]; None: the plan has none."""
         sampled = np.flatnonzero(plan.samples)
         if len(sampled) == 0:
             return None
         places = choice_positions(plan, sampled)
-        if len(places) < len(hidden):
-            (some,) = self._row_staging.upload([places])
-            hidden = hidden.index_select(0, some)
+        if len(places) == len(hidden):
+            return hidden
+        (some,) = self._row_staging.upload([places])
+        return hidden.index_select(0, some)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [C, vocab] of hidden states that `pick` has returned."""
         return self._logits(hidden)

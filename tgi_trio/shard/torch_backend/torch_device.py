@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from typing import Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -12,6 +12,10 @@ from tgi_trio.shard.machine import accelerator
 from tgi_trio.shard.machine.accelerator import current_device, is_accelerator
 
 Generation = Literal["ampere", "hopper"]  # of devices, as far as kernels care
+
+# Bytes of shared memory that a program may have, from which on tiles are Hopper's. Devices for
+# desks have 99 KB of any generation, 12.0 among them, and no instructions for such tiles.
+_HOPPER_SHARED: Final = 163 << 10
 
 
 def resolve_device(name: str) -> torch.device:
@@ -37,7 +41,12 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def generation(device: torch.device) -> Generation:
-    """Return whose tiles a device gets: "hopper" from compute capability 9.0 on, NVIDIA's alone."""
+    """Return whose tiles a device gets: "hopper" from compute capability 9.0 on, NVIDIA's alone.
+
+    Those need more shared memory than every such device has; "ampere" fits into 99 KB.
+    """
     if device.type != "cuda" or torch.version.hip is not None:
         return "ampere"
-    return "hopper" if torch.cuda.get_device_capability(device) >= (9, 0) else "ampere"
+    found: Any = torch.cuda.get_device_properties(device)
+    large = found.shared_memory_per_block_optin >= _HOPPER_SHARED
+    return "hopper" if large and found.major >= 9 else "ampere"

@@ -7,6 +7,8 @@ rest; all are runners to the worker loop.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
+from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.model.tensors import decoder_matrices
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
@@ -40,11 +43,12 @@ from tgi_trio.shard.machine.dtypes import compute_dtype
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.sampling.decoder_sampler import DecoderSampler
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
+from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters import TorchAdapters, refuse_adapters
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
-from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
-from tgi_trio.shard.torch_backend.device_parts import device_parts, tell_no_graphs
+from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
+from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts, tell_no_graphs
+from tgi_trio.shard.torch_backend.eagle import TorchEagle, load_eagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -53,7 +57,7 @@ from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader, l
 from tgi_trio.shard.torch_backend.models.t5 import T5Layout
 from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
-from tgi_trio.shard.torch_backend.torch_device import resolve_device
+from tgi_trio.shard.torch_backend.torch_device import resolve_device, runs_kernels
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
@@ -124,13 +128,14 @@ def load_torch_runner(
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
     guessing = settings.draft_model
-    if guessing is not None and find_kind(guessing) is None:
+    kind = None if guessing is None else find_kind(guessing)
+    if kind is None:
         guessing = None
     if isinstance(spec, DecoderSpec):
         model = _load_decoder(config, spec, target, fresh_files, encoding)
-        heads = None
+        heads: TorchHeads | TorchEagle | None = None
         if guessing is not None and (ranks is None or ranks.rank == 0):
-            heads = _load_heads(guessing, config, model, target, encoding)
+            heads = _load_guesser(guessing, config, model, target, encoding)
         return _make_runner(
             model,
             settings,
@@ -139,8 +144,8 @@ def load_torch_runner(
             sampler,
             graph_sizes,
             heads,
-            guessing is not None,
             began,
+            ahead=kind is None or not kind.goes_on,
         )
     if settings.max_lora_rank:
         raise refuse_adapters(
@@ -178,23 +183,37 @@ def _make_runner(
     target: _Target,
     sampler: RowSampler,
     graph_sizes: tuple[int, ...],
-    heads: TorchHeads | None,
-    guesses: bool,
+    heads: TorchHeads | TorchEagle | None,
     began: int,
+    *,
+    ahead: bool,
 ) -> TorchRunner:
-    """Return what serves a decoder, whose loading `began` at a time of `time.monotonic_ns`."""
+    """Return what serves a decoder, whose loading `began` at a time of `time.monotonic_ns`.
+
+    Not `ahead`: something reads hidden states between two steps, so no rank launches before.
+    """
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
-    attention: AttentionBackend = ReferenceAttention()
-    graphs, steps = None, None
-    if kv_dtype is None:
-        attention = choose_attention(target.device, target.dtype, model.kv_shape)
-        graphs, steps = device_parts(
-            model, attention, sampler, config, target.device, graph_sizes, target.ranks
-        )
-        if guesses:  # heads read hidden states between two steps, on all ranks
-            steps = None
-    else:
-        tell_no_graphs(graph_sizes, "torch's own attention reads K and V of 8 bits")
+    adapters = _adapters(settings, model, target)
+    attention = choose_attention(
+        target.device, target.dtype, model.kv_shape, eight_bits=kv_dtype is not None
+    )
+    last = LastStep()
+    guesses = None
+    if isinstance(heads, TorchHeads) and settings.speculate:
+        guesses = Guesses(heads, settings.speculate, last)
+    graphs, steps = device_parts(
+        model,
+        attention,
+        sampler,
+        config,
+        target.device,
+        graph_sizes,
+        target.ranks,
+        adapters if isinstance(adapters, DeviceAdapters) else None,
+        guesses,
+    )
+    if not ahead:
+        steps = None
     return TorchRunner(
         model,
         config,
@@ -208,8 +227,10 @@ def _make_runner(
         speculate=settings.speculate or 0,
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
-        heads=heads,
-        adapters=_adapters(settings, model, target),
+        heads=heads if isinstance(heads, TorchHeads) else None,
+        eagle=heads if isinstance(heads, TorchEagle) else None,
+        last=last,
+        adapters=adapters,
     )
 
 
@@ -252,38 +273,69 @@ def _load_decoder(
     return model
 
 
-def _load_heads(
+def _load_guesser(
     folder: Path,
     config: ModelConfig,
     model: Decoder,
     target: _Target,
     encoding: Encoding | None,
-) -> TorchHeads:
+) -> TorchHeads | TorchEagle:
     """Load what guesses for a model; on the rank that chooses tokens, which is alone with it."""
     base = model.spec
     spec = read_heads(folder, hidden=base.hidden_size, vocabulary=base.vocab_size)
 
-    def whole_head() -> Linear:
+    @contextmanager
+    def whole_model() -> Iterator[DecoderLoader]:
         alone = replace(target, ranks=None)
         opened = open_checkpoint(config, base.names.base, encoding=encoding, writable=True)
         with opened as checkpoint, torch.inference_mode():
-            loader = DecoderLoader(base, alone.weights(checkpoint))
+            yield DecoderLoader(base, alone.weights(checkpoint))
+
+    def whole_embedding() -> torch.Tensor:
+        if model.ranks is None:
+            return model.embedding
+        with whole_model() as loader:
+            return loader.weight(outer_refs(base).embedding)
+
+    def whole_head() -> Linear:
+        with whole_model() as loader:
             return loader.head(loader.weight(outer_refs(base).embedding))
 
+    if isinstance(spec, EagleSpec):
+        model.taps = spec.taps(len(model.layers))
+        return load_eagle(
+            spec,
+            vocabulary=base.vocab_size,
+            dtype=target.dtype,
+            device=target.device,
+            embedding=whole_embedding,
+        )
     return load_heads(spec, model, dtype=target.dtype, device=target.device, whole_head=whole_head)
 
 
-def _adapters(settings: ShardSettings, decoder: Decoder, target: _Target) -> TorchAdapters | None:
+def _adapters(
+    settings: ShardSettings, decoder: Decoder, target: _Target
+) -> DeviceAdapters | TorchAdapters | None:
     """Return what loads adapters, where any are to be served; raises ConfigurationError."""
     if not settings.max_lora_rank:
         return None
-    if target.device.type != "cpu":
-        raise refuse_adapters(f"adapters are computed on CPUs alone, and this is {target.device}")
+    rank = target.ranks.rank if target.ranks else 0
+    if runs_kernels(target.device):
+        return DeviceAdapters(
+            decoder,
+            target.dtype,
+            target.device,
+            max_rank=settings.max_lora_rank,
+            slots=settings.max_loaded_adapters,
+            rank=rank,
+            world_size=target.world_size,
+        )
     return TorchAdapters(
         decoder,
         target.dtype,
+        target.device,
         max_rank=settings.max_lora_rank,
-        rank=target.ranks.rank if target.ranks else 0,
+        rank=rank,
         world_size=target.world_size,
     )
 

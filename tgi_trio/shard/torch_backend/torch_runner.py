@@ -31,12 +31,14 @@ from tgi_trio.shard.machine.device_memory import free_bytes
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 from tgi_trio.shard.torch_backend.attention.interface import PlanLayout
 from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention
 from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
+from tgi_trio.shard.torch_backend.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
@@ -44,7 +46,7 @@ from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
-    from tgi_trio.shard.torch_backend.adapters import TorchAdapters
+    from tgi_trio.shard.torch_backend.adapters import StepAdapters
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.followed_steps import FollowedSteps
 
@@ -93,14 +95,20 @@ class TorchRunner:
         load_ns: int = 0,
         kv_dtype: torch.dtype | None = None,
         heads: TorchHeads | None = None,
-        adapters: TorchAdapters | None = None,
+        eagle: TorchEagle | None = None,
+        last: LastStep | None = None,
+        adapters: StepAdapters | None = None,
     ) -> None:
         """`speculate`: guesses of a row in a step, at most; `kv_dtype`: of K and V, where it is not
-        the model's; `heads`: what guesses for the model.
+        the model's; `heads`, `eagle`: what guesses for the model, whose `taps` the latter reads;
+        `last`: where `steps` leave their guesses.
         """
+        self._eagle = eagle
+        self._reader: EagleReader | None = None  # once somebody guesses
         self._heads = heads
-        self._last = LastStep()
-        self.kv_beside = 0
+        self._last = last or LastStep()
+        self.kv_beside = 0 if eagle is None else eagle.kv_bytes_per_token
+        self.bytes_per_adapter = 0
         self._kv_dtype = kv_dtype or dtype
         self._ranks = ranks
         self._adapters = adapters
@@ -161,16 +169,29 @@ class TorchRunner:
             plan = largest.plan
             self._cache = self._new_cache(largest.blocks)
             activation = largest.measure(self.device, lambda: self._warm_step(plan))
+        if self._adapters:
+            self._adapters.warm_up()
         self._cache = None  # before the real one: both may not fit
         size = self._ranks.size if self._ranks else 1
         free, host = free_bytes(self.device, size), self.device.type == "cpu"
         tokens, spare = kv_tokens(
-            request, self._info, free, activation, host=host, beside=self.kv_beside
+            request,
+            self._info,
+            free,
+            activation,
+            host=host,
+            beside=self.kv_beside,
+            adapter=self.bytes_per_adapter,
         )
         if self._ranks:  # every rank's cache has the same blocks
             tokens = self._ranks.least(tokens, self.device)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         self._cache = self._new_cache(blocks)
+        kv_bytes = self._cache.nbytes
+        if self._eagle is not None:
+            kv_bytes += self._eagle.make_room(blocks)
+        if self._reader is not None:
+            self._reader.backlog.clear()
         if self._graphs:
             longest = longest_sequence(request, self._info)
             width = math.ceil(longest / BLOCK_SIZE)
@@ -180,17 +201,21 @@ class TorchRunner:
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
-            weight_bytes=self.model.nbytes() + self._head_bytes(),
+            weight_bytes=self.model.nbytes() + self._bytes_beside(),
             activation_bytes=activation,
-            kv_bytes=self._cache.nbytes,
-            spare_bytes=max(0, spare - self._cache.nbytes),
+            kv_bytes=kv_bytes,
+            spare_bytes=max(0, spare - kv_bytes),
             warmup_ns=time.monotonic_ns() - began,
         )
 
-    def _head_bytes(self) -> int:
+    def _bytes_beside(self) -> int:
+        """Return what lies beside the model: heads that guess, room for adapters."""
+        slots = 0 if self._adapters is None else self._adapters.nbytes
+        if self._eagle is not None:
+            return slots + self._eagle.nbytes()
         if self._heads is None:
-            return 0
-        return self._heads.nbytes(own_head=self._ranks is not None)
+            return slots
+        return slots + self._heads.nbytes(own_head=self._ranks is not None)
 
     def _most_decodes(self, request: WarmupRequest) -> int | None:
         """Return the most tokens of a step without a prefill, guesses included; None: any."""
@@ -216,8 +241,11 @@ class TorchRunner:
         choices = Choices.none(0)
         if logits is not None:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
-            if self._heads is not None:
+            if self._heads is not None and self._steps is None:
                 self._last.keep(plan, sampled, choices, partial(_copy_rows, hidden))
+        if self._reader is not None and self._eagle is not None:
+            tapped = hidden[:, -self._eagle.features :]
+            self._reader.keep(plan, sampled, choices, partial(_copy_rows, tapped))
         choices = choices.spread(sampled, len(plan.rows))
         return StepResult(choices, chosen - began, time.monotonic_ns() - chosen, prompts)
 
@@ -225,6 +253,8 @@ class TorchRunner:
     def launch(self, plan: StepPlan) -> Pending:
         if self._steps is None or self._cache is None or not self._steps.serve(plan):
             return Computed(self._compute(plan))
+        if self._adapters is not None:
+            self._adapters.begin(plan)
         lengths = _lengths(plan) if self.model.needs_lengths else plan.positions
         return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs)
 
@@ -234,10 +264,14 @@ class TorchRunner:
     def drafter(self, most: int) -> Drafter | None:
         if not self._info.draft_budget:
             return None
+        if self._eagle is not None:
+            self._reader = self._reader or EagleReader(self._eagle)
+            return EagleDrafter(self._reader, most, self._info.eos_ids)
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
         heads, eos_ids = self._heads, self._info.eos_ids
-        return HeadsDrafter(heads.spec, heads, self._last, most, eos_ids, heads.token_map)
+        arithmetic = heads if self._steps is None else None  # steps guess themselves
+        return HeadsDrafter(heads.spec, arithmetic, self._last, most, eos_ids, heads.token_map)
 
     def prepare(self, sequence: ShardSequence) -> bool:
         return self.sampler.prepare(sequence)
@@ -246,16 +280,22 @@ class TorchRunner:
         self.sampler.drop(sequence)
         if self._steps is not None:
             self._steps.drop(sequence)
+        if self._reader is not None:
+            self._reader.backlog.drop(sequence)
 
     def prove_sound(self) -> None:
         prove_by_step(self.step, self.info.vocab_size)
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         """Return hidden states [T, hidden] and leave K and V in the cache."""
+        if self._adapters is not None:
+            self._adapters.begin(plan)
+        return self._compute_hidden(plan)
+
+    def _compute_hidden(self, plan: StepPlan) -> torch.Tensor:
+        """Do what `_forward` does, with the adapters that have been told."""
         if self._cache is None:
             raise ConfigurationError("The model has not been warmed up: it has no KV cache yet.")
-        if self._adapters is not None:
-            self._adapters.table.begin(plan)
         lengths_held = _lengths(plan) if self.model.needs_lengths else plan.positions
         if self._graphs and (hidden := self._graphs.forward(plan, lengths_held)) is not None:
             return hidden
@@ -263,12 +303,16 @@ class TorchRunner:
         lengths = positions
         if self.model.needs_lengths:
             lengths = torch.from_numpy(lengths_held).to(self.device)
+        if self._adapters is not None:
+            self._adapters.stage()
         batch = self.attention.prepare(plan, self._cache)
         token_ids = torch.from_numpy(plan.token_ids).to(self.device)
         return self.model.forward(token_ids, positions, lengths, self.attention, batch)
 
     def _warm_step(self, plan: StepPlan) -> None:
-        hidden = self._forward(plan)
+        if self._adapters is not None:
+            self._adapters.begin_idle(plan)
+        hidden = self._compute_hidden(plan)
         self.model.logits(hidden[-1:])
 
     def _new_cache(self, blocks: int) -> KVCache:

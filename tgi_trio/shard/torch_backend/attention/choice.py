@@ -15,14 +15,17 @@ from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def choose_attention(device: torch.device, dtype: torch.dtype, shape: KVShape) -> AttentionBackend:
+def choose_attention(
+    device: torch.device, dtype: torch.dtype, shape: KVShape, *, eight_bits: bool = False
+) -> AttentionBackend:
     """Return our own kernels on a GPU, beside flash-attn's where it has one.
 
     That is in half precision and for heads with values of their own; see `flash.py` for which
-    steps. Plain torch on a CPU, on a GPU without Triton, and for heads that no kernel holds.
+    steps. With K and V of `eight_bits` all is read from the cache, by our own kernels alone.
+    Plain torch on a CPU, on a GPU without Triton, and for heads that no kernel holds.
     """
     own = capturable_attention(device, shape) or ReferenceAttention()
-    fits = dtype in _HALF and not shape.same and fits_kernels(shape)
+    fits = dtype in _HALF and not shape.same and fits_kernels(shape) and not eight_bits
     if device.type != "cuda" or not fits or importlib.util.find_spec("flash_attn") is None:
         return own
     from flash_attn import flash_attn_varlen_func  # optional, and only there on a GPU

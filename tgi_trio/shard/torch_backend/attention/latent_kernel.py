@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.attention.paged_kernel import (
     store_tile,
     weigh,
 )
+from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
 from tgi_trio.shard.torch_backend.kernels.fused import rotate
 
 
@@ -37,7 +38,8 @@ def attend_latents(
     query_starts,
     tile_rows,
     tile_starts,
-    scale,
+    scale,  # of scores; that of keys of 8 bits in it
+    key_scale,  # of what is asked for of them; read with CODES only
     query_token_stride,
     query_head_stride,
     end_token_stride,
@@ -53,6 +55,7 @@ def attend_latents(
     LANES: tl.constexpr,
     KEYS: tl.constexpr,
     DIVIDED: tl.constexpr,
+    CODES: tl.constexpr,  # see `eight_bits.py`
 ):
     table, start, count, context, token, head, position, real = find_tile(
         tables, width, contexts, query_starts, tile_rows, tile_starts, HEADS, LANES
@@ -71,12 +74,15 @@ def attend_latents(
         k, k_turned = load_keys(
             key, table, place, end, RANK, PADDED_RANK, ROTARY, PADDED_ROTARY, PAGE
         )
+        k, k_turned = decode_like(k, q, CODES), decode_like(k_turned, q, CODES)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = tl.dot(q_turned, tl.trans(k_turned), score, input_precision="ieee")
         score = finish_scores(score, scale, 0.0, 0.0, place, position, end, 0, False, False)
         best, mass, fade, weight = weigh(score, best, mass)
         gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
         total = total * fade[:, None] + gained
+    if CODES != "":
+        total = total * key_scale
     which, part = token * HEADS + head, tl.program_id(2)
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, RANK, DIVIDED)
 
@@ -120,6 +126,6 @@ def load_keys(
     dim = tl.arange(0, PADDED_RANK)
     turned = tl.arange(0, PADDED_ROTARY)
     at = key + find_slots(table, place, end, PAGE) * (RANK + ROTARY)
-    latent = tl.load(at + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0.0)
+    latent = tl.load(at + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0)
     inside = there[:, None] & (turned < ROTARY)[None, :]
-    return latent, tl.load(at + RANK + turned[None, :], mask=inside, other=0.0)
+    return latent, tl.load(at + RANK + turned[None, :], mask=inside, other=0)

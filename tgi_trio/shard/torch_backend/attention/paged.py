@@ -126,9 +126,13 @@ class PagedAttention(CapturableAttention):
         value: torch.Tensor,
         batch: PagedBatch,
     ) -> torch.Tensor:
-        batch.cache.key_slots[layer.index].index_copy_(0, batch.slots, key)
-        if not layer.value_dim:
-            batch.cache.value_slots[layer.index].index_copy_(0, batch.slots, value)
+        cache, slots = batch.cache, batch.slots
+        if cache.codes:
+            cache.write(layer.index, slots, key, value, layer.kv_scales)
+        else:
+            cache.key_slots[layer.index].index_copy_(0, slots, key)
+            if not layer.value_dim:
+                cache.value_slots[layer.index].index_copy_(0, slots, value)
         return self.attend_written(layer, query, batch)
 
     def attend_projected(
@@ -142,7 +146,10 @@ class PagedAttention(CapturableAttention):
         key, value = (
             slots[layer.index] for slots in (batch.cache.key_slots, batch.cache.value_slots)
         )
-        query = write_projected(qkv, steps, table, key, value, batch.slots)
+        scales, codes = layer.kv_scales, batch.cache.codes
+        query = write_projected(
+            qkv, steps, table, key, value, batch.slots, scales=scales, codes=codes
+        )
         return self.attend_written(layer, query, batch)
 
     def attend_latents(
@@ -155,7 +162,10 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
     ) -> torch.Tensor:
         key = batch.cache.key_slots[layer.index]
-        query, ends = write_latent_keys(projected, latent, rotary, table, key, batch.slots)
+        scale, codes = layer.kv_scales[0], batch.cache.codes
+        query, ends = write_latent_keys(
+            projected, latent, rotary, table, key, batch.slots, scale=scale, codes=codes
+        )
         return self._attend_latents(layer, query, ends, batch, (rotary, table))
 
     def attend_written(
@@ -166,7 +176,10 @@ class PagedAttention(CapturableAttention):
             query, ends = query.split((layer.value_dim, layer.head_dim - layer.value_dim), dim=-1)
             return self._attend_latents(layer, query, ends, batch, None)
         decodes = len(batch.counts) == len(query)
-        tile = choose_tile(query.dtype, layer.head_dim, self._generation, decodes=decodes)
+        eight_bits = bool(batch.cache.codes)
+        tile = choose_tile(
+            query.dtype, layer.head_dim, self._generation, decodes=decodes, eight_bits=eight_bits
+        )
         group = layer.heads // layer.kv_heads
         work = _divide(layer, query, batch.tiles_of(tile.lanes, group), layer.head_dim)
         attend_tile[(len(work.rows), layer.kv_heads, work.parts)](
@@ -185,7 +198,8 @@ class PagedAttention(CapturableAttention):
             work.starts,
             work.bests if layer.slopes is None else layer.slopes,
             work.bests if layer.sinks is None else layer.sinks,
-            layer.scale,
+            layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
+            layer.kv_scales[1],
             layer.soft_cap,
             query.stride(0),
             query.stride(1),
@@ -201,6 +215,7 @@ class PagedAttention(CapturableAttention):
             SOFT_CAP=layer.soft_cap > 0,
             ALIBI=layer.slopes is not None,
             SINKS=layer.sinks is not None,
+            CODES=batch.cache.codes,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )
@@ -238,7 +253,8 @@ class PagedAttention(CapturableAttention):
             batch.query_starts,
             work.rows,
             work.starts,
-            layer.scale,
+            layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
+            layer.kv_scales[0],
             query.stride(0),
             query.stride(1),
             ends.stride(0),
@@ -254,6 +270,7 @@ class PagedAttention(CapturableAttention):
             LANES=tile.lanes,
             KEYS=tile.keys,
             DIVIDED=work.parts > 1,
+            CODES=batch.cache.codes,
             num_warps=tile.warps,
             num_stages=tile.stages,
         )

@@ -15,6 +15,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.eight_bits import decode_like
+
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -26,7 +28,7 @@ def attend_tile(
     bests,  # float32 [T, heads, parts]: largest score of a part
     masses,  # float32 [T, heads, parts]: sum of 2 ** (score - best)
     query,  # [T, heads, DIM], of any strides but the last
-    key,  # [slots, kv_heads, DIM], contiguous: one layer of the cache
+    key,  # [slots, kv_heads, DIM], contiguous: one layer of the cache, numbers or CODES
     value,
     tables,  # int32: rows of `width` block numbers
     width,  # int32 [1], on the device: a recording outlives a step's width
@@ -36,7 +38,9 @@ def attend_tile(
     tile_starts,  # int32 [tiles] its first (query, head) pair, counted from the row's first
     slopes,  # float32 [heads], read with ALIBI only
     sinks,  # float32 [heads], read with SINKS only
-    scale, soft_cap, query_token_stride, query_head_stride,
+    scale,  # of scores; that of keys of 8 bits in it
+    value_scale,  # read with CODES only
+    soft_cap, query_token_stride, query_head_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
     DIM: tl.constexpr,
@@ -47,6 +51,7 @@ def attend_tile(
     DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid is deep
     WINDOW: tl.constexpr,  # 0: a query sees all keys before it
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    CODES: tl.constexpr,  # see `eight_bits.py`
 ):
     kv_head, part = tl.program_id(1), tl.program_id(2)
     table, start, count, context, token, head, position, real = find_tile(
@@ -67,17 +72,19 @@ def attend_tile(
         place = low + tl.arange(0, KEYS)
         wanted = (place < end)[:, None] & inside
         at = (find_slots(table, place, end, PAGE) * KV_HEADS + kv_head) * DIM + dim[None, :]
-        k = tl.load(key + at, mask=wanted, other=0.0)
+        k = decode_like(tl.load(key + at, mask=wanted, other=0), q, CODES)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = finish_scores(
             score, scale, soft_cap, slope, place, position, end, WINDOW, SOFT_CAP, ALIBI
         )
         best, mass, fade, weight = weigh(score, best, mass)
-        v = tl.load(value + at, mask=wanted, other=0.0)
+        v = decode_like(tl.load(value + at, mask=wanted, other=0), q, CODES)
         total = total * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
     if SINKS:
         best, mass, fade = add_sinks(tl.load(sinks + head, mask=real, other=0.0), best, mass, part)
         total = total * fade[:, None]
+    if CODES != "":
+        total = total * value_scale
     which = token * KV_HEADS * GROUP + head
     store_tile(out, parts, bests, masses, which, best, mass, total, real, dim, part, DIM, DIVIDED)
 # fmt: on

@@ -22,11 +22,15 @@ def write_projected(
     key: torch.Tensor,
     value: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    scales: tuple[float, float] = (1.0, 1.0),
+    codes: str = "",
 ) -> torch.Tensor:
     """Return queries [T, heads, head_dim]; keys and values go to their slots.
 
     `qkv` [T, all heads * head_dim], dense but for its first stride; `key`, `value` [slots,
-    kv_heads, head_dim]: one layer of the cache; `slots` int64 [T].
+    kv_heads, head_dim]: one layer of the cache, of the format `codes` with `scales` of K and V;
+    `slots` int64 [T].
     """
     heads, kv_heads, dim = steps.heads, steps.kv_heads, steps.head_dim
     rotary = steps.rotary if table is not None else None
@@ -50,6 +54,7 @@ def write_projected(
         qkv if steps.bias is None else steps.bias,
         steps.eps,
         steps.clip,
+        *scales,
         qkv.stride(0),
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -60,6 +65,7 @@ def write_projected(
         CLIPS=steps.clip > 0,
         NORM="" if steps.gain is None else steps.norm,
         HAS_BIAS=steps.bias is not None,
+        CODES=codes,
         FIRST=first,
         BLOCK=block,
     )
@@ -73,11 +79,15 @@ def write_latent_keys(
     table: RotaryTable,
     key: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    codes: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return queries [T, heads, rank] and their ends [T, heads, rotary_dim], not rotated yet.
 
     Keys go to their slots. `projected` [T, ...] as for `LatentProjections`, dense but for its first
-    stride; `key` [slots, 1, rank + rotary_dim]: one layer of the cache; `slots` int64 [T].
+    stride; `key` [slots, 1, rank + rotary_dim]: one layer of the cache, of the format `codes` with
+    a `scale`; `slots` int64 [T].
     """
     spec, norm = latent.spec, latent.latent_norm
     inner = latent.query_norm or norm  # without one, queries are not compressed
@@ -97,6 +107,7 @@ def write_latent_keys(
         projected if inner.bias is None else inner.bias,
         norm.eps,
         inner.eps,
+        scale,
         projected.stride(0),
         QUERY=width,
         PADDED_QUERY=pad_dim(width),
@@ -108,6 +119,7 @@ def write_latent_keys(
         KIND=norm.kind,
         HAS_GAIN=norm.weight is not None,
         HAS_BIAS=norm.bias is not None,
+        CODES=codes,
     )
     if latent.query_up is not None:
         query = latent.query_up(query)

@@ -31,6 +31,13 @@ _PREFILL: Final[dict[Generation, _BY_HEAD_SIZE]] = {
     "ampere": ((64, Tile(64, 64, 4)), (128, Tile(64, 64, 8)), (256, Tile(64, 32, 8))),
     "hopper": ((128, Tile(64, 64, 4)), (256, Tile(64, 32, 8))),
 }
+# K and V of 8 bits take registers twice: as bytes, and as the numbers that they become.
+_EIGHT_BITS_DECODE: Final[_BY_HEAD_SIZE] = ((128, Tile(16, 64, 8)), (256, Tile(16, 32, 4)))
+_EIGHT_BITS_PREFILL: Final[_BY_HEAD_SIZE] = (
+    (64, Tile(64, 64, 4)),
+    (128, Tile(64, 64, 8)),
+    (256, Tile(64, 16, 8)),
+)
 # Numbers of four bytes are not for the tensor cores, and take twice the registers.
 _WIDE: Final[_BY_HEAD_SIZE] = ((64, Tile(16, 32, 4)), (256, Tile(16, 32, 8)))
 # Latents of up to 512 numbers and an end to rotate: results take most of the registers.
@@ -52,10 +59,17 @@ def choose_latent_tile(dtype: torch.dtype, heads: int, *, decodes: bool) -> Tile
 
 
 def choose_tile(
-    dtype: torch.dtype, head_dim: int, generation: Generation, *, decodes: bool
+    dtype: torch.dtype,
+    head_dim: int,
+    generation: Generation,
+    *,
+    decodes: bool,
+    eight_bits: bool = False,
 ) -> Tile:
-    """Return the tile for heads of up to 256 numbers."""
+    """Return the tile for heads of up to 256 numbers; `eight_bits`: K and V have so many."""
     half = _DECODE if decodes else _PREFILL[generation]
+    if eight_bits:
+        half = _EIGHT_BITS_DECODE if decodes else _EIGHT_BITS_PREFILL
     table = _WIDE if dtype.itemsize > 2 else half
     return next(tile for most, tile in table if head_dim <= most)
 

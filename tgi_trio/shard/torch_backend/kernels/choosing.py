@@ -117,8 +117,8 @@ def _take(
 
 
 @triton.jit
-def _list(
-    base, vocab, best, heat, least, last_tie, center, within, floor, total, BLOCK: tl.constexpr
+def _survive(
+    base, vocab, best, heat, least, last_tie, center, within, floor, mass, BLOCK: tl.constexpr
 ):
     """Replace the scores by the log-probabilities of what survives, -inf for the rest."""
     place = tl.arange(0, BLOCK)
@@ -126,7 +126,7 @@ def _list(
         at = low + place
         x = relative(base, at, vocab, best, heat)
         keep = kept(x, at, least, last_tie, center, within, floor)
-        logprobs = (x.to(tl.float64) - tl.log(total)).to(tl.float32)
+        logprobs = (x.to(tl.float64) - mass).to(tl.float32)
         tl.store(base + at, tl.where(keep, logprobs, float("-inf")), mask=at < vocab)
 
 
@@ -136,7 +136,7 @@ def choose_tokens(
     found,  # float64 [R, 3]: token, log-probability, why there is none
     chosen,  # int64: the token again, at `targets`
     targets,  # int64 [R]; -1: nothing is to be chosen, and `found` stays as it is
-    scores,  # float32 [R, stride]; where `lists`, what does not survive becomes -inf
+    scores,  # float32 [R, stride]; where `lists`, they become log-probabilities of what survives
     temperatures,  # float32 [R]
     samples,  # int32 [R]: 0 takes the best
     uniforms,  # float64 [R] in [0, 1)
@@ -144,7 +144,7 @@ def choose_tokens(
     top_p,  # float64 [R], 1: all
     typical_p,  # float64 [R], 1: all
     floors,  # float64 [R]: log of min-p, -inf: none
-    lists,  # int32 [R]: the scores are wanted as they are in the end, relative and cut
+    lists,  # int32 [R]: how many of the best are wanted besides; see `listing.py`
     stride,
     vocab,
     FEW: tl.constexpr,  # up to so many tokens a truncated row is drawn from by falling scores
@@ -222,10 +222,11 @@ def choose_tokens(
             tl.load(uniforms + row) * total, tl.load(samples + row),
             (cut & (few | (vocab <= FEW))).to(tl.int32), BLOCK,
         )
-        logprob = ((tl.load(base + token) - best) / heat).to(tl.float64) - tl.log(total)
-        if tl.load(lists + row) != 0:
-            _list(
-                base, vocab, best, heat, least, last_tie, center, within, floor, total, BLOCK
+        mass = tl.log(total)
+        logprob = ((tl.load(base + token) - best) / heat).to(tl.float64) - mass
+        if tl.load(lists + row) > 0:
+            _survive(
+                base, vocab, best, heat, least, last_tie, center, within, floor, mass, BLOCK
             )
     tl.store(found + row * 3, token.to(tl.float64))
     tl.store(found + row * 3 + 1, logprob)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.eight_bits import store_number
+
 
 @triton.jit
 def normalise(
@@ -134,10 +136,19 @@ def gate(
     gates = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + (1 if PAIRED else SIZE), mask=inside, other=0.0).to(tl.float32)
     if LIMITS:
-        gates = tl.minimum(gates, limit)
-        up = (tl.minimum(tl.maximum(up, -limit), limit) + 1.0).to(dtype).to(tl.float32)
+        gates, up = limit_up(gates, up, limit, out)
     opened = activate(gates, ACT).to(dtype).to(tl.float32)
     tl.store(out + token * SIZE + place, (opened * up).to(dtype), mask=inside)
+
+
+@triton.jit
+def limit_up(gates, up, limit, like):
+    """Return gates and what they are for within a limit, the latter with one more.
+
+    `like`: a pointer to numbers of the dtype that torch would round to.
+    """
+    up = tl.minimum(tl.maximum(up, -limit), limit) + 1.0
+    return tl.minimum(gates, limit), up.to(like.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
@@ -153,6 +164,8 @@ def rotate_and_write(
     bias,
     eps,
     clip,
+    key_scale,  # of K and V of 8 bits
+    value_scale,
     stride,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -163,6 +176,7 @@ def rotate_and_write(
     CLIPS: tl.constexpr,
     NORM: tl.constexpr,  # "": heads are not normalised
     HAS_BIAS: tl.constexpr,
+    CODES: tl.constexpr,  # of the cache; see `eight_bits.py`
     FIRST: tl.constexpr,  # head to begin with: HEADS where queries stay as they are
     BLOCK: tl.constexpr,  # heads of a program
 ):
@@ -196,9 +210,9 @@ def rotate_and_write(
         into = query + (token * HEADS + head) * DIM + dim
         tl.store(into, x.to(query.dtype.element_ty), mask=there & (head < HEADS))
     at = slot * KV_HEADS + head - HEADS
-    tl.store(key + at * DIM + dim, x.to(key.dtype.element_ty), mask=normed & (head >= HEADS))
+    store_number(key + at * DIM + dim, x, key_scale, qkv, normed & (head >= HEADS), CODES)
     into = value + (at - KV_HEADS) * DIM + dim
-    tl.store(into, x.to(value.dtype.element_ty), mask=there & (head >= HEADS + KV_HEADS))
+    store_number(into, x, value_scale, qkv, there & (head >= HEADS + KV_HEADS), CODES)
 
 
 @triton.jit
@@ -265,6 +279,7 @@ def write_latents(
     query_bias,
     eps,
     query_eps,
+    key_scale,  # of keys of 8 bits
     stride,
     QUERY: tl.constexpr,
     PADDED_QUERY: tl.constexpr,
@@ -276,26 +291,27 @@ def write_latents(
     KIND: tl.constexpr,  # of both norms
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    CODES: tl.constexpr,  # of the cache
 ):
     """Normalise latents and rotate their keys into the cache; normalise compressed queries."""
     token = tl.program_id(0).to(tl.int64)
     at = source + token * stride
-    dtype = key.dtype.element_ty
     if tl.program_id(1) == 0:
         into = key + tl.load(slots + token) * (RANK + ROTARY)
         dim = tl.arange(0, PADDED_RANK)[None, :]
         x = load_normalised(at + QUERY, gain, bias, eps, dim, RANK, KIND, HAS_GAIN, HAS_BIAS)
-        tl.store(into + dim, x.to(dtype), mask=dim < RANK)
+        store_number(into + dim, x, key_scale, source, dim < RANK, CODES)
         turned = tl.arange(0, PADDED_ROTARY)[None, :]
         there = turned < ROTARY
         y = rotate(at + QUERY + RANK, cos, sin, token, turned, there, ROTARY, INTERLEAVED)
-        tl.store(into + RANK + turned, y.to(dtype), mask=there)
+        store_number(into + RANK + turned, y, key_scale, source, there, CODES)
     else:
         place = tl.arange(0, PADDED_QUERY)[None, :]
         wide = load_normalised(
             at, query_gain, query_bias, query_eps, place, QUERY, KIND, HAS_GAIN, HAS_BIAS
         )
-        tl.store(query + token * QUERY + place, wide.to(dtype), mask=place < QUERY)
+        own = wide.to(query.dtype.element_ty)
+        tl.store(query + token * QUERY + place, own, mask=place < QUERY)
 
 
 @triton.jit

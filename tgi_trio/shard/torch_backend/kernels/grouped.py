@@ -9,16 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.fused import activate, limit_up
+
 
 @triton.jit(do_not_specialize=["tokens"])
 def multiply_groups(
     out,  # [pairs, N]
     x,  # [tokens, K], or in order [pairs, K]
-    weight,  # [GROUPS, N, K]
-    bias,  # [GROUPS, N], read with HAS_BIAS only
+    weight,  # [GROUPS, N, K]; with ACT [GROUPS, 2 N, K]: gates, then what they are for
+    bias,  # [GROUPS, as many], read with HAS_BIAS only
     pairs,  # int32 [GROUPS, tokens]: as `route_tokens` leaves them
     counts,  # int32 [GROUPS]
     tokens,
+    limit,
     N: tl.constexpr,
     K: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -26,6 +29,9 @@ def multiply_groups(
     PER_ROW: tl.constexpr,  # groups that each row is in
     GATHERS: tl.constexpr,  # x has the rows and out is in order; else x is, and out by pair
     HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr,  # of gates, as `gate` has it; "": there are none
+    LIMITS: tl.constexpr,
+    PAIRED: tl.constexpr,
     ROWS: tl.constexpr,  # of a tile
     OUTPUTS: tl.constexpr,
     DEPTH: tl.constexpr,  # numbers of a row multiplied together
@@ -39,8 +45,12 @@ def multiply_groups(
         target = (begin + within if GATHERS else pair).to(tl.int64)
         column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         there = column < N
-        base = weight + own.to(tl.int64) * N * K
+        each: tl.constexpr = 2 * N if ACT != "" else N
+        output = column * (2 if PAIRED else 1)
+        up = output + (1 if PAIRED else N)
+        base = weight + own.to(tl.int64) * each * K
         total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        second = tl.zeros([ROWS, OUTPUTS], tl.float32)
         for low in range(0, K, DEPTH):
             depth = low + tl.arange(0, DEPTH)
             inside = depth < K
@@ -49,14 +59,25 @@ def multiply_groups(
                 mask=real[:, None] & inside[None, :],
                 other=0.0,
             )
-            w = tl.load(
-                base + column[:, None].to(tl.int64) * K + depth[None, :],
-                mask=there[:, None] & inside[None, :],
-                other=0.0,
-            )
+            wanted = there[:, None] & inside[None, :]
+            at = output[:, None].to(tl.int64) * K + depth[None, :]
+            w = tl.load(base + at, mask=wanted, other=0.0)
             total += tl.dot(a, tl.trans(w), input_precision="ieee")
+            if ACT != "":
+                at = up[:, None].to(tl.int64) * K + depth[None, :]
+                w = tl.load(base + at, mask=wanted, other=0.0)
+                second += tl.dot(a, tl.trans(w), input_precision="ieee")
         if HAS_BIAS:
-            total += tl.load(bias + own * N + column, mask=there, other=0.0).to(tl.float32)[None, :]
+            at = bias + own * each
+            total += tl.load(at + output, mask=there, other=0.0).to(tl.float32)[None, :]
+            if ACT != "":
+                second += tl.load(at + up, mask=there, other=0.0).to(tl.float32)[None, :]
+        if ACT != "":  # rounded where torch's operations are
+            dtype = out.dtype.element_ty
+            total, second = total.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+            if LIMITS:
+                total, second = limit_up(total, second, limit, out)
+            total = activate(total, ACT).to(dtype).to(tl.float32) * second
         at = target[:, None] * N + column[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])
 
@@ -81,13 +102,12 @@ def find_group(counts, GROUPS: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.cons
 @triton.jit
 def combine_experts(
     out,  # [T, SIZE]
-    parts,  # [T, PER_TOKEN, SIZE]
+    parts,  # [T, PER_TOKEN + SHARED, SIZE]
     weights,  # [T, PER_TOKEN]
-    shared,  # [T, SIZE], added with HAS_SHARED
-    doors,  # [T]: how far `shared` is let in, as a logit; with HAS_DOOR
+    doors,  # [T]: how far shared experts are let in, as a logit; with HAS_DOOR
     SIZE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
-    HAS_SHARED: tl.constexpr,
+    SHARED: tl.constexpr,  # parts of what every token goes through
     HAS_DOOR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -98,13 +118,17 @@ def combine_experts(
     inside = place < SIZE
     total = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(PER_TOKEN):
-        pair = token * PER_TOKEN + i
-        weight = tl.load(weights + pair).to(tl.float32)
-        part = tl.load(parts + pair * SIZE + place, mask=inside, other=0.0).to(tl.float32)
+        weight = tl.load(weights + token * PER_TOKEN + i).to(tl.float32)
+        at = parts + (token * (PER_TOKEN + SHARED) + i) * SIZE
+        part = tl.load(at + place, mask=inside, other=0.0).to(tl.float32)
         total += (part * weight).to(dtype).to(tl.float32)
     total = total.to(dtype).to(tl.float32)
-    if HAS_SHARED:
-        more = tl.load(shared + token * SIZE + place, mask=inside, other=0.0).to(tl.float32)
+    if SHARED:
+        more = tl.zeros([BLOCK], tl.float32)
+        for i in tl.static_range(SHARED):
+            at = parts + (token * (PER_TOKEN + SHARED) + PER_TOKEN + i) * SIZE
+            more += tl.load(at + place, mask=inside, other=0.0).to(tl.float32)
+        more = more.to(dtype).to(tl.float32)
         if HAS_DOOR:
             door = tl.sigmoid(tl.load(doors + token).to(tl.float32)).to(dtype).to(tl.float32)
             more = (door * more).to(dtype).to(tl.float32)

@@ -18,8 +18,10 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["tokens"])
 def route_tokens(
     weights,  # [T, PER_TOKEN]
-    pairs,  # int32 [EXPERTS, T]: of each expert, token * PER_TOKEN + place among the token's
-    counts,  # int32 [EXPERTS]: how many
+    # int32 [EXPERTS + SHARED, T]: of each expert, token * (PER_TOKEN + SHARED) + place among the
+    # token's; those that every token goes to come last
+    pairs,
+    counts,  # int32 [EXPERTS + SHARED]: how many
     counters,  # int32 [EXPERTS + 1], 0 before and after: pairs so far, programs that are done
     logits,  # [T, EXPERTS]
     bias,  # float32 [EXPERTS] for the choice, read with HAS_BIAS
@@ -35,6 +37,7 @@ def route_tokens(
     PADDED_GROUPS: tl.constexpr,
     GROUPS_USED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK: tl.constexpr,  # tokens of a program
 ):
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -60,7 +63,9 @@ def route_tokens(
         weight = weight / (tl.sum(weight, 1) + 1e-20)[:, None]  # all may be zero
     at = weights + token.to(tl.int64) * PER_TOKEN + place
     tl.store(at, (weight * scale).to(weights.dtype.element_ty), mask=chosen)
-    list_pairs(pairs, counts, counters, token, place, chosen, tokens, EXPERTS, PADDED, PER_TOKEN)
+    list_pairs(
+        pairs, counts, counters, token, place, chosen, tokens, EXPERTS, PADDED, PER_TOKEN, SHARED
+    )
 # fmt: on
 
 
@@ -139,6 +144,7 @@ def list_pairs(
     EXPERTS: tl.constexpr,
     PADDED: tl.constexpr,
     PER_TOKEN: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
     """Write a program's pairs to their experts' lists; the last program hands on the lengths."""
     expert = tl.arange(0, PADDED)
@@ -148,9 +154,15 @@ def list_pairs(
     before = tl.atomic_add(counters + expert, more, mask=inside & (more > 0))
     order = before[None, :] + tl.cumsum(ones, 0) - ones
     at = expert[None, :].to(tl.int64) * tokens + order
-    tl.store(pairs + at, token * PER_TOKEN + place, mask=chosen)
+    first = token * (PER_TOKEN + SHARED)
+    tl.store(pairs + at, first + place, mask=chosen)
+    for i in tl.static_range(SHARED):
+        at = pairs + (EXPERTS + i) * tokens.to(tl.int64) + token
+        tl.store(at, first + PER_TOKEN + i, mask=token < tokens)
     tl.debug_barrier()  # all of a program's additions come before it says that it is done
     if tl.atomic_add(counters + EXPERTS, 1) == tl.num_programs(0) - 1:
         found = tl.atomic_xchg(counters + expert, tl.zeros([PADDED], tl.int32), mask=inside)
         tl.store(counts + expert, found, mask=inside)
+        for i in tl.static_range(SHARED):
+            tl.store(counts + EXPERTS + i, tokens)
         tl.store(counters + EXPERTS, 0)

@@ -17,7 +17,7 @@ import torch
 from tgi_trio.model.adapters.sites import Site
 from tgi_trio.shard.adapters.numbers import AdapterNumbers
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.linear import Linear, WrappedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class _Run:
 class AdapterTable:
     """The adapters that are loaded, and which tokens of the step at hand have which."""
 
+    device: torch.device
     packed: dict[int, PackedSites] = field(default_factory=dict)
     runs: Sequence[_Run] = ()
 
@@ -63,7 +64,8 @@ class AdapterTable:
                 slice(int(plan.query_starts[i]), int(plan.query_starts[i + 1]))
                 for i in np.flatnonzero(own & (counts > 1))
             ]
-            runs.append(_Run(number, torch.from_numpy(single) if len(single) else None, spans))
+            alone = torch.from_numpy(single).to(self.device) if len(single) else None
+            runs.append(_Run(number, alone, spans))
         self.runs = runs
 
     def pack(self, numbers: AdapterNumbers, dtype: torch.dtype) -> PackedSites:
@@ -71,8 +73,8 @@ class AdapterTable:
         return {
             site: [
                 TorchPart(
-                    torch.from_numpy(part.a).to(dtype).t().contiguous(),
-                    torch.from_numpy(part.b).to(dtype).t().contiguous(),
+                    torch.from_numpy(part.a).to(dtype).t().contiguous().to(self.device),
+                    torch.from_numpy(part.b).to(dtype).t().contiguous().to(self.device),
                     slice(part.start, part.start + len(part.b)),
                 )
                 for part in parts
@@ -86,30 +88,22 @@ def packed_bytes(packed: PackedSites) -> int:
     return sum(part.a.nbytes + part.b.nbytes for parts in packed.values() for part in parts)
 
 
-class AdaptedLinear(Linear):
+class AdaptedLinear(WrappedLinear):
     """A linear, and what the adapters of a step's rows add to it."""
 
-    __slots__ = ("_base", "_site", "_table")
+    __slots__ = ("_site", "_table")
 
     def __init__(self, base: Linear, site: Site, table: AdapterTable) -> None:
-        super().__init__(base.weight, base.bias)
-        self._base = base
+        super().__init__(base)
         self._site = site
         self._table = table
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self._base(x)
+        y = self.base(x)
         for run in self._table.runs:
             for part in self._table.packed[run.adapter].get(self._site, ()):
                 _add(y, x, run, part)
         return y
-
-    def pack(self) -> None:
-        self._base.pack()
-        self.weight = self._base.weight
-
-    def nbytes(self) -> int:
-        return self._base.nbytes()
 
 
 def _add(y: torch.Tensor, x: torch.Tensor, run: _Run, part: TorchPart) -> None:

@@ -35,10 +35,15 @@ class Gate:
     limit: float = 0.0  # 0: none
     paired: bool = False  # each gate beside what it is for, rather than all gates first
 
+    @property
+    def kernel(self) -> str:
+        """Return the activation's name in `kernels/fused.py`; "": there it has none."""
+        return _KERNELS.get(self.act, "")
+
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return [T, width] of `inner` [T, 2 width]."""
-        name = _KERNELS.get(self.act)
-        if name is not None and runs_kernels(inner.device):
+        name = self.kernel
+        if name and runs_kernels(inner.device):
             return self._launch(inner, name)
         if self.paired:
             gate, up = inner.unflatten(-1, (-1, 2)).unbind(-1)

@@ -17,6 +17,7 @@ from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.torch_backend.kernels.grouped import combine_experts, multiply_groups
 from tgi_trio.shard.torch_backend.kernels.routing import route_tokens
 from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 
 _FEW, _MANY = 16, 64  # rows of a tile: the least that tensor cores take, and for long prefills
@@ -32,12 +33,15 @@ class Routed:
     """Who goes where, on the device."""
 
     weights: torch.Tensor  # [T, per token]
-    pairs: torch.Tensor  # int32 [experts, T], as `route_tokens` leaves them
+    pairs: torch.Tensor  # int32 [experts, T], as `route_tokens` leaves them; the shared ones last
     counts: torch.Tensor  # int32 [experts]
 
 
 class GroupedExperts:
-    """All of `DenseMlp`'s `up` [experts, inner, hidden] and `down` [experts, hidden, ...]."""
+    """All of `DenseMlp`'s `up` [experts, inner, hidden] and `down` [experts, hidden, ...].
+
+    Behind those that tokens are routed to come those that every token goes through.
+    """
 
     def __init__(
         self,
@@ -53,33 +57,35 @@ class GroupedExperts:
         self._down = down
         self._act = act
         self._choice_bias = choice_bias
+        self._shared = len(up.weight) - spec.count  # experts of every token
         self._counters = torch.zeros(spec.count + 1, dtype=torch.int32, device=up.weight.device)
 
     def __call__(
         self,
         x: torch.Tensor,
         logits: torch.Tensor,
-        shared: torch.Tensor | None = None,
         doors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return [T, hidden] of `x` [T, hidden]: the weighted sum of each token's experts.
 
-        `logits` [T, experts] of the router. `shared` [T, hidden] is added, times the sigmoid of
+        `logits` [T, experts] of the router. What is shared counts once, times the sigmoid of
         `doors` [T, 1] where there are any.
         """
         routed = self.route(logits, x.dtype)
-        inner = self._act(self._multiply(x, self._up, routed, gathers=True)).contiguous()
+        gate = self._act if isinstance(self._act, Gate) and self._act.kernel else None
+        inner = self._multiply(x, self._up, routed, gathers=True, gate=gate)
+        if gate is None:
+            inner = self._act(inner).contiguous()
         parts = self._multiply(inner, self._down, routed, gathers=False)
         out = torch.empty((len(x), parts.shape[1]), dtype=x.dtype, device=x.device)
         combine_experts[(len(x), -(-out.shape[1] // _BLOCK))](
             out,
             parts,
             routed.weights,
-            parts if shared is None else shared.contiguous(),
             parts if doors is None else doors.contiguous(),
             SIZE=out.shape[1],
             PER_TOKEN=self._spec.per_token,
-            HAS_SHARED=shared is not None,
+            SHARED=self._shared,
             HAS_DOOR=doors is not None,
             BLOCK=_BLOCK,
         )
@@ -90,8 +96,9 @@ class GroupedExperts:
         spec, (tokens, count) = self._spec, logits.shape
         device = logits.device
         weights = torch.empty((tokens, spec.per_token), dtype=dtype, device=device)
-        pairs = torch.empty((count, tokens), dtype=torch.int32, device=device)
-        counts = torch.empty(count, dtype=torch.int32, device=device)
+        every = count + self._shared
+        pairs = torch.empty((every, tokens), dtype=torch.int32, device=device)
+        counts = torch.empty(every, dtype=torch.int32, device=device)
         block = tokens_of_a_program(count)
         route_tokens[(-(-tokens // block),)](
             weights,
@@ -112,17 +119,26 @@ class GroupedExperts:
             PADDED_GROUPS=_pad(spec.groups),
             GROUPS_USED=spec.groups_used,
             HAS_BIAS=self._choice_bias is not None,
+            SHARED=self._shared,
             BLOCK=block,
         )
         return Routed(weights, pairs, counts)
 
     def _multiply(
-        self, x: torch.Tensor, linear: Linear, routed: Routed, *, gathers: bool
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        routed: Routed,
+        *,
+        gathers: bool,
+        gate: Gate | None = None,
     ) -> torch.Tensor:
-        """Return [pairs, outputs] of one product; see `multiply_groups`."""
+        """Return [pairs, outputs] of one product, gated; see `multiply_groups`."""
         weight, bias = linear.weight, linear.bias
         groups, outputs, depth = weight.shape
+        outputs //= 1 if gate is None else 2
         tokens, each = routed.weights.shape
+        each += self._shared
         many = x.dtype.itemsize < 4 and tokens * each >= _MANY_FROM * groups
         rows = _MANY if many else _FEW
         tiles = min(tokens * each, groups + tokens * each // rows)
@@ -135,6 +151,7 @@ class GroupedExperts:
             routed.pairs,
             routed.counts,
             tokens,
+            0.0 if gate is None else gate.limit,
             N=outputs,
             K=depth,
             GROUPS=groups,
@@ -142,6 +159,9 @@ class GroupedExperts:
             PER_ROW=each,
             GATHERS=gathers,
             HAS_BIAS=bias is not None,
+            ACT="" if gate is None else gate.kernel,
+            LIMITS=gate is not None and gate.limit > 0,
+            PAIRED=gate is not None and gate.paired,
             ROWS=rows,
             OUTPUTS=_OUTPUTS,
             DEPTH=_DEPTH if x.dtype.itemsize < 4 else _DEPTH // 2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
@@ -12,15 +14,19 @@ _PACK_FROM = 1 << 19
 class Linear:
     """y = x W^T + b. `weight` [out, in], `bias` [out] or None."""
 
-    __slots__ = ("_bytes", "bias", "packed", "weight")
+    __slots__ = ("_bytes", "bias", "one_row", "packed", "weight")
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.bias = bias
         self.packed: torch.Tensor | None = None
+        # Multiplies a lone row where that takes less than the library does; see `one_row.py`.
+        self.one_row: Callable[[Linear, torch.Tensor], torch.Tensor] | None = None
         self._bytes = weight.nbytes + (bias.nbytes if bias is not None else 0)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.one_row is not None and x.shape[:-1].numel() == 1:
+            return self.one_row(self, x)
         if self.packed is None:
             return functional.linear(x, self.weight, self.bias)
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
@@ -45,6 +51,23 @@ class Linear:
 
     def nbytes(self) -> int:
         return self._bytes
+
+
+class WrappedLinear(Linear):
+    """A linear that computes what another one does, and more; its weights are the other's."""
+
+    __slots__ = ("base",)
+
+    def __init__(self, base: Linear) -> None:
+        super().__init__(base.weight, base.bias)
+        self.base = base
+
+    def pack(self) -> None:
+        self.base.pack()
+        self.weight = self.base.weight
+
+    def nbytes(self) -> int:
+        return self.base.nbytes()
 
 
 def _worth_packing(weight: torch.Tensor) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch.nn import functional
 
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.routing import route
 from tgi_trio.shard.torch_backend.torch_device import has_triton
@@ -55,7 +57,10 @@ class ExpertsMlp:
     DeepSeek-V2 for one without.
     """
 
-    __slots__ = ("choice_bias", "experts", "grouped", "router", "shared", "shared_router", "spec")
+    __slots__ = (
+        *("choice_bias", "experts", "grouped", "router", "shared", "shared_bytes"),
+        *("shared_router", "spec"),
+    )
 
     def __init__(
         self,
@@ -74,14 +79,16 @@ class ExpertsMlp:
         self.choice_bias = choice_bias
         self.shared = shared
         self.shared_router = shared_router
-        self.grouped: GroupedExperts | None = None  # what computes them on a device
+        # What computes them on a device, with what was `shared` among them.
+        self.grouped: GroupedExperts | None = None
+        self.shared_bytes = 0 if shared is None else shared.nbytes()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.router(x.to(self.router.weight.dtype))
-        shared = None if self.shared is None else self.shared(x)
         doors = None if self.shared_router is None else self.shared_router(x)
         if self.grouped is not None:
-            return self.grouped(x, logits, shared, doors)
+            return self.grouped(x, logits, doors)
+        shared = None if self.shared is None else self.shared(x)
         weights, chosen = route(logits, self.spec, self.choice_bias)
         out = self._one_by_one(x, weights.to(x.dtype), chosen)
         if shared is None:
@@ -108,20 +115,52 @@ class ExpertsMlp:
     def _group(self) -> None:
         """Lay the experts' weights out one behind the other, where that is how they are computed.
 
-        The experts go on as views of it; nothing is held twice.
+        The experts go on as views of it; nothing is held twice. What every token goes through
+        becomes experts of the same width.
         """
-        parts = [linear for expert in self.experts for linear in (expert.up, expert.down)]
+        every = [*self.experts, *([] if self.shared is None else [self.shared])]
+        parts = [linear for expert in every for linear in (expert.up, expert.down)]
         plain = all(type(linear) is Linear and linear.packed is None for linear in parts)
-        if not plain or not runs_kernels(parts[0].weight.device) or not has_triton():
+        alike = all(expert.act == every[0].act for expert in every)
+        if not plain or not alike or not runs_kernels(parts[0].weight.device) or not has_triton():
             return
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 
-        up, down = _stack(parts[0::2]), _stack(parts[1::2])
-        self.grouped = GroupedExperts(self.spec, up, down, self.experts[0].act, self.choice_bias)
+        if self.shared is not None:
+            width = self.experts[0].down.weight.shape[1]
+            every, self.shared = [*self.experts, *cut_mlp(self.shared, width)], None
+        up, down = _stack([each.up for each in every]), _stack([each.down for each in every])
+        self.grouped = GroupedExperts(self.spec, up, down, every[0].act, self.choice_bias)
 
     def nbytes(self) -> int:
-        parts = [self.router, *self.experts, self.shared, self.shared_router]
-        return sum(part.nbytes() for part in parts if part is not None)
+        parts = [self.router, *self.experts, self.shared_router]
+        return self.shared_bytes + sum(part.nbytes() for part in parts if part is not None)
+
+
+def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:
+    """Return MLPs of `width` whose sum a plain one is; the last is filled up with zeros."""
+    inner = mlp.down.weight.shape[1]
+    more = -inner % width
+    halves, paired = 1, False
+    if isinstance(mlp.act, Gate):
+        halves, paired = 2, mlp.act.paired
+
+    def cut_up(x: torch.Tensor) -> list[torch.Tensor]:
+        """Cut along the first dimension, where gates are behind one another or in pairs."""
+        by_half = (
+            x.unflatten(0, (-1, 2)).transpose(0, 1) if paired else x.unflatten(0, (halves, -1))
+        )
+        zeros = by_half.new_zeros(halves, more, *x.shape[1:])
+        parts = torch.cat((by_half, zeros), 1).split(width, dim=1)
+        return [(part.transpose(0, 1) if paired else part).flatten(0, 1) for part in parts]
+
+    ups = cut_up(mlp.up.weight)
+    up_biases = [None] * len(ups) if mlp.up.bias is None else cut_up(mlp.up.bias)
+    downs = functional.pad(mlp.down.weight, (0, more)).split(width, dim=1)
+    return [
+        DenseMlp(Linear(up, bias), Linear(down, None if i else mlp.down.bias), mlp.act)
+        for i, (up, bias, down) in enumerate(zip(ups, up_biases, downs, strict=True))
+    ]
 
 
 def _stack(linears: list[Linear]) -> Linear:
@@ -129,5 +168,8 @@ def _stack(linears: list[Linear]) -> Linear:
     every = torch.stack([linear.weight for linear in linears])
     for linear, own in zip(linears, every.unbind(0), strict=True):
         linear.weight = own
-    biases = [linear.bias for linear in linears if linear.bias is not None]
-    return Linear(every, torch.stack(biases) if biases else None)
+    if all(linear.bias is None for linear in linears):
+        return Linear(every)
+    none = every.new_zeros(every.shape[1])
+    biases = [none if linear.bias is None else linear.bias for linear in linears]
+    return Linear(every, torch.stack(biases))

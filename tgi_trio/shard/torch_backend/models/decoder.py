@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
@@ -95,6 +96,7 @@ class Decoder:
         self.head = head
         self.vocabulary = vocabulary or slice(0, spec.vocab_size)
         self.ranks = ranks
+        self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
         self._head_steps = [self._steps_of(layer) for layer in layers]
 
     predicts_prompt = True
@@ -104,6 +106,14 @@ class Decoder:
         layer = self.layers[0].attention
         same = self.spec.latent is not None
         return KVShape(len(self.layers), layer.kv_heads, layer.head_dim, same)
+
+    def linears(self) -> Iterator[Linear]:
+        """Yield the matrices that every token is multiplied with."""
+        for layer in self.layers:
+            yield from (layer.qkv, layer.output)
+            if isinstance(layer.mlp, DenseMlp):
+                yield from (layer.mlp.up, layer.mlp.down)
+        yield self.head
 
     @property
     def prefix_reuse(self) -> bool:
@@ -133,7 +143,7 @@ class Decoder:
         attention: AttentionBackend,
         batch: Any,
     ) -> torch.Tensor:
-        """Return hidden states [T, hidden] before the final norm.
+        """Return hidden states [T, hidden] before the final norm, those of `taps` beside them.
 
         `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what
         `AttentionBackend.prepare` returned.
@@ -160,9 +170,15 @@ class Decoder:
     ) -> torch.Tensor:
         """Return what all layers make of `x` [T, hidden]; the rest as for `forward`."""
         addends: Addends | None = None
-        for layer in self.layers:
+        tapped: dict[int, torch.Tensor] = {}
+        for i, layer in enumerate(self.layers):
+            if i in self.taps:  # beside what the layer adds up itself, which stays as it is
+                tapped[i] = add_and_normalise(x, addends, None)[0]
             x, addends = self._layer(layer, x, addends, tables, attention, batch)
-        return add_and_normalise(x, addends, None)[0]
+        hidden = add_and_normalise(x, addends, None)[0]
+        if not self.taps:
+            return hidden
+        return torch.cat((hidden, *(tapped.get(i, hidden) for i in self.taps)), dim=-1)
 
     def keep_positions(self, most: int) -> None:
         """Keep what positions below `most` are turned by: nothing else may be computed then."""
@@ -178,7 +194,9 @@ class Decoder:
         }
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [S, vocab] of `hidden` [S, hidden]."""
+        """Return float32 logits [S, vocab] of `hidden` [S, hidden], or as `forward` returns it."""
+        if self.taps:
+            hidden = hidden[:, : self.spec.hidden_size].contiguous()
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
         logits = gather_logits(self.head(hidden), self.spec.vocab_size, self.ranks)

@@ -115,6 +115,7 @@ class DecoderLoader(WeightLoader):
         if spec.alibi:
             slopes = (alibi_slopes(spec.heads) * spec.alibi_scale)[self.heads]
             slopes = slopes.to(self.source.device)
+        key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
         return AttentionLayer(
             index=index,
             heads=self.heads.stop - self.heads.start,
@@ -124,7 +125,8 @@ class DecoderLoader(WeightLoader):
             window=layer.window,
             soft_cap=spec.attention_soft_cap,
             slopes=slopes,
-            kv_scales=self.source.kv_scales(kv_scales(spec, index)),
+            # Latents are kept once, as keys.
+            kv_scales=(key_scale, key_scale if spec.latent else value_scale),
             value_dim=spec.latent.rank if spec.latent else 0,
             sinks=sinks,
         )

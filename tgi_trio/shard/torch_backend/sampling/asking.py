@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.sampling.base import MOST_TIES
 from tgi_trio.shard.sampling.choosing import choice_positions
 from tgi_trio.shard.sampling.logits_processors import RowState
 from tgi_trio.shard.sampling.truncation import Cuts
@@ -76,7 +77,7 @@ class Settings:
     temperatures: NDArray[np.float32]
     cuts: Cuts
     floors: NDArray[np.float64]
-    top_n: NDArray[np.int32]
+    listed: NDArray[np.int32]  # how many of the best tokens are wanted; 0: none
     repetition: NDArray[np.float32]
     frequency: NDArray[np.float64]
     presence: NDArray[np.float64]
@@ -103,7 +104,7 @@ class Settings:
             temperatures=np.array([s.temperature for s in asked], np.float32),
             cuts=cuts,
             floors=floors,
-            top_n=np.array([s.top_n for s in asked], np.int32),
+            listed=np.array([_count_listed(s.top_n, vocab_size) for s in asked], np.int32),
             repetition=np.array([s.repetition_penalty for s in asked], np.float32),
             frequency=np.array([s.frequency_penalty for s in asked], np.float64),
             presence=np.array([s.presence_penalty for s in asked], np.float64),
@@ -114,6 +115,11 @@ class Settings:
             ),
             faults=faults,
         )
+
+
+def _count_listed(top_n: int, vocab_size: int) -> int:
+    """Return how many tokens are looked at for `top_n` alternatives: those that tie are, too."""
+    return min(max(MOST_TIES, top_n), vocab_size) if top_n else 0
 
 
 def bias_faults(rows: list[ShardSequence], size: int) -> dict[int, str]:

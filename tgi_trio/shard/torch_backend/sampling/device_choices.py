@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import Alternatives, Choices
-from tgi_trio.shard.sampling.base import alternatives
+from tgi_trio.shard.sampling.base import MOST_TIES, alternatives
 from tgi_trio.shard.torch_backend.sampling.asking import Choosing, bias_faults
-from tgi_trio.shard.torch_backend.staging import Array
 
 NOTHING_LEFT, IS_NAN = 1, 2  # of `kernels/choosing.py`, which imports Triton
 
@@ -67,16 +66,22 @@ def _count_right(
     return count
 
 
-def list_best(
-    choosing: Choosing, listed: Array, values: NDArray[np.float32], ids: NDArray[np.int64]
-) -> dict[int, Alternatives]:
-    """Return the alternatives of the choices `listed`, best first, lower ids first in ties."""
+def list_best(choosing: Choosing, listed: NDArray[np.int32]) -> dict[int, Alternatives]:
+    """Return the alternatives of the choices that want some, best first, lower ids first in ties.
+
+    `listed` int32 [C, room, 2]: as `kernels/listing.py` leaves them.
+    """
     tops: dict[int, Alternatives] = {}
-    for i, choice in enumerate(listed.tolist()):
-        order = np.lexsort((ids[i], -values[i]))
-        logprobs, names = values[i][order].astype(np.float64), ids[i][order]
-        wanted = choosing.rows[choosing.owners[choice]].sampling.top_n
-        tops[choice] = alternatives(names, logprobs, np.isfinite(logprobs), wanted)
+    for choice, owner in enumerate(choosing.owners.tolist()):
+        wanted = choosing.rows[owner].sampling.top_n
+        if not wanted:
+            continue
+        names, bits = listed[choice].T
+        there = names >= 0
+        names, values = names[there], bits[there].view(np.float32)
+        order = np.lexsort((names, -values))[: max(MOST_TIES, wanted)]
+        kept = np.ones(len(order), np.bool_)
+        tops[choice] = alternatives(names[order], values[order].astype(np.float64), kept, wanted)
     return tops
 
 

@@ -13,16 +13,17 @@ Rows with a grammar or a watermark bring masks along (`choice_masks.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.sampling.base import MOST_TIES, WIDTHS
+from tgi_trio.shard.sampling.base import WIDTHS
 from tgi_trio.shard.sampling.philox import uniform
 from tgi_trio.shard.torch_backend.kernels import choosing as kernels
-from tgi_trio.shard.torch_backend.kernels import counting, editing, masking
+from tgi_trio.shard.torch_backend.kernels import counting, editing, listing, masking
 from tgi_trio.shard.torch_backend.sampling.asking import (
     Choosing,
     Settings,
@@ -38,6 +39,7 @@ from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, re
 _BLOCK = 2048  # scores looked at together
 _ENTRIES = 1024  # of them edited together
 _KNOWN_ENTRIES = 1 << 16  # that a recording has room for
+_ROOM = 256  # tokens that can be listed beside a choice, of which half are wanted at most
 
 
 @dataclass(slots=True)
@@ -63,6 +65,36 @@ class _Asked:
     moves: torch.Tensor
     starts: torch.Tensor
     entries: torch.Tensor
+    room: int = field(default=_ROOM, kw_only=True)  # of what is listed of a choice
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was chosen: on the device, or the same on its way into pinned memory."""
+
+    tokens: torch.Tensor  # float64 [C, 3]: token, log-probability, fault
+    # int32 [C, room, 2]: the best tokens of choices that list some, as `list_best` leaves them.
+    # None: no choice does.
+    listed: torch.Tensor | None
+    guesses: torch.Tensor | None = None  # int64 [C, heads] behind each; None: nobody guesses here
+
+    def first(self, count: int, *, lists: bool) -> Found:
+        """Return that of the first choices; `lists`: any of them lists tokens."""
+        listed, guesses = self.listed if lists else None, self.guesses
+        return Found(
+            self.tokens[:count],
+            None if listed is None else listed[:count],
+            None if guesses is None else guesses[:count],
+        )
+
+    def send_down(self) -> Found:
+        """Return where it will be once an event that comes later is reached."""
+        listed, guesses = self.listed, self.guesses
+        return Found(
+            self.tokens.to("cpu", non_blocking=True),  # pinned, as nothing waits for the copy
+            None if listed is None else listed.to("cpu", non_blocking=True),
+            None if guesses is None else guesses.to("cpu", non_blocking=True),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +104,7 @@ class Told:
     arrays: list[Array]
     entries: Array
     standing: Settings | None  # whose biases the entries are, and nothing else
+    widest: int  # tokens that are listed beside a choice, 0: none are
 
 
 @dataclass(slots=True)
@@ -101,6 +134,12 @@ class ReservedMasks:
     here: DeviceMasks  # views of it
 
 
+class GuessesOn(Protocol):
+    """Guesses what comes behind choices; see `device_drafting.py`."""
+
+    def guess(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor: ...
+
+
 class DeviceSampler:
     """Chooses tokens on one device."""
 
@@ -111,8 +150,9 @@ class DeviceSampler:
         device: torch.device,
         most_rows: int,
         delta: float = 0.0,
+        drafting: GuessesOn | None = None,
     ) -> None:
-        """`most_rows`: choices of a step; `delta` is the watermark's.
+        """`most_rows`: choices of a step; `delta` is the watermark's; `drafting`: guesses on.
 
         Raises ImportError where Triton is not installed.
         """
@@ -120,9 +160,9 @@ class DeviceSampler:
         self.vocab_size = vocab_size
         self._device = device
         self._delta = delta
+        self.drafting = drafting
         self._staging = Staging(device)
         self._mask_staging = Staging(device)
-        self._listed_staging = Staging(device)
         eos = np.array(sorted(eos_ids), np.int32)
         self._eos_count = len(eos)
         self._eos = torch.from_numpy(eos if len(eos) else np.zeros(1, np.int32)).to(device)
@@ -176,7 +216,7 @@ class DeviceSampler:
             (settings.repetition[owners], 1.0),
             (settings.samples[owners], 0),
             (settings.cuts.top_k[owners].astype(np.int32), 0),
-            ((settings.top_n[owners] > 0).astype(np.int32), 0),
+            (settings.listed[owners], 0),
             (too_early(choosing, settings), 0),
             (inputs if choosing.unknown is None else choosing.unknown, -1),
             (edits.slots, -1),
@@ -186,12 +226,14 @@ class DeviceSampler:
         arrays = [np.concatenate((c, np.full(more, v, c.dtype))) for c, v in columns]
         ends = np.repeat(edits.starts[:, -1:], more, axis=1)
         arrays.append(np.concatenate((edits.starts, ends), axis=1))
-        return Told(arrays, edits.entries, settings if edits.standing else None)
+        standing = settings if edits.standing else None
+        return Told(arrays, edits.entries, standing, int(settings.listed.max(initial=0)))
 
     def upload(self, told: Told) -> _Asked:
         """Return on the device what `ask` returned."""
         some = told.entries if len(told.entries) else np.zeros((1, 2), np.int32)
-        return _Asked(*self._staging.upload([*told.arrays, some]))
+        room = max(_ROOM, 2 << max(0, told.widest - 1).bit_length())
+        return _Asked(*self._staging.upload([*told.arrays, some]), room=room)
 
     def reserve(self, size: int) -> Reserved:
         """Return memory for what `size` choices ask."""
@@ -206,7 +248,7 @@ class DeviceSampler:
 
     def fits(self, told: Told) -> bool:
         """Return whether memory that is reserved has room for this."""
-        return len(told.entries) <= _KNOWN_ENTRIES
+        return len(told.entries) <= _KNOWN_ENTRIES and 2 * told.widest <= _ROOM
 
     def refill(self, reserved: Reserved, told: Told) -> None:
         """Replace what is asked; biases that are there already are not sent again."""
@@ -237,20 +279,26 @@ class DeviceSampler:
         self._mask_staging.fill(reserved.memory, [green, allowed, masks.bits])
 
     def choose(
-        self, scores: torch.Tensor, asked: _Asked, masks: DeviceMasks | None = None
-    ) -> torch.Tensor:
-        """Return float64 [C, 3] (token, log-probability, fault) and note the tokens in `chosen`.
+        self,
+        scores: torch.Tensor,
+        asked: _Asked,
+        masks: DeviceMasks | None = None,
+        hidden: torch.Tensor | None = None,
+    ) -> Found:
+        """Return what is chosen and note the tokens in `chosen`.
 
-        `scores` float32 [C, >= vocab_size] are overwritten; those of which lists are wanted then
-        hold the log-probabilities of what survived.
+        `scores` float32 [C, >= vocab_size] are overwritten; `hidden` [C, features] is what they are
+        of, for those who guess on.
         """
         if masks is not None:
             self._apply_bits(scores, masks.bits, masks.green, adds=True)
         self._edit(scores, asked)
         if masks is not None:
             self._apply_bits(scores, masks.bits, masks.allowed, adds=False)
-        found = torch.empty((len(scores), 3), dtype=torch.float64, device=self._device)
-        kernels.choose_tokens[(len(scores),)](
+        count, room = len(scores), asked.room
+        found = torch.empty((count, 3), dtype=torch.float64, device=self._device)
+        listed = torch.empty((count, room, 2), dtype=torch.int32, device=self._device)
+        kernels.choose_tokens[(count,)](
             found,
             self.chosen,
             asked.targets,
@@ -269,7 +317,20 @@ class DeviceSampler:
             BLOCK=self._block,
             num_warps=8,
         )
-        return found
+        listing.list_best[(count,)](
+            listed,
+            scores,
+            asked.lists,
+            asked.targets,
+            scores.stride(0),
+            self.vocab_size,
+            ROOM=room,
+            BLOCK=self._block,
+            num_warps=8,
+        )
+        if self.drafting is None or hidden is None:
+            return Found(found, listed)
+        return Found(found, listed, self.drafting.guess(hidden, found))
 
     def _edit(self, scores: torch.Tensor, asked: _Asked) -> None:
         """Apply penalties, biases and the ban on EOS."""
@@ -320,29 +381,3 @@ class DeviceSampler:
             ADDS=adds,
             BLOCK=self._block,
         )
-
-    def best(self, scores: torch.Tensor, choosing: Choosing) -> BestTokens | None:
-        """Return the alternatives of the choices that want some, after `choose`; on the device.
-
-        None: none does.
-        """
-        wanted = self.settings(choosing.rows).top_n[choosing.owners]
-        listed = np.flatnonzero(wanted)
-        if len(listed) == 0:
-            return None
-        own = scores
-        if len(listed) < len(scores):
-            (places,) = self._listed_staging.upload([listed.astype(np.int64)])
-            own = scores.index_select(0, places)
-        most = min(max(MOST_TIES, int(wanted.max())), self.vocab_size)
-        values, ids = own[:, : self.vocab_size].topk(most)
-        return BestTokens(listed, values, ids)
-
-
-@dataclass(slots=True)
-class BestTokens:
-    """Alternatives on the device."""
-
-    listed: Array  # [L] choices
-    values: torch.Tensor  # float32 [L, width] log-probabilities, -inf: cut off
-    ids: torch.Tensor  # int64 [L, width]

@@ -1,0 +1,277 @@
+"""Adapters over a stand-in device say what they say on the CPU, and nothing waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shard.adapters.peft_support import adapted, install, write_adapter
+from tests.shard.torch_backend.interpreter import need_triton
+from tests.shard.torch_backend.models_support import BLOCK, generated, prompts, run, sequences
+
+need_triton()
+
+from tests.shard.loop.scripted_router import row  # noqa: E402  (Triton's)
+from tests.shard.torch_backend.stand_in_ranks import two_ranks  # noqa: E402
+from tests.shard.torch_backend.stand_in_shard import device_shard  # noqa: E402
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
+    REQUEST,
+    Foretelling,
+    Said,
+    agree,
+    drive,
+    start,
+)
+from tgi_trio.errors import ConfigurationError, TgiTrioError  # noqa: E402
+from tgi_trio.ipc.adapters import AdapterOrder  # noqa: E402
+from tgi_trio.ipc.messages import PrefillRow  # noqa: E402
+from tgi_trio.shard.contract import Runner  # noqa: E402
+from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
+from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import coded_linear, slotted_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner  # noqa: E402
+from tgi_trio.testing import stand_in_driver  # noqa: E402
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+
+TEXTS = prompts(5, longest=2 * BLOCK)
+ADAPTERS = (1, 0, 2, 1, 3)
+MORE: tuple[dict[str, Any], ...] = (
+    *({}, {"sample": True, "top_k": 20}, {}),
+    *({"repetition_penalty": 1.3}, {}),
+)
+ASKED = [{"adapter": number, **more} for number, more in zip(ADAPTERS, MORE, strict=True)]
+NONE: list[dict[str, Any]] = [asked | {"adapter": 0} for asked in ASKED]
+SERVED: dict[str, Any] = {"max_lora_rank": 16, "max_loaded_adapters": 3}
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an interpreter, which has but one, not do the work of hundreds."""
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    few, some = (tile._replace(outputs=256) for tile in coded_linear._WIDE_TILES)
+    monkeypatch.setattr(coded_linear, "_WIDE_TILES", (few, some))
+    monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
+    small, large = (tile._replace(inputs=128, outputs=256) for tile in slotted_linear._WIDE_TILES)
+    monkeypatch.setattr(slotted_linear, "_WIDE_TILES", slotted_linear.AdapterTiles(small, large))
+
+
+def write_three(base: Path, folder: Path) -> list[Path]:
+    """All linears, queries alone, and a part of them with ranks of their own."""
+    configs: tuple[dict[str, Any], ...] = (
+        {"r": 16},
+        {"r": 1, "target_modules": ["q_proj"]},
+        {
+            "r": 3,
+            "target_modules": ["v_proj", "up_proj", "down_proj"],
+            "rank_pattern": {"up_proj": 9},
+        },
+    )
+    return [
+        write_adapter(base, folder / str(i), seed=i, **config) for i, config in enumerate(configs)
+    ]
+
+
+def install_all(runner: Runner, folders: list[Path]) -> None:
+    for number, folder in enumerate(folders, start=1):
+        install(runner, number, folder)
+
+
+def on_cpu(base: Path, folders: list[Path], asked: list[dict[str, Any]], **settings: Any) -> Said:
+    runner = start(base, "cpu", **settings)
+    install_all(runner, folders)
+    return drive(runner, TEXTS, asked, 3)
+
+
+@pytest.fixture(scope="module")
+def llama(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    base = checkpoint("llama")
+    return base, write_three(base, tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.mark.parametrize("graphs", [(5,), ()], ids=["recorded", "launched"])
+def test_a_batch_of_any_adapters_and_none(llama: Any, graphs: tuple[int, ...]) -> None:
+    base, folders = llama
+    expected = on_cpu(base, folders, ASKED, **SERVED)
+    assert expected.tokens != on_cpu(base, folders, NONE, **SERVED).tokens
+    with StandInDevice() as device:
+        runner = start(base, "cuda:0", graphs, **SERVED)
+        waits = device.counts.waits.copy()
+        install_all(runner, folders)
+        assert device.counts.waits == waits  # nobody waits for what is copied
+        ours = drive(runner, TEXTS, ASKED, 3, device=device)
+        agree(ours, expected)
+        for counts in ours.decodes:
+            assert counts.replays == len(graphs), counts
+            assert bool(counts.launches) == (not graphs), counts
+        plain = drive(runner, TEXTS, NONE, 3, device=device)  # loaded, and of no step's rows
+        assert not any("shrink_rows" in counts.launches for counts in plain.decodes)
+        fewer = [
+            after.sent - before.sent
+            for after, before in zip(plain.decodes, ours.decodes, strict=True)
+        ]
+        assert not graphs or set(fewer) == {-1}  # the copy that says who has which
+    agree(plain, on_cpu(base, folders, NONE, **SERVED))
+
+
+def test_each_linear_takes_two_launches_more(llama: Any) -> None:
+    """And none where no row has an adapter, nor does another warm-up lose what is loaded."""
+    base, folders = llama
+    with StandInDevice() as device:
+        runner = start(base, "cuda:0", **SERVED)
+        install_all(runner, folders)
+        host = runner.adapters
+        assert isinstance(runner, TorchRunner) and isinstance(host, DeviceAdapters)
+        told = runner.warm_up(REQUEST)
+        assert told.weight_bytes == runner.model.nbytes() + host.nbytes and host.nbytes > 0
+        launches = []
+        for number in (1, 0):
+            rows = adapted(sequences(TEXTS[:1], new=1), [number])
+            device.counts.launches.clear()
+            run(runner, rows)
+            launches.append(device.counts.launches.copy())
+    more = launches[0] - launches[1]
+    assert more == {"shrink_rows": 8, "expand_rows": 8}  # four linears, two layers
+
+
+def test_guesses_have_the_adapter_of_their_row(llama: Any) -> None:
+    base, folders = llama
+    expected = on_cpu(base, folders, ASKED, **SERVED)
+    with StandInDevice() as device:
+        runner = start(base, "cuda:0", (5, 16), speculate=2, **SERVED)
+        install_all(runner, folders)
+        guessing = Foretelling(expected.tokens)
+        ours = drive(runner, TEXTS, ASKED, 3, device=device, drafter=guessing)
+    assert ours.tokens == expected.tokens and ours.drafts
+    assert all(counts.replays == 1 and not counts.launches for counts in ours.decodes)
+
+
+def test_a_slot_is_taken_again(llama: Any) -> None:
+    """By another adapter, beside a recorded step's memory, and steps wait for no other's copy."""
+    base, folders = llama
+    asked = [{"adapter": number} for number in (0, 5, 0, 5, 4)]
+    cpu = start(base, "cpu", **SERVED)
+    for number, folder in ((4, folders[2]), (5, folders[0])):
+        install(cpu, number, folder)
+    expected = drive(cpu, TEXTS, asked, 3)
+    with StandInDevice() as device:
+        runner = start(base, "cuda:0", (5,), max_lora_rank=16, max_loaded_adapters=2)
+        host = runner.adapters
+        assert host is not None
+        install_all(runner, folders[:2])
+        drive(runner, TEXTS[:2], ASKED[:2], 2)
+        with pytest.raises(TgiTrioError, match="all 2 slots of the device"):
+            install(runner, 3, folders[2])
+        for number in (1, 2, 2, 7):
+            host.drop(number)
+        install(runner, 5, folders[0])
+        install(runner, 4, folders[2])
+        before = device.counts.stream_waits
+        rows = adapted(sequences(TEXTS[:1], new=1), [0])
+        run(runner, rows)
+        assert device.counts.stream_waits == before
+        agree(drive(runner, TEXTS, asked, 3, device=device), expected)
+        loaded = host.load(AdapterOrder(9, folders[0]))
+        assert loaded.rank == 16 and loaded.nbytes > 0
+    assert generated(rows[0])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "phi3", "falcon"])
+def test_pairs_of_fused_matrices(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
+    """One A for queries, keys and values, or for gate and up, however they are stored."""
+    base = checkpoint(family)
+    folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r) for r in (4, 3, 1)]
+    expected = on_cpu(base, folders, ASKED, **SERVED)
+    with StandInDevice() as device:
+        runner = start(base, "cuda:0", (5,), **SERVED)
+        install_all(runner, folders)
+        agree(drive(runner, TEXTS, ASKED, 3, device=device), expected)
+
+
+def test_quantised_bases(llama: Any) -> None:
+    """What is added comes behind the product with codes."""
+    base, folders = llama
+    settings: dict[str, Any] = {**SERVED, "quantize": "int4"}
+    expected = on_cpu(base, folders, ASKED, **settings)
+    with StandInDevice() as device:
+        runner = start(base, "cuda:0", (5,), **settings)
+        assert device.counts.launches["multiply_codes"]
+        install_all(runner, folders)
+        ours = drive(runner, TEXTS, ASKED, 3, device=device)
+    agree(ours, expected)
+    assert all(counts.replays == 1 for counts in ours.decodes)
+
+
+def test_two_ranks(llama: Any) -> None:
+    """Parts of A and B; what ranks exchange is what they exchange anyway."""
+    base, folders = llama
+    expected = on_cpu(base, folders, ASKED, **SERVED)
+    with StandInDevice() as device, two_ranks(base, device, (5,), **SERVED) as pair:
+        runner, steps = pair
+        install_all(runner, folders)
+        ours = drive(runner, TEXTS, ASKED, 3, device=device)
+    agree(ours, expected)
+    assert all(counts.replays == 1 and not counts.launches for counts in ours.decodes)
+    assert not any(counts.waits for counts in steps)
+
+
+def test_loaded_and_dropped_while_others_decode(llama: Any) -> None:
+    """A whole shard: a row that is preempted and comes back, a slot that another adapter takes."""
+    base, folders = llama
+    new = 8
+    asked = [{"adapter": number} for number in (1, 0, 2, 3)]
+    cpu = start(base, "cpu", **SERVED)
+    install_all(cpu, folders)
+    expected = drive(cpu, TEXTS[:4], asked, new).tokens
+
+    def prefill(sequence: int, i: int, said: Sequence[int] = ()) -> PrefillRow:
+        blocks = range(1 + 4 * sequence, 5 + 4 * sequence)
+        prompt, length = [*TEXTS[i], *said], len(TEXTS[i])
+        left = new - len(said)
+        return row(sequence, prompt, left, blocks=blocks, prompt_length=length, seed=i, **asked[i])
+
+    served = SERVED | {"max_loaded_adapters": 2}
+    with device_shard(base, (2, 4), **served) as (router, shard):
+        router.adapter(AdapterOrder(1, folders[0]))
+        assert router.loaded(1).rank == 16
+        router.prefill(prefill(0, 0), prefill(1, 1))
+        router.until(lambda _: len(router.tokens(0)) >= 2)
+        router.adapter(AdapterOrder(2, folders[1]))
+        assert not router.loaded(2).error
+        router.prefill(prefill(2, 2))
+        router.acknowledged(router.filter(0))
+        said = router.tokens(0)
+        router.prefill(prefill(5, 0, said))
+        router.finished(1, 2, 5)
+        router.drop_adapter(2)
+        router.adapter(AdapterOrder(3, folders[2]))
+        assert not router.loaded(3).error
+        router.prefill(prefill(3, 3), prefill(6, 2))
+        router.finished(3, 6)
+        told = [said + router.tokens(5), *(router.tokens(i) for i in (1, 2, 3))]
+        assert told == expected and 2 <= len(said) < new
+        assert "it has not been loaded" in (router.fault(6) or "")
+        counts = shard.device.counts
+        assert not counts.waits and counts.replays >= new and counts.stream_waits
+    assert shard.error is None
+
+
+def test_devices_without_our_kernels(llama: Any) -> None:
+    """Those have torch's operations."""
+    base, folders = llama
+    expected = on_cpu(base, folders, ASKED, **SERVED)
+    with StandInDevice("xpu:0") as device:
+        runner = start(base, "xpu:0", **SERVED)
+        install_all(runner, folders)
+        agree(drive(runner, TEXTS, ASKED, 3), expected)
+        assert "shrink_rows" not in device.counts.launches
+
+
+def test_slots_that_do_not_fit(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, _ = llama
+    monkeypatch.setattr(stand_in_driver, "MEMORY", 1 << 20)
+    with StandInDevice(), pytest.raises(ConfigurationError, match="lower --max-loaded-adapters"):
+        start(base, "cuda:0", max_lora_rank=64, max_loaded_adapters=32)

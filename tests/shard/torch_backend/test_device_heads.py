@@ -1,0 +1,141 @@
+"""Trained heads guess on the device, in the recording of the step whose choices they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.shard.speculation.heads_support import HEADS, Watched, medusa, mlp_speculator
+from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS
+from tests.shard.torch_backend.interpreter import need_triton
+from tests.shard.torch_backend.models_support import prompts
+from tgi_trio.shard.contract import Pending, Runner, StepPlan, StepResult
+from tgi_trio.shard.speculation.draft_model import ModelDrafter
+
+need_triton()
+
+from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
+    TakingTurns,
+    agree,
+    drive,
+    start,
+)
+from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
+from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
+
+TEXTS = prompts(3, longest=20)
+HIDDEN, VOCAB = 64, 512
+WRITERS: dict[str, Callable[..., Path]] = {
+    "medusa": partial(medusa, layers=1, own=True),
+    "medusa with the model's head": partial(medusa, layers=2, own=False),
+    "mlp": partial(mlp_speculator, tied=False),
+}
+
+
+@pytest.fixture
+def device(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StandInDevice]:
+    checkpoint("llama")  # transformers makes it without one
+    from tgi_trio.shard.torch_backend.attention import paged
+
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+    with StandInDevice() as stand_in:
+        yield stand_in
+
+
+def watched(runner: Runner) -> Watched:
+    drafter = runner.drafter(HEADS)
+    assert drafter is not None
+    return Watched(drafter)
+
+
+@pytest.mark.parametrize(
+    ("writer", "kind", "graphs"),
+    [
+        ("medusa", "plain", (4, 12)),
+        ("medusa with the model's head", "grammar", (12,)),
+        ("mlp", "penalties", (12,)),
+        ("mlp", "top tokens", ()),
+    ],
+)
+def test_guesses_are_the_cpu_s_and_nothing_waits_for_them(
+    checkpoint: Callable[..., Path],
+    device: StandInDevice,
+    tmp_path: Path,
+    writer: str,
+    kind: str,
+    graphs: tuple[int, ...],
+) -> None:
+    """How many are asked for depends on what steps take; the same tokens have the same ones."""
+    folder, asked = checkpoint("llama"), KINDS[kind]
+    heads = WRITERS[writer](tmp_path / "heads", folder, HIDDEN, VOCAB)
+    settings: dict[str, Any] = {"grammars": TakingTurns(), "draft_model": heads, "speculate": HEADS}
+    host = start(folder, "cpu", **settings)
+    theirs = watched(host)
+    expected = drive(host, TEXTS, asked, 8, drafter=theirs)
+    settings["grammars"] = TakingTurns()
+    runner = start(folder, "cuda:0", graphs, **settings)
+    mine = watched(runner)
+    ours = drive(runner, TEXTS, asked, 8, device=device, drafter=mine)
+    agree(ours, expected)
+    assert ours.drafts > 5
+    by_text = {tuple(known): own for known, own in theirs.guessed}
+    both = [(own, by_text[tuple(known)]) for known, own in mine.guessed if tuple(known) in by_text]
+    assert sum(bool(own) for own, _ in both) > 3
+    for own, other in both:
+        count = min(len(own), len(other))
+        assert own[:count] == other[:count]
+    for counts in ours.decodes if graphs else ():
+        assert counts.replays == REPLAYS[kind] and not counts.launches, counts
+
+
+class Noting:
+    """A runner that notes when it is asked to launch, and when for what it found."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def launch(self, plan: StepPlan) -> Pending:
+        self.told.append("launch")
+        pending = self.runner.launch(plan)
+
+        def result() -> StepResult:
+            self.told.append("result")
+            return pending.result()
+
+        return cast("Pending", SimpleNamespace(result=result))
+
+
+@pytest.mark.parametrize("kind", ["plain", "penalties"])
+def test_a_smaller_model_goes_on_from_guesses_that_nobody_has_read(
+    checkpoint: Callable[..., Path], device: StandInDevice, kind: str
+) -> None:
+    folder, asked = checkpoint("llama"), KINDS[kind]
+    host = start(folder, "cpu")
+    theirs = Watched(ModelDrafter(start(folder, "cpu"), 3, (), VOCAB))
+    expected = drive(host, TEXTS, asked, 8, drafter=theirs)
+    runner = start(folder, "cuda:0", (12,))
+    small = Noting(start(folder, "cuda:0", (4,)))
+    mine = Watched(ModelDrafter(cast("Runner", small), 3, (), VOCAB))
+    device.counts = Counts()
+    ours = drive(runner, TEXTS, asked, 8, drafter=mine)
+    agree(ours, expected)
+    assert not device.counts.waits and ours.drafts > 5
+    told = " ".join(small.told)
+    assert "launch launch launch result result result" in told and "result launch" in told
+    by_text = {tuple(known): own for known, own in theirs.guessed}
+    both = [(own, by_text[tuple(known)]) for known, own in mine.guessed if tuple(known) in by_text]
+    for own, other in both:
+        count = min(len(own), len(other))
+        assert own[:count] == other[:count]
+    assert sum(bool(own) for own, _ in both) > 3

@@ -1,0 +1,95 @@
+"""Plans whose rows are decodes: which are, guesses made rows of their own, padded, of nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
+
+
+def only_decodes(plan: StepPlan) -> bool:
+    """Return whether every row of the plan has one query token."""
+    return len(plan.token_ids) == len(plan.context_lengths)
+
+
+def are_decodes(plan: StepPlan) -> bool:
+    """Return whether a plan has no prefill chunk, but decodes and their guesses alone."""
+    drafts = 0 if plan.drafts is None else plan.drafts
+    return bool(plan.samples.all() and (np.diff(plan.query_starts) == 1 + drafts).all())
+
+
+def as_decodes(plan: StepPlan) -> StepPlan | None:
+    """Return the plan with a row for every query token, where these are decodes and their guesses.
+
+    None for a plan with a prefill chunk. K and V of all tokens are written before any is read, so
+    each sees those of its sequence up to itself. `rows` and `samples` stay as they are.
+    """
+    if not are_decodes(plan):
+        return None
+    if plan.drafts is None:
+        return plan
+    counts = np.diff(plan.query_starts)
+    return StepPlan(
+        rows=plan.rows,
+        token_ids=plan.token_ids,
+        positions=plan.positions,
+        kv_slots=plan.kv_slots,
+        query_starts=np.arange(len(plan.token_ids) + 1, dtype=np.int32),
+        context_lengths=(plan.positions + 1).astype(np.int32),
+        block_tables=np.repeat(plan.block_tables, counts, axis=0),
+        samples=plan.samples,
+    )
+
+
+def pad_plan(plan: StepPlan, size: int) -> StepPlan:
+    """Return a plan of `size` decodes, those of `plan` first; `rows` and `samples` stay as is."""
+    more = size - len(plan.token_ids)
+    width = plan.block_tables.shape[1]
+    tables = np.full((more, width), NULL_BLOCK, plan.block_tables.dtype)
+
+    def filled(values: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
+        return np.concatenate((values, np.full(more, value, values.dtype)))
+
+    return StepPlan(
+        rows=plan.rows,
+        token_ids=filled(plan.token_ids, 0),
+        positions=filled(plan.positions, 0),
+        kv_slots=filled(plan.kv_slots, NULL_BLOCK * BLOCK_SIZE),
+        query_starts=np.arange(size + 1, dtype=np.int32),
+        context_lengths=filled(plan.context_lengths, 1),
+        block_tables=np.concatenate((plan.block_tables, tables)),
+        samples=plan.samples,
+        inputs=plan.inputs,
+    )
+
+
+def idle_plan(size: int, width: int) -> StepPlan:
+    """Return a plan of `size` decodes of nothing, with block tables of `width` blocks."""
+    none = StepPlan(
+        rows=[],
+        token_ids=np.empty(0, np.int64),
+        positions=np.empty(0, np.int64),
+        kv_slots=np.empty(0, np.int64),
+        query_starts=np.zeros(1, np.int32),
+        context_lengths=np.empty(0, np.int32),
+        block_tables=np.empty((0, width), np.int32),
+        samples=np.empty(0, np.bool_),
+    )
+    return pad_plan(none, size)
+
+
+def idle_chunks(rows: int) -> StepPlan:
+    """Return a plan of `rows` prefills of nothing, of two tokens each."""
+    plan = idle_plan(2 * rows, 1)
+    return replace(
+        plan,
+        query_starts=plan.query_starts[::2],
+        context_lengths=np.full(rows, 2, np.int32),
+        positions=np.tile(np.arange(2), rows),
+        kv_slots=np.tile(NULL_BLOCK * BLOCK_SIZE + np.arange(2), rows),
+        block_tables=plan.block_tables[:rows],
+    )

@@ -1,0 +1,249 @@
+"""LoRA adapters on a device: in slots that stay where they are, so that recordings may read them.
+
+An adapter is read and laid out beside the steps, in pinned memory, and copied into its slot beside
+what the device computes; steps that have it wait there for the copy, nobody else does. What the
+rows of a step have goes up with it, as tiles: neighbouring rows of one adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+
+from tgi_trio.errors import ConfigurationError, TgiTrioError
+from tgi_trio.ipc.adapters import AdapterOrder
+from tgi_trio.model.adapters.sites import Site
+from tgi_trio.model.split import unit_share
+from tgi_trio.shard.adapters.numbers import read_adapter_numbers
+from tgi_trio.shard.contract import LoadedAdapter, StepPlan
+from tgi_trio.shard.machine.accelerator import free_bytes, is_accelerator
+from tgi_trio.shard.torch_backend.adapter_layout import PackedAdapter, SlotLayout
+from tgi_trio.shard.torch_backend.adapters import wrap_linears
+from tgi_trio.shard.torch_backend.decode_plans import are_decodes
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.slotted_linear import (
+    FEW_TOKENS,
+    SlotMemory,
+    SlottedLinear,
+    choose_adapter_tiles,
+)
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+
+_MEMORY_SHARE: Final = 0.8  # of what is free beside the weights; the rest is for K and V
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    sha256: bytes
+    rank: int
+    packed: PackedAdapter  # on the host, pinned
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes
+
+
+class DeviceAdapters:
+    """Implements `StepAdapters` for one rank's decoder, whose linears it wraps."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_rank: int,
+        slots: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Take the memory of `slots` adapters of up to `max_rank`, on rank `rank` of `world_size`.
+
+        Raises ConfigurationError where they do not fit beside the model.
+        """
+        share = partial(unit_share, rank=rank, ranks=world_size)
+        self._spec, self._share = decoder.spec, share
+        self._dtype, self._device, self._max_rank = dtype, device, max_rank
+        self._layout = SlotLayout(decoder.spec, share, max_rank)
+        self.nbytes = slots * self._layout.bytes_per_slot(dtype)
+        if is_accelerator(device):
+            _check_room(self.nbytes, device, slots, max_rank)
+        self._memory = SlotMemory(
+            torch.zeros((slots, self._layout.capacity), dtype=dtype, device=device),
+            torch.zeros((slots, self._layout.entries, 4), dtype=torch.int32, device=device),
+            self._layout.ranks,
+        )
+        self._kinds = choose_adapter_tiles(dtype)
+        self._linears: list[SlottedLinear] = []
+        wrap_linears(decoder, self._wrap)
+        self._slots: dict[int, int] = {}  # by adapter
+        self._free = list(reversed(range(slots)))
+        self._coming: set[int] = set()  # slots that are being copied to
+        self._aside = torch.cuda.Stream(device) if is_accelerator(device) else None
+        self._staging = Staging(device)
+        self._tiles: Array | None = None  # int32 [n, 3]: of the step at hand
+        self._kind = self._kinds.few
+        self._recorded = torch.zeros(0, dtype=torch.uint8, device=device)  # what recordings read
+
+    # --- an `AdapterHost` ----------------------------------------------------------------------
+
+    def load(self, order: AdapterOrder) -> LoadedAdapter:
+        numbers = read_adapter_numbers(
+            order.folder,
+            self._spec,
+            self._share,
+            max_rank=self._max_rank,
+            expected=order.sha256,
+        )
+        packed = self._layout.pack(numbers, self._dtype)
+        if is_accelerator(self._device):
+            packed = PackedAdapter(packed.numbers.pin_memory(), packed.directory.pin_memory())
+        return _Loaded(numbers.sha256, numbers.rank, packed)
+
+    def install(self, number: int, loaded: LoadedAdapter) -> None:
+        """Begin to copy an adapter into a slot; raises TgiTrioError where none is free."""
+        if not isinstance(loaded, _Loaded):
+            raise TypeError(f"{type(loaded).__name__} was loaded by another host")
+        if not self._free:
+            raise TgiTrioError(f"all {len(self._slots)} slots of the device have an adapter")
+        slot = self._free.pop()
+        with self._beside_steps():
+            packed, memory = loaded.packed, self._memory
+            memory.numbers[slot, : len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
+            memory.directory[slot].copy_(packed.directory, non_blocking=True)
+        self._coming.add(slot)
+        self._slots[number] = slot
+
+    def drop(self, number: int) -> None:
+        if (slot := self._slots.pop(number, None)) is not None:
+            self._free.append(slot)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    @property
+    def used(self) -> bool:
+        """Whether a row of the step at hand has an adapter."""
+        return self._tiles is not None
+
+    def begin(self, plan: StepPlan) -> None:
+        """Say what the next forward pass computes."""
+        self._memory.tiles = self._tiles = None
+        if not any(row.sampling.adapter for row in plan.rows):
+            return
+        slots = np.array([self._slot_of(row.sampling.adapter) for row in plan.rows])
+        few = len(plan.token_ids) <= FEW_TOKENS or are_decodes(plan)
+        self._kind = self._kinds.few if few else self._kinds.many
+        self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
+        if not self._coming.isdisjoint(slots.tolist()):
+            self._wait_for_copies()
+
+    def begin_idle(self, plan: StepPlan) -> None:
+        """Say that all rows have what lies in the first slot, to see what memory that takes."""
+        self.begin(plan)
+        self._kind = self._kinds.many
+        slots = np.zeros(len(plan.context_lengths), np.int64)
+        self._tiles = list_tiles(slots, plan.query_starts, self._kind.rows)
+
+    def stage(self) -> None:
+        """Have the linears that are called next compute what was begun, kernel by kernel."""
+        if self._tiles is not None:
+            (self._memory.tiles,) = self._staging.upload([self._tiles])
+            self._memory.tile = self._kind
+
+    def warm_up(self) -> None:
+        """Compile everything that steps will launch."""
+        self._memory.tiles = self._tiles = None
+        for linear in self._linears:
+            for kind in self._kinds:
+                linear.compile(kind)
+
+    # --- recordings: see `RecordedAdapters` ----------------------------------------------------
+
+    def fits(self, size: int) -> bool:
+        """Return whether a recording of `size` decodes has room for the step's tiles."""
+        return self._tiles is not None and len(self._tiles) <= self._most_tiles(size)
+
+    def reserve(self, most: int) -> None:
+        """Take what recordings of up to `most` decodes read."""
+        tiles = np.zeros((self._most_tiles(most), 3), np.int32)
+        self._recorded = torch.zeros(packed_size([tiles]), dtype=torch.uint8, device=self._device)
+
+    @contextmanager
+    def recording(self, size: int) -> Iterator[None]:
+        """Have linears compute what a recording of `size` decodes is told at every replay."""
+        memory = self._memory
+        (memory.tiles,) = split(self._recorded, [np.zeros((self._most_tiles(size), 3), np.int32)])
+        memory.tile = self._kinds.few
+        yield
+        memory.tiles = None
+
+    def refill(self, size: int) -> None:
+        """Tell a recording of `size` decodes what the step at hand has."""
+        if self._tiles is None:
+            raise RuntimeError("no row of the step has an adapter")
+        tiles = np.zeros((self._most_tiles(size), 3), np.int32)
+        tiles[: len(self._tiles)] = self._tiles
+        self._staging.fill(self._recorded, [tiles])
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def _wrap(self, site: Site, base: Linear) -> Linear:
+        self._linears.append(SlottedLinear(base, self._layout.places[site], self._memory))
+        return self._linears[-1]
+
+    def _slot_of(self, number: int) -> int:
+        return self._slots[number] if number else -1
+
+    def _most_tiles(self, size: int) -> int:
+        """Return how many tiles `size` decodes have at most: rows are sorted by adapter."""
+        return min(size, size // self._kinds.few.rows + len(self._memory.numbers))
+
+    @contextmanager
+    def _beside_steps(self) -> Iterator[None]:
+        """Launch behind the steps that have been, and beside those to come."""
+        if self._aside is None:
+            yield
+            return
+        self._aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._aside):
+            yield
+
+    def _wait_for_copies(self) -> None:
+        """Have the device compute nothing before what was copied is there."""
+        if self._aside is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._aside)
+        self._coming.clear()
+
+
+def list_tiles(slots: Array, query_starts: Array, most: int) -> Array:
+    """Return int32 [n, 3] (slot, first token, tokens) of neighbouring rows of one adapter.
+
+    `slots` [R] of each row, -1: none; `query_starts` [R + 1]; `most`: tokens of a tile.
+    """
+    changes = np.flatnonzero(np.diff(slots)) + 1
+    firsts = np.concatenate(([0], changes))
+    ends = np.concatenate((changes, [len(slots)]))
+    firsts, ends = firsts[slots[firsts] >= 0], ends[slots[firsts] >= 0]
+    begins, stops = query_starts[firsts].astype(np.int64), query_starts[ends].astype(np.int64)
+    counts = -(-(stops - begins) // most)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = np.repeat(begins, counts) + within * most
+    left = np.minimum(np.repeat(stops, counts) - at, most)
+    return np.stack((np.repeat(slots[firsts], counts), at, left), axis=1).astype(np.int32)
+
+
+def _check_room(needed: int, device: torch.device, slots: int, max_rank: int) -> None:
+    free = free_bytes(device)
+    if needed > _MEMORY_SHARE * free:
+        raise ConfigurationError(
+            f"room for {slots} LoRA adapters of rank {max_rank} takes {needed >> 20} MiB of the "
+            f"{free >> 20} MiB that {device} has left; lower --max-loaded-adapters or "
+            "--max-lora-rank"
+        )

@@ -1,0 +1,139 @@
+"""What LoRA adapters add to a linear's outputs: y += B (A x), each run of rows with its own.
+
+One pair of kernels for any mixture of adapters (SGMV and BGMV of Punica, arXiv 2310.18547, in one):
+the host lists *tiles*, neighbouring rows of one adapter, and which adapter is where is read on the
+device, so that a launch is the same whatever the rows have. `layers/slotted_linear.py` launches
+them; `adapter_layout.py` says how slots and their directory lie.
+
+A row's sums are added in an order of their own: other rows of its tile are other rows of a matrix
+product, and programs that share a row's inputs leave their sums apart, to be added in order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_ENTRY = tl.constexpr(4)  # numbers of an entry of the directory
+_UNIT = tl.constexpr(16)  # numbers that offsets count
+
+
+@triton.jit(do_not_specialize=["tokens", "first"])
+def shrink_rows(
+    low,  # float32 [parts, tokens, PIECES, RANKS]: A x, by the part of the inputs
+    x,  # [tokens, inputs], contiguous
+    numbers,  # [slots, capacity]
+    directory,  # int32 [slots, entries, 4]
+    tiles,  # int32 [programs, 3]: slot, first token, tokens; none: nothing to do
+    tokens,
+    inputs,
+    capacity,
+    entries,
+    first,  # entry of the linear's first piece
+    PIECES: tl.constexpr,
+    RANKS: tl.constexpr,  # the largest, a multiple of STEP
+    ROWS: tl.constexpr,  # of a tile
+    STEP: tl.constexpr,  # ranks of a program
+    DEPTH: tl.constexpr,  # inputs multiplied together
+):
+    """Multiply a tile's rows by ranks of its adapter's A, over a part of the inputs."""
+    count = tl.load(tiles + 3 * tl.program_id(0) + 2)
+    if count > 0:
+        slot = tl.load(tiles + 3 * tl.program_id(0)).to(tl.int64)
+        begin = tl.load(tiles + 3 * tl.program_id(0) + 1)
+        piece = tl.program_id(1) // (RANKS // STEP)
+        rank = tl.program_id(1) % (RANKS // STEP) * STEP + tl.arange(0, STEP)
+        entry = directory + (slot * entries + first + piece) * _ENTRY
+        block = tl.load(entry)
+        ranks = tl.load(entry + 1)
+        if (block == piece) & (tl.program_id(1) % (RANKS // STEP) * STEP < ranks):
+            matrix = numbers + slot * capacity + tl.load(entry + 2).to(tl.int64) * _UNIT
+            place = tl.arange(0, ROWS)
+            real = place < count
+            row = tl.where(real, begin + place, begin).to(tl.int64)
+            each = tl.cdiv(tl.cdiv(inputs, DEPTH), tl.num_programs(2)) * DEPTH
+            lowest = tl.program_id(2) * each
+            total = tl.zeros([ROWS, STEP], tl.float32)
+            for k in range(lowest, tl.minimum(lowest + each, inputs), DEPTH):
+                depth = k + tl.arange(0, DEPTH)
+                inside = depth < inputs
+                a = tl.load(
+                    matrix + rank[:, None].to(tl.int64) * inputs + depth[None, :],
+                    mask=(rank < ranks)[:, None] & inside[None, :],
+                    other=0.0,
+                )
+                v = tl.load(
+                    x + row[:, None] * inputs + depth[None, :],
+                    mask=real[:, None] & inside[None, :],
+                    other=0.0,
+                )
+                total = tl.dot(v, tl.trans(a), total, input_precision="ieee")
+            at = ((tl.program_id(2).to(tl.int64) * tokens + row) * PIECES + piece) * RANKS
+            stored = real[:, None] & (rank < ranks)[None, :]
+            tl.store(low + at[:, None] + rank[None, :], total, mask=stored)
+
+
+@triton.jit(do_not_specialize=["tokens", "first", "second", "third", "parts"])
+def expand_rows(
+    out,  # [tokens, outputs], contiguous: added to, in place
+    low,  # float32 [parts, tokens, PIECES, RANKS], of `shrink_rows`
+    numbers,  # [slots, capacity]
+    directory,  # int32 [slots, entries, 4]
+    tiles,  # int32 [programs, 3]
+    tokens,
+    outputs,
+    capacity,
+    entries,
+    first,
+    second,  # where the second piece's outputs begin, and the third's; `outputs`: there is none
+    third,
+    parts,
+    PIECES: tl.constexpr,
+    RANKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,  # of a tile
+    DEPTH: tl.constexpr,  # ranks multiplied together; RANKS is a multiple
+):
+    """Add B's product with what `shrink_rows` found to a tile of outputs, piece by piece."""
+    count = tl.load(tiles + 3 * tl.program_id(0) + 2)
+    if count > 0:
+        slot = tl.load(tiles + 3 * tl.program_id(0)).to(tl.int64)
+        place = tl.arange(0, ROWS)
+        real = place < count
+        begin = tl.load(tiles + 3 * tl.program_id(0) + 1)
+        row = tl.where(real, begin + place, begin).to(tl.int64)
+        lowest = tl.program_id(1) * OUTPUTS
+        column = lowest + tl.arange(0, OUTPUTS)
+        total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+        for piece in tl.static_range(PIECES):
+            start = 0 if piece == 0 else (second if piece == 1 else third)
+            end = outputs
+            if piece + 1 < PIECES:
+                end = second if piece == 0 else third
+            entry = directory + (slot * entries + first + piece) * _ENTRY
+            ranks = tl.multiple_of(tl.load(entry + 1), _UNIT)
+            if (lowest < end) & (lowest + OUTPUTS > start) & (ranks > 0):
+                block = tl.load(entry)
+                matrix = numbers + slot * capacity + tl.load(entry + 3).to(tl.int64) * _UNIT
+                own = (column >= start) & (column < end)
+                for r in range(0, ranks, DEPTH):
+                    rank = r + tl.arange(0, DEPTH)
+                    known = rank < ranks
+                    v = tl.zeros([ROWS, DEPTH], tl.float32)
+                    for part in range(parts):
+                        at = ((tl.cast(part, tl.int64) * tokens + row) * PIECES + block) * RANKS
+                        v += tl.load(
+                            low + at[:, None] + rank[None, :],
+                            mask=real[:, None] & known[None, :],
+                            other=0.0,
+                        )
+                    b = tl.load(
+                        matrix + (column - start)[:, None].to(tl.int64) * ranks + rank[None, :],
+                        mask=own[:, None] & known[None, :],
+                        other=0.0,
+                    )
+                    total = tl.dot(v.to(b.dtype), tl.trans(b), total, input_precision="ieee")
+        where = out + row[:, None] * outputs + column[None, :]
+        stored = real[:, None] & (column < outputs)[None, :]
+        y = tl.load(where, mask=stored, other=0.0).to(tl.float32) + total
+        tl.store(where, y.to(out.dtype.element_ty), mask=stored)
