@@ -140,7 +140,15 @@ def shard_settings(settings: Settings, tokenizer: Path) -> ShardSettings:
         tokenizer_file=None if settings.disable_grammar_support else tokenizer,
         world_size=settings.num_shard,
         max_lora_rank=settings.max_lora_rank if settings.serves_adapters else 0,
+        max_loaded_adapters=_most_adapters(settings),
     )
+
+
+def _most_adapters(settings: Settings) -> int:
+    """Return how many adapters a shard has in memory at most."""
+    if settings.adapter_updates:
+        return settings.max_loaded_adapters
+    return min(settings.max_loaded_adapters, len(settings.lora_adapters))
 
 
 def run_server(launcher: Launcher) -> None:
@@ -192,7 +200,11 @@ class Launcher:
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
-        self._adapters = AdapterRegistry(settings.adapter_folders, settings.max_loaded_adapters)
+        self._adapters = AdapterRegistry(
+            settings.adapter_folders,
+            settings.max_loaded_adapters,
+            grows=settings.adapter_updates,
+        )
         self._supervisor = Supervisor(
             self._metrics,
             LocalGroup.starter(argv, shard_settings(settings, tokenizer), settings.spin_us),
@@ -309,6 +321,7 @@ class Launcher:
         engine.drain()
         with trio.move_on_after(settings.graceful_termination_timeout):
             await engine.wait_drained()
+        self._adapters.close("the server is shutting down")  # to those that wait for one yet
         if engine.active:
             log.warning("%d streams are cut off by --graceful-termination-timeout", engine.active)
             engine.fail_all("the server is shutting down")

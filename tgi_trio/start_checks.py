@@ -16,6 +16,7 @@ from tgi_trio.model.check import check_checkpoint, check_model, heads_refusal, m
 from tgi_trio.model.config import read_config
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
+from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.router.telemetry.tracing import check_tracing_installed
 from tgi_trio.router.text.tokenizer_files import read_config as read_tokenizer_config
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
@@ -51,7 +52,9 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
         spec = model_spec(config)
         if not isinstance(spec, DecoderSpec):
             raise ConfigurationError(heads_refusal(config))
-        read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
+        heads = read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
+        if isinstance(heads, EagleSpec):
+            heads.taps(len(spec.layers))
         return
     draft = read_config(folder)
     check_checkpoint(draft, model_spec(draft))
@@ -70,11 +73,6 @@ def _check_adapters(settings: Settings) -> list[str]:
         raise ConfigurationError(
             "`adapter_updates` lets clients name files to load: it needs `api_key` (or "
             "`api_key_file`) and `adapter_folder`, below which those files are"
-        )
-    if settings.device != "cpu" and may_see_device():
-        raise ConfigurationError(
-            "--lora-adapters and --adapter-updates are served on CPUs alone: hide the device with "
-            "--device cpu, or merge an adapter into its base by giving its folder to --model-id"
         )
     spec = model_spec(read_config(settings.model_path, settings.rope))
     if not isinstance(spec, DecoderSpec):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import trio
@@ -122,6 +123,37 @@ async def test_a_router_that_dies_takes_its_shards_with_it_and_leaves_no_names()
     router.wait()
     router.stdout.close()
     assert not names_left(before)
+
+
+@pytest.mark.trio
+async def test_what_tests_start_ends_with_the_tests() -> None:
+    """Whoever ends pytest by a signal leaves no router behind that talks to its shards for ever."""
+    code = (
+        "import subprocess, sys, time\n"
+        "router = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)\n"
+        "print(router.pid, router.stdout.readline(), flush=True)\n"
+        "time.sleep(3600)\n"
+    )
+    tests = subprocess.Popen(
+        [sys.executable, "-c", code, sys.executable, str(CHILDREN / "router.py"), "1", "family"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert tests.stdout is not None
+    pidfds = [os.pidfd_open(int(pid)) for pid in tests.stdout.readline().split()]
+    assert len(pidfds) == 2
+    tests.terminate()
+    try:
+        with trio.fail_after(120):
+            for pidfd in pidfds:
+                await trio.lowlevel.wait_readable(pidfd)
+    finally:
+        for pidfd in pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+    tests.wait()
+    tests.stdout.close()
 
 
 def test_the_death_pipe_is_a_second_line() -> None:

@@ -39,6 +39,7 @@ ORIGINS = {
     "device": "what the machine has",
     "tokenizer_file": "the tokenizer's folder, unless --disable-grammar-support",
     "max_lora_rank": "--max-lora-rank; 0 where no adapters are served",
+    "max_loaded_adapters": "--max-loaded-adapters, or as many as --lora-adapters names",
     "rank": "the group, which counts its ranks",
     "world_size": "--num-shard or --sharded",
     "followers": "the group, which makes the channels",

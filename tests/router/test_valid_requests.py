@@ -89,7 +89,7 @@ async def test_everything_given_arrives() -> None:
         (P(temperature=0.7), True),
         (P(top_k=5), True),
         (P(top_p=0.9), True),
-        (P(top_p=1.0, accept_top_p_one=True), False),
+        (P(top_p=1.0, accept_neutral=True), False),
         (P(typical_p=0.9), True),
         (P(min_p=0.1), True),
         (P(min_p=0.0), False),

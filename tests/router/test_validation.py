@@ -22,6 +22,7 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
     (P(best_of=2), "you must use sampling when `best_of` is > 1"),
     (P(temperature=0.0), "`temperature` must be strictly positive"),
     (P(temperature=-1.0), "`temperature` must be strictly positive"),
+    (P(temperature=-1.0, accept_neutral=True), "`temperature` must be >= 0"),
     (
         P(temperature=1e39),
         "`temperature` must be >= 1.2e-38 and <= 3.4e+38, as float32 can hold it. Given: 1e+39",
@@ -38,11 +39,13 @@ OUT_OF_RANGE: list[tuple[P, str]] = [
     (P(presence_penalty=2.1), "`presence_penalty` must be >= -2.0 and <= 2.0"),
     (P(top_p=1.0), "`top_p` must be > 0.0 and < 1.0"),
     (P(top_p=0.0), "`top_p` must be > 0.0 and < 1.0"),
-    (P(top_p=1.5, accept_top_p_one=True), "`top_p` must be > 0.0 and <= 1.0"),
+    (P(top_p=1.5, accept_neutral=True), "`top_p` must be > 0.0 and <= 1.0"),
     (P(typical_p=1.0), "`typical_p` must be > 0.0 and < 1.0"),
     (P(typical_p=0.0), "`typical_p` must be > 0.0 and < 1.0"),
+    (P(typical_p=1.5, accept_neutral=True), "`typical_p` must be > 0.0 and <= 1.0"),
     (P(min_p=1.1), "`min_p` must be >= 0.0 and <= 1.0"),
     (P(top_k=0), "`top_k` must be strictly positive"),
+    (P(top_k=-2, accept_neutral=True), "`top_k` must be > 0, or 0 or -1 for any token"),
     (P(max_new_tokens=0), "`max_new_tokens` must be strictly positive"),
     (P(stop=("a", "b", "c", "d")), "`stop` supports up to 3 stop sequences. Given: 4"),
     (
@@ -202,7 +205,7 @@ async def test_top_p_as_in_tgis_tests() -> None:
     check = validator().validate
     assert (await check(HELLO, P(top_p=0.99, max_new_tokens=5))).sampling.top_p == 0.99
     assert (await check(HELLO, P(max_new_tokens=5))).sampling.top_p == 1.0
-    assert (await check(HELLO, P(top_p=1.0, accept_top_p_one=True))).sampling.top_p == 1.0
+    assert (await check(HELLO, P(top_p=1.0, accept_neutral=True))).sampling.top_p == 1.0
 
 
 @pytest.mark.trio

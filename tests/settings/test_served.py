@@ -30,6 +30,7 @@ def test_what_cannot_act_is_off_and_said(
         asked, backend="transformers, cached", prefix_reuse=reuses, speculates=speculates
     )
     assert settings.speculate == (guesses if speculates else 0)
+    assert settings.drafter == ("ngram" if guesses and speculates else None)
     assert settings.prefix_caching == (caching and reuses)
     lost = {"speculate"} if guesses and not speculates else set()
     lost |= {"prefix_caching"} if caching and not reuses else set()
@@ -43,3 +44,11 @@ def test_what_cannot_act_is_off_and_said(
         settings.speculate, settings.prefix_caching,
     )  # fmt: skip
     assert "overruled" not in as_json(settings)
+
+
+def test_a_drafter_that_may_not_guess_is_told() -> None:
+    asked = resolved(draft_model=Path("/smaller"), speculate=0)
+    settings, said = with_model(asked, backend="torch", prefix_reuse=True, speculates=True)
+    assert settings.drafter is None and asked.drafter is None
+    assert said == ["--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"]
+    assert resolved(draft_model=Path("/smaller")).drafter == "model"

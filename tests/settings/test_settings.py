@@ -92,10 +92,6 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
             {"kv_cache_dtype": "fp8"},
             "`kv_cache_dtype` must be one of fp8_e4m3fn, fp8_e5m2. Given: fp8",
         ),
-        (
-            {"kv_cache_dtype": "fp8_e5m2", "cpu_backend": "numba"},
-            "`kv_cache_dtype` is served by torch",
-        ),
         ({"activations": 4}, "`activations` must be 8 or 16. Given: 4"),
         ({"num_shard": 0}, "`num_shard` cannot be < 1"),
         ({"num_shard": 1, "sharded": True}, "`sharded` is true but `num_shard` <= 1"),

@@ -201,6 +201,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("max_total_tokens", "longest sequence that may be served; 0 = the model's"),
             ("max_batch_size", "most sequences in a batch"),
             ("max_batch_total_tokens", "KV tokens wanted; 0 = as many as memory allows"),
+            ("adapters_to_come", "LoRA adapters that may be loaded later"),
         ),
     ),
     FrameSpec(

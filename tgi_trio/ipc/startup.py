@@ -72,6 +72,7 @@ class WarmupRequest:
     max_total_tokens: int
     max_batch_size: int
     max_batch_total_tokens: int  # 0 = as many as memory allows
+    adapters_to_come: int = 0  # that may be loaded later, beside those that are in memory by then
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,18 +115,19 @@ def _read_index(folder: Path) -> dict[str, str]:
     return named
 
 
-def read_file_header(file: Path) -> dict[str, StoredTensor]:
+def read_file_header(file: Path, longest: int = _LONGEST_HEADER) -> dict[str, StoredTensor]:
     """Return every tensor of one safetensors file by name.
 
-    Raises ModelLoadError for a file that is missing, truncated or unreadable.
+    `longest`: bytes that the header may have. Raises ModelLoadError for a file that is missing,
+    truncated or unreadable.
     """
     try:
         size = file.stat().st_size
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
-            if not 0 < length <= min(_LONGEST_HEADER, size - 8):
+            if not 0 < length <= min(longest, size - 8):
                 raise ValueError(f"its header cannot be {length} bytes long")
-            header = json.loads(opened.read(length))
+            header = json.loads(opened.read(length), object_pairs_hook=_refuse_twice)
         return _check_header(file, header, 8 + length, size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         size = file.stat().st_size if file.exists() else 0
@@ -155,7 +157,23 @@ def _check_header(
         tensors[name] = StoredTensor(file, dtype, shape, begin + first, begin + end)
     if total != data_size:
         raise ValueError(f"its tensors are {total} bytes and its data {data_size}")
+    place = begin
+    for name in sorted(tensors, key=lambda name: (tensors[name].first, tensors[name].end)):
+        if tensors[name].first != place:
+            raise ValueError(f"tensor {name!r} lies over another one")
+        place = tensors[name].end
     return tensors
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raises ValueError for a name that it has twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(
+            name for name, count in Counter(name for name, _ in pairs).items() if count > 1
+        )
+        raise ValueError(f"{twice!r} is there twice")
+    return found
 
 
 def _no_safetensors(folder: Path) -> str:

@@ -119,7 +119,7 @@ class ReadToken(Token):
     """A token of an answer that is read; its text is the token's own, marks included."""
 
     delta: Delta = field(default_factory=Delta)  # what became certain with it
-    thought: bool = False  # it belongs to a thought, or to the marks of one
+    thought: bool = False  # it belongs to a thought, to its marks, or to the space behind them
     silent: bool = False  # it is markup, or not certain yet what it is
     end: Delta | None = None  # of the last one: what the answer's end made certain
 

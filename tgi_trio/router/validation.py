@@ -64,7 +64,7 @@ class GenerationParameters:
     # Set by the API family, not by the client:
     keep_stop: bool = True  # OpenAI: False
     absolute_penalties: bool = False  # OpenAI's formula for frequency and presence
-    accept_top_p_one: bool = False  # OpenAI's default, which TGI rejects
+    accept_neutral: bool = False  # OpenAI: values without effect, and temperature 0; not TGI
     top_n_allowed: int = 0  # OpenAI promises 20, whatever --max-top-n-tokens says
     stops_allowed: int = 0  # whatever --max-stop-sequences says
     clip_max_new_tokens: bool = False  # what there is no room for is not asked for
@@ -325,19 +325,19 @@ def fan_out(request: Request, count: int) -> list[Request]:
 def _check_sampling(p: GenerationParameters) -> None:
     if (p.best_of or 1) > 1 and not p.sampling:
         raise ValidationError("you must use sampling when `best_of` is > 1")
-    _check_positive("temperature", p.temperature)
+    _check_temperature(p)
     _check_positive("repetition_penalty", p.repetition_penalty)
     if not -2.0 <= _value_or(p.frequency_penalty, 0.0) <= 2.0:
         raise ValidationError("`frequency_penalty` must be >= -2.0 and <= 2.0")
     if not -2.0 <= _value_or(p.presence_penalty, 0.0) <= 2.0:
         raise ValidationError("`presence_penalty` must be >= -2.0 and <= 2.0")
-    if not (_is_fraction(p.top_p) or (p.accept_top_p_one and p.top_p == 1.0)):
-        raise ValidationError(f"`top_p` must be > 0.0 and <{'=' * p.accept_top_p_one} 1.0")
-    if not _is_fraction(p.typical_p):
-        raise ValidationError("`typical_p` must be > 0.0 and < 1.0")
+    _check_fraction("top_p", p.top_p, or_one=p.accept_neutral)
+    _check_fraction("typical_p", p.typical_p, or_one=p.accept_neutral)
     if not 0.0 <= _value_or(p.min_p, 0.0) <= 1.0:
         raise ValidationError("`min_p` must be >= 0.0 and <= 1.0")
     if p.top_k is not None and p.top_k <= 0:
+        if p.accept_neutral:
+            raise ValidationError("`top_k` must be > 0, or 0 or -1 for any token")
         raise ValidationError("`top_k` must be strictly positive")
 
 
@@ -356,6 +356,13 @@ def _value_or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
+def _check_temperature(p: GenerationParameters) -> None:
+    """Raise ValidationError; who accepts 0 has taken it for greedy before."""
+    if p.accept_neutral and p.temperature is not None and p.temperature < 0.0:
+        raise ValidationError("`temperature` must be >= 0")
+    _check_positive("temperature", p.temperature)
+
+
 def _check_positive(name: str, value: float | None) -> None:
     """Raise ValidationError unless a value is absent or a positive number that float32 can hold."""
     if value is None or _SMALLEST <= value <= _LARGEST:
@@ -368,5 +375,6 @@ def _check_positive(name: str, value: float | None) -> None:
     raise ValidationError(f"`{name}` must be strictly positive")
 
 
-def _is_fraction(value: float | None) -> bool:
-    return value is None or 0.0 < value < 1.0
+def _check_fraction(name: str, value: float | None, *, or_one: bool) -> None:
+    if not (value is None or 0.0 < value < 1.0 or (or_one and value == 1.0)):
+        raise ValidationError(f"`{name}` must be > 0.0 and <{'=' * or_one} 1.0")

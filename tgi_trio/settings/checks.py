@@ -111,10 +111,6 @@ def check(options: Options) -> None:
             f"`kv_cache_dtype` must be one of {', '.join(KV_CACHE_DTYPES)}. "
             f"Given: {options.kv_cache_dtype}"
         )
-    if options.kv_cache_dtype is not None and options.cpu_backend == "numba":
-        raise ConfigurationError(
-            "`kv_cache_dtype` is served by torch: leave it out, or leave out `cpu_backend` numba"
-        )
 
 
 def _check_watermark(options: Options) -> None:

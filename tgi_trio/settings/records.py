@@ -182,6 +182,9 @@ class Settings(AsGiven):
     max_queued_tokens: int  # prompt tokens of all requests in the queue
     model_pipeline_tag: str | None = None  # of the hub; set by the launcher once it has answered
     adapter_folders: Mapping[str, str] = field(default_factory=dict)  # of --lora-adapters, by name
+    # What guesses tokens ahead: "ngram" (the text so far), "medusa", "mlp_speculator", "eagle3",
+    # "model" (a smaller one); None: nothing does.
+    drafter: str | None = None
     kv_blocks: int = 0  # that can be handed out; set by `with_kv`
     kv_block_size: int = 0  # tokens; set by `with_kv`
     asked: frozenset[str] = frozenset()  # names whose value came from a flag or the environment

@@ -37,6 +37,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
             "quantize": facts.quantize if options.quantize is None else options.quantize,
             "speculate": _speculate(options),
         },
+        drafter=_drafter(options),
         model_id=name,
         model_sha=facts.revision_sha,
         model_path=facts.path,
@@ -211,3 +212,13 @@ def _asked(options: Options) -> frozenset[str]:
     if "max_input_length" in names:
         names = (names - {"max_input_length"}) | {"max_input_tokens"}
     return frozenset(names)
+
+
+def _drafter(options: Options) -> str | None:
+    """Return what guesses; see `Settings.drafter`."""
+    if not _speculate(options):
+        return None
+    if options.draft_model is None:
+        return "ngram"
+    kind = find_kind(options.draft_model)
+    return "model" if kind is None else kind.word

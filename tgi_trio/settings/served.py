@@ -23,6 +23,8 @@ def with_model(
             f"--speculate has no effect: this model is served by {backend}, which decodes one "
             "token of a sequence a step"
         )
+    if settings.draft_model is not None and not settings.speculate:
+        said.append("--draft-model has no effect: --speculate 0 lets nothing guess; leave it out")
     if settings.prefix_caching and not prefix_reuse:
         overruled.append("prefix_caching")
         said.append(
@@ -32,6 +34,7 @@ def with_model(
     acting = replace(
         settings,
         speculate=settings.speculate if speculates else 0,
+        drafter=settings.drafter if speculates else None,
         prefix_caching=settings.prefix_caching and prefix_reuse,
         overruled=frozenset(overruled),
     )

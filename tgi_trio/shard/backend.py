@@ -18,6 +18,7 @@ from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.kernel_fit import unserved
 from tgi_trio.model.quantised.recognise import check_stated
 from tgi_trio.model.speculators.recognise import find_kind
+from tgi_trio.shard.adapters.room import KeepsRoom, largest_adapter
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.machine.device import CPU, graph_sizes, limit_memory
 from tgi_trio.shard.ranks.follower import NoSampler
@@ -43,7 +44,11 @@ def load_runner(
     cannot be used.
     """
     cores = os.sched_getaffinity(0)
+    if settings.speculate == 0:  # nothing is to guess
+        settings = replace(settings, draft_model=None)
     runner = _load_model(settings, device=device, ranks=ranks, fresh_files=fresh_files)
+    if settings.max_lora_rank and device == CPU and isinstance(runner, KeepsRoom):
+        runner.bytes_per_adapter = largest_adapter(settings, runner.info.dtype)
     folder = settings.draft_model
     if folder is None or find_kind(folder) is not None or (ranks is not None and ranks.rank):
         return runner

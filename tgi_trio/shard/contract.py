@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -358,6 +358,18 @@ class AdapterHost(Protocol):
 
     def drop(self, number: int) -> None:
         """Forget an adapter that no sequence has; between two steps only. Unknown ones are fine."""
+        ...
+
+
+@runtime_checkable
+class AnnouncingHost(AdapterHost, Protocol):
+    """A host of several ranks: they load at the same time, so that none waits for another."""
+
+    def announce(self, order: AdapterOrder) -> None:
+        """Have the others begin what `load` is to be called with; between two steps only.
+
+        `install` or `drop` of its number follows.
+        """
         ...
 
 

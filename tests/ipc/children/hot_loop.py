@@ -7,12 +7,15 @@ import sys
 from dataclasses import replace
 
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
+from tgi_trio.ipc.parent import die_with_parent
 
 SPIN_US = 10_000_000
 
+die_with_parent(os.getppid())  # strace's, which lets go of it when it is ended itself
 with Endpoints.create(0, 1, spin_us=SPIN_US) as endpoints:
     spec = replace(endpoints.spec, segment=os.dup(endpoints.spec.segment))
     if os.fork() == 0:
+        die_with_parent(spec.router_pid)
         shard = ShardEnd.attach(spec.text())
         for _ in range(int(sys.argv[1])):
             while (frame := shard.try_receive()) is None:

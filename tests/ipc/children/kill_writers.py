@@ -78,5 +78,6 @@ def kill_one(seed: int) -> tuple[int, bool]:
         return frames, frames < vitals.step
 
 
+die_with_parent(os.getppid())
 outcomes = [kill_one(seed) for seed in range(int(sys.argv[1]))]
 print(len(outcomes), sum(frames for frames, _ in outcomes), sum(mid for _, mid in outcomes))

@@ -5,6 +5,7 @@ Prints the shards' pids once all of them have answered.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import trio
 
 from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.fence import choose_ordering
+from tgi_trio.ipc.parent import die_with_parent
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.spawn import spawn_shard
 
@@ -50,4 +52,5 @@ async def turn(bell: ReplyBell, ends: list[RouterEnd], silent: set[RouterEnd]) -
             silent.discard(end)
 
 
+die_with_parent(os.getppid())
 trio.run(main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 import pytest
@@ -71,7 +71,7 @@ async def test_a_session(family: Family, agent: str) -> None:
     assert "billing" not in first
     # Nothing that comes later changes the head of a prompt.
     for fewer, more in ((first, second), (second, third)):
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(fewer, more)))  # noqa: B905
+        same = len(commonprefix([fewer, more]))  # noqa: RUF071
         # Thoughts of a loop that has ended are left out by most templates.
         assert same > (0.97 if fewer is first else 0.9) * len(fewer)
 

@@ -138,9 +138,9 @@ async def test_log_probabilities_are_those_of_the_answer():
         text = "<think>Hm.</think>\nYes."
         choice = choice_of(await asked(engine(text, MAY, special), logprobs=True))
         assert choice.logprobs is not None
-        assert "".join(entry.token for entry in choice.logprobs.content) == "\nYes.</s>"
+        assert "".join(entry.token for entry in choice.logprobs.content) == "Yes.</s>"
         answer = await asked(engine(text, MAY, special), logprobs=True, stream=True)
-        assert "".join(folded(answer)[4]) == "\nYes.</s>"
+        assert "".join(folded(answer)[4]) == "Yes.</s>"
 
 
 async def test_thoughts_are_left_out_or_left_in():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.messages.error_shapes import NATIVE, ErrorShape
 from tgi_trio.router.http.sse import EventBody
@@ -50,6 +51,7 @@ class Call:
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
     generations: list[Timings] = field(default_factory=list)  # of all that were queued
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
+    acquired: ServedAdapter | None = None  # that all its prompts have, see `validate_request`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import trio
 
 from tgi_trio.errors import GenerationError, ValidationError
+from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
@@ -37,8 +38,8 @@ async def validate_request(
 
     The adapter that it asks for is in the shard's memory then, for as long as the call lasts.
     """
-    adapters, name = call.engine.adapters, asked.adapter_id or call.adapter
-    adapter = None if name is None else adapters.find(name)
+    name = asked.adapter_id or call.adapter
+    adapter = None if name is None else call.engine.adapters.find(name)
     until = deadline(call, body.timeout)
     request = await call.engine.validator.validate(
         prompt,
@@ -51,13 +52,30 @@ async def validate_request(
     )
     if adapter is None:
         return request
+    await _acquire(call, adapter, until)
+    if adapter.listed:  # otherwise it was unloaded meanwhile, and its series with it
+        call.engine.metrics.inc("tgi_adapter_request_count", adapter=adapter.name)
+    return replace(request, sampling=replace(request.sampling, adapter=adapter.number))
+
+
+async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:
+    """Have a call keep an adapter in memory, unless it does already; raises as `acquire` does.
+
+    It has one at most: calls that each had some and waited for more could wait for each other.
+    """
+    if call.acquired is adapter:
+        return
+    if call.acquired is not None:
+        raise ValidationError(
+            f"all prompts of one call have the same adapter, or none. Given: "
+            f"`{call.acquired.name}` and `{adapter.name}`"
+        )
     with trio.move_on_at(math.inf if until is None else until) as waiting:
-        await adapters.acquire(adapter)
+        await call.engine.adapters.acquire(adapter)
     if waiting.cancelled_caught:
         raise GenerationError("the request's deadline has passed")
-    call.resources.callback(adapters.release, adapter)
-    call.engine.metrics.inc("tgi_adapter_request_count", adapter=adapter.name)
-    return replace(request, sampling=replace(request.sampling, adapter=adapter.number))
+    call.acquired = adapter
+    call.resources.callback(call.engine.adapters.release, adapter)
 
 
 def deadline(call: Call, timeout: float | None) -> float | None:

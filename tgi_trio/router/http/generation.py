@@ -253,16 +253,16 @@ def resolve_model(call: Call, name: str | None) -> str:
 
     Raises Refused (404), listing what is served, for a name that is not ours.
     """
-    card = call.engine.model
+    card, adapters = call.engine.model, call.engine.adapters
+    call.adapter = None  # one call may have several bodies
     if name is None or name in BASE_NAMES:
         return card.id
     if name == card.id or name in card.aliases:
         return name
-    adapters = call.engine.adapters.names
-    if name in adapters:
+    if adapters.serves(name):
         call.adapter = name
         return name
-    names = (card.id, *card.aliases, *sorted(BASE_NAMES), *adapters)
+    names = (card.id, *card.aliases, *sorted(BASE_NAMES), *adapters.names)
     served = ", ".join(f"`{each}`" for each in names)
     raise Refused(404, f"The model `{name}` is not served here. Served: {served}", "not_found")
 

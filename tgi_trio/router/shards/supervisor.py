@@ -210,7 +210,8 @@ class Supervisor:
             self._adapters.settle(await handshake.load_adapter(end, order))
         if self.started is None:
             self._adapters.refuse_failed()
-        memory = await handshake.warm_up(end, self._warmup)
+        warmup = replace(self._warmup, adapters_to_come=self._adapters.to_come)
+        memory = await handshake.warm_up(end, warmup)
         self._move(ShardEvent.WARMED, "")
         self._ready_at = trio.current_time()
         self._metrics.gauge("tgi_shard_ready", 1)

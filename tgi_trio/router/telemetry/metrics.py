@@ -258,6 +258,13 @@ class Metrics:
             if metric.label == label:
                 self._counters[(metric.name, (label, value))] = 0
 
+    def forget(self, label: str, value: str) -> None:
+        """End the series of a value that `know` has begun."""
+        self._known[label].remove(value)
+        for metric in METRICS:
+            if metric.label == label:
+                del self._counters[(metric.name, (label, value))]
+
     def inc(self, name: str, value: float = 1, **labels: str) -> None:
         """Add `value` (not negative) to a counter.
 

@@ -129,6 +129,9 @@ class AnswerText(OutputText):
             token.silent = not token.delta
         elif reading.answering:
             self._answering = True
+            if self._thought_tokens:
+                for each in self._undecided:  # white space after a thought is not the answer's
+                    each.thought = each.text.isspace()
             self._undecided.clear()
         else:
             self._undecided.append(token)

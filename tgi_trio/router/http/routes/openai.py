@@ -48,7 +48,7 @@ def to_parameters(call: Call, request: OpenAiRequest, **more: Any) -> Generation
         "stop_ids": tuple(request.stop_token_ids or ()),
         "keep_stop": bool(request.include_stop_str_in_output or request.no_stop_trim),
         "absolute_penalties": True,
-        "accept_top_p_one": True,
+        "accept_neutral": True,
         "top_n_allowed": MOST_LOGPROBS,
     }
     return GenerationParameters(**{**parameters, **more})

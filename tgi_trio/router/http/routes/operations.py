@@ -87,7 +87,7 @@ def _model_info(call: Call, name: str) -> dict[str, Any]:
     `root` is the model by its own name; an adapter is its own root, and the model its parent.
     """
     card = call.engine.model
-    adapter = name in call.engine.adapters.names
+    adapter = call.engine.adapters.serves(name)
     return {
         "id": name,
         "object": "model",

@@ -45,6 +45,7 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
         prepared = await chat.prepare_chat(call, instance)
         asked = replace(prepared.parameters, top_n_tokens=None, decoder_input_details=False)
         return await replace(prepared, parameters=asked).validate(call, instance)
+    resolve_model(call, None)  # a chat before it may have named one
     parameters = native.parameters_of(instance)
     asked = replace(native.to_parameters(call, parameters), do_sample=True, best_of=None)
     return await validate_request(call, instance.inputs, asked, parameters)

@@ -54,6 +54,10 @@ addEventListener("hashchange", turn);
 turn();
 
 get("info").then(
-  info => { document.getElementById("model").textContent = info.model_id; },
+  // What a request may call the model; another server than ours may say its id alone.
+  info => {
+    const names = info.settings?.served_model_names ?? [info.model_id];
+    document.getElementById("model").textContent = names.join(", ");
+  },
   error => { document.getElementById("model").textContent = message(error); },
 );

@@ -87,7 +87,7 @@ def to_parameters(request: schema.MessagesRequest, most: int) -> GenerationParam
         seed=request.seed,
         grammar=_grammar(request, most),
         keep_stop=False,
-        accept_top_p_one=True,
+        accept_neutral=True,
         stops_allowed=schema.MOST_STOPS,
         clip_max_new_tokens=True,
     )

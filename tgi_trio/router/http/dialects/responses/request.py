@@ -118,7 +118,7 @@ def to_parameters(
         seed=request.seed,
         grammar=_grammar(request, most),
         keep_stop=False,
-        accept_top_p_one=True,
+        accept_neutral=True,
         clip_max_new_tokens=True,
         top_n_tokens=top,
         top_n_allowed=top or 0,  # as many as were allowed
