@@ -96,12 +96,19 @@ RULES: dict[str, Rule] = {
         for part in ("device", "driver", "group", "tensor")
     },
     "testing.compiled_kernels": Rule(
-        ours("shard.torch_backend testing.kernel_variants testing.code_variants"), banned=SERVER
+        ours(
+            "shard.torch_backend testing.kernel_variants testing.code_variants "
+            "testing.adapter_variants"
+        ),
+        banned=SERVER,
     ),
     "testing.kernel_variants": Rule(ours("shard.torch_backend model.spec"), banned=SERVER),
-    "testing.code_variants": Rule(
-        ours("shard.torch_backend testing.kernel_variants"), banned=SERVER
-    ),
+    **{
+        f"testing.{what}_variants": Rule(
+            ours("shard.torch_backend testing.kernel_variants"), banned=SERVER
+        )
+        for what in ("code", "adapter")
+    },
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__

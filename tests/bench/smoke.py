@@ -5,11 +5,11 @@ from __future__ import annotations
 # By module: the command line, as a shell would read it. CHECKPOINTS is a folder with a checkpoint
 # of the shape `tiny` and its GGUF file, NEW one that is not there yet.
 SMALL: dict[str, str] = {
-    "bench.device": "--dry-run --clients 0",
+    "bench.device": "--dry-run",
     "bench.harness.checkpoints": "tiny NEW",
     "bench.http": "--seconds 0.2 --repeats 1 --servers ours floor --cases 'short 64'",
     "bench.http.chat": "--runs 2 --prompts 1 --repeats 1",
-    "bench.http.live": "--probes 20",
+    "bench.http.live": "--probes 20 --most-streams 8",
     "bench.ipc": "--quick --transports 'ring, event loop' 'gRPC sync'",
     "bench.load": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --cache warm --runs 1"
     " --backends numba",
@@ -22,6 +22,7 @@ SMALL: dict[str, str] = {
     " --tries 1",
     "bench.model.accuracy": "--shapes --files CHECKPOINTS/tgi-trio-tiny-BF16.gguf --peers --texts 1"
     " --checkpoints CHECKPOINTS",
+    "bench.model.adapter_load": "--shape tiny --turns 1 --tokens 16 --checkpoints CHECKPOINTS",
     "bench.model.adapters": "--shape tiny --turns 2 --checkpoints CHECKPOINTS",
     "bench.model.formats": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1 --words eetq q4_0",
     "bench.model.int8_quality": "--model-id CHECKPOINTS/tgi-trio-tiny --texts 1",
@@ -38,8 +39,11 @@ SMALL: dict[str, str] = {
     "tests.stress.chaos": "--faults 1 --clients 2",
     "tests.stress.fuzz": "--count 40",
     "tests.stress.restarts": "--times 1",
+    "tests.stress.adapters": "--seconds 3 --adapters 60 --loaded 3",
     "tests.stress.soak": "--requests 50 --settle 0.1 --idle 0.1",
 }
+# What another test runs to its end: test_device.py has the kit do it.
+RUN_ELSEWHERE = {"bench.device"}
 # What prints figures for others, and writes none.
 WITHOUT_RESULTS = {
     "bench.harness.checkpoints",

@@ -59,6 +59,9 @@ def test_the_kit_runs_without_a_device(tmp_path: Path) -> None:
     done = subprocess.run(kit, capture_output=True, text=True, timeout=1500, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "device.json").read_text())
+    assert (found["schema"], found["bench"]) == (1, "device")
+    assert "failed" not in found and "machine" in found
     told = {row["what"].split()[0] for row in found["results"]}
-    assert told == {"warm-up", "decode", "prefill", "server,"} and found["gb_per_s"] > 0
+    assert told == {"warm-up", "decode", "prefill", "load", "server,"} and found["gb_per_s"] > 0
+    assert any(row["what"].endswith(", 2 adapters") for row in found["results"])
     assert "dry" in SHAPES and len(list(tmp_path.glob("trace-dry-*.json.gz"))) == 2

@@ -63,9 +63,12 @@ class Soak:
 class Connection:
     """One keep-alive connection that reads no more of an answer than its end."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, headers: str = "") -> None:
+        """`headers`: lines that every request has, each with its end."""
         self._stream = stream
+        self._headers = headers
         self._buffer = b""
+        self.body = b""  # of the last answer, where it was no stream
 
     async def _until(self, mark: bytes) -> bytes:
         while mark not in self._buffer:
@@ -81,7 +84,7 @@ class Connection:
         payload = orjson.dumps(body)
         head = (
             f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(payload)}\r\n\r\n"
+            f"content-length: {len(payload)}\r\n{self._headers}\r\n"
         )
         await self._stream.send_all(head.encode() + payload)
         found = (await self._until(b"\r\n\r\n")).lower()
@@ -93,7 +96,7 @@ class Connection:
             length = int(found.split(b"content-length:")[1].split(b"\r\n")[0])
             while len(self._buffer) < length:
                 self._buffer += await self._stream.receive_some(65536)
-            self._buffer = self._buffer[length:]
+            self.body, self._buffer = self._buffer[:length], self._buffer[length:]
         return int(found.split()[1])
 
 

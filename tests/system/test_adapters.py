@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -11,19 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
+from tests.system.adapter_support import in_float32, write
 from tests.system.client import get, post
 from tests.system.server import ServerProcess, serving
-from tgi_trio import demo
 from tgi_trio.conversion.lora import merge_adapter
-from tgi_trio.conversion.safetensors_file import SafetensorsFile
-from tgi_trio.model.config import read_config
-from tgi_trio.model.decoder_matrices import layer_refs
-from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import MlpRefs
 
 pytestmark = pytest.mark.system
 
@@ -34,36 +26,7 @@ NAMES = ("first", "second", "third")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model in float32: a sum in 16 bits would be rounded once more."""
-    folder = Path(shutil.copytree(demo.model_path(), tmp_path_factory.mktemp("base") / "model"))
-    tensors = SafetensorsFile.open(folder / "model.safetensors")
-    whole = {name: tensors.floats(name).copy() for name in tensors.table}
-    (folder / "model.safetensors").unlink()
-    save_file(whole, folder / "model.safetensors")
-    return folder
-
-
-def write(folder: Path, seed: int, rank: int = 4) -> Path:
-    """Write an adapter of the embedded model with random matrices."""
-    spec = decoder_spec(read_config(demo.model_path()))
-    assert spec is not None
-    draw, tensors = np.random.default_rng(seed), {}
-    for index in range(len(spec.layers)):
-        refs = layer_refs(spec, index)
-        assert isinstance(refs.mlp, MlpRefs)
-        for linear in (refs.qkv, refs.output, refs.mlp.inner, refs.mlp.down):
-            for piece in linear.pieces:
-                matrix = piece.matrix
-                name = f"base_model.model.{matrix.name.removesuffix('.weight')}"
-                a = draw.normal(size=(rank, matrix.columns))
-                b = draw.normal(size=(matrix.rows, rank))
-                tensors[f"{name}.lora_A.weight"] = (a / matrix.columns**0.5).astype(np.float32)
-                tensors[f"{name}.lora_B.weight"] = (0.2 * b / rank**0.5).astype(np.float32)
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
+    return in_float32(tmp_path_factory.mktemp("base") / "model")
 
 
 @pytest.fixture(scope="module")

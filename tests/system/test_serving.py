@@ -49,7 +49,11 @@ def ending(answer: dict[str, Any]) -> tuple[object, ...]:
     return answer["generated_text"], reason, count, tokens
 
 
-def test_guesses_change_neither_text_nor_end(demo: ServerProcess) -> None:
+@pytest.mark.parametrize(("most_guesses", "drafter"), [(6, "ngram"), (3, "medusa")])
+def test_guesses_change_neither_text_nor_end(
+    demo: ServerProcess, most_guesses: int, drafter: str
+) -> None:
+    """The embedded model's own heads are fewer than six: then n-grams guess."""
     said = generate(demo.url, CHAT, max_new_tokens=100)["generated_text"]
     prompt = f"{CHAT}{said}<|end|>{CHAT.removeprefix('<|begin|>')}"  # it may say that again
     asked = [
@@ -57,7 +61,8 @@ def test_guesses_change_neither_text_nor_end(demo: ServerProcess) -> None:
         for stop in (["e"], ["o", "re"], [" t", "\n"], ["|"])
         for most in range(1, 26, 3)
     ]
-    with serving("--speculate", "6") as server:
+    with serving("--speculate", str(most_guesses)) as server:
+        assert f'"drafter":"{drafter}"' in get(f"{server.url}/info").text
         for parameters in asked:
             guessed = generate(server.url, prompt, **parameters)
             alone = generate(demo.url, prompt, **parameters)

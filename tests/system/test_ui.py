@@ -128,8 +128,9 @@ def test_a_completion_and_the_dashboard(browser: webdriver.Chrome, demo: ServerP
 
 
 def test_errors_are_shown_and_a_key_helps(browser: webdriver.Chrome) -> None:
-    with serving("--api-key", "sesame", fake="{}") as server:
+    with serving("--api-key", "sesame", "--served-model-name", "amber", fake="{}") as server:
         page = Page(browser, server.url, "chat")
+        assert page.wait("#model", "a").text == "amber"
         page.wait(INPUT).send_keys("hello\n")
         page.wait("#chat .error", "401")
         page.one("#settings [name=key]").send_keys("sesame\t")
