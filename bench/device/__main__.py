@@ -3,7 +3,8 @@
     python -m bench.device --shapes 1B 8B --json bench/out/device.json --traces bench/out
 
 For each shape, made on the device with random weights, plain and quantised: the warm-up,
-decodes of each batch size with the gap between steps, a long prefill; then the whole server over
+decodes of each batch size with the gap between steps, a long prefill; decodes of rows with LoRA
+adapters; then the whole server over
 the bare step, and peers where they are installed. `of roofline` is the least time that memory (for
 weights as they are stored) and matrix units would need,
 as measured here, as a part of what the step took. `bash bench/device/kit.sh` does all of it, tests
@@ -30,6 +31,7 @@ from unittest import mock
 import torch
 from tqdm import tqdm
 
+from bench.device.adapters import measure_adapters
 from bench.device.models import PLAIN, SHAPES
 from bench.device.peers import installed, measure_peer
 from bench.device.roofline import Ceiling, measure_ceiling
@@ -62,6 +64,7 @@ def parse() -> argparse.Namespace:
         help="what linear layers hold: numbers of the dtype, or codes",
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256])
+    parser.add_argument("--adapters", type=int, default=8, help="different ones, at most; 0: none")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--prompt", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=32, help="of each decode")
@@ -77,7 +80,7 @@ def parse() -> argparse.Namespace:
 def shrink(args: argparse.Namespace) -> None:
     """Make what is measured as small as it can be."""
     args.shapes, args.batches, args.context, args.prompt = ["dry"], [1, 2], 20, 24
-    args.weights = [PLAIN, "int4"]
+    args.weights, args.adapters = [PLAIN, "int4"], 2
     args.steps, args.clients, args.budget = 1, min(args.clients, 2), math.inf
 
 
@@ -122,6 +125,9 @@ def measure_all(
         for shape in args.shapes:
             run = partial(steps, args, shape, device, dtype, ceiling, rounded)
             parts.append((_named(shape, rounded), "steps", run))
+        if args.adapters and rounded == PLAIN:
+            run = partial(adapters, args, args.shapes[0], device, dtype, ceiling)
+            parts.append((args.shapes[0], "adapters", run))
     if args.clients:
         parts.append(("server", "1B", lambda: [server(args, results)]))
     if args.peers:
@@ -159,6 +165,24 @@ def steps(
     if not args.dry_run:
         torch.accelerator.empty_cache()
     return found
+
+
+def adapters(
+    args: argparse.Namespace,
+    shape: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    ceiling: Ceiling,
+) -> list[dict[str, Any]]:
+    """Measure decodes of 1, 8 and 64 rows with none, one and several adapters."""
+    graphs = (2,) if args.dry_run else graph_sizes(str(device), None)
+    batches = (2,) if args.dry_run else (1, 8, 64)
+    plan = Plan(batches, args.context, args.context, args.steps, graphs)
+    found = measure_adapters(shape, device, dtype, plan, ceiling, args.adapters)
+    gc.collect()
+    if not args.dry_run:
+        torch.accelerator.empty_cache()
+    return [{"shape": shape, **row} for row in found]
 
 
 def _named(shape: str, rounded: str) -> str:

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Everything that a machine with a device can say, within ten minutes. From the root of a checkout:
-#     bash bench/device/kit.sh [stage ...]        # env tests codes bench; none named: all
-# Writes to $OUT (bench/out/device): log.txt, tests.xml, codes.xml, device.json, Chrome traces.
+#     bash bench/device/kit.sh [stage ...]        # env tests codes adapters bench; none named: all
+# Writes to $OUT (bench/out/device): log.txt, tests.xml, codes.xml, adapters.xml, device.json, Chrome traces.
 # KIT_WHEELS: a folder of wheels that are installed beside the checkout first, where there is no
 # network: `pip download -d FOLDER --no-deps NAME==VERSION ...` of what constraints.txt pins and the
 # machine lacks. KIT_DRY=1: without a device, over the stand-in.
@@ -13,7 +13,7 @@ mkdir -p "$OUT"
 log=$OUT/log.txt
 : >"$log"
 python=${PYTHON:-python3}
-wanted=" ${*:-env tests codes bench} "
+wanted=" ${*:-env tests codes adapters bench} "
 began=$SECONDS
 failed=0
 patience=$((${KIT_DRY:+9} + 1)) # a dry run may share its machine with others
@@ -62,6 +62,8 @@ if [ -z "${KIT_DRY:-}" ]; then # each kind is compiled, some seconds of them
     stage codes 80 "$python" -m pytest -q -p no:cacheprovider \
         tests/shard/torch_backend/test_coded_products.py \
         -k "gguf or formats or half or eight" --junitxml "$OUT/codes.xml"
+    stage adapters 50 "$python" -m pytest -q -p no:cacheprovider \
+        tests/shard/torch_backend/test_adapter_kernels.py --junitxml "$OUT/adapters.xml"
 fi
 stage bench 400 "$python" -m bench.device --budget 330 "${bench[@]}"
 exit $failed

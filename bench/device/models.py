@@ -22,6 +22,7 @@ from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
 from tgi_trio.shard.sampling.logits_processors import Watermark
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import device_parts
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -69,6 +70,7 @@ SHAPES = {
 }
 
 
+ADAPTER_RANK = 16
 PLAIN = "plain"  # weights are numbers of the dtype
 _SLAB = 64  # outputs that are rounded; what is below them is the same again
 
@@ -186,8 +188,12 @@ def make_runner(
     dtype: torch.dtype,
     graphs: tuple[int, ...],
     rounded: str = PLAIN,
+    adapters: int = 0,
 ) -> TorchRunner:
-    """Return a runner of a shape as a shard would load it, not warmed up."""
+    """Return a runner of a shape as a shard would load it, not warmed up.
+
+    `adapters`: slots for those of ADAPTER_RANK.
+    """
     config = config_of(shape)
     spec = decoder_spec(config)
     if spec is None:
@@ -196,8 +202,11 @@ def make_runner(
     with torch.inference_mode():
         model = load_decoder(spec, RandomWeights(dtype, device, rounded), None)
     sampler = Sampler(config.vocab_size, (), device, watermark=Watermark())
+    held = None
+    if adapters:
+        held = DeviceAdapters(model, dtype, device, max_rank=ADAPTER_RANK, slots=adapters)
     attention = choose_attention(device, dtype, model.kv_shape)
-    recorded, steps = device_parts(model, attention, sampler, config, device, graphs)
+    recorded, steps = device_parts(model, attention, sampler, config, device, graphs, adapters=held)
     return TorchRunner(
         model,
         config,
@@ -207,4 +216,5 @@ def make_runner(
         attention=attention,
         graphs=recorded,
         steps=steps,
+        adapters=held,
     )

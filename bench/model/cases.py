@@ -20,6 +20,7 @@ class Case:
     prefill: bool = False
     steps: int = 12  # decode steps in one reading
     peers: bool = True  # False: of interest for our kernels alone
+    processor: bool = False  # decode steps are measured in processor time, of all threads
 
 
 CASES = {

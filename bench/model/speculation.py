@@ -2,10 +2,13 @@
 
     python -m bench.model.speculation --speculate 0 2 4 8 --json bench/out/speculation.json
     python -m bench.model.speculation --speculate 0 3 --draft-model FOLDER
+    python -m bench.model.speculation --speculate 0 3 --draft-model FOLDER --prompts chat strange
 
 The shard's own planning, model and sampler on the embedded model (or --model-id), without rings
 and router. `again` prompts hold a question, its answer and the question once more, so that the
-answer repeats what is there, as edits, summaries and code do; `plain` ones hold the question.
+answer repeats what is there, as edits, summaries and code do; `plain` ones hold the question. Of
+the embedded model alone: `chat` prompts are held-out questions as its chat template writes them,
+whose answers end by themselves; `strange` ones are English that it has never seen, the licence.
 Prompts wait for a place in the batch, as in a server; the steps that count are those of a full
 batch that only decodes: whose guesses are right leaves early, and would leave the others more room.
 Settings take turns, so that all of them see the same machine; tokens are compared with those of
@@ -36,7 +39,12 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop.batch import Batch
+from tools.demo.entries import load_heldout
+from tools.demo.markup import ASSISTANT, BEGIN, END, USER
 
+KINDS = ("again", "plain", "chat", "strange")
+LICENCE = Path(__file__).resolve().parents[2] / "LICENSE"
+PASSAGE = 400  # characters of a strange prompt
 QUESTIONS = (
     "What is continuous batching?",
     "Tell me a story about a lighthouse.",
@@ -62,6 +70,14 @@ Answer = Callable[[list[list[int]]], Run]
 
 def prompts(kind: str, count: int, tokenizer: Tokenizer, answer: Answer) -> list[list[int]]:
     """Return token ids of `count` prompts; `answer` continues some greedily, without guesses."""
+    if kind == "chat":
+        asked = [question for _, question in load_heldout()]
+        asked = asked[:: max(1, len(asked) // count)][:count]
+        return [tokenizer.encode(BEGIN + USER + q + END + ASSISTANT).ids for q in asked]
+    if kind == "strange":
+        text = LICENCE.read_text(encoding="utf-8")
+        begins = range(0, count * PASSAGE, PASSAGE)
+        return [tokenizer.encode(BEGIN + text[i : i + PASSAGE]).ids for i in begins]
     texts = [f"{i}. {QUESTIONS[i % len(QUESTIONS)]}\n" for i in range(count)]
     plain = [tokenizer.encode(text).ids for text in texts]
     if kind == "plain":
@@ -79,8 +95,13 @@ def run(
     speculate: int,
     new: int,
     sample: bool,
+    ends: bool = False,
+    clock: Callable[[], int] = time.perf_counter_ns,
 ) -> Run:
-    """Answer all prompts, `size` at a time."""
+    """Answer all prompts, `size` at a time; `ends`: an answer may end before `new` tokens.
+
+    `clock`: nanoseconds; whether guessing pays is judged by it as well.
+    """
     info = runner.info
     batch = Batch(
         vocab_size=info.vocab_size,
@@ -89,6 +110,7 @@ def run(
         eos_ids=info.eos_ids,
         drafter=runner.drafter(speculate) if speculate else None,
         draft_budget=info.draft_budget,
+        clock=clock,
     )
     need = -(-(max(map(len, encoded)) + new) // info.block_size)
     waiting = deque(enumerate(encoded))
@@ -99,20 +121,25 @@ def run(
         while waiting and len(taken) < size:
             i, ids = waiting.popleft()
             taken[i] = min(places.keys() - taken.values())
-            sampling = SamplingParameters(seed=i, sample=sample, temperature=0.7, ignore_eos=True)
+            sampling = SamplingParameters(
+                seed=i, sample=sample, temperature=0.7, ignore_eos=not ends
+            )
             table = places[taken[i]]
             batch.add(PrefillRow(i, np.array(ids, np.int32), len(ids), 0, table, new, 0, sampling))
-        began = time.perf_counter()
+        began = clock()
         plan = batch.plan(BUDGET)
         if plan is None:
             return found
         counts = batch.counts
-        moved = batch.advance(plan, runner.step(plan))
+        stepped = clock()
+        result = runner.step(plan)
+        result.forward_ns, result.sample_ns = clock() - stepped, 0
+        moved = batch.advance(plan, result)
         if moved.faults:
             raise RuntimeError(moved.faults[0].message)
         if counts.decode_rows == size:
             found.row_steps += size
-            found.decode_s += time.perf_counter() - began
+            found.decode_s += (clock() - began) / 1e9
             found.drafts += counts.draft_tokens
             found.count += len(moved.columns["token_ids"])
         for sequence in moved.dropped:
@@ -133,22 +160,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--speculate", type=int, nargs="+", default=[0, 2, 4, 8])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--prompts", nargs="+", choices=KINDS, default=KINDS[:2])
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3, help="prompts per place in the batch")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--model-id", help="served model; the embedded one by default")
     parser.add_argument("--draft-model", help="heads or a smaller model that guess; else n-grams")
     parser.add_argument("--cpu-backend", default="auto")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="time of this thread alone, on a machine that does other things: one thread computes",
+    )
     stats.add_output_flags(parser)
     args = parser.parse_args()
     folder = Path(resolve_model(args.model_id, None))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     draft = None if args.draft_model is None else resolve_drafter(args.draft_model)
     runner = load_runner(
-        ShardSettings(model_path=folder, draft_model=draft, cpu_backend=args.cpu_backend)
+        ShardSettings(
+            model_path=folder,
+            draft_model=draft,
+            cpu_backend=args.cpu_backend,
+            cpu_threads=1 if args.processor_time else 0,
+        )
     )
     blocks = runner.warm_up(WarmupRequest(BUDGET, 1024, 64, 32768)).blocks
-    cases = [(k, b, s) for k in ("again", "plain") for b in args.batch for s in (False, True)]
+    cases = [(k, b, s) for k in args.prompts for b in args.batch for s in (False, True)]
     results: list[dict[str, Any]] = []
     differing: list[int] = []  # runs of a case and a setting that gave other tokens
 
@@ -174,7 +212,8 @@ def measure(
     """Run every case with every setting in turns."""
     for kind, size, sample in tqdm(cases, desc="cases"):
         new = args.new_tokens
-        answer = functools.partial(run, runner, blocks, size)
+        clock = time.thread_time_ns if args.processor_time else time.perf_counter_ns
+        answer = functools.partial(run, runner, blocks, size, ends=kind == "chat", clock=clock)
         plainly = functools.partial(answer, speculate=0, new=new, sample=False)
         encoded = prompts(kind, args.turns * size, tokenizer, plainly)
         found: dict[int, list[Run]] = {n: [] for n in args.speculate}

@@ -1,9 +1,10 @@
 """A process that holds one model and measures on request.
 
-    python -m bench.model.worker KIND FOLDER [THREADS]
+    python -m bench.model.worker KIND FOLDER [THREADS [ADAPTER ...]]
 
 KIND is numba or torch (our runners), int8 (numba's with 8-bit weights), avx2 (numba's, compiled as
-for a processor without AVX512) or transformers. A line of JSON comes in per measurement, the
+for a processor without AVX512), transformers, or peft-float32 and peft-bfloat16. With folders of
+LoRA adapters the rows of a step have them in turns. A line of JSON comes in per measurement, the
 fields of a `Case`, and a line with its milliseconds goes out. One process per contender keeps their
 threads apart: a pool that spins would take the cores of the next.
 """
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,49 +23,76 @@ from typing import Any
 from bench.model.cases import Case
 
 
-def ours(folder: Path, backend: str, quantize: str | None, threads: int) -> Callable[[Case], float]:
+def clock_of(case: Case) -> Callable[[], float]:
+    """Return what the seconds of a case's decode steps are read from."""
+    return time.process_time if case.processor else time.perf_counter
+
+
+def ours(
+    folder: Path,
+    backend: str,
+    quantize: str | None,
+    threads: int,
+    adapters: Sequence[Path] = (),
+) -> Callable[[Case], float]:
     """Return what measures one of our runners; `threads` 0: as many as a server would take."""
     from bench.model.bare import BareModel
 
-    model = BareModel(folder, backend, quantize, threads)
+    model = BareModel(folder, backend, quantize, threads, adapters=adapters)
 
     def measure(case: Case) -> float:
         if case.prefill:
             return model.prefill_ms(case.contexts[0])
-        return model.decode_ms(case.contexts, case.steps)
+        return model.decode_ms(case.contexts, case.steps, clock_of(case))
 
     return measure
 
 
-def transformers(folder: Path) -> Callable[[Case], float]:
-    """Return what measures `generate` of transformers."""
+def transformers(
+    folder: Path, dtype: str = "bfloat16", adapters: Sequence[Path] = ()
+) -> Callable[[Case], float]:
+    """Return what measures `generate` of transformers, of PEFT where there are adapters."""
     import torch
     from transformers import AutoModelForCausalLM, StoppingCriteriaList
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    names = [f"adapter{i}" for i in range(len(adapters))]
+    if adapters:
+        from peft import PeftModel
 
-    def times(rows: int, context: int, new: int) -> list[float]:
+        model = PeftModel.from_pretrained(model, str(adapters[0]), adapter_name=names[0]).eval()
+        for name, path in list(zip(names, adapters, strict=True))[1:]:
+            model.load_adapter(str(path), adapter_name=name)
+        model.to(getattr(torch, dtype))  # A and B are read as float32
+
+    def times(
+        rows: int, context: int, new: int, clock: Callable[[], float] = time.perf_counter
+    ) -> list[float]:
         """Return the seconds of the prefill and of every decode step after it."""
         ids = torch.randint(3, 1000, (rows, context))
-        ends = [time.perf_counter()]
+        own = {"adapter_names": [names[i % len(names)] for i in range(rows)]} if names else {}
+        ends = [clock()]
 
         def note(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
-            ends.append(time.perf_counter())
+            ends.append(clock())
             return torch.zeros(len(ids), dtype=torch.bool)
 
         model.generate(
-            ids,
+            input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new,
             min_new_tokens=new,
             do_sample=False,
             stopping_criteria=StoppingCriteriaList([note]),
+            **own,
         )
         return [end - start for start, end in pairwise(ends)]
 
     def measure(case: Case) -> float:
         rows, context = len(case.contexts), max(case.contexts)
-        prefill, *steps = times(rows, context, 1 if case.prefill else 1 + case.steps)
+        prefill, *steps = times(
+            rows, context, 1 if case.prefill else 1 + case.steps, clock_of(case)
+        )
         return (prefill if case.prefill else statistics.median(steps)) * 1e3
 
     return measure
@@ -78,20 +106,25 @@ def without_avx512() -> None:
     told.CPU_NAME, told.CPU_FEATURES = "haswell", "+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt"
 
 
-def main(kind: str, folder: Path, threads: int = 0) -> None:
+def main(kind: str, folder: Path, threads: int = 0, adapters: Sequence[Path] = ()) -> None:
     if kind == "avx2":
         without_avx512()
         kind = "numba"
-    if kind == "transformers":
-        measure = transformers(folder)
+    if kind in ("transformers", "peft-float32", "peft-bfloat16"):
+        measure = transformers(folder, kind.partition("-")[2] or "bfloat16", adapters)
     elif kind == "int8":
-        measure = ours(folder, "numba", "eetq", threads)
+        measure = ours(folder, "numba", "eetq", threads, adapters)
     else:
-        measure = ours(folder, kind, None, threads)
+        measure = ours(folder, kind, None, threads, adapters)
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(measure(Case(**json.loads(line)))), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    main(
+        sys.argv[1],
+        Path(sys.argv[2]),
+        int(sys.argv[3]) if len(sys.argv) > 3 else 0,
+        [Path(each) for each in sys.argv[4:]],
+    )

@@ -1,7 +1,8 @@
 """vLLM as a contender of `bench.model`, in its own environment:
 
-    PEER/venv/bin/python bench/peers/vllm_worker.py FOLDER
+    PEER/venv/bin/python bench/peers/vllm_worker.py FOLDER [ADAPTER ...]
 
+With folders of LoRA adapters the rows of a step have them in turns.
 A line of JSON comes in per measurement, the fields of a `Case`, and one with its milliseconds goes
 out. The engine runs in this process and is stepped by hand, so that every step has its own time.
 """
@@ -14,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,18 @@ _ENOUGH = 64  # tokens: the first rows still decode when the last have been pref
 class Steps:
     """An engine that computes what a case asks for, step by step."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, adapters: Sequence[Path] = ()) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read on import
         from vllm import LLM, SamplingParams, TokensPrompt
+        from vllm.lora.request import LoRARequest
 
+        lora: dict[str, Any] = {}
+        if adapters:
+            most = len(adapters)
+            lora = {"enable_lora": True, "max_loras": most, "max_cpu_loras": most}
+        self._adapters: list[Any] = [
+            LoRARequest(path.name, i, str(path)) for i, path in enumerate(adapters, start=1)
+        ]
         self._engine: Any = LLM(
             str(folder),
             dtype="bfloat16",
@@ -36,6 +46,7 @@ class Steps:
             enforce_eager=True,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
+            **lora,
         ).llm_engine
         self._sampling, self._prompt = SamplingParams, TokensPrompt
         self._random = random.Random(0)
@@ -51,10 +62,11 @@ class Steps:
                 self._engine.step()
             return (time.perf_counter() - start) * 1e3
         decodes: list[float] = []
+        clock = time.process_time if case["processor"] else time.perf_counter
         while len(decodes) < case["steps"] + 1:
-            start = time.perf_counter()
+            start = clock()
             outputs = self._engine.step()
-            seconds = time.perf_counter() - start
+            seconds = clock() - start
             lengths = [len(output.outputs[0].token_ids) for output in outputs]
             if len(lengths) == len(contexts) and min(lengths) > 1:
                 decodes.append(seconds)  # every row decoded and nothing else was computed
@@ -64,21 +76,23 @@ class Steps:
     def _add(self, context: int, new: int) -> str:
         """Add a request of `context` random tokens; return its name."""
         self._requests += 1
-        name = str(self._requests)
+        name, own = str(self._requests), self._adapters
+        lora = own[self._requests % len(own)] if own else None
         ids = [self._random.randrange(3, _VOCABULARY) for _ in range(context)]
         sampling = self._sampling(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
-        self._engine.add_request(name, self._prompt(prompt_token_ids=ids), sampling)
+        prompt = self._prompt(prompt_token_ids=ids)
+        self._engine.add_request(name, prompt, sampling, lora_request=lora)
         return name
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, adapters: Sequence[Path]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever the engine prints is no answer
-    steps = Steps(folder)
+    steps = Steps(folder, adapters)
     print("ready", file=answers)
     for line in sys.stdin:
         print(json.dumps(steps.measure(json.loads(line))), file=answers)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]])

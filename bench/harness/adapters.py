@@ -1,0 +1,30 @@
+"""LoRA adapters with random numbers, as PEFT would write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tgi_trio.model.adapters.sites import adaptable_linears
+from tgi_trio.model.spec import DecoderSpec
+
+
+def write_adapter(spec: DecoderSpec, folder: Path, seed: int, rank: int) -> Path:
+    """Write an adapter of all linears."""
+    draw, tensors = np.random.default_rng(seed), {}
+    for _, linear in adaptable_linears(spec):
+        for matrix in {piece.matrix for piece in linear.pieces}:
+            name = f"base_model.model.{matrix.name.removesuffix('.weight')}"
+            a = draw.standard_normal((rank, matrix.columns), np.float32)
+            b = draw.standard_normal((matrix.rows, rank), np.float32)
+            tensors[f"{name}.lora_A.weight"] = np.float32(0.01) * a
+            tensors[f"{name}.lora_B.weight"] = np.float32(0.01) * b
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
