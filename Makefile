@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 3000
 ARGS ?=
-# Processes that run tests beside each other; 0: none, for a debugger.
-WORKERS ?= auto
+# Processes that run tests beside each other; 0: none, for a debugger. One more than cores, as
+# many tests wait: for servers to start and end, for browsers, for limits of time.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || sysctl -n hw.ncpu) + 1)
 BIN := $(VENV)/bin
 
 # Without the tests that start servers or need minutes; `make test` runs all.
@@ -18,6 +19,9 @@ BESIDE := -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # A processor without AVX512, whatever this one has: for torch, what it calls, and the kernels.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 	NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+fma,+bmi,+bmi2,+lzcnt,+popcnt
+
+# What Python compiles is kept, whatever an image says: tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: serve check test test-avx2 test-agents gpu lint types docs clean
 

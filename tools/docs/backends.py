@@ -51,6 +51,7 @@ def _rows() -> Iterator[tuple[str, str, str, str, str]]:
 
 def _kernels(coding: str) -> str:
     """Return what the CPU kernels do with a coding, by the table of their kinds."""
+    coding = coding.removesuffix(" in any order")  # which is one of packing, not of a kind
     if coding in KINDS:
         return "as stored"
     bits = [name.removeprefix(f"{coding} ") for name in KINDS if name.startswith(f"{coding} ")]
