@@ -60,7 +60,9 @@ RULES: dict[str, Rule] = {
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
     "grammars": Rule(ours("errors ipc.parent"), only=ours("llguidance numpy")),
     "router": Rule(ours("errors settings model.config logs ipc"), banned=MODEL),
-    "router.request": Rule(ours("ipc.messages router.delta"), only=ours("numpy")),
+    "router.request": Rule(
+        ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")
+    ),
     "router.scheduling": Rule(
         ours("errors router.request ipc.messages ipc.frames"), only=ours("numpy")
     ),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.router.delta import Delta
+from tgi_trio.router.images.prompt_image import PromptImage
 
 
 class FinishReason(enum.Enum):
@@ -101,6 +102,7 @@ class Request:
     cache_salt: str = ""  # sequences share prefixes only within one salt
     name: str = ""  # the client's request id, for logs
     answer: AnswerForm | None = None  # None: the answer is its text
+    images: tuple[PromptImage, ...] = ()  # in the order of their places among the ids
 
 
 @dataclass(slots=True)
