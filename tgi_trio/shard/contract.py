@@ -20,6 +20,7 @@ from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.shard.placed_features import PlacedFeatures
 
 BEAT_S = 1.0  # an idle shard shows life this often
 
@@ -38,6 +39,9 @@ class ShardSequence:
     min_remaining: int  # tokens still to generate before EOS is allowed
     sampling: SamplingParameters
     state: dict[str, object] = field(default_factory=dict)  # backend's own (grammar matcher, ...)
+    # Rotary position of a token behind the images less its position: images of some families
+    # advance the rotary positions by fewer than they have tokens. Never positive.
+    rotary_delta: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,11 @@ class StepPlan:
     # `token_ids`; -1: it is known. Set by a batch that plans ahead of a step's result. None: all
     # are known.
     inputs: NDArray[np.int32] | None = None
+    features: PlacedFeatures | None = None  # of images' tokens, in the places of their embeddings
+    # [3, T] time, row and column of each token. None: each is the token's position.
+    rotary_positions: NDArray[np.int64] | None = None
+    # [T] the last position that each query token sees. None: its own. Windows still bound it.
+    visible: NDArray[np.int64] | None = None
     # What the batch needs to settle the step: [R] the rows' places in its arrays, their known
     # query tokens, and when that was (places move when sequences leave).
     places: NDArray[np.int64] | None = None
@@ -101,6 +110,11 @@ def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
         drafts=None if plan.drafts is None else plan.drafts[start:stop],
         prefills=None if plan.prefills is None else plan.prefills[start:stop],
         inputs=None if plan.inputs is None else plan.inputs[first:last],
+        features=None if plan.features is None else plan.features.between(first, last),
+        rotary_positions=(
+            None if plan.rotary_positions is None else plan.rotary_positions[:, first:last]
+        ),
+        visible=None if plan.visible is None else plan.visible[first:last],
     )
 
 
@@ -133,6 +147,11 @@ def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64])
         block_tables=plan.block_tables,
         samples=plan.samples & (ends == counts),
         prefills=plan.prefills,
+        features=None if plan.features is None else plan.features.kept(kept),
+        rotary_positions=(
+            None if plan.rotary_positions is None else plan.rotary_positions[:, kept]
+        ),
+        visible=None if plan.visible is None else plan.visible[kept],
     )
 
 
