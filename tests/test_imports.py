@@ -58,7 +58,8 @@ RULES: dict[str, Rule] = {
         only=ours("huggingface_hub"),
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
-    "grammars": Rule(ours("errors ipc.parent"), only=ours("llguidance numpy")),
+    "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
+    "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
     "router": Rule(ours("errors settings model.config logs ipc"), banned=MODEL),
     "router.request": Rule(
         ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")

@@ -16,6 +16,7 @@ import trio
 from tgi_trio.demo import model_path
 from tgi_trio.errors import Unavailable, ValidationError
 from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
+from tgi_trio.router.sandbox import Sandbox, SandboxPool
 from tgi_trio.router.text import grammars
 
 TOKENIZER = model_path() / "tokenizer.json"
@@ -196,12 +197,12 @@ async def test_a_process_that_is_killed_is_replaced() -> None:
 TALKS = """
 import sys
 print("loading it", file=sys.stderr, flush=True)
-print("null", flush=True)
+print('{"value": null}', flush=True)
 for line in sys.stdin:
     print("a panic\\nwithout an end", end="", file=sys.stderr, flush=True)
     if "die" in line:
         raise RuntimeError("gone")
-    print("null", flush=True)
+    print('{"value": null}', flush=True)
 """
 
 
@@ -210,7 +211,7 @@ async def test_what_its_processes_print_is_logged_line_by_line(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with checker() as one:
-        one._argv = [sys.executable, "-c", TALKS]
+        one._pool = SandboxPool(Sandbox("grammars", [sys.executable, "-c", TALKS], 1), "busy")
         await one.check("{}")
         assert "takes more than 256 MiB" in await wrong(one, "die")
     said = [line for line in caplog.messages if line.startswith("grammars | ")]

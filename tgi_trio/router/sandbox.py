@@ -1,0 +1,267 @@
+"""Processes of `tgi_trio.sandbox`: asked one question at a time, replaced when they die of one.
+
+They start when they are needed first, outlive what they are asked, and are never more than a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from tgi_trio.errors import Overloaded, TgiTrioError
+
+log = logging.getLogger(__name__)
+
+_START_S = 60.0  # for a process to load what it needs
+_IN_LINE_S = 10.0  # how long a question waits for those before it
+_GRACE_S = 10.0  # for a process to say that it has ended a job in time
+_LINE = 2**16  # bytes read at once
+_LONGEST_SAID = 4096  # bytes of a line of its standard error
+
+
+class SandboxCannotStart(TgiTrioError):
+    """A process is not there to be asked; the text says why."""
+
+
+class _Ended(Exception):
+    """The process has ended instead of answering."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a question."""
+
+    value: Any = None
+    wrong: str | None = None  # with the question
+    signal: int = 0  # that ended the job: SIGPROF and SIGALRM for time, another for memory
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """How processes of one kind are started."""
+
+    name: str  # in logs
+    argv: Sequence[str]
+    workers: int  # processes at most
+    # Each process gets a file without a name for what is too large for an answer; its descriptor is
+    # the last of its arguments.
+    results: bool = False
+
+
+class _Process:
+    """One process; it answers one question after the other."""
+
+    def __init__(self, name: str, process: trio.Process, results: int | None) -> None:
+        self.results = results
+        self._name = name
+        self._process = process
+        self._rest = b""
+        self._begun = b""  # of a line of standard error
+        self._owed = 0  # answers that are still to come
+        self._sending = False
+
+    @classmethod
+    async def start(cls, sandbox: Sandbox) -> _Process:
+        """Start one and wait until it is ready; raises SandboxCannotStart."""
+        results = None
+        argv = list(sandbox.argv)
+        if sandbox.results:
+            results = os.memfd_create(f"tgi-trio-{sandbox.name}", os.MFD_CLOEXEC)
+            argv.append(str(results))
+        try:
+            process = await trio.lowlevel.open_process(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=() if results is None else (results,),
+            )
+        except BaseException:
+            if results is not None:
+                os.close(results)
+            raise
+        self = cls(sandbox.name, process, results)
+        wrong: str | None = f"it is not ready after {_START_S:g} s"
+        try:
+            with trio.move_on_after(_START_S):
+                wrong = (await self._answer()).wrong
+        except _Ended:
+            wrong = f"the process for {sandbox.name} cannot start"
+        finally:
+            if wrong is not None:
+                await self.end()
+        if wrong is not None:
+            raise SandboxCannotStart(wrong)
+        return self
+
+    @property
+    def usable(self) -> bool:
+        """Return whether it can be asked: it lives, and has had every question whole."""
+        return self._process.poll() is None and not self._sending
+
+    async def ask(self, job: Any, data: bytes) -> Answer:
+        """Return the answer to a question; raises _Ended."""
+        stdin = self._process.stdin
+        if stdin is None:
+            raise RuntimeError("started without a pipe")
+        while self._owed:
+            await self._answer()
+            self._owed -= 1
+        self._sending = True  # left so when cancelled half-way
+        try:
+            await stdin.send_all(json.dumps({"job": job, "bytes": len(data)}).encode() + b"\n")
+            if data:
+                await stdin.send_all(data)
+        except trio.BrokenResourceError as error:
+            raise _Ended from error
+        self._sending = False
+        self._owed += 1
+        answer = await self._answer()
+        self._owed -= 1
+        return answer
+
+    def abandon(self) -> None:
+        """End the job under way, if there is one: nobody waits for its answer any more."""
+        if self._owed:
+            self._process.send_signal(signal.SIGUSR1)
+
+    async def _answer(self) -> Answer:
+        stdout = self._process.stdout
+        if stdout is None:
+            raise RuntimeError("started without a pipe")
+        while b"\n" not in self._rest:
+            data = await stdout.receive_some(_LINE)
+            if not data:
+                raise _Ended
+            self._rest += data
+        self._log_errors()
+        line, _, self._rest = self._rest.partition(b"\n")
+        return Answer(**json.loads(line))
+
+    async def end(self) -> None:
+        """End it, whatever it does."""
+        with trio.CancelScope(shield=True):  # SIGKILL is not waited for long
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    await stream.aclose()
+            self._process.kill()
+            await self._process.wait()
+            self._log_errors()
+            if self._process.stderr is not None:
+                await self._process.stderr.aclose()
+            if self.results is not None:
+                os.close(self.results)
+                self.results = None
+
+    def _log_errors(self) -> None:
+        """Log what has come on standard error: a panic of a library, a traceback.
+
+        It is looked at with each answer: whoever fills the pipe meanwhile waits, within its time.
+        """
+        stderr = self._process.stderr
+        if not isinstance(stderr, trio.lowlevel.FdStream):
+            raise RuntimeError("started without a pipe")
+        data = b"..."
+        with suppress(BlockingIOError):
+            while data:
+                data = os.read(stderr.fileno(), _LINE)
+                *lines, begun = (self._begun + (data or b"\n")).split(b"\n")
+                self._begun = begun[-_LONGEST_SAID:]
+                for line in filter(None, lines):
+                    said = line[:_LONGEST_SAID].decode(errors="replace")
+                    log.warning("%s | %s", self._name, said)
+
+
+class SandboxPool:
+    """The processes of one kind."""
+
+    def __init__(self, sandbox: Sandbox, busy: str) -> None:
+        """`busy`: what somebody is told who has waited too long for a turn."""
+        self._sandbox = sandbox
+        self._busy = busy
+        self._limiter = trio.CapacityLimiter(sandbox.workers)
+        self._idle: list[_Process] = []
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Turn]:
+        """Wait until a process may be used, and keep it for the block; raises Overloaded."""
+        with trio.move_on_after(_IN_LINE_S) as waiting:
+            await self._limiter.acquire()
+        if waiting.cancelled_caught:
+            raise Overloaded(self._busy, retry_after=_IN_LINE_S)
+        try:
+            async with Turn(self) as turn:
+                yield turn
+        finally:
+            self._limiter.release()
+
+    async def close(self) -> None:
+        """End all processes that wait for work."""
+        while self._idle:
+            await self._idle.pop().end()
+
+    async def take(self) -> _Process:
+        """Return a process that can be asked; raises SandboxCannotStart."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.usable:
+                return process
+            await process.end()
+        return await _Process.start(self._sandbox)
+
+    async def put_back(self, process: _Process, broken: bool) -> None:
+        """Keep a process for the next question, unless it is known to be `broken`."""
+        if process.usable and not broken:
+            process.abandon()
+            self._idle.append(process)
+        else:
+            await process.end()
+
+
+class Turn:
+    """The right to ask: of one process, which is taken when it is asked first."""
+
+    def __init__(self, pool: SandboxPool) -> None:
+        self._pool = pool
+        self._process: _Process | None = None
+        self._broken = False
+
+    async def __aenter__(self) -> Turn:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._process is not None:
+            await self._pool.put_back(self._process, self._broken)
+
+    @property
+    def results(self) -> int:
+        """Descriptor of the file that the last answer may have left something in."""
+        if self._process is None or self._process.results is None:
+            raise RuntimeError("nothing was asked, or there are no results")
+        return self._process.results
+
+    async def ask(self, job: Any, data: bytes = b"", *, within: float) -> Answer:
+        """Return the answer to a question, a JSON value with bytes; raises SandboxCannotStart.
+
+        `within`: seconds after which the process ends the job itself. One that does not even do
+        that, or dies, is replaced, and the answer is a signal like any other's.
+        """
+        if self._process is None:
+            self._process = await self._pool.take()
+        answer = Answer(signal=signal.SIGALRM)
+        with trio.move_on_after(within + _GRACE_S):
+            try:
+                return await self._process.ask(job, data)
+            except _Ended:
+                answer = Answer(signal=signal.SIGKILL)
+        self._broken = True
+        return answer
