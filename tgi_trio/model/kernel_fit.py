@@ -34,6 +34,8 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
     "DecoderSpec.parallel": only(False, refusal="attention and MLP run in parallel"),
     "LayerSpec.experts": only(None, refusal="it is a mixture of experts"),
+    "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
+    "LayerSpec.attends": only(True, refusal="layers have no attention"),
     "Names.sinks": only("", refusal="attention has sinks"),
     "DecoderSpec.position_rows": only(0, refusal="positions are learned"),
     "DecoderSpec.position_offset": ANY,  # of learned positions

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tgi_trio.model.mixers import Mixer
+
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 RotaryKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 QueryKeyNorm = Literal["none", "head", "whole"]
@@ -121,6 +123,8 @@ class LayerSpec:
     window: int = 0
     rotary: RotarySpec | None = None
     experts: ExpertsSpec | None = None
+    mixer: Mixer | None = None  # what keeps a state per sequence
+    attends: bool = True  # has attention, beside a mixer if there is one
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.window": ANY,
     "LayerSpec.rotary": ANY,
     "LayerSpec.experts": ANY,
+    "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
+    "LayerSpec.attends": only(True, refusal="layers have no attention"),
     "RotarySpec.dim": ANY,
     "RotarySpec.theta": ANY,
     "RotarySpec.kind": only(
