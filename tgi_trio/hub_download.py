@@ -83,7 +83,9 @@ def list_files(repository: Repository) -> list[str]:
     name, revision = repository.name, repository.revision
     try:
         if not constants.HF_HUB_OFFLINE:
-            return list(hub.list_repo_files(name, revision=revision, token=repository.token))
+            # Not `list_repo_files`, which tries again for half a minute without a network.
+            found = hub.HfApi().model_info(name, revision=revision, token=repository.token)
+            return [sibling.rfilename for sibling in found.siblings or ()]
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise ModelLoadError(_explain(error, repository)) from error
     except Exception as error:  # of whichever HTTP library this version of the package uses
