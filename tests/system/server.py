@@ -105,6 +105,28 @@ class ServerProcess:
             time.sleep(0.05)
         raise AssertionError(f"{free} free + {cached} cached of {total}; {accepted} vs {ended}")
 
+    def wait_metric(self, name: str, least: float, timeout: float = PATIENCE) -> None:
+        """Wait until a series has reached a value; only for those that never fall again."""
+        deadline = time.monotonic() + timeout
+        while (value := self.metric(name)) < least:
+            assert time.monotonic() < deadline, f"{name} is {value:g}, not yet {least:g}"
+            time.sleep(0.01)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Stop the shards for the length of the block: who is accepted in it meets the others.
+
+        Shorter than `--stall-timeout`, which the server under test should set high.
+        """
+        stopped = self.shards()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 

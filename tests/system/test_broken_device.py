@@ -41,11 +41,10 @@ def test_streams_survive_a_broken_device_and_the_limit_ends_one_that_stays_so(
 
         undisturbed = ask("question").json()
         with ThreadPoolExecutor(4) as pool:
-            running = [pool.submit(ask, "question") for _ in range(4)]
-            # All are there, and however far apart they came, somebody is being answered.
-            wait_for(lambda: server.metric("tgi_request_accepted") == 5, server)
-            wait_for(lambda: server.metric("tgi_batch_current_size") > 0, server)
-            broken.touch()
+            with server.held():
+                running = [pool.submit(ask, "question") for _ in range(4)]
+                server.wait_metric("tgi_request_accepted", 5)
+            broken.touch()  # they are being answered: that takes 2 s
             wait_for(lambda: health()[0] == 503, server)
             broken.unlink()
             answers = [answer.result() for answer in running]

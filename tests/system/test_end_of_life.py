@@ -173,6 +173,7 @@ async def test_kill_9_of_the_shard_under_32_streams_is_a_pause() -> None:
         assert [texts[n] for n in range(4)] == alone
         for indexes in ids.values():  # no token is lost or doubled
             assert indexes == list(range(1, len(indexes) + 1))
+        server.wait_metric("tgi_shard_restarts", 1)
         assert server.shards() != [shard] and not alive(shard)
         assert server.metric("tgi_shard_restarts") == 1
         server.wait_idle()

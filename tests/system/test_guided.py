@@ -77,10 +77,10 @@ def test_guesses_and_a_crash_of_the_shard_change_nothing(demo: ServerProcess) ->
     assert all(re.fullmatch(pattern, text) for text in alone)
     with serving("--speculate", "3") as server, ThreadPoolExecutor(4) as threads:
         again = [threads.submit(answer, server.url, "regex", pattern, seed=s) for s in range(4)]
-        while not server.metric("tgi_batch_current_size"):  # all four, if the machine is quiet
-            assert not all(each.done() for each in again)
+        server.wait_metric('tgi_batch_inference_count{method="decode"}', 3)
         os.kill(server.shards()[0], signal.SIGKILL)
         assert [each.result() for each in again] == alone
+        server.wait_metric("tgi_shard_restarts", 1)
         assert server.metric("tgi_shard_restarts") == 1
 
 

@@ -75,6 +75,7 @@ async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
         assert texts(server) == expected
         for restarts, number in enumerate([signal.SIGKILL, signal.SIGSTOP], start=1):
             assert await streamed(server, 1, number) == expected[: len(PROMPTS)]
+            server.wait_metric("tgi_shard_restarts", restarts)
             server.wait_ready()
             assert server.metric("tgi_shard_restarts") == restarts
         server.wait_idle()
