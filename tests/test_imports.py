@@ -116,6 +116,7 @@ RULES: dict[str, Rule] = {
         ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__
     "testing.checkpoints": Rule(ours("errors"), banned=SERVER),  # writes tiny model folders
+    "testing.wrapped_checkpoints": Rule(ours("testing.checkpoints"), banned=SERVER),
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(
         ours(

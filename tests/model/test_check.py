@@ -120,6 +120,7 @@ def test_the_types_of_transformers_are_those_it_imports() -> None:
     tables = (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
     assert text_types() == {name for table in tables for name in table}
 

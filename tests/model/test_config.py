@@ -107,9 +107,26 @@ def test_values_of_what_writes_the_text_win_but_for_its_type_and_its_ends(tmp_pa
     assert values == {
         "model_type": "outer", "hidden_size": 8, "bos_token_id": 5, "eos_token_id": 2,
     }  # fmt: skip
-    assert read_config(tmp_path).composite
     write_json(tmp_path, whole)
-    assert read_values(tmp_path) == whole and not read_config(tmp_path).composite
+    assert read_values(tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    ("whole", "nested", "kind"),
+    [
+        ("llava", {"model_type": "mistral"}, "mistral"),
+        ("llava", {}, "llama"),
+        ("qwen2_vl", None, "qwen2_vl_text"),  # whose folders on the hub nest nothing
+        ("llama", None, "llama"),
+        ("vision-encoder-decoder", {"model_type": "gpt2"}, "vision-encoder-decoder"),
+    ],
+)
+def test_the_type_of_what_writes_the_text(
+    tmp_path: Path, whole: str, nested: dict[str, Any] | None, kind: str
+) -> None:
+    write_json(tmp_path, {"model_type": whole, "text_config": nested})
+    config = read_config(tmp_path)
+    assert config.text_type == kind and config.wraps_text == (whole in ("llava", "qwen2_vl"))
 
 
 # Who names the file, and what for; texts of messages aside.

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.shard.torch_backend.models_support import RENAMED
+from tests.shard.torch_backend.models_support import ALONE
 from tests.shard.torch_backend.test_models_families import VARIANTS
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.families.registry import FAMILIES, decoder_spec
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices import LinearRef, MatrixRef, NormRef, Units, VectorRef, run_of
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import unit_share
 
 Checkpoint = Callable[..., Path]
-CASES = [*((family, {}) for family in sorted(FAMILIES.keys() - RENAMED)), *VARIANTS]
+CASES = [*((family, {}) for family in ALONE), *VARIANTS]
 
 
 def spec_of(folder: Path) -> DecoderSpec:

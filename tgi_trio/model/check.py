@@ -224,7 +224,7 @@ def _check_claims(
         raise ModelLoadError(
             f"Tensor {missing[0]!r} is missing from the checkpoint {config.folder}."
         )
-    refuse_leftovers(tensors, unread, config)
+    refuse_leftovers(tensors, unread, config, text_only=config.wraps_text)
     _check_shapes(tensors, shapes | needed)
 
 
@@ -243,7 +243,7 @@ def _check_transformers(config: ModelConfig, serving: Serving) -> None:
     """Raise for what transformers cannot run, or cannot run so."""
     name, known = config.model_type, text_types()
     code = runnable_code(config) if serving.trust_remote_code else None
-    if known and name not in known and not config.composite and code is None:
+    if known and name not in known and code is None:
         advice = "transformers does not know it"
         if own_code(config) is not None:
             advice = "it brings its own code, which is run with --trust-remote-code alone"

@@ -99,6 +99,11 @@ def find_safetensors(folder: Path) -> dict[str, Path]:
     return {name: tensor.file for name, tensor in read_headers(folder).items()}
 
 
+def stored_names(folder: Path) -> frozenset[str]:
+    """Return the names of a checkpoint's tensors; raises as `read_headers` does."""
+    return frozenset(_read_index(folder) or read_headers(folder))
+
+
 def _read_index(folder: Path) -> dict[str, str]:
     """Return tensor name -> file name; empty where there is no index."""
     path = folder / _INDEX

@@ -11,19 +11,22 @@ from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.files import find_gguf
 from tgi_trio.model.gguf.tensors import read_gguf_tensors
 from tgi_trio.model.stacked_experts import split_experts
+from tgi_trio.model.wrappers import rename_text
 
 SUFFIXES: Final = (".safetensors", ".gguf")  # of files of weights
 
 
 def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
-    """Return every tensor of a model by name, of experts one by one.
+    """Return every tensor of a model by name: of experts one by one, of text by plain names.
 
     Raises ModelLoadError as `read_headers`, `split_experts` and `read_gguf_tensors` do.
     """
     if files := gguf_files(config.folder):
         return read_gguf_tensors(files, config)
     tensors, spec = read_headers(config.folder), decoder_spec(config)
-    return tensors if spec is None else split_experts(tensors, spec)
+    if spec is None:
+        return tensors
+    return split_experts(rename_text(tensors) if config.wraps_text else tensors, spec)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.wrappers import TEXT_TYPES, text_defaults, text_type
 
 # Names under which families write the longest sequence they were trained for.
 _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length")
@@ -21,7 +22,7 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ct
 # the order in which transformers looks.
 _TEXT_KEYS = ("text_config", "decoder", "generator")
 # What the whole says for its text as well, where it says anything.
-_KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id")
+_KEYS_OF_THE_WHOLE = ("model_type", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,14 @@ class ModelConfig:
         return value
 
     @property
-    def composite(self) -> bool:
-        """Whether a nested config describes what writes the text."""
-        return _nested_text(self.values) is not None
+    def wraps_text(self) -> bool:
+        """Whether what writes the text is one of several senses' parts, see `wrappers.py`."""
+        return self.model_type in TEXT_TYPES
+
+    @property
+    def text_type(self) -> str:
+        """Return the type of what writes the text: `model_type`, or what that wraps."""
+        return text_type(self.model_type, _nested_text(self.values))
 
     @property
     def trained_positions(self) -> int:
@@ -114,14 +120,19 @@ def read_values(folder: Path) -> dict[str, Any] | None:
     """Return config.json with the numbers of a nested text config on the top level; None: no file.
 
     They win, since those beside them are of the whole (transformers' `get_text_config` is held to
-    the same), but for the type of the model and the ids where a text begins and ends. Raises
-    ModelLoadError when the file cannot be read.
+    the same), but for the type of the model, the ids where a text begins and ends, and whether its
+    head is tied. Sizes that a nested config leaves out are its type's. Raises ModelLoadError when
+    the file cannot be read.
     """
     content = read_json(folder / "config.json")
     if content is None:
         return None
+    nested = _nested_text(content)
+    if nested is None:
+        return content
     whole = {key: content[key] for key in _KEYS_OF_THE_WHOLE if content.get(key) is not None}
-    return {**content, **(_nested_text(content) or {}), **whole}
+    omitted = text_defaults(text_type(str(content.get("model_type")), nested))
+    return {**content, **omitted, **nested, **whole}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

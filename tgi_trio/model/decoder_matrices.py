@@ -277,7 +277,7 @@ def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: i
     if experts.stacked:
         return _stacked_expert(spec, place, own, experts, index)
     if names.expert_gate_up:
-        return _paired_expert(spec, place.format(index), experts)
+        return _fused_expert(spec, place.format(index), experts)
     return _expert(spec, place.format(index), own, experts.width)
 
 
@@ -289,15 +289,20 @@ def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: i
     return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated=True)
 
 
-def _paired_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec) -> MlpRefs:
-    """Return the expert at `place`, whose gate and up rows alternate, stored [in, out]."""
-    names, hidden, width = spec.names, spec.hidden_size, experts.width
+def _fused_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec) -> MlpRefs:
+    """Return the expert at `place`, whose gate and up are one matrix, see `GateUpLayout`."""
+    names, hidden, width, lies = spec.names, spec.hidden_size, experts.width, experts.gate_up
     gate_up, down = place + names.expert_gate_up, place + names.expert_down
     biases = (f"{gate_up}_bias", f"{down}_bias") if experts.biased else ("", "")
-    inner = MatrixRef(gate_up, 2 * width, hidden, biases[0], transposed=True)
-    outer = MatrixRef(down, hidden, width, biases[1], transposed=True)
-    rows = split_outputs(inner, "mlp", 2)
-    return MlpRefs(rows, split_inputs(outer, run_of("mlp", width)), gated=True, paired=True)
+    inner = MatrixRef(gate_up, 2 * width, hidden, biases[0], transposed=lies != "rows")
+    outer = MatrixRef(down, hidden, width, biases[1], transposed=lies != "rows")
+    columns = run_of("mlp", width)
+    if lies == "turns":
+        rows = split_outputs(inner, "mlp", 2)
+    else:
+        halves = (columns, run_of("mlp", width, first=width))
+        rows = LinearRef(tuple(LinearPiece(inner, half, whole_units(hidden)) for half in halves))
+    return MlpRefs(rows, split_inputs(outer, columns), gated=True, paired=lies == "turns")
 
 
 def _stacked_expert(

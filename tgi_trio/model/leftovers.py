@@ -27,10 +27,13 @@ _UNUSED_PARTS: Final = (
     (r"v_head\.", "the value head of reinforcement learning"),
     (r"(model\.)?mtp\.", "layers that guess further tokens (multi-token prediction)"),
 )
-# How names begin in composite models, of which transformers loads the part that writes text.
+# How names begin in composite models, of which the part that writes text is loaded.
 _OTHER_SENSES: Final = (
-    (r"(model\.)?(vision_tower|vision_model|visual|vision_encoder)\.", "images"),
-    (r"(model\.)?(multi_modal_projector|mm_projector|vision_embed\w*|patch_\w+)\.", "images"),
+    (r"(model\.)?(vision_\w+|visual|visual_embeddings_table|image_tower|video_tower)\.", "images"),
+    (r"(model\.)?(high_res_vision_\w+|aligner|connector|perceiver_resampler)(\.|$)", "images"),
+    (r"(model\.)?(multi_modal_projector|mm_projector|projector|patch_\w+)\.", "images"),
+    (r"(model\.)?(image_newline|image_attn_pool|visual_tokenizer|vte)(\.|$)", "images"),
+    (r"(model\.)?(vqmodel|generation_\w+)\.", "images that are drawn"),
     (r"(model\.)?(audio_tower|audio_model|speech_\w+|embed_audio|embed_vision)\.", "audio"),
 )
 _HEADS: Final = (r"(model\.)?medusa_heads?\.", "Medusa's heads, which `check_drafter` warns of")
@@ -56,7 +59,7 @@ def refuse_leftovers(
 ) -> None:
     """Raise ModelLoadError unless every tensor that is left unread is known to be harmless.
 
-    `text_only`: what transformers leaves unread of a model of several senses is harmless, too.
+    `text_only`: what is of other senses than the text of a model of several is harmless, too.
     """
     allowed = [begin for begin, _ in _OTHER_SENSES] if text_only else []
     unknown = [

@@ -17,7 +17,8 @@ _SCALINGS: Final[dict[str, tuple[str, ...]]] = {
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
 }
-_OLDER_NAMES: Final = {"su": "longrope"}
+# "mrope": text has one position where images have three.
+_OLDER_NAMES: Final = {"su": "longrope", "mrope": "default"}
 
 
 def rotary(

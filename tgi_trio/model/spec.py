@@ -20,6 +20,12 @@ QueryKeyNorm = Literal["none", "head", "whole"]
 #   grouped:  one tensor, per KV head its queries, its key, its value
 QkvLayout = Literal["separate", "stacked", "grouped"]
 
+# How one tensor holds gates and ups of all experts, of each expert a part of the first axis.
+#   turns:  [inputs, outputs], of the outputs gate, up, gate, up, ...
+#   halves: [inputs, outputs], all gates, then all ups
+#   rows:   [outputs, inputs], all gates, then all ups
+GateUpLayout = Literal["turns", "halves", "rows"]
+
 # How a token chooses its experts, see `torch_backend/layers/routing.py`.
 Routing = Literal["softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"]
 
@@ -99,6 +105,7 @@ class ExpertsSpec:
     stacked: bool = (
         False  # one matrix for all experts' gates, one for all ups, all downs transposed
     )
+    gate_up: GateUpLayout = "turns"  # of `Names.expert_gate_up`, and how downs lie
     biased: bool = False  # router and experts have biases
     limit: float = 0.0  # of what the gate is and is for, see `layers/gating.py`; 0: none
 

@@ -13,7 +13,11 @@ from pathlib import Path
 
 # Where every type that has a configuration is listed, by the file's version.
 _CONFIGURATIONS = ("auto_mappings.py", "configuration_auto.py")
-_TABLES = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
+_TABLES = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",  # most of what sees images is in none of those
+)
 
 
 def text_types() -> frozenset[str]:

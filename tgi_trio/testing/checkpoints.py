@@ -245,11 +245,8 @@ def make_checkpoint(
     config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = kind.from_config(config)
-    generator = torch.Generator().manual_seed(seed)
+    fill_parameters(model, seed, family in _MINUS_ONE_NORMS)
     with torch.no_grad():
-        biases = (pair for pair in model.named_buffers() if "correction_bias" in pair[0])
-        for name, parameter in (*model.named_parameters(), *biases):
-            _fill(name, parameter, generator, family in _MINUS_ONE_NORMS)
         if config.tie_word_embeddings:
             # A full-size tied embedding would answer every token with that token again; Gemma
             # multiplies its embeddings by the root of their width on top.
@@ -315,6 +312,20 @@ def _merges() -> Iterator[tuple[str, str]]:
     for length in count(2):
         for word in product("etaoinshrdlucmfw", repeat=length):
             yield "".join(word[:-1]), word[-1]
+
+
+def fill_parameters(model: Any, seed: int, minus_one: bool) -> None:
+    """Draw all parameters of a model of transformers; `minus_one`: its norms are stored less one.
+
+    Same model, same numbers.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        biases = (pair for pair in model.named_buffers() if "correction_bias" in pair[0])
+        for name, parameter in (*model.named_parameters(), *biases):
+            _fill(name, parameter, generator, minus_one)
 
 
 def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, minus_one: bool) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import fill
 
 from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.block_types import BY_NAME
 from tgi_trio.model.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tgi_trio.model.t5_spec import T5_FAMILIES
+from tgi_trio.model.wrappers import TEXT_TYPES
 from tgi_trio.settings.records import DTYPES
 from tools.docs.backends import render_backends
 from tools.docs.markdown import table
@@ -53,6 +55,14 @@ DeepSeek's keys and values are kept compressed: one vector per token and layer, 
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
 all is read as one for each (`model/stacked_experts.py`). The CPU kernels have no mixtures, and no
 sinks: torch serves it there. Another `swiglu_alpha` than 1.702 runs through transformers.
+
+Models that read more than text are served as what writes their text (`model/wrappers.py`):
+`text_config` says which family that is, and its weights are found under the names of all versions
+of such checkpoints. It is one of the families below in
+{wrappers}, where
+the text's type is one of them; any other type that `transformers` lists as of images and text is
+loaded whole by it, and its text is tried in the same ways. Positions of three parts are one for
+text.
 
 Every path has {dtypes} (`--dtype`); a CPU computes float16 in
 float32 unless it is asked for.
@@ -101,6 +111,8 @@ How they are tested, each on a tiny checkpoint with seeded random weights, in fl
   allows.
 - *ranks*: `tests/shard/ranks/test_ranks.py`. Split over two ranks, tokens and logits as above;
   over four, with fewer KV heads than ranks.
+- *wrappers*: `tests/shard/torch_backend/test_wrappers.py`. As *families*, inside the checkpoints
+  that they come in, and the names and omissions of other versions of these.
 - *encoder-decoder*: `tests/shard/torch_backend/test_encoder_decoder.py`. As *exactness*, with
   penalties and seeds; ours on one rank and on two.
 """
@@ -158,6 +170,8 @@ _READ = (
     ("MXFP4", "`mxfp4`", "the experts of gpt-oss: e2m1, 32 inputs with a power of two", ""),
 )
 
+# Types that stand in others' `text_config` alone.
+INNER = ("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text")
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
 
@@ -170,7 +184,8 @@ def render() -> str:
         architectures=", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)),
         pre=", ".join(f"`{name}`" for name in sorted(PRE_TOKENIZERS)),
     )
-    head = _HEAD.format(dtypes=", ".join(DTYPES))
+    wrappers = ", ".join(f"`{whole}`" for whole, kind in TEXT_TYPES.items() if kind in FAMILIES)
+    head = _HEAD.format(dtypes=", ".join(DTYPES), wrappers=fill(wrappers, 100))
     stored = _FORMATS.format(formats=formats) + render_backends()
     return head + families + _TESTS + stored + render_quantised() + gguf
 
@@ -179,6 +194,8 @@ def _rows() -> Iterator[tuple[str, str, str, str, str]]:
     """Yield (family, path, tensor parallel, prefix cache, tested)."""
     for family in sorted(FAMILIES, key=str.lower):
         tested = "exactness, families, ranks" if family in EXACT else "families, ranks"
+        if family in INNER:
+            tested = "wrappers"
         yield f"`{family}`", "decoder", "yes", "yes, unless its rotary scaling is by length", tested
     for family in sorted(T5_FAMILIES):
         yield f"`{family}`", "encoder-decoder", "yes", "no", "encoder-decoder"

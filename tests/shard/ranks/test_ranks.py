@@ -12,8 +12,8 @@ import torch
 
 from tests.shard.ranks.rank_processes import groups, ranks_of
 from tests.shard.torch_backend.models_support import (
+    ALONE,
     BLOCK,
-    RENAMED,
     Golden,
     GreedyRecorder,
     advance,
@@ -29,7 +29,6 @@ from tests.shard.torch_backend.models_support import (
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
 from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model.families.registry import FAMILIES
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 
@@ -56,7 +55,7 @@ def check_ranks(
         assert_greedy(golden, recorder, row, tolerance)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RENAMED))
+@pytest.mark.parametrize("family", ALONE)
 def test_two_ranks_say_what_one_says(checkpoint: Checkpoint, family: str) -> None:
     check_ranks(checkpoint(family), 2, rows_for(), 2e-4, chunk=20, joins=2)
 

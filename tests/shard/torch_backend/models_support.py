@@ -17,6 +17,7 @@ import torch
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.families.registry import FAMILIES
 from tgi_trio.shard.contract import Choices, RowResult, Runner, ShardSequence, StepPlan
 from tgi_trio.shard.sampling.logits_processors import Scores
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -25,6 +26,9 @@ BLOCK = 16
 NEW_TOKENS = 40
 # Types that transformers does not know (any more): a checkpoint of another is renamed.
 RENAMED = {"baichuan", "RefinedWeb", "RefinedWebModel"}
+# Types that stand in others' `text_config` alone: `test_wrappers.py`.
+INNER = {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
+ALONE = sorted(FAMILIES.keys() - RENAMED - INNER)  # the others
 
 
 @dataclass
@@ -231,9 +235,12 @@ class Golden:
     """transformers on the same folder, float32."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        kind: Any = AutoModelForCausalLM
+        if type(AutoConfig.from_pretrained(folder)) not in kind._model_mapping:
+            kind = AutoModelForImageTextToText
+        self.model = kind.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.no_grad()
     def greedy(

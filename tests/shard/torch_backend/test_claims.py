@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.shard.numba_backend.numba_support import FITTING
-from tests.shard.torch_backend.models_support import RENAMED, GreedyRecorder
+from tests.shard.torch_backend.models_support import ALONE, GreedyRecorder
 from tests.shard.torch_backend.test_models_families import VARIANTS
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import model_spec
 from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
-from tgi_trio.model.families.registry import FAMILIES, decoder_spec
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import ACTIVATIONS
 from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec
 from tgi_trio.model.tensors import TensorClaims, decoder_claims, t5_claims
@@ -32,7 +32,7 @@ Make = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = [
-    *((family, {}) for family in sorted(FAMILIES.keys() - RENAMED)),
+    *((family, {}) for family in ALONE),
     *((family, {}) for family in T5_FAMILIES),
     *VARIANTS,
 ]

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.shard.torch_backend.models_support import (
-    RENAMED,
+    ALONE,
     Golden,
     advance,
     assert_greedy,
@@ -30,7 +30,7 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.families.registry import FAMILIES, THROUGH_TRANSFORMERS
+from tgi_trio.model.families.registry import THROUGH_TRANSFORMERS
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.fallback import fallback_runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
@@ -109,7 +109,7 @@ def _check(folder: Path, backend: str, new: int = NEW, tolerance: float = 1e-4) 
     assert len({tuple(generated(row)) for row in rows}) == len(rows)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - RENAMED))
+@pytest.mark.parametrize("family", ALONE)
 def test_family(checkpoint: Checkpoint, family: str) -> None:
     _check(checkpoint(family), "torch")
 

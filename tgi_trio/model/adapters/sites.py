@@ -16,6 +16,7 @@ from tgi_trio.model.adapters.files import Adapter, Pair
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import LinearRef, MlpRefs
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.wrappers import text_name
 
 Role = Literal["qkv", "output", "inner", "down"]
 ROLES: Final[tuple[Role, ...]] = ("qkv", "output", "inner", "down")
@@ -66,6 +67,7 @@ def map_adapter(
             f"{adapter.folder} has the rank {adapter.rank}; at most {max_rank} is served "
             "(--max-lora-rank)"
         )
+    named = {text_name(module): pair for module, pair in adapter.pairs.items()}
     left = dict(adapter.pairs)
     found: dict[Site, AdaptedLinear] = {}
     for site, linear in adaptable_linears(spec):
@@ -73,7 +75,7 @@ def map_adapter(
         for piece in linear.pieces:
             module = piece.matrix.name.removesuffix(".weight")
             bare = module.removeprefix(spec.names.base)  # as an adapter of the bare model has it
-            pair = adapter.pairs.get(module) or adapter.pairs.get(bare)
+            pair = named.get(module) or named.get(bare)
             pairs.append(pair)
             if pair is not None:
                 _check_shapes(adapter, pair, piece.matrix.rows, piece.matrix.columns)

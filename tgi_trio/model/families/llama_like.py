@@ -97,19 +97,34 @@ def mistral(config: ModelConfig) -> DecoderSpec:
     return llama_spec(config, windows=same_window(config, 4096))
 
 
-def qwen2(config: ModelConfig) -> DecoderSpec:
-    return llama_spec(config, windows=sliding_windows(config), qkv_bias=True)
+def qwen2(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec:
+    return llama_spec(config, windows=sliding_windows(config), turning=turning, qkv_bias=True)
 
 
-def qwen3(config: ModelConfig) -> DecoderSpec:
+def qwen2_vl(config: ModelConfig) -> DecoderSpec:
+    """The text of Qwen2-VL and Qwen2.5-VL, to which each token has one position."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    return replace(
+        qwen2(config, turning=rotary(config, hidden // heads, theta=1000000.0)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+
+
+def qwen3(config: ModelConfig, theta: float = 10000.0) -> DecoderSpec:
+    head_dim = int(config.get("head_dim", 128))
     return llama_spec(
         config,
-        head_dim=128,
+        head_dim=head_dim,
         windows=sliding_windows(config),
+        turning=rotary(config, head_dim, theta=theta),
         names=names.QWEN3,
         query_key_norm="head",
         **attention_bias(config),
     )
+
+
+def qwen3_vl(config: ModelConfig) -> DecoderSpec:
+    return qwen3(config, 500000.0)
 
 
 def phi3(config: ModelConfig) -> DecoderSpec:
@@ -230,7 +245,8 @@ def starcoder2(config: ModelConfig) -> DecoderSpec:
 
 def _gemma(config: ModelConfig, **changes: Any) -> DecoderSpec | None:
     """Norm weights less one, embeddings scaled by the root of their width, tied head."""
-    if config.get("use_bidirectional_attention", False):
+    # PaliGemma sets it for its text, whose tokens see what follows them beside an image alone.
+    if config.get("use_bidirectional_attention", False) and config.model_type != "paligemma":
         return None
     fields: dict[str, Any] = {
         "head_dim": 256,

@@ -153,7 +153,6 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
 
 
 def _qwen_moe(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
-    """Put experts into the layers that have them."""
     experts = ExpertsSpec(
         count=int(config.get("num_experts", config.get("num_local_experts", 0))),
         per_token=int(config.need("num_experts_per_tok")),
@@ -161,6 +160,11 @@ def _qwen_moe(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> Deco
         normalise=bool(config.get("norm_topk_prob", False)),
         shared_width=shared_width,
     )
+    return _set_sparse(config, spec, experts)
+
+
+def _set_sparse(config: ModelConfig, spec: DecoderSpec, experts: ExpertsSpec) -> DecoderSpec:
+    """Put experts into the layers that have them."""
     dense = set(config.get("mlp_only_layers", []))
     every = int(config.get("decoder_sparse_step", 1))
     layers = (
@@ -184,3 +188,24 @@ def qwen3_moe(config: ModelConfig) -> DecoderSpec | None:
         config, names=names.QWEN3_MOE, query_key_norm="head", **attention_bias(config)
     )
     return _qwen_moe(config, spec, 0)
+
+
+def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
+    """The text of Qwen3-VL's mixtures: Qwen 3's, with all experts of a layer in one tensor."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    spec = llama_spec(
+        config,
+        turning=rotary(config, head_dim, theta=500000.0),
+        names=names.QWEN3_VL_MOE,
+        query_key_norm="head",
+        **attention_bias(config),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", config.get("num_local_experts", 60))),
+        per_token=int(config.get("num_experts_per_tok", 4)),
+        width=int(config.get("moe_intermediate_size", 1408)),
+        normalise=True,
+        gate_up="halves",
+    )
+    return _set_sparse(config, spec, experts)

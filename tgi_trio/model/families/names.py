@@ -176,6 +176,10 @@ QWEN3_MOE = replace(
     shared_router="",
 )
 
+QWEN3_VL_MOE = replace(
+    QWEN3_MOE, expert_gate="", expert_up="", expert_gate_up="gate_up_proj", expert_down="down_proj"
+)
+
 DBRX = Names(
     base="transformer.",
     embedding="transformer.wte",

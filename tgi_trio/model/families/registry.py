@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import deepseek, gpt_like, llama_like, mixtures
+from tgi_trio.model.families.told_by_files import fit_checkpoint
 from tgi_trio.model.spec import DecoderSpec
 
 SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
@@ -22,9 +23,13 @@ FAMILIES: dict[str, SpecFunction] = {
     "mistral": llama_like.mistral,
     "mixtral": mixtures.mixtral,
     "qwen2": llama_like.qwen2,
+    "qwen2_vl_text": llama_like.qwen2_vl,
+    "qwen2_5_vl_text": llama_like.qwen2_vl,
     "qwen2_moe": mixtures.qwen2_moe,
     "qwen3": llama_like.qwen3,
+    "qwen3_vl_text": llama_like.qwen3_vl,
     "qwen3_moe": mixtures.qwen3_moe,
+    "qwen3_vl_moe_text": mixtures.qwen3_vl_moe,
     "gemma": llama_like.gemma,
     "gemma2": llama_like.gemma2,
     "gemma3_text": llama_like.gemma3,
@@ -76,15 +81,16 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
 
 
 def decoder_spec(config: ModelConfig) -> DecoderSpec | None:
-    """Return how the generic decoder runs this model, or None when it cannot.
+    """Return how the generic decoder runs this model, or the part of it that writes its text.
 
-    Raises ModelLoadError for a config.json whose values make no sense.
+    None when it cannot. Raises ModelLoadError for a config.json whose values make no sense.
     """
-    function = FAMILIES.get(config.model_type)
+    function = FAMILIES.get(config.text_type)
     try:
-        return None if function is None else function(config)
+        spec = None if function is None else function(config)
     except (TypeError, ValueError, ZeroDivisionError, KeyError) as error:
         raise ModelLoadError(
             f"{config.folder / 'config.json'} cannot be right for model type "
             f"{config.model_type!r}: {error}."
         ) from error
+    return fit_checkpoint(config, spec) if spec is not None and config.wraps_text else spec

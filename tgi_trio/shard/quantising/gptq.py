@@ -75,6 +75,11 @@ def _checked_spec(config: ModelConfig) -> DecoderSpec:
             f"quantize is for the models of the generic decoder, and model type "
             f"{config.model_type!r} is none of them."
         )
+    if config.wraps_text:
+        raise ConfigurationError(
+            f"Model type {config.model_type!r} reads more than text, and quantize writes models "
+            "of text alone; --quantize rounds its weights while they are loaded."
+        )
     check_checkpoint(config, spec)
     return spec
 

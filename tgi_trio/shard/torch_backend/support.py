@@ -95,6 +95,9 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.groups_used": ANY,
     "ExpertsSpec.scale": ANY,
     "ExpertsSpec.stacked": ANY,
+    "ExpertsSpec.gate_up": only(
+        "turns", "halves", "rows", refusal="layout {!r} of experts is not known"
+    ),
     "ExpertsSpec.biased": ANY,
     "ExpertsSpec.limit": ANY,
 }

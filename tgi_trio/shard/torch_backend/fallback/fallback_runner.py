@@ -253,7 +253,7 @@ class FallbackRunner:
 def _load_model(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, trusted: bool
 ) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import AutoConfig
 
     code = runnable_code(config) if trusted else None
     run = code is not None
@@ -263,8 +263,7 @@ def _load_model(
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": run}
     try:
         known = AutoConfig.from_pretrained(config.folder, **options)
-        kind = AutoModelForSeq2SeqLM if known.is_encoder_decoder else AutoModelForCausalLM
-        loaded: Any = kind.from_pretrained(
+        loaded: Any = _choose_class(known).from_pretrained(
             config.folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
         )
     except Exception as error:
@@ -278,6 +277,22 @@ def _load_model(
         raise ModelLoadError(f"Tensor {name!r} is missing from the checkpoint {config.folder}.")
     check_unread(config, sorted(report["unexpected_keys"]))
     return model.to(device).eval()
+
+
+def _choose_class(config: Any) -> Any:
+    """Return the class that loads models of a config of transformers.
+
+    Those that write text about images alone are in a table of their own.
+    """
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+    )
+
+    first = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    kinds = (first, AutoModelForImageTextToText)
+    return next((kind for kind in kinds if type(config) in kind._model_mapping), first)
 
 
 def _cannot_load(

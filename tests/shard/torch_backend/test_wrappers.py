@@ -1,0 +1,210 @@
+"""The text of models that see images as well is what transformers writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.shard.torch_backend.models_support import (
+    Golden,
+    assert_greedy,
+    generated,
+    load,
+    prompts,
+    run,
+    sequences,
+)
+from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.adapters.config import AdapterConfig
+from tgi_trio.model.adapters.files import Adapter, Pair
+from tgi_trio.model.adapters.sites import Site, map_adapter
+from tgi_trio.model.check import check_checkpoint, model_spec
+from tgi_trio.model.checkpoint_files import StoredTensor
+from tgi_trio.model.checkpoint_tensors import read_tensors
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.wrappers import DEFAULTS
+from tgi_trio.shard.checkpoint.lookup import open_checkpoint
+from tgi_trio.shard.numba_backend.program import pack_program
+from tgi_trio.shard.quantising.gptq import quantise_model
+from tgi_trio.shard.quantising.output import Job
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEW = 8
+PROMPTS = prompts(8)[4:]
+OURS = (
+    *("gemma3", "idefics2", "idefics3", "internvl", "llava", "llava_next", "mistral3"),
+    *("paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"),
+)
+
+
+@pytest.fixture(scope="module")
+def wrapped(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function family, text -> folder; equal arguments share one."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    made: dict[str, Path] = {}
+
+    def make(family: str, **text: Any) -> Path:
+        key = repr((family, sorted(text.items())))
+        if key not in made:
+            made[key] = make_wrapped(tmp_path_factory.mktemp(family), family, **text)
+        return made[key]
+
+    return make
+
+
+def check(folder: Path, backend: str = "torch") -> None:
+    runner, recorder = load(folder)
+    assert runner.info.backend == backend
+    rows = sequences(PROMPTS, shuffle=3, new=NEW)
+    run(runner, rows, chunk=20, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row)
+    assert len({tuple(generated(row)) for row in rows}) == len(rows)
+
+
+def rename(folder: Path, to: Path, *names: tuple[str, str]) -> Path:
+    """Copy a checkpoint, with other beginnings of its tensors' names."""
+    shutil.copytree(folder, to)
+    tensors = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        begin, other = next(((a, b) for a, b in names if name.startswith(a)), ("", ""))
+        tensors[other + name[len(begin) :]] = tensor
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+@pytest.mark.parametrize("family", OURS)
+def test_text_is_written_by_our_own_model(wrapped: Any, family: str) -> None:
+    check(wrapped(family))
+
+
+def test_the_cpu_kernels_find_its_weights(wrapped: Any) -> None:
+    config = read_config(wrapped("qwen3_vl", head_dim=32))
+    spec = decoder_spec(config)
+    assert spec is not None and find_unsupported(spec, "float32") is None
+    with open_checkpoint(config, spec.names.base) as weights:
+        with pack_program(spec, weights, "float32"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "head"),
+    [
+        ("model.language_model.", "lm_head."),
+        ("language_model.model.", "lm_head."),
+        ("model.text_model.", "lm_head."),
+        ("language_model.model.", "model.language_model.lm_head."),
+        ("model.", "lm_head."),
+    ],
+)
+def test_names_that_other_versions_gave(wrapped: Any, tmp_path: Path, text: str, head: str) -> None:
+    """They are read as the same tensors; what each holds is compared where it is served."""
+    folder = wrapped("llava_next")
+    places = (("language_model.model.", text), ("language_model.lm_head.", head))
+    before = read_tensors(read_config(folder))
+    after = read_tensors(read_config(rename(folder, tmp_path / "other", *places)))
+    assert {name: stored.shape for name, stored in after.items()} == {
+        name: stored.shape for name, stored in before.items()
+    }
+    assert "model.layers.1.mlp.up_proj.weight" in after and "lm_head.weight" in after
+
+
+def test_the_checkpoint_says_whether_its_head_is_tied(wrapped: Any, tmp_path: Path) -> None:
+    """Configs of the whole and of its text contradict each other in folders on the hub."""
+    folder = Path(shutil.copytree(wrapped("llava_next"), tmp_path / "tied"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = True
+    config["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None and not spec.tied_head
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["language_model.lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None and spec.tied_head
+
+
+def test_experts_with_their_inputs_first(wrapped: Any, tmp_path: Path) -> None:
+    """As Qwen3-VL's checkpoints on the hub have them; transformers writes outputs first."""
+    folder = wrapped("qwen3_vl_moe", moe_intermediate_size=48)
+    check(folder)
+    tensors = load_file(folder / "model.safetensors")
+    turned = {n: t.mT.contiguous() if "experts" in n else t for n, t in tensors.items()}
+    other = Path(shutil.copytree(folder, tmp_path / "turned"))
+    save_file(turned, other / "model.safetensors", metadata={"format": "pt"})
+    check(other)
+
+
+def test_what_is_no_part_of_any_sense_is_refused(wrapped: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(wrapped("qwen2_vl"), tmp_path / "more"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(16)
+    save_file(tensors, folder / "model.safetensors")
+    config = read_config(folder)
+    with pytest.raises(ModelLoadError, match=r"q_norm.* is no part of a model of type 'qwen2_vl'"):
+        check_checkpoint(config, model_spec(config))
+
+
+@pytest.mark.parametrize("kind", sorted(DEFAULTS))
+def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> None:
+    """As LLaVA's folders on the hub do: they are those of the type's own class."""
+    from transformers import AutoConfig
+
+    said = {"num_local_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    content = {"model_type": "llava", "text_config": {"model_type": kind, **said}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    read, theirs = read_config(tmp_path), AutoConfig.for_model(kind)
+    spec = decoder_spec(read)
+    assert spec is not None
+    assert read.max_positions == theirs.max_position_embeddings
+    assert (spec.vocab_size, spec.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
+    assert (spec.mlp_width, len(spec.layers)) == (
+        theirs.intermediate_size,
+        theirs.num_hidden_layers,
+    )
+    assert spec.norm_eps == getattr(theirs, "rms_norm_eps", 1e-5)
+    assert spec.heads == theirs.num_attention_heads
+    if spec.latent is None:
+        assert spec.kv_heads == theirs.num_key_value_heads
+        head_dim = getattr(theirs, "head_dim", None)
+        assert spec.head_dim == (head_dim or theirs.hidden_size // theirs.num_attention_heads)
+        assert spec.layers[-1].rotary is not None or kind == "cohere2"
+
+
+def test_adapters_may_name_modules_as_the_whole_does(wrapped: Any) -> None:
+    folder = wrapped("llava_next")
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None
+    name = "layers.1.self_attn.o_proj"
+    half = StoredTensor(folder, "F32", (4, 64), 0, 1024)
+    other = StoredTensor(folder, "F32", (64, 4), 0, 1024)
+    for place in ("model.language_model.", "language_model.model.", "model."):
+        pair = Pair(place + name, half, other, ("a", "b"), 1.0)
+        adapter = Adapter(AdapterConfig(folder, {}), {pair.module: pair})
+        (site,) = map_adapter(adapter, spec)
+        assert site == Site(1, "output")
+
+
+def test_quantize_writes_models_of_text_alone(wrapped: Any, tmp_path: Path) -> None:
+    job = Job(wrapped("llava"), tmp_path / "out", 32, 0.01, False, 1, 16, None)
+    with pytest.raises(ConfigurationError, match=r"'llava' reads more than text"):
+        quantise_model(job, list)
+
+
+def test_a_type_that_only_transformers_knows_as_image_and_text(wrapped: Any) -> None:
+    """Its text passes over the layers that look at images."""
+    check(wrapped("mllama"), backend="transformers, cached")

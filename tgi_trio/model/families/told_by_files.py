@@ -1,0 +1,44 @@
+"""What of a wrapped model its weights say, and not its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.checkpoint_files import StoredTensor, read_headers, stored_names
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.wrappers import rename_text
+
+
+def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
+    """Return `spec` as the checkpoint has it: its head's place, and how experts lie in one tensor.
+
+    The configs of a whole and of its text contradict each other in many a folder on whether the
+    head is tied. Where there are no weights, `spec` as it is: whoever needs them says so.
+    """
+    try:
+        names = rename_text(dict.fromkeys(stored_names(config.folder)))
+        spec = replace(spec, tied_head=not any(name.startswith(spec.names.head) for name in names))
+        if any(layer.experts and layer.experts.gate_up == "halves" for layer in spec.layers):
+            spec = _turn_experts(rename_text(read_headers(config.folder)), spec)
+    except ModelLoadError:
+        return spec
+    return spec
+
+
+def _turn_experts(tensors: Mapping[str, StoredTensor], spec: DecoderSpec) -> DecoderSpec:
+    """Return `spec` with experts [outputs, inputs] where they have that shape.
+
+    transformers writes them so since its fifth version; before that, and on the hub, they are
+    [inputs, outputs].
+    """
+    layers = []
+    for index, layer in enumerate(spec.layers):
+        place = spec.names.layer.format(index) + spec.names.experts.replace("{}.", "")
+        down, experts = tensors.get(place + spec.names.expert_down), layer.experts
+        if down and experts and down.shape[1:] == (spec.hidden_size, experts.width):
+            layer = replace(layer, experts=replace(experts, gate_up="rows"))
+        layers.append(layer)
+    return replace(spec, layers=tuple(layers))

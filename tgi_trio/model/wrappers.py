@@ -1,0 +1,137 @@
+"""Models of several senses: which part of theirs writes the text, and where its weights lie.
+
+Their config.json has the numbers of that part in `text_config`, without those that equal the
+part's defaults; their checkpoints have its weights under names of their own, which are different
+in older files. The part is one of our own families, of which everything else here knows its plain
+names alone. Sources: the configuration classes of transformers, and its `conversion_mapping.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+# model_type of the whole -> that of what writes its text, where `text_config` does not say. Only
+# those whose text sees nothing but the tokens before it, as it does in the part alone.
+TEXT_TYPES: Final[dict[str, str]] = {
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "cosmos3_omni": "qwen3_vl_text",
+    "deepseek_vl": "llama",
+    "deepseek_vl_hybrid": "llama",
+    "exaone4_5": "exaone4",
+    "fast_vlm": "qwen2",
+    "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "glm46v": "glm4v_text",
+    "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
+    "glm_ocr": "glm_ocr_text",
+    "got_ocr2": "qwen2",
+    "idefics2": "mistral",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "janus": "llama",
+    "kimi_k25": "deepseek_v3",
+    "lfm2_vl": "lfm2",
+    "lfm3_vl": "lfm3",
+    "lighton_ocr": "qwen3",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_next_video": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "ovis2": "qwen2",
+    "paligemma": "gemma",
+    "perception_lm": "llama",
+    "pp_chart2table": "qwen2",
+    "qianfan_ocr": "qwen3",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "smolvlm": "llama",
+    "video_llama_3": "qwen2",
+    "video_llava": "llama",
+    "vipllava": "llama",
+}
+
+SIZES: Final = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+# What `text_config` leaves out where it is so, in the order of `SIZES`. None: it follows from the
+# others. The families' functions know all else that may be left out.
+DEFAULTS: Final[dict[str, tuple[int | None, ...]]] = {
+    "cohere": (256000, 8192, 22528, 40, 64, None, None, 8192),
+    "cohere2": (256000, 8192, 22528, 40, 64, None, None, 8192),
+    "deepseek_v3": (129280, 7168, 18432, 61, 128, 128, None, 4096),
+    "gemma": (256000, 3072, 24576, 28, 16, 16, 256, 8192),
+    "gemma2": (256000, 2304, 9216, 26, 8, 4, 256, 8192),
+    "gemma3_text": (262208, 2304, 9216, 26, 8, 4, 256, 131072),
+    "llama": (32000, 4096, 11008, 32, 32, None, None, 2048),
+    "mistral": (32000, 4096, 14336, 32, 32, 8, None, 131072),
+    "mixtral": (32000, 4096, 14336, 32, 32, 8, None, 131072),
+    "phi3": (32064, 3072, 8192, 32, 32, None, None, 4096),
+    "qwen2": (151936, 4096, 22016, 32, 32, 32, None, 32768),
+    "qwen2_5_vl_text": (152064, 8192, 29568, 80, 64, 8, None, 32768),
+    "qwen2_vl_text": (152064, 8192, 29568, 80, 64, 8, None, 32768),
+    "qwen3": (151936, 4096, 22016, 32, 32, 32, 128, 32768),
+    "qwen3_moe": (151936, 2048, 6144, 24, 32, 4, None, 32768),
+    "qwen3_vl_moe_text": (151936, 2048, 5632, 24, 16, 16, None, 128000),
+    "qwen3_vl_text": (151936, 4096, 22016, 32, 32, 32, 128, 128000),
+}
+
+# How names begin in checkpoints of such models, and how they do in those of the part alone; the
+# first that fits. The newer come first.
+_PLACES: Final = (
+    ("model.language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.model.", "model."),
+    ("language_model.", "model."),
+    ("text_model.", "model."),
+)
+
+
+def text_type(whole: str, nested: Mapping[str, Any] | None) -> str:
+    """Return the type of what writes the text; `nested`: its config, None where there is none."""
+    if whole not in TEXT_TYPES:
+        return whole
+    return str((nested or {}).get("model_type") or TEXT_TYPES[whole])
+
+
+def text_defaults(kind: str) -> dict[str, Any]:
+    """Return the sizes that a nested config of this type may leave out."""
+    pairs = zip(SIZES, DEFAULTS.get(kind, ()), strict=False)  # of others nothing is known
+    return {name: value for name, value in pairs if value is not None}
+
+
+def text_name(name: str) -> str:
+    """Return what a weight is called in a checkpoint of the part that writes the text.
+
+    Other names stay as they are: those of other senses, and plain ones.
+    """
+    for begin, plain in _PLACES:
+        if name.startswith(begin):
+            return plain + name[len(begin) :]
+    return name
+
+
+def rename_text(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Return what a checkpoint has by name, that of its text by plain names."""
+    return {text_name(name): stored for name, stored in tensors.items()}

@@ -1,0 +1,120 @@
+"""Tiny random checkpoints of models that read images as well, complete with a tokenizer, for tests.
+
+As `checkpoints.py` makes those of text alone: transformers builds and writes them, so their weights
+have the names that they have on the hub. What sees the images is as small as it can be.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tgi_trio.testing.checkpoints import VOCAB_SIZE, fill_parameters, make_tokenizer
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+_EYES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_QWEN_EYES: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "embed_dim": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [0],
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
+_THREE_POSITIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_IN_TURNS = _THREE_POSITIONS | {"mrope_interleaved": True}
+_CLIP = _EYES | {"model_type": "clip_vision_model"}
+_SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
+
+# What a family's text and eyes have that differs; of the text its type, where families choose it.
+_FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
+    "idefics2": ({"model_type": "mistral"}, _EYES),
+    "idefics3": ({"model_type": "llama"}, _EYES),
+    "internvl": ({"model_type": "qwen2"}, _EYES | {"image_size": [16, 16], "patch_size": [8, 8]}),
+    "llava": ({"model_type": "mistral", "sliding_window": None}, _CLIP),
+    "llava_next": ({"model_type": "llama"}, _CLIP),
+    "mistral3": (
+        {"model_type": "mistral", "sliding_window": None},
+        _EYES | {"model_type": "pixtral", "head_dim": 8},
+    ),
+    "mllama": (
+        {
+            "num_hidden_layers": 3,
+            "cross_attention_layers": [1],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        {
+            **{"hidden_size": 16, "intermediate_size": 16, "attention_heads": 2, "image_size": 16},
+            **{"num_hidden_layers": 1, "num_global_layers": 1, "patch_size": 8},
+            **{"intermediate_layers_indices": [0], "vision_output_dim": 32, "max_num_tiles": 1},
+            "supported_aspect_ratios": [[1, 1]],
+        },
+    ),
+    "paligemma": ({"model_type": "gemma2", "head_dim": 16}, _SIGLIP),
+    "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
+    "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 64}),
+    "qwen3_vl": ({"head_dim": 16, "rope_parameters": _IN_TURNS}, _QWEN_EYES),
+    "qwen3_vl_moe": (
+        {
+            **{"head_dim": 16, "rope_parameters": _IN_TURNS, "moe_intermediate_size": 32},
+            **{"num_experts": 4, "num_experts_per_tok": 2},
+        },
+        _QWEN_EYES,
+    ),
+    "smolvlm": ({"model_type": "llama"}, _EYES),
+}
+_PERCEIVER = {
+    **{"resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2},
+    "num_key_value_heads": 1,
+}
+_BESIDE: dict[str, dict[str, Any]] = {  # of the whole
+    "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
+}
+_MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # of texts
+
+
+def make_wrapped(folder: Path, family: str, *, seed: int = 0, **text: Any) -> Path:
+    """Write a seeded random checkpoint of `family` (a model_type of transformers) to `folder`.
+
+    `text` changes the configuration of what writes the text, `model_type` among it. Float32, one
+    file, with the tokenizer of `make_tokenizer`. Returns `folder`.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    inner, eyes = _FAMILIES[family]
+    config = AutoConfig.for_model(
+        family, text_config=_TEXT | inner | text, vision_config=eyes, **_BESIDE.get(family, {})
+    )
+    model = AutoModelForImageTextToText.from_config(config)
+    minus_one = config.get_text_config(decoder=True).model_type in _MINUS_ONE_NORMS
+    fill_parameters(model, seed, minus_one)
+    if getattr(config, "tie_word_embeddings", False):  # as in `make_checkpoint`
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(0.04 if minus_one else 0.3)
+    model.save_pretrained(folder)
+    make_tokenizer(folder)
+    return folder
