@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.frames import FRAMES, LAYOUT_HASH, SPECS, Finish, Frame, Kind, encode
+from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.ipc.messages import (
     ExtendRow,
     Fault,
@@ -29,7 +30,7 @@ from tgi_trio.ipc.messages import (
 )
 
 # Changing the table changes the protocol: raise VERSION, then write the new hash here.
-GOLDEN_HASH = 0xDF91038582C62320
+GOLDEN_HASH = 0x18E6DDA87F5D99F0
 
 
 def frame(data: bytes) -> Frame:
@@ -103,6 +104,15 @@ PARAMETERS = st.builds(
     ).map(tuple),
     grammar=st.text(max_size=5),
 )
+U4, U8 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+IMAGES = st.builds(
+    SequenceImage,
+    first=U4,
+    tokens=U4,
+    runs=st.lists(st.tuples(U4, U4), max_size=3).map(tuple),
+    key=st.binary(min_size=32, max_size=32),
+    place=st.builds(ArenaPlace, offset=U8, nbytes=U8),
+)
 ROWS = st.builds(
     PrefillRow,
     sequence=st.integers(0, 2**64 - 1),
@@ -113,6 +123,7 @@ ROWS = st.builds(
     max_new_tokens=st.integers(0, 2**32 - 1),
     min_new_tokens=st.integers(0, 9),
     sampling=PARAMETERS,
+    images=st.lists(IMAGES, max_size=2).map(tuple),
 )
 
 
@@ -123,6 +134,22 @@ def test_a_prefill_round_trips(rows: list[PrefillRow]) -> None:
     names = [name for name in PrefillRow.__dataclass_fields__ if name != "token_ids"]
     for name in names:
         assert [getattr(r, name) for r in got] == [getattr(r, name) for r in rows]
+
+
+def test_images_of_no_row_are_refused() -> None:
+    image = SequenceImage(1, 2, ((0, 1),), bytes(32), ArenaPlace(0, 64))
+    row = PrefillRow(1, np.zeros(1, np.int32), 1, 0, [], 1, images=(image,))
+    whole = bytearray(encode_prefill(5, [row]))
+    for name, wrong in (("image_row", 7), ("image_run_count", 2)):
+        changed = frame(bytes(whole))
+        column = changed.column(name)
+        altered = np.array([wrong], column.dtype).tobytes()
+        lied = memoryview(bytearray(whole))
+        at = column.ctypes.data - changed.column("sequence").ctypes.data
+        first = SPECS[Kind.PREFILL].header_bytes
+        lied[first + at : first + at + len(altered)] = altered
+        with pytest.raises(CorruptFrame, match="1 images do not fit"):
+            decode_prefill(Frame(lied))
 
 
 def test_faults_and_extends_round_trip() -> None:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 9
+VERSION = 10
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -155,6 +155,22 @@ _ROW_PARAMETERS = (
     Column("adapter", "<u4", "rows", "0 = base model"),
 )
 
+# Images of the rows, row by row and in the order of their tokens.
+_IMAGES = (
+    Column("image_row", "<u4", "images", "row that the image belongs to, rising"),
+    Column("image_first", "<u4", "images", "position of its first token"),
+    Column("image_tokens", "<u4", "images", "tokens that it takes, features and what is between"),
+    Column("image_offset", "<u8", "images", "where its bundle is in the arena"),
+    Column("image_bytes", "<u8", "images", "and how long that is"),
+    Column("image_key_0", "<u8", "images", "its key, a sha256: the first 8 bytes"),
+    Column("image_key_1", "<u8", "images", "the next 8"),
+    Column("image_key_2", "<u8", "images", "the next 8"),
+    Column("image_key_3", "<u8", "images", "the last 8"),
+    Column("image_run_count", "<u4", "images", "runs of neighbouring feature tokens in it"),
+    Column("run_offset", "<u4", "image_runs", "images' runs, concatenated: from `image_first`"),
+    Column("run_length", "<u4", "image_runs", "feature tokens in the run"),
+)
+
 FRAMES: tuple[FrameSpec, ...] = (
     FrameSpec(
         Kind.HELLO,
@@ -236,7 +252,7 @@ FRAMES: tuple[FrameSpec, ...] = (
         "router->shard",
         "New sequences. They join the batch at the next step.",
         words=(_COMMAND,),
-        counts=("rows", "tokens", "blocks", "biases", "grammar_chars"),
+        counts=("rows", "tokens", "blocks", "biases", "grammar_chars", "images", "image_runs"),
         columns=(
             *_ROW_PARAMETERS,
             Column("token_ids", "<i4", "tokens", "rows' ids, concatenated"),
@@ -244,6 +260,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("bias_ids", "<i4", "biases", "rows' biased token ids, concatenated"),
             Column("bias_values", "<f4", "biases", "rows' biases, concatenated"),
             Column("grammars", "u1", "grammar_chars", "rows' grammars in UTF-8, concatenated"),
+            *_IMAGES,
         ),
     ),
     FrameSpec(
@@ -318,7 +335,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("draft_tokens", "tokens guessed ahead and computed in this step"),
             ("recovered", "1: the step raised, and computed again in parts it did not"),
         ),
-        counts=("rows", "tokens", "tops", "prompts", "prompt_tops"),
+        counts=("rows", "tokens", "tops", "prompts", "prompt_tops", "seen_images"),
         columns=(
             Column("sequence", "<u8", "rows", "sequence id of every row that moved"),
             Column("computed", "<u4", "rows", "tokens whose KV is in the blocks now"),
@@ -334,6 +351,8 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("prompt_top_count", "<u4", "prompts", "alternatives reported for each of them"),
             Column("prompt_top_ids", "<i4", "prompt_tops", "alternatives, best first"),
             Column("prompt_top_logprobs", "<f4", "prompt_tops", "their log-probabilities"),
+            Column("seen_sequence", "<u8", "seen_images", "sequence with an image whose bundle"),
+            Column("seen_image", "<u4", "seen_images", "is not needed any more, and which one"),
         ),
     ),
     FrameSpec(
@@ -353,8 +372,11 @@ FRAMES: tuple[FrameSpec, ...] = (
         "rank 0->other ranks",
         "Compute a step. WARMUP, ADAPTER, DROP and SHUTDOWN go the same way; nothing is answered "
         "but HELLO.",
-        words=(("width", "block table entries per row"),),
-        counts=("rows", "tokens", "entries", "unknown"),
+        words=(
+            ("width", "block table entries per row"),
+            ("deep", "rows of features beside those in the places of embeddings, per token"),
+        ),
+        counts=("rows", "tokens", "entries", "unknown", "features", "rotary", "limits"),
         columns=(
             Column("query_length", "<u4", "rows", "tokens of this row in the step"),
             Column("context_length", "<u4", "rows", "KV tokens it sees, those included"),
@@ -373,6 +395,9 @@ FRAMES: tuple[FrameSpec, ...] = (
                 "unknown",
                 "which row of the step before chooses each token, -1: it is known; or none",
             ),
+            Column("features", "<i8", "features", "tokens whose embeddings rank 0 hands around"),
+            Column("rotary", "<i8", "rotary", "time, row, column of every token, in turn; or none"),
+            Column("visible", "<i8", "limits", "last position that each token sees; or none"),
         ),
     ),
 )

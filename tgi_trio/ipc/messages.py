@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.ipc.frames import Finish, Frame, Kind, RowFlag, encode
+from tgi_trio.ipc.images import SequenceImage
+from tgi_trio.ipc.prefill_images import image_columns, split_images
 
 IntArray = NDArray[np.int32]
 
@@ -67,6 +69,7 @@ class PrefillRow:
     max_new_tokens: int
     min_new_tokens: int = 0
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    images: tuple[SequenceImage, ...] = ()  # in the order of their tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +132,15 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
     }
     for name in _PLAIN:
         columns[name] = np.array([getattr(s, name) for s in sampling])
+    columns |= image_columns([row.images for row in rows])
     return encode(Kind.PREFILL, {"command": command}, columns)
 
 
 def decode_prefill(frame: Frame) -> list[PrefillRow]:
-    """Return the rows of a PREFILL frame; nothing in them aliases the ring."""
+    """Return the rows of a PREFILL frame; nothing in them aliases the ring.
+
+    Raises CorruptFrame for images of no row.
+    """
     lists = {name: frame.column(name).tolist() for name in _PLAIN}
     sequences, seeds = frame.column("sequence").tolist(), frame.column("seed").tolist()
     flags = frame.column("flags").tolist()
@@ -145,6 +152,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
     bias_ids = _split(frame.column("bias_ids"), frame.column("bias_count"))
     bias_values = _split(frame.column("bias_values"), frame.column("bias_count"))
     grammars = _split(frame.column("grammars"), frame.column("grammar_length"))
+    images = split_images(frame)
     rows = []
     for i, sequence in enumerate(sequences):
         flag = flags[i]
@@ -169,6 +177,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
                 max_new_tokens=max_new[i],
                 min_new_tokens=min_new[i],
                 sampling=sampling,
+                images=images.get(i, ()),
             )
         )
     return rows
@@ -231,6 +240,8 @@ class StepReport:
     prompt_top_count: list[int] = field(default_factory=list)  # [prompts]
     prompt_top_ids: list[int] = field(default_factory=list)  # [prompt_tops]
     prompt_top_logprobs: list[float] = field(default_factory=list)  # [prompt_tops]
+    seen_sequence: list[int] = field(default_factory=list)  # [seen_images]
+    seen_image: list[int] = field(default_factory=list)  # [seen_images] which of the sequence's
 
 
 _STEP_WORDS = (
@@ -259,6 +270,8 @@ _STEP_COLUMNS = (
     "prompt_top_count",
     "prompt_top_ids",
     "prompt_top_logprobs",
+    "seen_sequence",
+    "seen_image",
 )
 
 

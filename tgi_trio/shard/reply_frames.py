@@ -21,6 +21,7 @@ _STEP = SPECS[Kind.STEP]
 _NO_WORDS = {name: 0 for name, _ in _STEP.words}
 _STEP_DTYPES = {name: dtype for name, dtype, _ in _STEP.plan}
 _ROW_COLUMNS = ("sequence", "computed", "token_count", "prompt_count", "finish")
+_SEEN_COLUMNS = ("seen_sequence", "seen_image")
 _MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
 
 
@@ -37,11 +38,19 @@ def encode_step(
         yield frame
         return
     columns = {name: column.astype(_STEP_DTYPES[name]) for name, column in columns.items()}
+    if seen := {name: columns.pop(name) for name in _SEEN_COLUMNS if name in columns}:
+        yield encode(Kind.STEP, words, seen)  # a few images at most
+        words = _continued(words)
     deepest = int(columns["prompt_top_count"].max()) if "prompt_top_count" in columns else 0
     most = max_bytes // (16 + 16 * deepest)  # prompt positions: half of a frame
     for piece in _pieces(_drop_long_prompts(columns, most), max_bytes):
         yield encode(Kind.STEP, words, piece)
-        words = _NO_WORDS | {name: words[name] for name in ("step", "acknowledged", "held")}
+        words = _continued(words)
+
+
+def _continued(words: Mapping[str, int]) -> dict[str, int]:
+    """Return the words of a step's further frames."""
+    return _NO_WORDS | {name: words[name] for name in ("step", "acknowledged", "held")}
 
 
 def encode_fault_frames(acknowledged: int, faults: list[Fault], max_bytes: int) -> Iterator[bytes]:

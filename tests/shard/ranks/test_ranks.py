@@ -30,6 +30,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.frames import Frame, Kind, frame_bytes
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
 
 Checkpoint = Callable[..., Path]
@@ -114,7 +115,7 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step = plan(rows, [min(9, row.length) for row in rows])
     frame = encode_plan(step)
     counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
-    counts["unknown"] = 0
+    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits"), 0)
     assert len(frame) == frame_bytes(Kind.PLAN, **counts)
     got = decode_plan(Frame(memoryview(frame)))
     for name in ("token_ids", "positions", "kv_slots", "query_starts", "context_lengths"):
@@ -138,3 +139,21 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step.inputs = np.arange(len(step.token_ids), dtype=np.int32) - 1
     known = decode_plan(Frame(memoryview(encode_plan(step)))).inputs
     assert known is not None and known.tolist() == step.inputs.tolist()
+
+
+def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
+    """But for the features: they come while the step is computed."""
+    rows = rows_for()
+    step = plan(rows, [min(9, row.length) for row in rows])
+    places, count = np.array([0, 2]), len(step.token_ids)
+    step.features = PlacedFeatures(
+        places, np.ones((2, 8), np.float32), (np.ones((2, 8), np.float32),) * 3
+    )
+    step.rotary_positions = np.arange(3 * count).reshape(3, count)
+    step.visible = np.arange(count) + 4
+    got = decode_plan(Frame(memoryview(encode_plan(step))))
+    assert got.features is not None and got.features.places.tolist() == [0, 2]
+    assert [rows.shape for rows in (got.features.rows, *got.features.deep)] == [(2, 0)] * 4
+    assert got.rotary_positions is not None and got.visible is not None
+    assert got.rotary_positions.tolist() == step.rotary_positions.tolist()
+    assert got.visible.tolist() == step.visible.tolist()

@@ -162,5 +162,8 @@ def _plan_ring_bytes(request: WarmupRequest) -> int:
     """Return the bytes of a ring in which a few of the largest plans find room."""
     rows, tokens = request.max_batch_size, max(request.max_prefill_tokens, request.max_batch_size)
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
-    largest = frame_bytes(Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens)
+    images = {"features": tokens, "rotary": 3 * tokens, "limits": tokens}
+    largest = frame_bytes(
+        Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, **images
+    )
     return max(DEFAULT_RING_BYTES, 1 << (_PLANS_IN_A_RING * largest - 1).bit_length())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tgi_trio.ipc.frames import Frame, Kind, encode
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.placed_features import PlacedFeatures
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -34,13 +35,21 @@ def encode_plan(plan: StepPlan) -> bytes:
     }
     if plan.inputs is not None:
         columns["inputs"] = plan.inputs
-    return encode(Kind.PLAN, {"width": plan.block_tables.shape[1]}, columns)
+    if plan.features is not None:
+        columns["features"] = plan.features.places
+    if plan.rotary_positions is not None:
+        columns["rotary"] = plan.rotary_positions.reshape(-1)
+    if plan.visible is not None:
+        columns["visible"] = plan.visible
+    deep = 0 if plan.features is None else len(plan.features.deep)
+    return encode(Kind.PLAN, {"width": plan.block_tables.shape[1], "deep": deep}, columns)
 
 
 def decode_plan(frame: Frame) -> StepPlan:
     """Return the plan of a PLAN frame; nothing in it aliases the ring.
 
-    Its rows are stand-ins: they have lengths and what asks for logits, but no tokens.
+    Its rows are stand-ins: they have lengths and what asks for logits, but no tokens. So are the
+    features [N, 0]: they come from rank 0 while the step is computed.
     """
     lengths = frame.column("query_length")
     starts = np.zeros(len(lengths) + 1, np.int32)
@@ -55,6 +64,10 @@ def decode_plan(frame: Frame) -> StepPlan:
     )
     drafts = frame.column("drafts").astype(np.int32)
     inputs = frame.column("inputs").copy()
+    places, rotary = frame.column("features").copy(), frame.column("rotary").copy()
+    visible = frame.column("visible").copy()
+    none = np.empty((len(places), 0), np.float32)
+    features = PlacedFeatures(places, none, (none,) * frame.word("deep"))
     return StepPlan(
         rows=[_shadow_row(*numbers) for numbers in prompts],
         token_ids=frame.column("token_ids").copy(),
@@ -66,6 +79,9 @@ def decode_plan(frame: Frame) -> StepPlan:
         samples=frame.column("samples").astype(np.bool_),
         drafts=drafts if drafts.any() else None,
         inputs=inputs if len(inputs) else None,
+        features=features if len(places) else None,
+        rotary_positions=rotary.reshape(3, -1) if len(rotary) else None,
+        visible=visible if len(visible) else None,
     )
 
 
