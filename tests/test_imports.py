@@ -59,6 +59,7 @@ RULES: dict[str, Rule] = {
     ),
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
+    "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
     "router": Rule(ours("errors settings model.config logs ipc"), banned=MODEL),
     "router.request": Rule(

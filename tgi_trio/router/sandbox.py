@@ -249,18 +249,23 @@ class Turn:
             raise RuntimeError("nothing was asked, or there are no results")
         return self._process.results
 
+    async def begin(self) -> _Process:
+        """Return the process, which is ready then; raises SandboxCannotStart."""
+        if self._process is None:
+            self._process = await self._pool.take()
+        return self._process
+
     async def ask(self, job: Any, data: bytes = b"", *, within: float) -> Answer:
         """Return the answer to a question, a JSON value with bytes; raises SandboxCannotStart.
 
         `within`: seconds after which the process ends the job itself. One that does not even do
         that, or dies, is replaced, and the answer is a signal like any other's.
         """
-        if self._process is None:
-            self._process = await self._pool.take()
+        process = await self.begin()
         answer = Answer(signal=signal.SIGALRM)
         with trio.move_on_after(within + _GRACE_S):
             try:
-                return await self._process.ask(job, data)
+                return await process.ask(job, data)
             except _Ended:
                 answer = Answer(signal=signal.SIGKILL)
         self._broken = True

@@ -11,8 +11,8 @@ from tgi_trio.router.images.layouts.layout import ImageSize
 class PromptImage:
     """One image beside the ids of its prompt, which never say by themselves that it is there.
 
-    Its *span* are all the tokens that it was expanded to, marks and newlines included; *feature
-    tokens* are those at whose places the tower's features stand instead of an embedding.
+    *Feature tokens* are those at whose places the tower's features stand instead of an embedding.
+    Its *span* reaches from the first to the last of them, marks and newlines in between included.
     """
 
     first: int  # place of the span's first token in the prompt's ids
@@ -21,6 +21,7 @@ class PromptImage:
     size: ImageSize  # pixels as seen, before any scaling
     key: bytes  # 32 bytes: SHA-256 of the compressed bytes and of the processor's settings
     data: bytes = field(repr=False)  # compressed, as it came; decoded again after its place is lost
+    nbytes: int = 0  # of its pixels, as a bundle in the arena
 
     @property
     def features(self) -> int:

@@ -1,0 +1,175 @@
+"""Images are decoded in processes that may die of it: pixels as transformers makes them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from PIL import Image
+
+from tests.router.images.image_files import claimed_png, encode, noise, upright
+from tgi_trio.errors import ModelLoadError, ValidationError
+from tgi_trio.images.processors import PROCESSORS, PixelProcessor
+from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
+from tgi_trio.router.images.decoder import DecoderSettings, ImageDecoder
+from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.layouts.table import LAYOUTS
+
+LLAVA = DecoderSettings(
+    "llava", {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+)
+
+
+@asynccontextmanager
+async def decoder(settings: DecoderSettings = LLAVA) -> AsyncIterator[ImageDecoder]:
+    one = ImageDecoder(settings, workers=1)
+    try:
+        yield one
+    finally:
+        with trio.CancelScope(shield=True):
+            await one.close()
+
+
+async def pixels(one: ImageDecoder, data: bytes) -> tuple[ImageSize, dict[str, Any]]:
+    async with one.decode(data) as image:
+        memory = memoryview(bytearray(image.nbytes))
+        await image.copy_to(memory)
+        return image.size, read_bundle(memory)
+
+
+async def refusal(one: ImageDecoder, data: bytes) -> str:
+    with pytest.raises(ValidationError) as caught:
+        async with one.decode(data):
+            pass
+    return str(caught.value)
+
+
+def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str, Any]:
+    row = PROCESSORS[settings.family]
+    module = importlib.import_module(
+        f"transformers.models.{row.module}.image_processing_pil_{row.module}"
+    )
+    found = getattr(module, f"{row.name}ImageProcessorPil")(
+        **settings.settings, do_rescale=False, do_normalize=False
+    )
+    return dict(found([image], return_tensors="np", **settings.given))
+
+
+LONGEST = {"longest_edge": 64}
+FAMILIES = [
+    DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
+    DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
+    DecoderSettings("mistral3", {"size": LONGEST, "patch_size": 14}, {"patch_size": 28}),
+    DecoderSettings("qwen2_vl", {"min_pixels": 784, "max_pixels": 3136}),
+]
+
+
+@pytest.mark.parametrize("settings", FAMILIES, ids=lambda each: each.family)
+def test_a_bundle_holds_what_transformers_own_processor_makes(settings: DecoderSettings) -> None:
+    image = noise(40, 90)
+    processor = PixelProcessor(settings.family, settings.settings, settings.given)
+    arrays = processor.process(np.asarray(image))
+    memory = memoryview(bytearray(bundle_bytes(arrays)))
+    write_bundle(memory, arrays)
+    found, wanted = read_bundle(memory), expected(image, settings)
+    assert found.keys() == wanted.keys()
+    for name, array in wanted.items():
+        assert np.array_equal(found[name], array), name
+
+
+@pytest.mark.trio
+async def test_every_format_is_read_as_it_is_seen() -> None:
+    """Upright, of several frames the first, and without a background: on white."""
+    image, other = noise(20, 30), noise(20, 30, seed=1)
+    frames: dict[str, Any] = {"save_all": True, "append_images": [other]}
+    dull = noise(20, 30, mode="L")
+    clear = noise(20, 30, mode="RGBA")
+    white = Image.alpha_composite(Image.new("RGBA", clear.size, (255, 255, 255, 255)), clear)
+    palette = image.quantize(8)
+    both: dict[str, Any] = {"save_all": True, "append_images": [palette]}
+    turned = encode(image.transpose(Image.Transpose.ROTATE_90), "JPEG", quality=100)
+    async with decoder() as one:
+        for data, wanted in [
+            (encode(image), image),
+            (encode(image, **frames), image),
+            (encode(image, "WEBP", lossless=True), image),
+            (encode(image, "WEBP", lossless=True, **frames), image),
+            (encode(image, "TIFF", **frames), image),
+            (encode(palette, "GIF", **both), palette.convert("RGB")),
+            (encode(dull), dull.convert("RGB")),
+            (encode(clear), white.convert("RGB")),
+            (turned, Image.open(io.BytesIO(turned))),
+        ]:  # fmt: skip
+            size, found = await pixels(one, data)
+            assert size == wanted.size[::-1]
+            assert np.array_equal(found["pixel_values"], expected(wanted)["pixel_values"])
+        size, found = await pixels(one, upright(image, 6))
+        assert size == (30, 20)
+
+
+@pytest.mark.trio
+async def test_what_is_no_image_is_told_what_is_wrong_and_the_process_goes_on() -> None:
+    whole = encode(noise(20, 30))
+    bomb = claimed_png(60_000, 60_000)
+    async with decoder(DecoderSettings("llava", LLAVA.settings, max_pixels=10_000)) as one:
+        for data, words in [
+            (b"", "invalid image: it has 0 bytes"),
+            (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "it is none of PNG, JPEG, GIF"),
+            (encode(noise(2, 2), "BMP"), "it is none of PNG"),
+            (whole[:10], "it is none of PNG"),
+            (whole[: len(whole) // 2], "it cannot be decoded"),
+            (encode(noise(64, 64), "JPEG")[:700], "it cannot be decoded"),
+            (bomb, "it has 60000 x 60000 pixels, 10000 are allowed (--max-image-pixels)"),
+            (claimed_png(0, 5), "invalid image: "),
+            (claimed_png(90, 90, b"junk"), "it cannot be decoded"),
+        ]:
+            assert words in await refusal(one, data), (data[:40], words)
+        size, _ = await pixels(one, whole)
+        assert size == (20, 30)
+
+
+@pytest.mark.trio
+async def test_a_child_that_needs_too_much_or_dies_ends_one_image(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = encode(Image.new("RGB", (3000, 3000)))
+    monkeypatch.setattr("tgi_trio.router.images.decoder._BASE_MEMORY", 2**20)
+    monkeypatch.setattr("tgi_trio.router.images.decoder._PIXEL_MEMORY", 0)
+    async with decoder() as one:
+        assert "takes too much memory" in await refusal(one, large)
+        assert "takes too much memory" in await refusal(one, large)
+    monkeypatch.undo()
+    monkeypatch.setattr("tgi_trio.router.images.decoder._BASE_S", 0.01)
+    monkeypatch.setattr("tgi_trio.router.images.decoder._PIXEL_S", 0.0)
+    monkeypatch.setattr("tgi_trio.router.images.decoder._SLOWDOWN", 10_000.0)
+    async with decoder() as one:
+        assert "takes too much time" in await refusal(one, large)
+
+
+@pytest.mark.trio
+async def test_a_model_whose_images_cannot_be_processed_does_not_start() -> None:
+    with pytest.raises(ModelLoadError, match="the settings of the image processor"):
+        PixelProcessor("llava", {"size": "large"}, {})
+    async with decoder(DecoderSettings("nothing")) as one:
+        with pytest.raises(ModelLoadError, match="no image processor is known of 'nothing'"):
+            await one.start()
+
+
+def test_every_family_that_lays_images_out_has_a_processor() -> None:
+    assert LAYOUTS.keys() <= PROCESSORS.keys()
+
+
+def test_the_routers_own_process_never_loads_pillow() -> None:
+    code = (
+        "import sys, tgi_trio.router.images.decoder; "
+        "sys.exit(bool({'PIL', 'torch', 'transformers'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

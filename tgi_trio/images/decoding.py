@@ -1,0 +1,96 @@
+"""`python -m tgi_trio.images.decoding <settings> <cpu> <wall> <bytes> <fd>`: pixels of images.
+
+Each image is decoded in a child of its own (`sandbox/zygote.py`), which may die of it. A question
+is the compressed image. Its answer is `height` and `width` as the image is seen, and of how many
+`bytes` the bundle is (`ipc/images.py`) that is then in the file `fd`. `settings` is a JSON object:
+`family`, the image processor's `settings`, what is `given` with each image, and `max_pixels`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import mmap
+import os
+import sys
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.images.processors import PixelProcessor
+from tgi_trio.ipc.images import bundle_bytes, write_bundle
+from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
+
+FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")  # TGI's
+
+
+def read_pixels(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
+    """Return an image as it is seen, uint8 [height, width, 3]: its first frame, upright, on white.
+
+    Raises ValueError, before anything is decoded for more pixels than `max_pixels`.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+    from transformers.image_transforms import convert_to_rgb
+
+    Image.MAX_IMAGE_PIXELS = None  # the bound is ours
+    if not data:
+        raise ValueError("it has 0 bytes")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise ValueError(
+                f"it has {width} x {height} pixels, {max_pixels} are allowed (--max-image-pixels)"
+            )
+        image.load()
+    except UnidentifiedImageError as error:
+        served = ", ".join(FORMATS)
+        raise ValueError(f"it is none of {served}, or broken at its beginning") from error
+    except (OSError, SyntaxError, EOFError, IndexError, TypeError) as error:  # Pillow's for broken
+        raise ValueError(f"it cannot be decoded: {error}") from error
+    ImageOps.exif_transpose(image, in_place=True)
+    return np.asarray(convert_to_rgb(image, return_numpy=True), np.uint8)
+
+
+def _load(text: str, results: int) -> Job:
+    """Return the job that decodes images; raises ModelLoadError."""
+    settings = json.loads(text)
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it misses torch
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise ModelLoadError(
+            f"images need Pillow: pip install 'tgi-trio[images]' ({error})"
+        ) from error
+    PIL.Image.init()  # loads the plugins, once
+    processor = PixelProcessor(settings["family"], settings["settings"], settings["given"])
+    most = settings["max_pixels"]
+
+    def decode(_: Any, data: bytes) -> Any:
+        pixels = read_pixels(data, most)
+        height, width, _ = pixels.shape
+        arrays = processor.process(pixels)
+        del pixels
+        size = bundle_bytes(arrays)
+        os.ftruncate(results, 0)
+        os.ftruncate(results, size)
+        with mmap.mmap(results, size) as memory, memoryview(memory) as view:
+            write_bundle(view, arrays)
+        return {"height": height, "width": width, "bytes": size}
+
+    return decode
+
+
+def main(argv: list[str]) -> int:
+    """Answer until standard input ends; returns the process's exit code."""
+    settings, *limits, results = argv
+    # Image processors compute without torch, and are loaded in a quarter of the time without it.
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    return serve_jobs(lambda: _load(settings, int(results)), JobLimits.parse(limits))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""Images are decoded in processes that may die of it: what they are, and how many bytes of pixels.
+
+A picture of a few kilobytes can ask for gigabytes or for minutes, and decoders of five formats are
+written in C. So each image has a child process of its own with so much memory and CPU time, and a
+crash there is the end of one request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+
+from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
+from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, SandboxPool
+
+_BASE_MEMORY: Final = 128 * 2**20  # bytes a child may take, whatever the image
+_PIXEL_MEMORY: Final = 16  # bytes for each pixel: as decoded, as an array, and as resized
+_BASE_S: Final = 4.0  # seconds of CPU time, likewise
+_PIXEL_S: Final = 5e-7
+_SLOWDOWN: Final = 5.0  # how much longer than its CPU time an image may take on a busy machine
+_BUSY: Final = "too many images wait to be decoded"
+_AGAIN_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSettings:
+    """How a model's images are processed; goes to the processes as JSON."""
+
+    family: str  # `images.processors.PROCESSORS` has it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the image processor
+    given: Mapping[str, Any] = field(default_factory=dict)  # with each image
+    max_pixels: int = 20_000_000  # --max-image-pixels
+
+    def dump(self) -> str:
+        """Return it as the processes read it."""
+        return json.dumps(
+            {
+                "family": self.family,
+                "settings": dict(self.settings),
+                "given": dict(self.given),
+                "max_pixels": self.max_pixels,
+            },
+            sort_keys=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedImage:
+    """An image whose pixels are there to be copied."""
+
+    size: ImageSize  # as it is seen
+    nbytes: int  # of its bundle
+    _results: int  # descriptor of the file that has it
+
+    async def copy_to(self, memory: memoryview) -> None:
+        """Copy the bundle to memory of its size, in a thread."""
+
+        def copy() -> int:
+            return os.preadv(self._results, [memory], 0)  # without the interpreter's lock
+
+        if await trio.to_thread.run_sync(copy) != len(memory):
+            raise RuntimeError("a bundle is smaller than it was said to be")
+
+
+class ImageDecoder:
+    """Decodes images. Processes start when they are needed first."""
+
+    def __init__(self, settings: DecoderSettings, workers: int) -> None:
+        """`workers`: processes at most."""
+        self._cpu = _BASE_S + _PIXEL_S * settings.max_pixels
+        memory = _BASE_MEMORY + _PIXEL_MEMORY * settings.max_pixels
+        limits = (str(self._cpu), str(_SLOWDOWN * self._cpu), str(memory))
+        argv = [sys.executable, "-m", "tgi_trio.images.decoding", settings.dump(), *limits]
+        self._pool = SandboxPool(Sandbox("images", argv, workers, results=True), _BUSY)
+
+    async def start(self) -> None:
+        """Have one process ready; raises ModelLoadError where none can be had."""
+        async with self._pool.turn() as turn:
+            try:
+                await turn.begin()
+            except SandboxCannotStart as error:
+                raise ModelLoadError(f"images cannot be served: {error}") from error
+
+    async def close(self) -> None:
+        """End all processes that wait for work."""
+        await self._pool.close()
+
+    @asynccontextmanager
+    async def decode(self, data: bytes) -> AsyncIterator[DecodedImage]:
+        """Decode an image, and keep its pixels for the block.
+
+        Raises ValidationError, and Overloaded or Unavailable where the machine is too busy.
+        """
+        async with self._pool.turn() as turn:
+            try:
+                answer = await turn.ask(None, data, within=_SLOWDOWN * self._cpu)
+            except SandboxCannotStart as error:
+                raise Unavailable(f"images cannot be decoded now: {error}", _AGAIN_S) from error
+            _check(answer)
+            found = answer.value
+            size = ImageSize(found["height"], found["width"])
+            yield DecodedImage(size, found["bytes"], turn.results)
+
+
+def _check(answer: Answer) -> None:
+    """Raise ValidationError or Unavailable for an image that was not decoded."""
+    match answer.signal:
+        case 0:
+            if answer.wrong is not None:
+                raise ValidationError(f"invalid image: {answer.wrong}")
+        case signal.SIGPROF:
+            raise ValidationError("invalid image: decoding it takes too much time")
+        case signal.SIGALRM:
+            raise Unavailable("this machine is too busy to decode the image", _AGAIN_S)
+        case _:
+            raise ValidationError("invalid image: decoding it takes too much memory")

@@ -1,0 +1,272 @@
+"""Where the pixels of images are: places in the arena, by content, kept for whoever asks next.
+
+A place is *pinned* while a shard may still read it; others stay as a cache, and the least recently
+used of them makes room. An image without a place is decoded again from its compressed bytes, as
+soon as there is room: a full arena makes it wait in line, and never fails it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from tgi_trio.errors import GenerationError, TgiTrioError, ValidationError
+from tgi_trio.ipc.images import ArenaPlace
+from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.places import FreeSpace, align
+from tgi_trio.router.images.prompt_image import PromptImage
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED: Final = 4096  # images whose size is known without decoding them
+_AGAIN_S: Final = 1.0  # before an image is tried again that could be decoded once
+
+
+class Arena(Protocol):
+    """Shared memory for bundles (`ipc.images.ImageArena`)."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def view(self, place: ArenaPlace) -> memoryview: ...
+
+
+class Decoded(Protocol):
+    """An image whose pixels are there to be copied (`decoder.DecodedImage`)."""
+
+    @property
+    def size(self) -> ImageSize: ...
+    @property
+    def nbytes(self) -> int: ...
+    async def copy_to(self, memory: memoryview) -> None: ...
+
+
+# Decodes compressed bytes and keeps the pixels for a block; raises as `ImageDecoder.decode`.
+Decode = Callable[[bytes], AbstractAsyncContextManager[Decoded]]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownImage:
+    """What is known of an image that has been decoded once."""
+
+    size: ImageSize  # as it is seen
+    nbytes: int  # of its bundle
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Pixels in the arena."""
+
+    place: ArenaPlace
+    ready: bool = False  # not yet: they are being written
+    pins: int = 0
+    fresh: bool = True  # nobody has pinned them yet
+
+    @property
+    def evictable(self) -> bool:
+        return self.ready and not self.pins
+
+
+class PixelStore:
+    """Places of images in one arena. Everything but `look_at` and `run` is synchronous."""
+
+    def __init__(self, arena: Arena, decode: Decode, workers: int = 1) -> None:
+        """`workers`: images that are decoded again at the same time."""
+        self._arena = arena
+        self._decode = decode
+        self._workers = workers
+        self._free = FreeSpace(arena.nbytes)
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()  # by key, least recently used first
+        self._known: OrderedDict[bytes, KnownImage] = OrderedDict()  # likewise
+        self._looking: dict[bytes, trio.Event] = {}  # images that are decoded for the first time
+        self._line: deque[PromptImage] = deque()  # for a place, and to be decoded
+        self._awaited: set[bytes] = set()  # keys of those, and of what is being decoded again
+        self._active = 0  # images that are being decoded again
+        self._news = trio.Event()  # somebody is in line, or there may be room
+        self._on_ready: Callable[[bytes], None] = lambda key: None
+
+    def on_ready(self, call: Callable[[bytes], None]) -> None:
+        """Have `call` told the key of each image that was not there when it was to be pinned.
+
+        Then it is worth to ask again; where decoding failed it is back in line by that.
+        """
+        self._on_ready = call
+
+    # ---- the engine's side ----------------------------------------------------------------------
+
+    def pin(self, image: PromptImage) -> ArenaPlace | None:
+        """Return where the pixels are, until `unpin`; None: they are not there.
+
+        They are decoded then, and `on_ready` tells of it.
+        """
+        kept = self._kept.get(image.key)
+        if kept is not None and kept.ready:
+            kept.pins += 1
+            kept.fresh = False
+            self._kept.move_to_end(image.key)
+            return kept.place
+        if image.key not in self._awaited:
+            self._awaited.add(image.key)
+            self._line.append(image)
+            self._news.set()
+        return None
+
+    def unpin(self, image: PromptImage) -> None:
+        """Undo one `pin` that returned a place."""
+        kept = self._kept[image.key]
+        if not kept.pins:
+            raise RuntimeError("an image is unpinned more often than it was pinned")
+        kept.pins -= 1
+        if not kept.pins:
+            self._news.set()
+
+    # ---- the requests' side ---------------------------------------------------------------------
+
+    def knows(self, key: bytes) -> bool:
+        """Return whether an image need not be decoded to know what it is."""
+        return key in self._known
+
+    async def look_at(self, key: bytes, data: bytes) -> KnownImage:
+        """Return what an image is; decoded at most once by all who ask at the same time.
+
+        Its pixels stay where there is room for them. Raises ValidationError where it cannot be
+        decoded or can never have room, Overloaded or Unavailable where the machine is too busy.
+        """
+        while (others := self._looking.get(key)) is not None:
+            await others.wait()
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return known
+        self._looking[key] = trio.Event()
+        try:
+            async with self._decode(data) as image:
+                known = KnownImage(image.size, image.nbytes)
+                self._check_size(image.nbytes)
+                await self._keep(key, image)
+        finally:
+            self._looking.pop(key).set()
+        self._known[key] = known
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return known
+
+    def _check_size(self, nbytes: int) -> None:
+        if align(nbytes) > self._arena.nbytes:
+            raise ValidationError(
+                f"invalid image: its pixels take {nbytes} bytes, and there are "
+                f"{self._arena.nbytes} for all images (--image-memory)"
+            )
+
+    async def _keep(self, key: bytes, image: Decoded) -> None:
+        """Keep pixels if there is room, without taking it from whoever came before."""
+        if self._line or key in self._kept:
+            return
+        place = self._make_room(image.nbytes, spare_fresh=True)
+        if place is not None:
+            await self._fill(key, place, image)
+
+    # ---- decoding again -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Decode what was to be pinned and is not there, in turn, for ever."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._news.wait()
+                self._news = trio.Event()
+                while self._line and self._active < self._workers:
+                    image = self._line[0]
+                    kept = self._kept.get(image.key)
+                    if kept is not None and not kept.ready:
+                        break  # `look_at` has it at this moment, and says when it is done
+                    place = None if kept is not None else self._make_room(image.nbytes)
+                    if kept is None and place is None:
+                        break  # whoever unpins one says so
+                    self._line.popleft()
+                    if place is None:
+                        self._tell(image.key)
+                    else:
+                        self._active += 1
+                        self._kept[image.key] = _Kept(place)
+                        nursery.start_soon(self._decode_again, image, place)
+
+    async def _decode_again(self, image: PromptImage, place: ArenaPlace) -> None:
+        try:
+            async with self._decode(image.data) as found:
+                if found.nbytes != place.nbytes:
+                    raise GenerationError(f"{found.nbytes} bytes of pixels, not {place.nbytes}")
+                await self._fill(image.key, place, found)
+        except TgiTrioError as error:  # the machine is busy: it has been decoded before
+            log.warning("an image cannot be decoded again, and waits in line: %s", error)
+            if image.key in self._kept:
+                self._drop(image.key)
+            await trio.sleep(_AGAIN_S)
+        finally:
+            self._active -= 1
+            self._news.set()
+        self._tell(image.key)
+
+    def _tell(self, key: bytes) -> None:
+        self._awaited.discard(key)
+        self._on_ready(key)
+
+    # ---- places ---------------------------------------------------------------------------------
+
+    async def _fill(self, key: bytes, place: ArenaPlace, image: Decoded) -> None:
+        """Write pixels to their place; whatever raises leaves nothing behind."""
+        kept = self._kept[key] = _Kept(place)
+        try:
+            await image.copy_to(self._arena.view(place))
+            kept.ready = True
+        finally:
+            if not kept.ready:
+                self._drop(key)
+            self._news.set()
+
+    def _make_room(self, nbytes: int, *, spare_fresh: bool = False) -> ArenaPlace | None:
+        """Return a place that is taken now, or None; others are dropped for it.
+
+        `spare_fresh`: not those that somebody will pin for the first time.
+        """
+        others = {
+            key: align(kept.place.nbytes)
+            for key, kept in self._kept.items()
+            if kept.evictable and not (spare_fresh and kept.fresh)
+        }
+        if self._free.nbytes + sum(others.values()) < align(nbytes):
+            return None
+        victims = iter(others)
+        while (offset := self._free.take(nbytes)) is None:
+            victim = next(victims, None)
+            if victim is None:  # what is pinned lies in between
+                return None
+            self._drop(victim)
+        return ArenaPlace(offset, nbytes)
+
+    def _drop(self, key: bytes) -> None:
+        place = self._kept.pop(key).place
+        self._free.give_back(place.offset, place.nbytes)
+
+    def check(self) -> None:
+        """Raise RuntimeError unless places and holes are the arena, each byte once."""
+        places = [(each.place.offset, align(each.place.nbytes)) for each in self._kept.values()]
+        end, hole_before = 0, False
+        for offset, size, hole in sorted(
+            [(*each, False) for each in places] + [(*each, True) for each in self._free.holes]
+        ):
+            if offset != end or (hole and hole_before):
+                raise RuntimeError(f"the arena is not whole at byte {end}")
+            end, hole_before = offset + size, hole
+        if end != self._arena.nbytes:
+            raise RuntimeError(f"{self._arena.nbytes - end} bytes of the arena are lost")
+        if any(each.pins < 0 or (each.pins and not each.ready) for each in self._kept.values()):
+            raise RuntimeError("an image is pinned that is not there")
+        if not {image.key for image in self._line} <= self._awaited:
+            raise RuntimeError("an image is in line that nobody waits for")
