@@ -16,6 +16,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model import kernel_fit
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.families import names
+from tgi_trio.model.mixers import ShortConvolution
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
@@ -27,7 +28,15 @@ from tgi_trio.model.spec import (
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend import support as torch_support
 
-RECORDS = (DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, Names, RotarySpec)
+RECORDS = (
+    DecoderSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    Names,
+    RotarySpec,
+    ShortConvolution,
+)
 FIELDS = {f"{kind.__name__}.{field.name}" for kind in RECORDS for field in dataclasses.fields(kind)}
 KINDS = [  # fields whose values are a list of words
     (f"{kind.__name__}.{name}", typing.get_args(hint))
@@ -53,7 +62,11 @@ def test_torch_claims_every_field_of_a_model() -> None:
 
 
 def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> None:
-    refused = {key for key in FIELDS if key.startswith(("ExpertsSpec.", "LatentSpec."))}
+    refused = {
+        key
+        for key in FIELDS
+        if key.startswith(("ExpertsSpec.", "LatentSpec.", "ShortConvolution."))
+    }
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 
 
@@ -64,8 +77,11 @@ def test_the_kernels_refuse_whole_what_they_claim_no_field_of() -> None:
         LLAMA, layers=(dataclasses.replace(LLAMA.layers[0], experts=experts),)
     )
     compressed = dataclasses.replace(LLAMA, latent=latent)
+    layer = dataclasses.replace(LLAMA.layers[0], mixer=ShortConvolution(64, 3), attends=False)
+    hybrid = dataclasses.replace(LLAMA, layers=(layer, LLAMA.layers[0]))
     assert kernel_fit.find_unsupported(LLAMA, "float32") is None
     assert kernel_fit.find_unsupported(mixture, "float32") == "it is a mixture of experts"
+    assert kernel_fit.find_unsupported(hybrid, "float32") == "layers keep a state per sequence"
     assert kernel_fit.find_unsupported(compressed, "float32") == "keys and values are compressed"
 
 

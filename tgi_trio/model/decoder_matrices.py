@@ -9,6 +9,7 @@ from typing import Final
 
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.matrices import (
+    AttentionRefs,
     ExpertsRefs,
     LatentRefs,
     LayerRefs,
@@ -28,6 +29,7 @@ from tgi_trio.model.matrices import (
     whole_linear,
     whole_units,
 )
+from tgi_trio.model.mixer_matrices import mixer_refs
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec
 
 _LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
@@ -72,6 +74,7 @@ NAMES: Final[Claims] = {
     "Names.latent_down": ANY,
     "Names.latent_norm": ANY,
     "Names.latent_up": ANY,
+    "Names.mixer": ANY,
 }
 
 
@@ -100,29 +103,37 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
 
 def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
     """Return layer number `index` of a decoder."""
-    names, hidden, latent = spec.names, spec.hidden_size, spec.latent
-    prefix, experts = names.layer.format(index), spec.layers[index].experts
-    value_dim = latent.value_dim if latent else spec.head_dim
-    output = _matrix(
-        spec, prefix + names.output, hidden, spec.heads * value_dim, bias=spec.output_bias
-    )
-    query_norm, key_norm = _query_key_norms(spec, prefix)
+    names, hidden, layer = spec.names, spec.hidden_size, spec.layers[index]
+    prefix, experts, mixer = names.layer.format(index), layer.experts, layer.mixer
     return LayerRefs(
-        qkv=_latent_qkv(spec, prefix, latent) if latent else _qkv(spec, prefix),
-        output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
-        latent=_latent(spec, prefix, latent) if latent else None,
+        attention=_attention(spec, prefix) if layer.attends else None,
+        mixer=mixer_refs(mixer, prefix + names.mixer, hidden) if mixer else None,
         mlp=_experts(spec, prefix, experts) if experts else _dense_mlp(spec, prefix),
         attention_norm=_norm(spec, prefix, names.attention_norm, hidden),
         mlp_norm=_norm(spec, prefix, names.mlp_norm, hidden),
         attention_post_norm=_norm(spec, prefix, names.attention_post_norm, hidden),
         mlp_post_norm=_norm(spec, prefix, names.mlp_post_norm, hidden),
-        query_norm=query_norm,
-        key_norm=key_norm,
-        sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks else None,
     )
 
 
 # --- attention ------------------------------------------------------------------------------------
+
+
+def _attention(spec: DecoderSpec, prefix: str) -> AttentionRefs:
+    names, latent = spec.names, spec.latent
+    value_dim = latent.value_dim if latent else spec.head_dim
+    output = _matrix(
+        spec, prefix + names.output, spec.hidden_size, spec.heads * value_dim, bias=spec.output_bias
+    )
+    query_norm, key_norm = _query_key_norms(spec, prefix)
+    return AttentionRefs(
+        qkv=_latent_qkv(spec, prefix, latent) if latent else _qkv(spec, prefix),
+        output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
+        latent=_latent(spec, prefix, latent) if latent else None,
+        query_norm=query_norm,
+        key_norm=key_norm,
+        sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks else None,
+    )
 
 
 def _qkv(spec: DecoderSpec, prefix: str) -> LinearRef:

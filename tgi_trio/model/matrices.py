@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 # What ranks divide among themselves, see `split.py`; "whole": every rank has all of it.
-Split = Literal["whole", "heads", "kv_heads", "mlp", "vocabulary"]
+Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "vocabulary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,15 @@ class VectorRef:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A small tensor of plain numbers that nothing is multiplied with as a matrix."""
+
+    name: str
+    shape: tuple[int, ...]
+    units: Units  # how ranks divide its first dimension
+
+
+@dataclass(frozen=True, slots=True)
 class MlpRefs:
     """down(act(gate(x)) * up(x)), or down(act(up(x))) unless `gated`."""
 
@@ -141,20 +150,41 @@ class LatentRefs:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRefs:
-    """One layer. Norms are None where the family has none there."""
+class AttentionRefs:
+    """The attention of a layer. Norms are None where the family has none there."""
 
     qkv: LinearRef  # query, key and value heads; with latents what they start from
     output: LinearRef
     latent: LatentRefs | None
-    mlp: MlpRefs | ExpertsRefs
-    attention_norm: NormRef | None
-    mlp_norm: NormRef | None
-    attention_post_norm: NormRef | None
-    mlp_post_norm: NormRef | None
     query_norm: NormRef | None  # of a head, or of all heads, as `DecoderSpec.query_key_norm` says
     key_norm: NormRef | None
     sinks: VectorRef | None  # of heads, see `AttentionLayer.sinks`
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionRefs:
+    """A `ShortConvolution`."""
+
+    inner: LinearRef  # rows of b, of c, of x
+    kernel: TensorRef  # [channels, 1, taps]
+    bias: TensorRef | None  # [channels]
+    output: LinearRef
+
+
+MixerRefs: TypeAlias = ConvolutionRefs
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRefs:
+    """One layer. Norms are None where the family has none there."""
+
+    attention: AttentionRefs | None
+    mixer: MixerRefs | None
+    mlp: MlpRefs | ExpertsRefs
+    attention_norm: NormRef | None  # before attention and mixer alike
+    mlp_norm: NormRef | None
+    attention_post_norm: NormRef | None
+    mlp_post_norm: NormRef | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class Names:
     latent_down: str = ""  # the latent's rows, then those of the key that is rotated
     latent_norm: str = ""
     latent_up: str = ""  # per head the rows of its key, then of its value
+    mixer: str = ""  # of a layer; its kind says what follows, see `mixer_matrices.py`
 
 
 @dataclass(frozen=True, slots=True)

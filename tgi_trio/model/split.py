@@ -20,6 +20,8 @@ def unit_share(units: Units, rank: int, ranks: int) -> slice:
             return _kv_head_share(count, rank, ranks)
         case "mlp":
             return even_share(count, "MLP columns", rank, ranks)
+        case "channels":
+            return even_share(count, "channels", rank, ranks)
         case "vocabulary":
             return block_share(count, rank, ranks)
 
@@ -72,6 +74,8 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         widths |= {layer.experts.shared_width for layer in spec.layers if layer.experts}
         if not all(layer.experts for layer in spec.layers):
             widths.add(spec.mlp_width)
+        for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
+            even_share(mixer.channels, "channels", 0, ranks)
     for width in sorted(widths):
         even_share(width, "MLP columns", 0, ranks)
     block_share(spec.vocab_size, 0, ranks)

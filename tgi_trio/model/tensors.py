@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import MatrixRef, NormRef, VectorRef
+from tgi_trio.model.matrices import MatrixRef, NormRef, TensorRef, VectorRef
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.t5_spec import T5Spec
 
 Shape = tuple[int, ...]
+Part: TypeAlias = MatrixRef | NormRef | VectorRef | TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +90,22 @@ def _decoder(spec: DecoderSpec) -> Iterator[tuple[str, Shape]]:
                 yield part.bias, (part.rows,)
         elif isinstance(part, NormRef):
             yield from ((name, (part.size,)) for name in (part.weight, part.bias) if name)
+        elif isinstance(part, TensorRef):
+            yield part.name, part.shape
         else:
             yield part.name, (part.size,)
 
 
-def _parts(spec: DecoderSpec) -> Iterator[MatrixRef | NormRef | VectorRef]:
+def _parts(spec: DecoderSpec) -> Iterator[Part]:
     """Yield what has tensors of its own, however deep it lies in a decoder's description."""
     yield from _inside(outer_refs(spec))
     for index in range(len(spec.layers)):
         yield from _inside(layer_refs(spec, index))
 
 
-def _inside(part: Any) -> Iterator[MatrixRef | NormRef | VectorRef]:
+def _inside(part: Any) -> Iterator[Part]:
     """Yield what has tensors of its own in a part of a description."""
-    if isinstance(part, MatrixRef | NormRef | VectorRef):
+    if isinstance(part, Part):
         yield part
     elif isinstance(part, tuple):
         for each in part:

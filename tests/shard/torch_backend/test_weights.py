@@ -18,7 +18,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
-from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
@@ -43,6 +43,11 @@ def _load(folder: Path, **options: Any) -> TorchRunner:
     runner = load_torch_runner(settings, sampler=GreedyRecorder())
     assert isinstance(runner, TorchRunner)
     return runner
+
+
+def _attention(layer: Layer) -> Attention:
+    assert layer.attention is not None
+    return layer.attention
 
 
 def _decoder(runner: TorchRunner) -> Decoder:
@@ -224,7 +229,7 @@ def test_tied_head_takes_no_memory_of_its_own(checkpoint: Checkpoint) -> None:
 def test_whole_tensors_are_views_of_the_file(folder: Path) -> None:
     """What needs no change is not copied: a change in the file shows."""
     runner = _load(folder)
-    weight = _decoder(runner).layers[0].output.weight
+    weight = _attention(_decoder(runner).layers[0]).output.weight
     before = weight.clone()
     data = bytearray((folder / "model.safetensors").read_bytes())
     wanted = before.numpy().tobytes()
@@ -239,8 +244,9 @@ def test_whole_tensors_are_views_of_the_file(folder: Path) -> None:
 def test_large_weights_are_packed_and_given_up(checkpoint: Checkpoint) -> None:
     folder = checkpoint("llama", hidden_size=512, intermediate_size=1024)
     runner = _load(folder)
-    assert all(layer.qkv.packed is not None for layer in _decoder(runner).layers)
-    assert not any(layer.qkv.weight.numel() for layer in _decoder(runner).layers)
+    joined = [_attention(layer).qkv for layer in _decoder(runner).layers]
+    assert all(qkv.packed is not None for qkv in joined)
+    assert not any(qkv.weight.numel() for qkv in joined)
     file = folder / "model.safetensors"
     assert runner.model.nbytes() == pytest.approx(file.stat().st_size, rel=0.05)
 

@@ -42,13 +42,13 @@ class AdaptedLinear:
 def adaptable_linears(spec: DecoderSpec) -> Iterator[tuple[Site, LinearRef]]:
     """Yield the linears of a decoder that adapters may change, in the order of computation.
 
-    Not those of mixtures of experts, nor what lies around a compressed K and V.
+    Not those of mixtures of experts, of mixers, nor what lies around a compressed K and V.
     """
     for index in range(len(spec.layers)):
         refs = layer_refs(spec, index)
-        if refs.latent is None:
-            yield Site(index, "qkv"), refs.qkv
-            yield Site(index, "output"), refs.output
+        if refs.attention is not None and refs.attention.latent is None:
+            yield Site(index, "qkv"), refs.attention.qkv
+            yield Site(index, "output"), refs.attention.output
         if isinstance(refs.mlp, MlpRefs):
             yield Site(index, "inner"), refs.mlp.inner
             yield Site(index, "down"), refs.mlp.down

@@ -83,9 +83,13 @@ class Checkpoint:
 
     def vector(self, name: str, size: int) -> Floats:
         """Return a copy of a tensor [size]; raises ModelLoadError as `find_tensor` does."""
-        tensor = find_tensor(self._container, name.removeprefix(self._base), (size,))
+        return self.array(name, (size,))
+
+    def array(self, name: str, shape: tuple[int, ...]) -> Floats:
+        """Return a copy of a small tensor [*shape]; raises ModelLoadError as `vector` does."""
+        tensor = find_tensor(self._container, name.removeprefix(self._base), shape)
         kind = number_type(tensor)
-        return unchanged(to_float32(tensor.take().view(kind)), tensor.change)
+        return unchanged(to_float32(tensor.take().view(kind)), tensor.change).reshape(shape)
 
     def number(self, names: Iterable[str]) -> float | None:
         """Return the only number of the first tensor that is there; None: none of them is.

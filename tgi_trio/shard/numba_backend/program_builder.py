@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.adapters.sites import Role, Site
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LayerRefs, LinearRef, MlpRefs, NormRef, every_unit
+from tgi_trio.model.matrices import (
+    AttentionRefs,
+    LayerRefs,
+    LinearRef,
+    MlpRefs,
+    NormRef,
+    every_unit,
+)
 from tgi_trio.model.spec import DecoderSpec, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear, read_table
@@ -162,19 +169,21 @@ class ProgramBuilder:
         )
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
-        spec = self._spec
+        spec, attention = self._spec, refs.attention
         if not isinstance(refs.mlp, MlpRefs):
             raise ValueError("the kernels know no mixtures of experts; see `kernel_fit.py`")
+        if attention is None:
+            raise ValueError("the kernels know no layers without attention; see `kernel_fit.py`")
         self._norm(refs.attention_norm, Buffer.HIDDEN)
-        self._adapt("qkv", refs.qkv, Buffer.NORMED)
-        self._linear(refs.qkv, Buffer.NORMED, Buffer.QKV)
-        self._rotate(refs, layer)
+        self._adapt("qkv", attention.qkv, Buffer.NORMED)
+        self._linear(attention.qkv, Buffer.NORMED, Buffer.QKV)
+        self._rotate(attention, layer)
         value_scale = self._kv_scales[self._index][1]
         self._add(
             Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap, value_scale=value_scale
         )
-        self._adapt("output", refs.output, Buffer.ATTENDED)
-        self._branch(refs.output, Buffer.ATTENDED, refs.attention_post_norm)
+        self._adapt("output", attention.output, Buffer.ATTENDED)
+        self._branch(attention.output, Buffer.ATTENDED, refs.attention_post_norm)
         self._norm(refs.mlp_norm, Buffer.HIDDEN)
         self._adapt("inner", refs.mlp.inner, Buffer.NORMED, paired=refs.mlp.gated)
         self._linear(
@@ -198,7 +207,7 @@ class ProgramBuilder:
         site = Site(self._index, role)
         self.sites.append(AdaptedSite(site, len(self.rows), source, inputs, outputs, paired))
 
-    def _rotate(self, refs: LayerRefs, layer: LayerSpec) -> None:
+    def _rotate(self, refs: AttentionRefs, layer: LayerSpec) -> None:
         norms = {
             "query_norm": self._norm_weight(refs.query_norm),
             "key_norm": self._norm_weight(refs.key_norm),

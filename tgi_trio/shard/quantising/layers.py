@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LayerRefs, LinearRef, MatrixRef, MlpRefs
+from tgi_trio.model.matrices import AttentionRefs, LayerRefs, LinearRef, MatrixRef, MlpRefs
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Checkpoint
@@ -23,7 +23,7 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.models.decoder import Decoder, Layer
+from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer
 from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
@@ -119,7 +119,8 @@ class LayerWalk:
     def _layer(self, index: int) -> tuple[Layer, LayerRefs]:
         refs = layer_refs(self.spec, index)
         layer = self._loader.layer(index, self.spec.layers[index], refs)
-        layer.attention = replace(layer.attention, index=0)  # the only one of its decoder
+        if layer.attention is not None:
+            layer.attention.shape = replace(layer.attention.shape, index=0)  # alone in its decoder
         return layer, refs
 
     def _decoder(self, layers: list[Layer]) -> Decoder:
@@ -146,10 +147,8 @@ class LayerWalk:
 
 def _watch(layer: Layer, refs: LayerRefs) -> Iterator[Inputs]:
     """Put what takes notes in place of a layer's linears; yield the matrices of each."""
-    yield _watch_one(layer, "qkv", refs.qkv)
-    yield _watch_one(layer, "output", refs.output)
-    if layer.latent is not None and refs.latent is not None and refs.latent.query_up is not None:
-        yield _watch_one(layer.latent, "query_up", refs.latent.query_up)
+    if layer.attention is not None and refs.attention is not None:
+        yield from _watch_attention(layer.attention, refs.attention)
     if isinstance(refs.mlp, MlpRefs):
         assert isinstance(layer.mlp, DenseMlp)
         yield from _watch_mlp(layer.mlp, refs.mlp)
@@ -159,6 +158,14 @@ def _watch(layer: Layer, refs: LayerRefs) -> Iterator[Inputs]:
         yield from _watch_mlp(expert, own)
     if isinstance(layer.mlp.shared, DenseMlp) and refs.mlp.shared is not None:
         yield from _watch_mlp(layer.mlp.shared, refs.mlp.shared)
+
+
+def _watch_attention(attention: Attention, refs: AttentionRefs) -> Iterator[Inputs]:
+    yield _watch_one(attention, "qkv", refs.qkv)
+    yield _watch_one(attention, "output", refs.output)
+    latent = attention.latent
+    if latent is not None and refs.latent is not None and refs.latent.query_up is not None:
+        yield _watch_one(latent, "query_up", refs.latent.query_up)
 
 
 def _watch_mlp(mlp: DenseMlp, refs: MlpRefs) -> Iterator[Inputs]:

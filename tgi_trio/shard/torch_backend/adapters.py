@@ -121,9 +121,10 @@ class TorchAdapters:
 def wrap_linears(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> None:
     """Put what `wrap` returns in the place of every linear that adapters may change."""
     for index, layer in enumerate(decoder.layers):
-        if layer.latent is None:
-            layer.qkv = wrap(Site(index, "qkv"), layer.qkv)
-            layer.output = wrap(Site(index, "output"), layer.output)
+        attention = layer.attention
+        if attention is not None and attention.latent is None:
+            attention.qkv = wrap(Site(index, "qkv"), attention.qkv)
+            attention.output = wrap(Site(index, "output"), attention.output)
         if isinstance(layer.mlp, DenseMlp):
             layer.mlp.up = wrap(Site(index, "inner"), layer.mlp.up)
             layer.mlp.down = wrap(Site(index, "down"), layer.mlp.down)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model import mixer_matrices
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, only
 from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.spec import DecoderSpec
@@ -16,6 +17,7 @@ _ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 CLAIMS: Final[Claims] = {
     **NAMES,
+    **mixer_matrices.FIELDS,
     "DecoderSpec.family": ANY,
     "DecoderSpec.vocab_size": ANY,
     "DecoderSpec.hidden_size": ANY,
@@ -70,8 +72,8 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.window": ANY,
     "LayerSpec.rotary": ANY,
     "LayerSpec.experts": ANY,
-    "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
-    "LayerSpec.attends": only(True, refusal="layers have no attention"),
+    "LayerSpec.mixer": ANY,
+    "LayerSpec.attends": ANY,
     "RotarySpec.dim": ANY,
     "RotarySpec.theta": ANY,
     "RotarySpec.kind": only(

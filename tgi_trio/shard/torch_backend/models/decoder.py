@@ -21,6 +21,8 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
+from tgi_trio.shard.torch_backend.states.pool import StateShapes
+from tgi_trio.shard.torch_backend.states.steps import MixerLayer, StepStates
 
 RotaryTables = dict[int, RotaryTable]
 
@@ -35,19 +37,14 @@ class Ranks(Gathering, Protocol):
 
 
 @dataclass(slots=True)
-class Layer:
-    """One layer's weights. Built by `decoder_loading.py`."""
+class Attention:
+    """The weights of a layer's attention."""
 
-    attention: AttentionLayer
+    shape: AttentionLayer
     qkv: Linear  # query rows, key rows, value rows; with latents what they start from
     latent: LatentProjections | None
     output: Linear
-    mlp: Mlp
     rotary: int  # index into the decoder's rotaries, -1 = none
-    attention_norm: Norm | None
-    mlp_norm: Norm | None
-    attention_post_norm: Norm | None
-    mlp_post_norm: Norm | None
     query_norm: Norm | None  # over all heads at once
     key_norm: Norm | None
     head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
@@ -59,17 +56,39 @@ class Layer:
         self.output.pack()
         if self.latent is not None:
             self.latent.pack()
-        self.mlp.pack()
 
     def nbytes(self) -> int:
-        parts = [self.qkv, self.latent, self.output, self.mlp, self.attention_norm, self.mlp_norm]
-        parts += [self.attention_post_norm, self.mlp_post_norm, self.query_norm, self.key_norm]
+        parts = [self.qkv, self.latent, self.output, self.query_norm, self.key_norm]
         plain = [self.head_norm, self.head_norm_bias]
         return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
 
 
+@dataclass(slots=True)
+class Layer:
+    """One layer's weights. Built by `decoder_loading.py`."""
+
+    attention: Attention | None
+    mixer: MixerLayer | None  # where there is attention, too, their results are added up
+    mlp: Mlp
+    attention_norm: Norm | None  # before attention and mixer
+    mlp_norm: Norm | None
+    attention_post_norm: Norm | None
+    mlp_post_norm: Norm | None
+
+    def pack(self) -> None:
+        """Pack every large linear for this machine; see `Linear.pack`."""
+        for part in (self.attention, self.mixer, self.mlp):
+            if part is not None:
+                part.pack()
+
+    def nbytes(self) -> int:
+        norms = [self.attention_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm]
+        parts = [self.attention, self.mixer, self.mlp, *norms]
+        return sum(part.nbytes() for part in parts if part is not None)
+
+
 class Decoder:
-    """A whole model on one rank. Stateless but for its weights; the KV cache is the caller's."""
+    """A whole model on one rank. Its weights alone: KV cache and states are the caller's."""
 
     def __init__(
         self,
@@ -97,20 +116,31 @@ class Decoder:
         self.vocabulary = vocabulary or slice(0, spec.vocab_size)
         self.ranks = ranks
         self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
-        self._head_steps = [self._steps_of(layer) for layer in layers]
+        attending = [layer.attention for layer in layers if layer.attention is not None]
+        self._head_steps = {own.shape.index: self._steps_of(own) for own in attending}
 
     predicts_prompt = True
 
     @property
     def kv_shape(self) -> KVShape:
-        layer = self.layers[0].attention
+        attending = [layer.attention.shape for layer in self.layers if layer.attention]
+        if not attending:
+            return KVShape(0, 0, 0)
         same = self.spec.latent is not None
-        return KVShape(len(self.layers), layer.kv_heads, layer.head_dim, same)
+        return KVShape(len(attending), attending[0].kv_heads, attending[0].head_dim, same)
+
+    @property
+    def state_shapes(self) -> StateShapes:
+        """Return what layers keep for a sequence on this rank, by their number."""
+        ranks = 1 if self.ranks is None else self.ranks.size
+        mixers = {i: layer.mixer for i, layer in enumerate(self.spec.layers) if layer.mixer}
+        return {i: mixer.state_shapes(ranks) for i, mixer in mixers.items()}
 
     def linears(self) -> Iterator[Linear]:
         """Yield the matrices that every token is multiplied with."""
         for layer in self.layers:
-            yield from (layer.qkv, layer.output)
+            if layer.attention is not None:
+                yield from (layer.attention.qkv, layer.attention.output)
             if isinstance(layer.mlp, DenseMlp):
                 yield from (layer.mlp.up, layer.mlp.down)
         yield self.head
@@ -124,11 +154,12 @@ class Decoder:
     def capturable(self) -> bool:
         """Whether decodes run the same kernels whatever the tokens are.
 
-        Not where experts are looked up one by one.
+        Not where experts are looked up one by one, nor where states are read and written: a
+        recording has no slots.
         """
         mlps = [layer.mlp for layer in self.layers]
         looked_up = any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
-        return not looked_up
+        return not looked_up and all(layer.mixer is None for layer in self.layers)
 
     @property
     def needs_lengths(self) -> bool:
@@ -142,15 +173,16 @@ class Decoder:
         lengths: torch.Tensor,
         attention: AttentionBackend,
         batch: Any,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
         """Return hidden states [T, hidden] before the final norm, those of `taps` beside them.
 
         `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what
-        `AttentionBackend.prepare` returned.
+        `AttentionBackend.prepare` returned; `states` are needed where there are `state_shapes`.
         """
         x = self.embed(token_ids, positions)
         tables = self.rotary_tables(positions, lengths, x.dtype)
-        return self.run_layers(x, tables, attention, batch)
+        return self.run_layers(x, tables, attention, batch, states)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what the first layer gets [T, hidden] of tokens int64 [T]."""
@@ -166,15 +198,20 @@ class Decoder:
         return x
 
     def run_layers(
-        self, x: torch.Tensor, tables: RotaryTables, attention: AttentionBackend, batch: Any
+        self,
+        x: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
         """Return what all layers make of `x` [T, hidden]; the rest as for `forward`."""
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
-        for i, layer in enumerate(self.layers):
+        for i in range(len(self.layers)):
             if i in self.taps:  # beside what the layer adds up itself, which stays as it is
                 tapped[i] = add_and_normalise(x, addends, None)[0]
-            x, addends = self._layer(layer, x, addends, tables, attention, batch)
+            x, addends = self._layer(i, x, addends, tables, attention, batch, states)
         hidden = add_and_normalise(x, addends, None)[0]
         if not self.taps:
             return hidden
@@ -215,18 +252,26 @@ class Decoder:
 
     def _layer(
         self,
-        layer: Layer,
+        index: int,
         x: torch.Tensor,
         addends: Addends | None,
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
+        states: StepStates | None,
     ) -> tuple[torch.Tensor, Addends]:
         """Return a hidden state and what is still to be added: the next norm is of the sum."""
-        scale = self.spec.residual_scale
+        layer, scale = self.layers[index], self.spec.residual_scale
         x, normed = add_and_normalise(x, addends, layer.attention_norm)
-        attended = self._attention(layer, normed, tables, attention, batch)
-        addends = Addends(attended, norm=layer.attention_post_norm, scale=scale)
+        parts = []
+        if layer.attention is not None:
+            parts.append(self._attend(layer.attention, normed, tables, attention, batch))
+        if layer.mixer is not None:
+            if states is None:
+                raise ValueError(f"layer {index} keeps states, and the step has none")
+            parts.append(layer.mixer.mix(normed, states.layers[index], states.steps))
+        mixed = self._all_reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
+        addends = Addends(mixed, norm=layer.attention_post_norm, scale=scale)
         if self.spec.parallel:
             inner = layer.mlp_norm(x) if layer.mlp_norm else normed
             return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
@@ -234,31 +279,32 @@ class Decoder:
         inner = self._all_reduce(layer.mlp(inner))
         return x, Addends(inner, norm=layer.mlp_post_norm, scale=scale)
 
-    def _attention(
+    def _attend(
         self,
-        layer: Layer,
+        layer: Attention,
         x: torch.Tensor,
         tables: RotaryTables,
         attention: AttentionBackend,
         batch: Any,
     ) -> torch.Tensor:
+        """Return this rank's part of the sum that attention is."""
         qkv = layer.qkv(x)
         if layer.latent is not None:
             rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
             attended = attention.attend_latents(
-                layer.attention, qkv, layer.latent, rotary, table, batch
+                layer.shape, qkv, layer.latent, rotary, table, batch
             )
-            return self._all_reduce(layer.output(layer.latent.values(attended)))
+            return layer.output(layer.latent.values(attended))
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
-        steps = self._head_steps[layer.attention.index]
+        steps = self._head_steps[layer.shape.index]
         attended = attention.attend_projected(
-            layer.attention, qkv, steps, tables.get(layer.rotary), batch
+            layer.shape, qkv, steps, tables.get(layer.rotary), batch
         )
-        return self._all_reduce(layer.output(attended))
+        return layer.output(attended)
 
-    def _steps_of(self, layer: Layer) -> HeadSteps:
-        shape, spec = layer.attention, self.spec
+    def _steps_of(self, layer: Attention) -> HeadSteps:
+        shape, spec = layer.shape, self.spec
         return HeadSteps(
             heads=shape.heads,
             kv_heads=shape.kv_heads,
@@ -272,10 +318,10 @@ class Decoder:
         )
 
     def _normalise_whole(
-        self, layer: Layer, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
+        self, layer: Attention, query_norm: Norm, key_norm: Norm, qkv: torch.Tensor
     ) -> torch.Tensor:
         """Normalise all of a token's query heads together, and its key heads (OLMo 2)."""
-        shape = layer.attention
+        shape = layer.shape
         if self.spec.qkv_clip:
             qkv = qkv.clamp(-self.spec.qkv_clip, self.spec.qkv_clip)
         query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

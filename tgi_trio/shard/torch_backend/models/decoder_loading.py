@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import LatentRefs, LayerRefs, MlpRefs, NormRef
+from tgi_trio.model.matrices import AttentionRefs, LatentRefs, LayerRefs, MlpRefs, NormRef
 from tgi_trio.model.spec import DecoderSpec, LatentSpec, LayerSpec, RotarySpec
 from tgi_trio.model.split import even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
@@ -17,7 +17,8 @@ from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.models.decoder import Decoder, Layer, Ranks
+from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer, Ranks
+from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer
 from tgi_trio.shard.torch_backend.models.mlp_loading import load_dense_mlp, load_experts
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.support import check_supported
@@ -83,23 +84,14 @@ class DecoderLoader(WeightLoader):
         return self.linear(ref)
 
     def layer(self, index: int, layer: LayerSpec, refs: LayerRefs) -> Layer:
-        whole = self.spec.query_key_norm == "whole"
-        head_norm, head_norm_bias = self.head_norms(refs)
         return Layer(
-            attention=self.attention(index, layer, refs),
-            qkv=self.linear(refs.qkv),
-            latent=self.latent(refs.latent, self.spec.latent),
-            output=self.linear(refs.output),
+            attention=self.attention(index, layer, refs.attention) if refs.attention else None,
+            mixer=load_mixer(self, refs.mixer, layer.mixer) if refs.mixer and layer.mixer else None,
             mlp=self.mlp(refs, layer),
-            rotary=self.rotary(layer.rotary),
             attention_norm=self.optional_norm(refs.attention_norm),
             mlp_norm=self.optional_norm(refs.mlp_norm),
             attention_post_norm=self.optional_norm(refs.attention_post_norm),
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
-            query_norm=self.optional_norm(refs.query_norm) if whole else None,
-            key_norm=self.optional_norm(refs.key_norm) if whole else None,
-            head_norm=head_norm,
-            head_norm_bias=head_norm_bias,
         )
 
     def mlp(self, refs: LayerRefs, layer: LayerSpec) -> Mlp:
@@ -109,7 +101,22 @@ class DecoderLoader(WeightLoader):
         with self.source.as_numbers():  # experts are multiplied together, which are numbers there
             return load_experts(self, refs.mlp, layer.experts, self.act)
 
-    def attention(self, index: int, layer: LayerSpec, refs: LayerRefs) -> AttentionLayer:
+    def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
+        whole = self.spec.query_key_norm == "whole"
+        head_norm, head_norm_bias = self.head_norms(refs)
+        return Attention(
+            shape=self.attention_shape(index, layer, refs),
+            qkv=self.linear(refs.qkv),
+            latent=self.latent(refs.latent, self.spec.latent),
+            output=self.linear(refs.output),
+            rotary=self.rotary(layer.rotary),
+            query_norm=self.optional_norm(refs.query_norm) if whole else None,
+            key_norm=self.optional_norm(refs.key_norm) if whole else None,
+            head_norm=head_norm,
+            head_norm_bias=head_norm_bias,
+        )
+
+    def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
         spec = self.spec
         slopes, sinks = None, self.vector(refs.sinks)[self.heads] if refs.sinks else None
         if spec.alibi:
@@ -117,7 +124,7 @@ class DecoderLoader(WeightLoader):
             slopes = slopes.to(self.source.device)
         key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
         return AttentionLayer(
-            index=index,
+            index=sum(before.attends for before in spec.layers[:index]),
             heads=self.heads.stop - self.heads.start,
             kv_heads=self.kv_heads.stop - self.kv_heads.start,
             head_dim=spec.head_dim,
@@ -156,7 +163,7 @@ class DecoderLoader(WeightLoader):
             value_up=value.transpose(1, 2).contiguous(),
         )
 
-    def head_norms(self, refs: LayerRefs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def head_norms(self, refs: AttentionRefs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return per-head norm weights [heads + kv_heads, head_dim] and biases."""
         query, key = refs.query_norm, refs.key_norm
         if self.spec.query_key_norm != "head" or query is None or key is None:

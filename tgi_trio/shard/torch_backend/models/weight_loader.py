@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tgi_trio.model.matrices import LinearRef, NormRef, Units, VectorRef
+from tgi_trio.model.matrices import LinearRef, NormRef, TensorRef, Units, VectorRef
 from tgi_trio.model.spec import NormKind
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -42,6 +42,11 @@ class WeightLoader:
     def vector(self, ref: VectorRef) -> torch.Tensor:
         """Return float32 [size] of every rank."""
         return self.source.vector(ref.name, ref.size, dtype=torch.float32)
+
+    def tensor(self, ref: TensorRef, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return this rank's part of a small tensor, in `dtype` (the model's)."""
+        (rows,) = ref.units.spans(self.share(ref.units))
+        return self.source.tensor(ref.name, ref.shape, rows, dtype)
 
     def optional_norm(self, ref: NormRef | None) -> Norm | None:
         """Return a norm, None for none."""

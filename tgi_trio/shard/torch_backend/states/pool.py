@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from tgi_trio.model.mixers import StateShape
+
+StateShapes: TypeAlias = Mapping[int, Sequence[StateShape]]  # by the number of the layer
 
 NULL_SLOT = 0  # never handed out: rows of made-up steps read and write it
 
@@ -19,14 +22,14 @@ class StatePool:
 
     def __init__(
         self,
-        shapes: Mapping[int, Sequence[StateShape]],
+        shapes: StateShapes,
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         """Allocate; raises torch's out-of-memory errors.
 
-        `shapes`: by the number of the layer, see `Mixer.state_shapes`; `dtype` is the model's.
+        `shapes`: see `Mixer.state_shapes`; `dtype` is the model's.
         """
         self.slots = slots
         self.layers: dict[int, dict[str, torch.Tensor]] = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 
@@ -20,6 +21,30 @@ class StateSteps:
     reads: torch.Tensor  # int64 [R] slot of the state before the row's first token
     writes: torch.Tensor  # int64 [R] slot for the state behind its last
     fresh: torch.Tensor  # bool [R] the state before is zero, whatever the slot holds
+    _places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict
+    )
+
+    def places_behind(self, before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return places in a list that has `before` entries in front of every row's tokens.
+
+        Int64: of the tokens [T], of the entries [R * before], and of the last `before` of each
+        row [R * before]. Made once for each `before`.
+        """
+        if before not in self._places:
+            rows = np.arange(len(self.starts) - 1)
+            starts = np.asarray(self.starts, np.int64)
+            tokens = np.arange(starts[-1]) + np.repeat((rows + 1) * before, np.diff(starts))
+            own = np.arange(before)
+            firsts = (starts[:-1] + rows * before)[:, None] + own
+            lasts = (starts[1:] + rows * before)[:, None] + own
+            device = self.reads.device
+            self._places[before] = (
+                torch.from_numpy(tokens).to(device),
+                torch.from_numpy(firsts.reshape(-1)).to(device),
+                torch.from_numpy(lasts.reshape(-1)).to(device),
+            )
+        return self._places[before]
 
     @property
     def decodes(self) -> bool:
@@ -34,6 +59,14 @@ class StateSteps:
     def write(self, states: torch.Tensor, values: torch.Tensor) -> None:
         """Write the rows' new states [R, *shape], rounded to what `states` holds."""
         states.index_copy_(0, self.writes, values.to(states.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepStates:
+    """All states, and what a step reads and writes of them."""
+
+    layers: Mapping[int, Mapping[str, torch.Tensor]]  # by layer and name [slots, *shape]
+    steps: StateSteps
 
 
 class MixerLayer(Protocol):

@@ -1,0 +1,48 @@
+"""A causal convolution per channel whose last inputs are the state: a part of most mixers."""
+
+from __future__ import annotations
+
+import torch
+
+from tgi_trio.shard.torch_backend.states.steps import StateSteps
+
+
+class CausalConvolution:
+    """y_t = sum_k w_k x_(t - taps + 1 + k) + b, for each channel by itself."""
+
+    def __init__(self, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """`kernel` [channels, taps], the weight of the token itself last; `bias` [channels]."""
+        self._kernel = kernel.t().contiguous()
+        self._bias = bias
+        self._taps = kernel.shape[1]
+
+    def __call__(self, x: torch.Tensor, tails: torch.Tensor, steps: StateSteps) -> torch.Tensor:
+        """Return y [T, channels] of `x` [T, channels].
+
+        `tails` [slots, taps - 1, channels]: the inputs before each row's first token, oldest
+        first; those before what follows its last are written.
+        """
+        tail = steps.read(tails).to(x.dtype)
+        if steps.decodes:
+            window = torch.cat((tail, x.unsqueeze(1)), dim=1)  # [R, taps, channels]
+            steps.write(tails, window[:, 1:])
+            return self._finish((window * self._kernel).sum(dim=1))
+        before = self._taps - 1
+        # Every row's inputs behind its tail, row after row.
+        joined = torch.empty(
+            (len(x) + tail.shape[0] * before, x.shape[1]), dtype=x.dtype, device=x.device
+        )
+        inputs, firsts, lasts = steps.places_behind(before)
+        joined[inputs] = x
+        joined[firsts] = tail.flatten(0, 1)
+        steps.write(tails, joined[lasts].view(tail.shape))
+        y = joined[inputs] * self._kernel[before]
+        for k in range(before):
+            y += joined[inputs - (before - k)] * self._kernel[k]
+        return self._finish(y)
+
+    def _finish(self, y: torch.Tensor) -> torch.Tensor:
+        return y if self._bias is None else y + self._bias
+
+    def nbytes(self) -> int:
+        return self._kernel.nbytes + (0 if self._bias is None else self._bias.nbytes)

@@ -1,0 +1,34 @@
+"""The layer of a `ShortConvolution`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
+from tgi_trio.shard.torch_backend.states.steps import StateSteps
+
+
+class ShortConvolutionLayer:
+    """out(c * convolution(b * x)), see `model/mixers.py`; a `MixerLayer`."""
+
+    def __init__(self, inner: Linear, convolution: CausalConvolution, output: Linear) -> None:
+        """`inner`: rows of b, of c, of x."""
+        self.inner = inner
+        self.convolution = convolution
+        self.output = output
+
+    def mix(
+        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+    ) -> torch.Tensor:
+        b, c, own = self.inner(x).chunk(3, dim=-1)
+        return self.output(c * self.convolution(b * own, states["tail"], steps))
+
+    def pack(self) -> None:
+        self.inner.pack()
+        self.output.pack()
+
+    def nbytes(self) -> int:
+        return self.inner.nbytes() + self.convolution.nbytes() + self.output.nbytes()
