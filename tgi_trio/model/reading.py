@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
@@ -59,6 +60,25 @@ def rotary(
         max_positions=config.trained_positions,
         parameters=parameters,
     )
+
+
+def with_sections(
+    spec: RotarySpec, default: tuple[int, int, int], *, alternate: bool
+) -> RotarySpec:
+    """Return how a model turns that gives the tokens of images three positions.
+
+    `default` is the family's `mrope_section`; `alternate`: the axes take turns pair by pair. Raises
+    ModelLoadError for sections that do not make up a head.
+    """
+    given = spec.parameters.get("mrope_section") or default
+    pairs = spec.dim // 2
+    whole = len(given) == 3 and all(isinstance(count, int) and count >= 0 for count in given)
+    if not whole or (sum(given) != pairs and not alternate):
+        raise ModelLoadError(
+            f"mrope_section must be three numbers that add up to {pairs}, the pairs of dimensions "
+            f"that turn, not {given!r}."
+        )
+    return replace(spec, sections=tuple(given), sections_alternate=alternate)
 
 
 def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:

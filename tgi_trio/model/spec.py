@@ -86,6 +86,10 @@ class RotarySpec:
     kind: RotaryKind = "default"
     interleaved: bool = False  # pairs are neighbours (GPT-J) rather than half a head apart
     max_positions: int = 0
+    # Pairs of dimensions that turn with a token's time, row and column, where images give tokens
+    # three positions: so many of each one after the other, the axes in turns. (): all with one.
+    sections: tuple[int, ...] = ()
+    sections_alternate: bool = False  # the axes take turns pair by pair, as far as each goes
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
 
 

@@ -21,6 +21,7 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.placed_features import PlacedFeatures
+from tgi_trio.shard.prompt_geometry import PromptGeometry
 
 BEAT_S = 1.0  # an idle shard shows life this often
 
@@ -42,6 +43,7 @@ class ShardSequence:
     # Rotary position of a token behind the images less its position: images of some families
     # advance the rotary positions by fewer than they have tokens. Never positive.
     rotary_delta: int = 0
+    geometry: PromptGeometry | None = None  # of its prompt, where that has images
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,11 @@ class StepPlan:
     uniform: bool = False  # every row of the batch computes its last token, and nothing else
     counts: PlanCounts = PlanCounts()
     applied: int = 0  # number of the last command applied before it: what its STEP acknowledges
+
+    @property
+    def turning_positions(self) -> NDArray[np.int64]:
+        """What rotary embeddings turn by, [T] or [3, T]."""
+        return self.positions if self.rotary_positions is None else self.rotary_positions
 
 
 def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:

@@ -8,7 +8,7 @@ times.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from tgi_trio.model.spec import RotarySpec
 
 Floats = NDArray[np.float32]
 
+_AXES: Final = 3  # time, row, column
+
 
 def rotary_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
     """Return radians per position, float32 [dim / 2], and what cosines and sines are scaled by.
@@ -24,6 +26,22 @@ def rotary_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
     "dynamic" and "longrope": those of short sequences.
     """
     return _FREQUENCIES[spec.kind](spec)
+
+
+def rotary_axes(spec: RotarySpec) -> NDArray[np.int64] | None:
+    """Return with which position of three each pair turns, [dim / 2]; None: all with the first.
+
+    0: time, 1: row, 2: column. Sections in turns are Qwen2-VL's, alternating ones Qwen3-VL's.
+    """
+    if not spec.sections:
+        return None
+    pairs = np.arange(spec.dim // 2)
+    if not spec.sections_alternate:
+        axes = np.repeat(np.arange(len(spec.sections)) % _AXES, spec.sections)
+        return axes[: len(pairs)].astype(np.int64)
+    axes = pairs % _AXES
+    axes[pairs >= np.array(spec.sections)[axes] * _AXES] = 0  # beyond its section: time
+    return axes.astype(np.int64)
 
 
 def exponents(spec: RotarySpec) -> Floats:

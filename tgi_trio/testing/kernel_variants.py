@@ -76,6 +76,7 @@ def _attention(generation: Generation) -> Iterator[Variant]:
         {"SOFT_CAP": True},
         {"ALIBI": True},
         {"SINKS": True, "WINDOW": 128},
+        {"AHEAD": True, "WINDOW": 4096},
     ]
     cases: list[tuple[int, torch.dtype, dict[str, Any]]] = [
         (dim, dtype, {}) for dim in (64, 80, 96, 128, 192, 256) for dtype in (BF16, F32)
@@ -83,7 +84,7 @@ def _attention(generation: Generation) -> Iterator[Variant]:
     cases += [(128, dtype, kind) for kind in kinds for dtype in (BF16, F32)]
     cases += [(128, BF16, {"CODES": word}) for word in EIGHT_BITS]
     cases += [(dim, BF16, {"CODES": "fp8_e4m3fn"}) for dim in (64, 256)]
-    cases += [(256, BF16, {"SOFT_CAP": True, "WINDOW": 4096}), (64, BF16, kinds[-1])]
+    cases += [(256, BF16, {"SOFT_CAP": True, "WINDOW": 4096}), (64, BF16, kinds[3])]
     for dim, dtype, kind in cases:
         for decodes in (True, False):
             for group, divided in ((4, False), (4, True), (7, False)):
@@ -133,6 +134,7 @@ def _attend(
         "SOFT_CAP": False,
         "ALIBI": False,
         "SINKS": False,
+        "AHEAD": False,
         "CODES": "",
     }
     cached = U8 if eight_bits else dtype

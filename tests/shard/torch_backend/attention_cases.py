@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from tests.shard.torch_backend.models_support import BLOCK, plan, sequence, tables
@@ -32,11 +33,13 @@ def attended(
     dim: int = DIM,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    spans: int = 0,
     **kind: Any,
 ) -> torch.Tensor:
     """Return [T, heads * dim] on the CPU: the last `counts[i]` queries of `contexts[i]` tokens.
 
-    Numbers and block tables are the same in every call with the same sizes.
+    `spans`: so many tokens at a time see one another both ways. Numbers and block tables are the
+    same in every call with the same sizes.
     """
     kind = {k: x.to(device) if isinstance(x, torch.Tensor) else x for k, x in kind.items()}
     layer = AttentionLayer(1, heads, kv_heads, dim, scale=0.3, **kind)
@@ -57,6 +60,10 @@ def attended(
     cache.key_slots[1].copy_(past[0])
     if not same:
         cache.value_slots[1].copy_(past[1])
-    batch: Any = backend.prepare(plan(rows, counts), cache)
+    step = plan(rows, counts)
+    if spans:
+        ends = np.repeat(step.context_lengths - 1, counts)
+        step.visible = np.minimum(step.positions // spans * spans + spans - 1, ends)
+    batch: Any = backend.prepare(step, cache)
     out = backend.attend(layer, query, key, key if same else value, batch)
     return out.view(total, heads, -1)[..., : layer.value_dim or dim].flatten(1).float().cpu()

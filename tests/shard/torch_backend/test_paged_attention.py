@@ -47,6 +47,13 @@ def test_it_agrees_with_plain_torch(
     agree(backend, *sizes, **kind)
 
 
+@pytest.mark.parametrize("window", [0, 5])
+def test_tokens_that_see_one_another(backend: CapturableAttention, window: int) -> None:
+    """Within spans as of images: shorter and longer than a tile, and cut off by their rows."""
+    agree(backend, *SIZES["mixed"], spans=7, window=window)
+    agree(backend, *SIZES["prefills"], spans=40, window=window)
+
+
 @pytest.mark.parametrize(
     "shape",
     [

@@ -28,6 +28,7 @@ from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
 from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.prompt_geometry import PromptGeometry
 from tgi_trio.shard.speculation.guessing import Guessing
 
 _SPARE_TOKENS = 256  # room for new tokens in a sequence's buffer; doubled when it is used up
@@ -102,6 +103,10 @@ class Batch:
             self._check_blocks(row.block_ids)
             self._table.grant(place, row.block_ids)
 
+    def shape(self, sequence: int, geometry: PromptGeometry) -> None:
+        """Say what images change of a prompt, before any of it is computed."""
+        self._table.shape(self._table.place_by_id[sequence], geometry)
+
     def hold(self, sequence: int, held: bool = True) -> None:
         """Let a sequence sit steps out, or (`held` False) no longer."""
         self._table.hold(self._table.place_by_id[sequence], held)
@@ -132,7 +137,8 @@ class Batch:
 
         Decode rows come first, then prefill chunks, those with the fewest tokens left first (a
         short prompt does not wait behind a long one; the router's admission counts on it), until
-        `token_budget` query tokens (at least 1) are taken. What is left of it, and of the tokens
+        `token_budget` query tokens (at least 1, or a whole span that may not be cut) are taken.
+        What is left of it, and of the tokens
         that cost little, goes to guesses of the decode rows' next tokens. Rows that are held or at
         the end of their granted blocks sit out, as do those whose last token is being chosen. The
         plan's arrays are copies: commands applied later do not change it.
@@ -197,8 +203,38 @@ class Batch:
         wanted = wanted[order]
         before = np.cumsum(wanted) - wanted
         taken = np.clip(max(token_budget, 1) - before, 0, wanted)
+        if table.shaped:
+            taken = self._keep_spans_whole(order, wanted, taken, token_budget)
         stalled = int(np.count_nonzero(wanted == 0) - np.count_nonzero(held))
         return order[taken > 0], taken[taken > 0], stalled
+
+    def _keep_spans_whole(
+        self,
+        order: NDArray[np.int64],
+        wanted: NDArray[np.int64],
+        taken: NDArray[np.int64],
+        token_budget: int,
+    ) -> NDArray[np.int64]:
+        """Return `taken` [n] of the rows in `order`, no piece ending within a span.
+
+        What a span leaves of the budget goes to the next prompts. Where it would leave all of it,
+        the first that wants one has a whole span: more is nowhere to come from.
+        """
+        table = self._table
+        prompts = np.flatnonzero(table.computed[order] < table.given[order])  # behind all others
+        left = max(token_budget, 1) - int(wanted[: len(order) - len(prompts)].sum())
+        for i in prompts.tolist():
+            taken[i] = max(0, min(int(wanted[i]), left))
+            geometry = table.sequences[order[i]].geometry
+            if geometry is not None:
+                taken[i] = geometry.fit(int(table.computed[order[i]]), int(taken[i]))
+            left -= int(taken[i])
+        if not taken.any() and len(waiting := prompts[wanted[prompts] > 0]):
+            first = int(waiting[0])
+            geometry = table.sequences[order[first]].geometry
+            least = 1 if geometry is None else geometry.least(int(table.computed[order[first]]))
+            taken[first] = min(least, int(wanted[first]))
+        return taken
 
     def _may_be_steady(self, rows: int) -> bool:
         """Return whether the next step of so many decodes is one without guesses for certain."""
@@ -253,6 +289,9 @@ class Batch:
             token_ids[starts[i] : starts[i + 1]] = sequence.token_ids[at : int(context[i])]
         size = self._block_size
         widest = -(-int(context.max()) // size)
+        turning, visible = None, None
+        if table.shaped:
+            turning, visible = self._see_images(rows, prefill, starts, places, positions)
         return StepPlan(
             rows=rows,
             token_ids=token_ids,
@@ -265,10 +304,31 @@ class Batch:
             drafts=None if drafts is None else drafts.astype(np.int32),
             prefills=prefill,
             inputs=self._inputs(token_ids, places),
+            rotary_positions=turning,
+            visible=visible,
             places=chosen,
             taken=known,
             moment=table.moment,
         )
+
+    def _see_images(
+        self,
+        rows: list[ShardSequence],
+        prefill: NDArray[np.bool_],
+        starts: NDArray[np.int32],
+        places: NDArray[np.int64],
+        positions: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+        """Return a plan's `rotary_positions` and `visible`; None where they are as everywhere."""
+        turning = np.tile(positions + self._table.delta[places], (3, 1))
+        visible = positions.copy()
+        for i in np.flatnonzero(prefill).tolist():
+            geometry, tokens = rows[i].geometry, slice(int(starts[i]), int(starts[i + 1]))
+            if geometry is not None:
+                geometry.turn(int(positions[tokens.start]), turning[:, tokens])
+                visible[tokens] = geometry.lasts(positions[tokens])
+        ahead, turned = (visible != positions).any(), (turning != positions).any()
+        return turning if turned else None, visible if ahead else None
 
     def _inputs(
         self, token_ids: NDArray[np.int64], places: NDArray[np.int64]

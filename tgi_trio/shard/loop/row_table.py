@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import ShardSequence, StepPlan
+from tgi_trio.shard.prompt_geometry import PromptGeometry
 
 UNKNOWN = -1  # in `last`: chosen by a step whose result has not been settled
 
@@ -26,6 +27,7 @@ _COLUMNS = (
     "ends",
     "held",
     "adapter",
+    "delta",
     "blocks",
 )
 
@@ -46,6 +48,7 @@ class RowTable:
         self.version = 0  # goes up with every command that changes a row
         self.holding = False  # whether any row may be held
         self.counting = False  # whether any row may have a minimum to generate
+        self.shaped = False  # whether any row has a geometry
         self.id = np.zeros(_FIRST_ROWS, np.uint64)
         self.length = np.zeros(_FIRST_ROWS, np.int64)  # tokens, those being chosen included
         self.computed = np.zeros(_FIRST_ROWS, np.int64)
@@ -57,6 +60,7 @@ class RowTable:
         self.ends = np.zeros(_FIRST_ROWS, np.bool_)  # whether EOS ends it
         self.held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
         self.adapter = np.zeros(_FIRST_ROWS, np.int64)  # number; 0: the base model
+        self.delta = np.zeros(_FIRST_ROWS, np.int64)  # of rotary positions
         self.blocks = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32)  # block tables
 
     def add(self, sequence: ShardSequence) -> int:
@@ -75,10 +79,20 @@ class RowTable:
         self.granted[place] = 0
         self.held[place] = False
         self.adapter[place] = sequence.sampling.adapter
+        self.delta[place] = sequence.rotary_delta
+        self.shaped |= sequence.geometry is not None
         self.blocks[place] = 0
         self.counting |= sequence.min_remaining > 0
         self.version += 1
         return place
+
+    def shape(self, place: int, geometry: PromptGeometry) -> None:
+        """Say what images change of a row's prompt, before any of it is computed."""
+        sequence = self.sequences[place]
+        sequence.geometry, sequence.rotary_delta = geometry, geometry.delta
+        self.delta[place] = geometry.delta
+        self.shaped = True
+        self.version += 1
 
     def hold(self, place: int, held: bool) -> None:
         """Let a row sit steps out, or no longer."""
@@ -98,6 +112,7 @@ class RowTable:
         self.moment += 1
         self.version += 1
         self.holding = bool(self.held[: len(keep)].any())
+        self.shaped = self.shaped and any(row.geometry is not None for row in self.sequences)
         self.note_minimums()
         return removed
 
@@ -110,7 +125,7 @@ class RowTable:
         removed, self.sequences, self.place_by_id = self.sequences, [], {}
         self.moment += 1
         self.version += 1
-        self.holding = self.counting = False
+        self.holding = self.counting = self.shaped = False
         return removed
 
     def places(self, plan: StepPlan) -> NDArray[np.int64]:
@@ -159,6 +174,7 @@ class RowTable:
                 "within grant": sequence.computed <= self.granted[place],
                 "last token": self.last[place] == sequence.token_ids[sequence.length - 1],
                 "to generate": self.remaining[place] == sequence.remaining,
+                "delta": self.delta[place] == sequence.rotary_delta,
                 "minimum": self.minimum[place] == sequence.min_remaining,
                 "table": self.blocks[place, : len(blocks)].tolist() == blocks,
                 "padding": not self.blocks[place, len(blocks) :].any(),

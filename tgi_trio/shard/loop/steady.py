@@ -90,12 +90,19 @@ class SteadyDecode:
             samples=self.samples,
             prefills=self.prefills,
             inputs=None if expected is None else self.inputs,
+            rotary_positions=self._turning(positions, table),
             places=places,
             taken=self.ones,
             moment=table.moment,
             counts=self.counts,
             uniform=self.uniform,
         )
+
+    def _turning(self, positions: NDArray[np.int64], table: RowTable) -> NDArray[np.int64] | None:
+        """Return `StepPlan.rotary_positions`: tokens behind images turn with one position."""
+        if not table.shaped:
+            return None
+        return np.tile(positions + self._own(table.delta), (3, 1))
 
     def _own(self, column: NDArray[_Number]) -> NDArray[_Number]:
         """Return a copy of the rows' part of a column; a slice takes half the time of an index."""

@@ -19,6 +19,7 @@ from tgi_trio.shard.numba_backend.program_builder import LoneLinear
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
+from tgi_trio.shard.placed_features import PlacedFeatures
 
 _PAGE = 4096
 # Tokens of prompts that attend one after the other, where they do not together: their K and V stay
@@ -40,6 +41,9 @@ class Tokens:
     tables: Ints  # [R, widest] block ids
     longest: int  # the largest context
     adapters: Ints | None = None  # [T] the adapter of each token; None: none has any
+    lasts: Ints | None = None  # [T] the last position that each sees, rising; None: its own
+    turns: Ints | None = None  # [3, T] rotary positions on each axis; None: `positions`
+    features: PlacedFeatures | None = None  # in the places of some tokens' embeddings
 
     @classmethod
     def of(cls, plan: StepPlan) -> Tokens:
@@ -55,6 +59,13 @@ class Tokens:
             tables=np.ascontiguousarray(plan.block_tables, np.int32),
             longest=int(plan.context_lengths.max()),
             adapters=numbers[rows] if numbers.any() else None,
+            lasts=None if plan.visible is None else plan.visible.astype(np.int32),
+            turns=(
+                None
+                if plan.rotary_positions is None
+                else np.ascontiguousarray(plan.rotary_positions, np.int32)
+            ),
+            features=plan.features,
         )
 
 
@@ -127,6 +138,9 @@ class Forward:
         step["tile"] = max(self.variant.tokens, _LEAST_TILE) if several else 1
         for name in ("positions", "slots", "rows", "tables"):
             step[name] = address(getattr(tokens, name))
+        step["lasts"] = address(tokens.positions if tokens.lasts is None else tokens.lasts)
+        step["turns"] = address(tokens.positions if tokens.turns is None else tokens.turns)
+        step["turn_stride"] = 0 if tokens.turns is None else tokens.turns.strides[0]
         step["token_ids"] = address(tokens.ids)
         step["table_width"] = tokens.tables.shape[1]
         self._held = tokens
@@ -136,6 +150,8 @@ class Forward:
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
             step["run_of"] = address(runs.of_tokens)
             self._held = tokens, runs
+        if tokens.features is not None:
+            return self._place_features(tokens.features, wanted)
         return self._operate(self._first, wanted)
 
     def logits(self, wanted: Ints) -> Floats:
@@ -174,6 +190,22 @@ class Forward:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _place_features(self, features: PlacedFeatures, wanted: Ints) -> Floats:
+        """Run a step's operations, and between them change the hidden states of images' tokens."""
+        step, places = self._step, features.places
+        hidden = self._buffers[Buffer.HIDDEN].view(np.float32).reshape(-1, self.spec.hidden_size)
+        begin = self._first
+        step["first"], step["end"] = begin, begin + 1  # the embedding
+        self.team.run()
+        hidden[places] = features.rows
+        begin += 1
+        for rows, end in zip(features.deep, self.program.layer_ends(self._first), strict=False):
+            step["first"], step["end"] = begin, end
+            self.team.run()
+            hidden[places] += rows
+            begin = end
+        return self._operate(begin, wanted)
 
     def _operate(self, first: int, wanted: Ints) -> Floats:
         step, program = self._step, self.program

@@ -20,7 +20,7 @@ from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, CacheNumbers, Storage
-from tgi_trio.shard.rotary_frequencies import rotary_frequencies
+from tgi_trio.shard.rotary_frequencies import rotary_axes, rotary_frequencies
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
@@ -159,6 +159,7 @@ class Program:
     def set_positions(self, count: int) -> None:
         """Make the rotary tables for positions below `count`."""
         tables: dict[RotarySpec, tuple[Array, Array]] = {}
+        axes: dict[RotarySpec, Array] = {}
         turning = np.flatnonzero(self.operations[: self.end]["code"] == Code.ROTATE)
         for place, layer in zip(turning, self.spec.layers, strict=True):
             if layer.rotary is None:
@@ -169,8 +170,25 @@ class Program:
             self.operations[place]["cosines"] = address(cosines)
             self.operations[place]["sines"] = address(sines)
             self.operations[place]["rotated"] = layer.rotary.dim
-        self._tables = tables
+            if layer.rotary not in axes and (own := rotary_axes(layer.rotary)) is not None:
+                axes[layer.rotary] = own.astype(np.int32)
+            if layer.rotary in axes:
+                self.operations[place]["axes"] = address(axes[layer.rotary])
+        self._tables, self._axes = tables, axes  # operations hold addresses only
         self._mirror()
+
+    def layer_ends(self, first: int) -> list[int]:
+        """Return the operation behind each layer's last, of the copy that begins with `first`.
+
+        A layer begins with the norm before its ROTATE.
+        """
+        codes = self.operations["code"][first:]
+        norms, turning = (np.flatnonzero(codes == code) for code in (Code.NORM, Code.ROTATE))
+        turning = turning[: len(self.spec.layers)]
+        begins = norms[np.searchsorted(norms, turning) - 1]
+        final = norms[norms > turning[-1]]
+        last = final[np.flatnonzero(self.operations["wanted_only"][first + final])[0]]
+        return [*(first + begins[1:]).tolist(), first + int(last)]
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
         """Return the size of every buffer for so many tokens and rows of logits."""

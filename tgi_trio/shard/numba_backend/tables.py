@@ -121,6 +121,7 @@ OPERATION = np.dtype(
         ("cosines", "i8"),  # float32 [positions, rotated / 2]; 0: no rotary positions
         ("sines", "i8"),
         ("rotated", "i8"),  # leading dimensions of a head that turn
+        ("axes", "i8"),  # int32 [rotated / 2]: with which position of three; 0: with the first
         ("query_norm", "i8"),  # float32 [head_dim]; 0: none
         ("key_norm", "i8"),
         ("eps", "f4"),
@@ -143,6 +144,9 @@ STEP = np.dtype(
         ("wanted_ids", "i8"),  # int32 [wanted]: their places in the flat list
         ("token_ids", "i8"),  # int32 [T]
         ("positions", "i8"),  # int32 [T]
+        ("lasts", "i8"),  # int32 [T]: the last position that each token sees
+        ("turns", "i8"),  # int32 [T] rotary positions; of three axes, [3, T]
+        ("turn_stride", "i8"),  # bytes from an axis to the next; 0: there is one
         ("slots", "i8"),  # int32 [T]
         ("tables", "i8"),  # int32 [R, table_width]
         ("table_width", "i8"),

@@ -23,10 +23,16 @@ import torch
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.interface import CapturableAttention
-from tgi_trio.shard.torch_backend.decode_plans import idle_plan, only_decodes, pad_plan
+from tgi_trio.shard.torch_backend.decode_plans import (
+    idle_plan,
+    only_decodes,
+    pad_plan,
+    turning_position,
+)
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 if TYPE_CHECKING:  # it imports Triton
@@ -59,6 +65,7 @@ class DecodeForward(Protocol):
         lengths: torch.Tensor,
         attention: Any,
         batch: Any,
+        features: StepFeatures | None = None,
     ) -> torch.Tensor: ...
 
 
@@ -329,4 +336,4 @@ def _token_arrays(plan: StepPlan, lengths: Array) -> list[Array]:
         inputs[: len(plan.inputs)] = plan.inputs
     every = np.ones(count, np.int64)
     every[: len(lengths)] = lengths
-    return [plan.token_ids, plan.positions, every, inputs]
+    return [plan.token_ids, turning_position(plan), every, inputs]

@@ -6,20 +6,37 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
 
 
 def only_decodes(plan: StepPlan) -> bool:
-    """Return whether every row of the plan has one query token."""
-    return len(plan.token_ids) == len(plan.context_lengths)
+    """Return whether every row of the plan has one query token, and none of an image."""
+    return len(plan.token_ids) == len(plan.context_lengths) and not has_image_tokens(plan)
+
+
+def has_image_tokens(plan: StepPlan) -> bool:
+    """Return whether tokens have features, see later ones, or turn with three positions.
+
+    Those behind an image turn with one: all three are the same.
+    """
+    turns = plan.rotary_positions
+    several = turns is not None and bool((turns != turns[0]).any())
+    return several or plan.features is not None or plan.visible is not None
+
+
+def turning_position(plan: StepPlan) -> NDArray[np.int64]:
+    """Return the one position [T] that each token of a plan of decodes turns with."""
+    return plan.positions if plan.rotary_positions is None else plan.rotary_positions[0]
 
 
 def are_decodes(plan: StepPlan) -> bool:
     """Return whether a plan has no prefill chunk, but decodes and their guesses alone."""
     drafts = 0 if plan.drafts is None else plan.drafts
-    return bool(plan.samples.all() and (np.diff(plan.query_starts) == 1 + drafts).all())
+    alone = plan.samples.all() and (np.diff(plan.query_starts) == 1 + drafts).all()
+    return bool(alone) and not has_image_tokens(plan)
 
 
 def as_decodes(plan: StepPlan) -> StepPlan | None:
@@ -42,6 +59,7 @@ def as_decodes(plan: StepPlan) -> StepPlan | None:
         context_lengths=(plan.positions + 1).astype(np.int32),
         block_tables=np.repeat(plan.block_tables, counts, axis=0),
         samples=plan.samples,
+        rotary_positions=plan.rotary_positions,
     )
 
 
@@ -64,6 +82,11 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
         block_tables=np.concatenate((plan.block_tables, tables)),
         samples=plan.samples,
         inputs=plan.inputs,
+        rotary_positions=(
+            None
+            if plan.rotary_positions is None
+            else np.tile(filled(turning_position(plan), 0), (3, 1))
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward
 from tgi_trio.shard.torch_backend.decode_plans import idle_chunks, idle_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.staging import Array, Staging
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 MOST_CHOICES = 4096  # of a step that are made on the device
@@ -77,14 +78,15 @@ class StepForward:
         """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`."""
         inputs = np.empty(0, np.int32) if plan.inputs is None else plan.inputs
         ids, positions, every, unknown = self._staging.upload(
-            [plan.token_ids, plan.positions, lengths, inputs]
+            [plan.token_ids, plan.turning_positions, lengths, inputs]
         )
         if plan.inputs is not None:
             ids = self._tokens.fill_in(ids, unknown)
         if self._adapters is not None:
             self._adapters.stage()
         batch = self._attention.prepare(plan, cache)
-        return self._forward(ids, positions, every, self._attention, batch)
+        features = StepFeatures.of(plan, self.device)
+        return self._forward(ids, positions, every, self._attention, batch, features=features)
 
     def scores(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return the logits of every choice of the plan, float32 [C, vocab]; None: it has none."""

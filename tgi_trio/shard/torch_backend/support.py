@@ -82,6 +82,8 @@ CLAIMS: Final[Claims] = {
     ),
     "RotarySpec.interleaved": ANY,
     "RotarySpec.max_positions": ANY,
+    "RotarySpec.sections": ANY,
+    "RotarySpec.sections_alternate": ANY,
     "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
     "ExpertsSpec.count": ANY,
     "ExpertsSpec.per_token": ANY,

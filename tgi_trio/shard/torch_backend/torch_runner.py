@@ -43,6 +43,7 @@ from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Ranks
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
 if TYPE_CHECKING:  # it imports Triton
@@ -71,6 +72,7 @@ class Model(Protocol):
         lengths: torch.Tensor,
         attention: Any,
         batch: Any,
+        features: StepFeatures | None = None,
     ) -> torch.Tensor: ...
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
     def nbytes(self) -> int: ...
@@ -299,7 +301,7 @@ class TorchRunner:
         lengths_held = _lengths(plan) if self.model.needs_lengths else plan.positions
         if self._graphs and (hidden := self._graphs.forward(plan, lengths_held)) is not None:
             return hidden
-        positions = torch.from_numpy(plan.positions).to(self.device)
+        positions = torch.from_numpy(plan.turning_positions).to(self.device)
         lengths = positions
         if self.model.needs_lengths:
             lengths = torch.from_numpy(lengths_held).to(self.device)
@@ -307,7 +309,10 @@ class TorchRunner:
             self._adapters.stage()
         batch = self.attention.prepare(plan, self._cache)
         token_ids = torch.from_numpy(plan.token_ids).to(self.device)
-        return self.model.forward(token_ids, positions, lengths, self.attention, batch)
+        features = StepFeatures.of(plan, self.device)
+        return self.model.forward(
+            token_ids, positions, lengths, self.attention, batch, features=features
+        )
 
     def _warm_step(self, plan: StepPlan) -> None:
         if self._adapters is not None:

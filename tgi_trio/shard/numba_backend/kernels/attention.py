@@ -94,14 +94,15 @@ def is_run(variant, step, token, end):
 
 @kernel
 def seen_tokens(step, token):
-    """Return how many tokens there are up to this one, itself included."""
-    return load_int(step.positions + 4 * token) + 1
+    """Return how many tokens there are up to the last one that this one sees."""
+    return load_int(step.lasts + 4 * token) + 1
 
 
 @kernel
-def hidden_tokens(op, seen):
+def hidden_tokens(step, op, token):
     """Return how many of those that a token could see are outside the window."""
-    return greater(0, seen - op.window) if op.window else 0
+    behind = load_int(step.positions + 4 * token) + 1 - op.window
+    return greater(0, behind) if op.window else 0
 
 
 @kernel
@@ -120,7 +121,7 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
     size, kv_head = step.head_dim, own // parts
     last = token + number(tokens) - 1
     seen = seen_tokens(step, last)
-    hidden = hidden_tokens(op, seen_tokens(step, token))
+    hidden = hidden_tokens(step, op, token)
     table = table_of(step, token)
     first = step.heads * token + own * variant.heads
     query = step.buffers[QUERY] + first * size * variant.query_bytes
@@ -133,10 +134,10 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
     begin, end = hidden // BLOCK, (seen + BLOCK - 1) // BLOCK
     score_blocks(variant, rows, step, table, begin, end, keys, values, stride, query, scores)
     for row in range(number(rows)):
-        seen_here = seen_tokens(step, token + row // variant.heads)
+        own_token = token + row // variant.heads
         softmax(
-            scores + row * step.scores_bytes, begin, end, hidden_tokens(op, seen_here), seen_here,
-            op.cap,
+            scores + row * step.scores_bytes, begin, end, hidden_tokens(step, op, own_token),
+            seen_tokens(step, own_token), op.cap,
         )  # fmt: skip
     sum_values(
         variant, rows, columns, step, op, table, begin, end, seen, values, following, parts, stride,
@@ -160,7 +161,7 @@ def keys_of_item(step, op, item, parts, stride, place):
     """Return the address of one of the first blocks of K that an item reads."""
     token, kv_head = item // (step.kv_heads * parts), item % (step.kv_heads * parts) // parts
     seen = seen_tokens(step, token)
-    block = lesser(hidden_tokens(op, seen) // BLOCK + place, (seen - 1) // BLOCK)
+    block = lesser(hidden_tokens(step, op, token) // BLOCK + place, (seen - 1) // BLOCK)
     keys = op.keys + kv_head * (stride // step.kv_heads)
     return keys + load_int(table_of(step, token) + 4 * block) * stride
 

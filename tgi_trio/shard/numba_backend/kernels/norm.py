@@ -90,7 +90,23 @@ def normed(op, source, i, centre, factor):
 
 
 @kernel
-def turn_head(x, size, weights, op, position):
+def turning_row(step, op, t, axis):
+    """Return where the cosines and sines of a token's position on an axis begin in their tables."""
+    return load_int(step.turns + axis * step.turn_stride + 4 * t) * (op.rotated // 2) * 4
+
+
+@kernel
+def gather_angles(step, op, t, target):
+    """Put the cosines of a token with three positions together, then its sines."""
+    size = op.rotated // 2 * 4
+    for i in range(0, size, 4):
+        row = turning_row(step, op, t, load_int(op.axes + i))
+        copy_word(target + i, op.cosines + row + i)
+        copy_word(target + size + i, op.sines + row + i)
+
+
+@kernel
+def turn_head(x, size, weights, op, cosines, sines):
     """Norm one head [size] in place if it has norm weights, then turn it to its position.
 
     Dimensions i and i + rotated / 2 are a point in a plane, turned by position * frequency i.
@@ -99,14 +115,12 @@ def turn_head(x, size, weights, op, position):
         factor = fill(inverse_deviation(x, size, 0.0, op.eps))
         for i in range(0, size, LANES):
             store(x + 4 * i, multiply(multiply(load(x + 4 * i), factor), load(weights + 4 * i)))
-    if op.cosines:
-        half = op.rotated // 2
-        angles = position * half * 4
-        for i in range(0, 4 * half, 4 * LANES):
-            cosine, sine = load(op.cosines + angles + i), load(op.sines + angles + i)
-            a, b = load(x + i), load(x + 4 * half + i)
-            store(x + i, subtract(multiply(a, cosine), multiply(b, sine)))
-            store(x + 4 * half + i, fma(a, sine, multiply(b, cosine)))
+    half = op.rotated // 2
+    for i in range(0, 4 * half, 4 * LANES):
+        cosine, sine = load(cosines + i), load(sines + i)
+        a, b = load(x + i), load(x + 4 * half + i)
+        store(x + i, subtract(multiply(a, cosine), multiply(b, sine)))
+        store(x + 4 * half + i, fma(a, sine, multiply(b, cosine)))
 
 
 @kernel
@@ -122,18 +136,23 @@ def rotate(variant, rank, step, op, scratch):
     scale = fill(op.scale)
     for item in range(rank, step.tokens * kv_heads, step.threads):
         t, kv_head = item // kv_heads, item % kv_heads
-        position = load_int(step.positions + 4 * t)
+        row = turning_row(step, op, t, 0)
+        cosines, sines = op.cosines + row, op.sines + row
+        if op.axes and step.turn_stride:
+            cosines = scratch + 4 * size  # behind what a key takes
+            sines = cosines + 2 * op.rotated
+            gather_angles(step, op, t, cosines)
         qkv = step.buffers[QKV] + t * (step.heads + 2 * kv_heads) * size * 4
         for head in range(kv_head * group, (kv_head + 1) * group):
             query = qkv + head * size * 4
-            turn_head(query, size, op.query_norm, op, position)
+            turn_head(query, size, op.query_norm, op, cosines, sines)
             target = step.buffers[QUERY] + (t * step.heads + head) * size * variant.query_bytes
             for i in range(0, size, LANES):
                 value = multiply(load(query + 4 * i), scale)
                 store_query(variant, target + i * variant.query_bytes, value)
         key = qkv + (step.heads + kv_head) * size * 4
         value = key + kv_heads * size * 4
-        turn_head(key, size, op.key_norm, op, position)
+        turn_head(key, size, op.key_norm, op, cosines, sines)
         slot = load_int(step.slots + 4 * t)
         block = ((slot // BLOCK) * kv_heads + kv_head) * size * BLOCK * stored
         place = slot % BLOCK

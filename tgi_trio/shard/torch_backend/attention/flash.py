@@ -1,9 +1,9 @@
 """Attention of whole prompts on a GPU through flash-attn's kernel for rows of any length.
 
 Its rule is literal: where every row of a step brings all of its keys, which then are in hand and
-need no cache, the kernel attends to them. All other steps go elsewhere: the kernel's own block
-tables want pages of 256 tokens, ours have 16, and bringing keys together first would move each of
-them three times. Half precision only, as the kernel.
+need no cache, the kernel attends to them, and no query sees beyond its own. All other steps go
+elsewhere: the kernel's own block tables want pages of 256 tokens, ours have 16, and bringing keys
+together first would move each of them three times. Half precision only, as the kernel.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FlashAttention(AttentionBackend):
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> FlashBatch:
         counts = np.diff(plan.query_starts)
-        if (counts < plan.context_lengths).any():
+        if plan.visible is not None or (counts < plan.context_lengths).any():
             return FlashBatch(plan, cache, None)
         slots, starts = self._staging.upload([plan.kv_slots, plan.query_starts])
         return FlashBatch(plan, cache, WholePrompts(slots, starts, int(counts.max())))

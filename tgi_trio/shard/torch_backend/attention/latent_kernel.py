@@ -68,7 +68,7 @@ def attend_latents(
     best = tl.full([LANES], float("-inf"), tl.float32)
     mass = tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_RANK], tl.float32)
-    begin, end = find_keys(start, count, context, HEADS, LANES, KEYS, DIVIDED, 0)
+    begin, end = find_keys(start, count, context, position, HEADS, LANES, KEYS, DIVIDED, 0, False)
     for low in range(begin, end, KEYS):
         place = low + tl.arange(0, KEYS)
         k, k_turned = load_keys(
@@ -77,7 +77,9 @@ def attend_latents(
         k, k_turned = decode_like(k, q, CODES), decode_like(k_turned, q, CODES)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = tl.dot(q_turned, tl.trans(k_turned), score, input_precision="ieee")
-        score = finish_scores(score, scale, 0.0, 0.0, place, position, end, 0, False, False)
+        score = finish_scores(
+            score, scale, 0.0, 0.0, place, position, position, end, 0, False, False
+        )
         best, mass, fade, weight = weigh(score, best, mass)
         gained = tl.dot(weight.to(k.dtype), k, input_precision="ieee")
         total = total * fade[:, None] + gained

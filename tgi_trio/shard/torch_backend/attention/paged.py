@@ -45,6 +45,7 @@ class PagedBatch:
     contexts: torch.Tensor  # int32 [R]
     query_starts: torch.Tensor  # int32 [R + 1]
     counts: NDArray[np.int32]  # [R] queries per row
+    lasts: torch.Tensor | None  # int32 [T] the last position each query sees; None: its own
     staging: Staging
     memory: torch.Tensor | None = None  # where all of this lies, if it is to be replaced
     tiles: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -86,8 +87,11 @@ class PagedAttention(CapturableAttention):
         self._tile_staging = Staging(device)
 
     def prepare(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
-        views = self._staging.upload([*_fixed(plan), plan.block_tables])
-        return self._batch(plan, cache, views)
+        arrays = [*_fixed(plan), plan.block_tables]
+        if plan.visible is None:
+            return self._batch(plan, cache, self._staging.upload(arrays))
+        *views, lasts = self._staging.upload([*arrays, plan.visible.astype(np.int32)])
+        return self._batch(plan, cache, views, lasts)
 
     def reserve(self, plan: StepPlan, cache: KVCache) -> PagedBatch:
         """See CapturableAttention."""
@@ -105,7 +109,13 @@ class PagedAttention(CapturableAttention):
         assert batch.memory is not None  # it comes from `reserve`
         self._staging.fill(batch.memory, [*_fixed(plan), plan.block_tables])
 
-    def _batch(self, plan: StepPlan, cache: KVCache, views: Sequence[torch.Tensor]) -> PagedBatch:
+    def _batch(
+        self,
+        plan: StepPlan,
+        cache: KVCache,
+        views: Sequence[torch.Tensor],
+        lasts: torch.Tensor | None = None,
+    ) -> PagedBatch:
         slots, contexts, query_starts, width, tables = views
         return PagedBatch(
             cache=cache,
@@ -115,6 +125,7 @@ class PagedAttention(CapturableAttention):
             contexts=contexts,
             query_starts=query_starts,
             counts=np.diff(plan.query_starts),
+            lasts=lasts,
             staging=self._tile_staging,
         )
 
@@ -198,6 +209,7 @@ class PagedAttention(CapturableAttention):
             work.starts,
             work.bests if layer.slopes is None else layer.slopes,
             work.bests if layer.sinks is None else layer.sinks,
+            batch.contexts if batch.lasts is None else batch.lasts,
             layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
             layer.kv_scales[1],
             layer.soft_cap,
@@ -215,6 +227,7 @@ class PagedAttention(CapturableAttention):
             SOFT_CAP=layer.soft_cap > 0,
             ALIBI=layer.slopes is not None,
             SINKS=layer.sinks is not None,
+            AHEAD=batch.lasts is not None,
             CODES=batch.cache.codes,
             num_warps=tile.warps,
             num_stages=tile.stages,

@@ -38,6 +38,7 @@ def attend_tile(
     tile_starts,  # int32 [tiles] its first (query, head) pair, counted from the row's first
     slopes,  # float32 [heads], read with ALIBI only
     sinks,  # float32 [heads], read with SINKS only
+    lasts,  # int32 [T] the last position that each query sees, read with AHEAD only
     scale,  # of scores; that of keys of 8 bits in it
     value_scale,  # read with CODES only
     soft_cap, query_token_stride, query_head_stride,
@@ -51,6 +52,7 @@ def attend_tile(
     DIVIDED: tl.constexpr,  # programs share a tile's keys: as many as the grid is deep
     WINDOW: tl.constexpr,  # 0: a query sees all keys before it
     SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
+    AHEAD: tl.constexpr,  # queries see tokens behind their own
     CODES: tl.constexpr,  # see `eight_bits.py`
 ):
     kv_head, part = tl.program_id(1), tl.program_id(2)
@@ -67,7 +69,10 @@ def attend_tile(
         slope = tl.load(slopes + head, mask=real, other=0.0)
     best, mass = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
     total = tl.zeros([LANES, PADDED_DIM], tl.float32)
-    begin, end = find_keys(start, count, context, GROUP, LANES, KEYS, DIVIDED, WINDOW)
+    last = position
+    if AHEAD:
+        last = tl.load(lasts + token, mask=real, other=0)
+    begin, end = find_keys(start, count, context, last, GROUP, LANES, KEYS, DIVIDED, WINDOW, AHEAD)
     for low in range(begin, end, KEYS):
         place = low + tl.arange(0, KEYS)
         wanted = (place < end)[:, None] & inside
@@ -75,7 +80,7 @@ def attend_tile(
         k = decode_like(tl.load(key + at, mask=wanted, other=0), q, CODES)
         score = tl.dot(q, tl.trans(k), input_precision="ieee")
         score = finish_scores(
-            score, scale, soft_cap, slope, place, position, end, WINDOW, SOFT_CAP, ALIBI
+            score, scale, soft_cap, slope, place, position, last, end, WINDOW, SOFT_CAP, ALIBI
         )
         best, mass, fade, weight = weigh(score, best, mass)
         v = decode_like(tl.load(value + at, mask=wanted, other=0), q, CODES)
@@ -129,15 +134,19 @@ def find_keys(
     start,
     count,
     context,
+    last,  # [LANES] the last position that each pair sees, read with AHEAD only
     GROUP: tl.constexpr,
     LANES: tl.constexpr,
     KEYS: tl.constexpr,
     DIVIDED: tl.constexpr,
     WINDOW: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Return the first key that a program looks at, and where it ends."""
     first = context - count + start // GROUP
     end = tl.minimum(context, context - count + (start + LANES - 1) // GROUP + 1)
+    if AHEAD:
+        end = tl.minimum(context, tl.max(last, 0) + 1)
     begin = 0
     if WINDOW:
         begin = tl.maximum(0, first - WINDOW + 1) // KEYS * KEYS
@@ -156,6 +165,7 @@ def finish_scores(
     slope,
     place,  # [KEYS]
     position,  # [LANES]
+    last,  # [LANES]: the last position that is seen
     end,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
@@ -168,7 +178,7 @@ def finish_scores(
         score = score * (scale * LOG2E)
     if ALIBI:
         score += (slope * LOG2E)[:, None] * place[None, :]
-    seen = (place < end)[None, :] & (place[None, :] <= position[:, None])
+    seen = (place < end)[None, :] & (place[None, :] <= last[:, None])
     if WINDOW:
         seen = seen & (place[None, :] > position[:, None] - WINDOW)
     return tl.where(seen, score, float("-inf"))

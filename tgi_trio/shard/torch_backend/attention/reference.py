@@ -66,6 +66,7 @@ class _Row:
     context: int
     first_block: int  # >= 0: the row's blocks follow each other from here
     table: torch.Tensor | None  # int64 [blocks] otherwise
+    lasts: NDArray[np.int64] | None  # [Q] the last position each query sees; None: its own
 
 
 @dataclass(slots=True)
@@ -197,7 +198,17 @@ def _row(plan: StepPlan, index: int, device: torch.device) -> _Row:
         context=context,
         first_block=first if consecutive else -1,
         table=None if consecutive else torch.from_numpy(blocks).to(device),
+        lasts=_lasts(plan, index),
     )
+
+
+def _lasts(plan: StepPlan, index: int) -> NDArray[np.int64] | None:
+    """Return the last position that each of a row's queries sees; None: all see up to their own."""
+    if plan.visible is None:
+        return None
+    own = slice(int(plan.query_starts[index]), int(plan.query_starts[index + 1]))
+    lasts = plan.visible[own]
+    return None if (lasts == plan.positions[own]).all() else lasts
 
 
 def _attend_bucket(
@@ -248,8 +259,8 @@ def _attend_row(
                 (cache.value_slots, cache.value_blocks, layer.kv_scales[1]),
             )
         )
-    tiles = _tiles(layer, count, row.context)
-    parts = [_attend_tile(layer, query, key, value, row.context, *tile) for tile in tiles]
+    tiles = _tiles(layer, count, row)
+    parts = [_attend_tile(layer, query, key, value, row, *tile) for tile in tiles]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -262,11 +273,11 @@ def _fetch(
     return blocks[index].index_select(0, row.table).flatten(0, 1)[: row.context]
 
 
-def _tiles(layer: AttentionLayer, count: int, context: int) -> list[tuple[int, int, bool]]:
+def _tiles(layer: AttentionLayer, count: int, row: _Row) -> list[tuple[int, int, bool]]:
     """Return (first query, end, plainly causal) of every tile."""
-    masked = layer.slopes is not None or 0 < layer.window < context
+    masked = layer.slopes is not None or 0 < layer.window < row.context or row.lasts is not None
     own = bool(layer.soft_cap) or layer.sinks is not None  # a softmax that torch has no kernel of
-    if count == context and not masked and not own:
+    if count == row.context and not masked and not own:
         return [(0, count, True)]
     return [(begin, min(begin + _TILE, count), False) for begin in range(0, count, _TILE)]
 
@@ -276,19 +287,22 @@ def _attend_tile(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    context: int,
+    row: _Row,
     begin: int,
     end: int,
     causal: bool,
 ) -> torch.Tensor:
     """Return [end - begin, heads, head_dim]."""
     count, kv_heads = end - begin, layer.kv_heads
-    first = context - query.shape[0] + begin  # position of the tile's first query
+    first = row.context - query.shape[0] + begin  # position of the tile's first query
+    lasts = None if row.lasts is None else row.lasts[begin:end]
     low = max(0, first - layer.window + 1) if layer.window else 0
-    high = context if causal else first + count
+    high = row.context if causal else first + count
+    if lasts is not None:
+        high = int(lasts.max()) + 1
     key, value = key[low:high].transpose(0, 1), value[low:high].transpose(0, 1)
     part = query[begin:end].view(count, kv_heads, -1, layer.head_dim)
-    mask = None if causal else _tile_mask(layer, first, count, low, high, query)
+    mask = None if causal else _tile_mask(layer, first, count, low, high, lasts, query)
     if count == 1:  # one query: its heads are rows over their KV head, and nothing is hidden
         sinks = None if layer.sinks is None else layer.sinks.view(1, layer.kv_heads, -1, 1)
         out = _scores_to_values(layer, part, key[None], value[None], mask, sinks=sinks)
@@ -304,14 +318,21 @@ def _attend_tile(
 
 
 def _tile_mask(
-    layer: AttentionLayer, first: int, count: int, low: int, high: int, like: torch.Tensor
+    layer: AttentionLayer,
+    first: int,
+    count: int,
+    low: int,
+    high: int,
+    lasts: NDArray[np.int64] | None,
+    like: torch.Tensor,
 ) -> torch.Tensor | None:
     """Return an additive mask, or None when the tile hides nothing."""
     mask = None
     keys = torch.arange(low, high, device=like.device)
     if count > 1:
         queries = torch.arange(first, first + count, device=like.device)[:, None]
-        hidden = keys > queries
+        seen = queries if lasts is None else torch.from_numpy(lasts).to(like.device)[:, None]
+        hidden = keys > seen
         if layer.window:
             hidden |= keys <= queries - layer.window
         mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)

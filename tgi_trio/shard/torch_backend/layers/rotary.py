@@ -11,7 +11,12 @@ from __future__ import annotations
 import torch
 
 from tgi_trio.model.spec import RotarySpec
-from tgi_trio.shard.rotary_frequencies import exponents, long_frequencies, rotary_frequencies
+from tgi_trio.shard.rotary_frequencies import (
+    exponents,
+    long_frequencies,
+    rotary_axes,
+    rotary_frequencies,
+)
 
 
 class Rotary:
@@ -23,6 +28,8 @@ class Rotary:
         self.by_length = spec.kind in ("dynamic", "longrope")
         frequencies, self.scale = rotary_frequencies(spec)
         self.frequencies = torch.from_numpy(frequencies).to(device)
+        axes = rotary_axes(spec)
+        self.axes = None if axes is None else torch.from_numpy(axes).to(device)
         if spec.kind == "longrope":
             frequencies, self.long_scale = long_frequencies(spec)
             self.long_frequencies = torch.from_numpy(frequencies).to(device)
@@ -45,24 +52,43 @@ class Rotary:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (cos, signed sin), each [T, 1, dim] of `dtype`.
 
-        `positions` int64 [T]; `lengths` int64 [T] as the module says, read by `by_length` kinds.
-        The sign of the rotation is folded into the sine, so that applying is two products.
+        `positions` int64 [T], or [3, T]: time, row and column of each; `lengths` int64 [T] as the
+        module says, read by `by_length` kinds. The sign of the rotation is folded into the sine, so
+        that applying is two products.
         """
         if self._kept is not None and self._kept[0].dtype == dtype:
-            cos, sin = self._kept
-            return cos.index_select(0, positions), sin.index_select(0, positions)
-        angles = positions[:, None].float() * self._frequencies(lengths)
+            return self._look_up(self._kept, positions)
+        angles = self._of_pairs(positions).float() * self._frequencies(lengths)
         cos, sin = angles.cos(), angles.sin()
-        if self.spec.interleaved:
-            cos = cos.repeat_interleave(2, dim=-1)
-            sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
-        else:
-            cos = torch.cat((cos, cos), dim=-1)
-            sin = torch.cat((-sin, sin), dim=-1)
+        cos, sin = self._spread(cos, cos), self._spread(-sin, sin)
         scale = self._scale(lengths)
         if scale is not None:
             cos, sin = cos * scale, sin * scale
         return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+
+    def _of_pairs(self, positions: torch.Tensor) -> torch.Tensor:
+        """Return the position that each pair of dimensions turns with, [T, 1] or [T, dim / 2]."""
+        if positions.dim() == 1:
+            return positions[:, None]
+        return positions[0, :, None] if self.axes is None else positions[self.axes].T
+
+    def _spread(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Return [T, dim] of what the two dimensions of every pair get, [T, dim / 2] each."""
+        if self.spec.interleaved:
+            return torch.stack((first, second), dim=-1).flatten(-2)
+        return torch.cat((first, second), dim=-1)
+
+    def _look_up(
+        self, kept: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `table` of positions from the tables of the first ones."""
+        cos, sin = kept
+        if positions.dim() == 1 or self.axes is None:
+            places = positions if positions.dim() == 1 else positions[0]
+            return cos.index_select(0, places), sin.index_select(0, places)
+        pairs = self._of_pairs(positions)
+        places = self._spread(pairs, pairs)
+        return cos[:, 0].gather(0, places)[:, None], sin[:, 0].gather(0, places)[:, None]
 
     def apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the leading `dim` dimensions of `x` [T, heads, head_dim]."""

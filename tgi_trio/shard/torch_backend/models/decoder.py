@@ -23,6 +23,7 @@ from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
 from tgi_trio.shard.torch_backend.states.pool import StateShapes
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer, StepStates
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 RotaryTables = dict[int, RotaryTable]
 
@@ -174,15 +175,19 @@ class Decoder:
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None = None,
+        features: StepFeatures | None = None,
     ) -> torch.Tensor:
         """Return hidden states [T, hidden] before the final norm, those of `taps` beside them.
 
-        `token_ids`, `positions`, `lengths` int64 [T]; `batch` is what
-        `AttentionBackend.prepare` returned; `states` are needed where there are `state_shapes`.
+        `token_ids`, `lengths` int64 [T], as `positions`, or [3, T]: `StepPlan.rotary_positions`;
+        `batch` is what `AttentionBackend.prepare` returned; `states` are needed where there are
+        `state_shapes`.
         """
         x = self.embed(token_ids, positions)
+        if features is not None:
+            x = features.place(x)
         tables = self.rotary_tables(positions, lengths, x.dtype)
-        return self.run_layers(x, tables, attention, batch, states)
+        return self.run_layers(x, tables, attention, batch, states, features)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what the first layer gets [T, hidden] of tokens int64 [T]."""
@@ -204,6 +209,7 @@ class Decoder:
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None = None,
+        features: StepFeatures | None = None,
     ) -> torch.Tensor:
         """Return what all layers make of `x` [T, hidden]; the rest as for `forward`."""
         addends: Addends | None = None
@@ -212,6 +218,8 @@ class Decoder:
             if i in self.taps:  # beside what the layer adds up itself, which stays as it is
                 tapped[i] = add_and_normalise(x, addends, None)[0]
             x, addends = self._layer(i, x, addends, tables, attention, batch, states)
+            if features is not None and i < len(features.deep):
+                x, addends = features.deepen(add_and_normalise(x, addends, None)[0], i), None
         hidden = add_and_normalise(x, addends, None)[0]
         if not self.taps:
             return hidden

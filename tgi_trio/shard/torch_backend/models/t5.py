@@ -34,6 +34,7 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 _TILE = 256  # queries whose bias is made at a time
 
@@ -205,11 +206,15 @@ class T5:
         lengths: torch.Tensor,
         attention: object,
         batch: T5Batch,
+        features: StepFeatures | None = None,
     ) -> torch.Tensor:
         """Return [T, hidden] with the decoder's hidden states, zero where only a prompt is read.
 
-        `token_ids` int64 [T]; `batch` is what `T5Layout.prepare` returned.
+        `token_ids` int64 [T]; `batch` is what `T5Layout.prepare` returned. Raises ValueError where
+        there are `features`: nothing of this kind reads images.
         """
+        if features is not None:
+            raise ValueError("a model of T5's kind was given features of images")
         hidden = self.embedding.new_zeros((len(token_ids), self.spec.hidden_size))
         for ids, slots in zip(batch.prompts, batch.prompt_slots, strict=True):
             self._remember(self._encode(ids), slots, batch.cache)

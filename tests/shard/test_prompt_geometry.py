@@ -1,0 +1,139 @@
+"""What images change of a prompt's tokens, against transformers' own positions and turns."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.reading import with_sections
+from tgi_trio.model.spec import RotarySpec
+from tgi_trio.shard.prompt_geometry import ImageGrid, PromptGeometry, turn_by_grids
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+
+FAMILIES = ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL"]
+MERGE = 2
+# Text before each image, and its rows and columns.
+IMAGES = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3
+)
+
+
+@cache
+def index_of(family: str) -> Any:
+    """Return a family's `get_rope_index`, of a model without weights."""
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")()
+    config.vision_config.spatial_merge_size = MERGE
+    kind = getattr(transformers, f"{family}Model")
+    stand_in = kind.__new__(kind)
+    torch.nn.Module.__init__(stand_in)
+    stand_in.config = config
+    return stand_in.get_rope_index
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(images=IMAGES, behind=st.integers(0, 4))
+@settings(max_examples=15, deadline=None)
+def test_positions_are_those_of_transformers(
+    family: str, images: list[tuple[int, int, int]], behind: int
+) -> None:
+    grids, kinds = [], []
+    for text, rows, columns in images:
+        kinds += [0] * text
+        grids.append(ImageGrid(len(kinds), rows, columns))
+        kinds += [1] * (rows * columns)
+    kinds += [0] * behind
+    expected, delta = index_of(family)(
+        torch.zeros((1, len(kinds)), dtype=torch.int64),
+        mm_token_type_ids=torch.tensor([kinds]),
+        image_grid_thw=torch.tensor([[1, g.rows * MERGE, g.columns * MERGE] for g in grids]),
+    )
+    geometry = PromptGeometry(turns=turn_by_grids(grids))
+    assert geometry.delta == int(delta)
+    found = np.tile(np.arange(len(kinds)) + geometry.delta, (3, 1))
+    geometry.turn(0, found)
+    np.testing.assert_array_equal(found, expected[:, 0].numpy())
+    later = np.tile(np.arange(2, len(kinds)) + geometry.delta, (3, 1))
+    geometry.turn(2, later)
+    np.testing.assert_array_equal(later, found[:, 2:])
+
+
+@pytest.mark.parametrize(
+    ("family", "sections", "alternate"),
+    [("Qwen2VL", (2, 3, 3), False), ("Qwen3VL", (3, 3, 2), True), ("Qwen3VL", (2, 4, 2), True)],
+)
+@pytest.mark.parametrize("kept", [False, True], ids=["computed", "kept"])
+def test_turns_are_those_of_transformers(
+    family: str, sections: tuple[int, int, int], alternate: bool, kept: bool
+) -> None:
+    import transformers
+
+    module = __import__(
+        f"transformers.models.{'qwen2_vl' if family == 'Qwen2VL' else 'qwen3_vl'}",
+        fromlist=["modeling"],
+    )
+    name = "Qwen2VLRotaryEmbedding" if family == "Qwen2VL" else "Qwen3VLTextRotaryEmbedding"
+    config = getattr(transformers, f"{family}TextConfig")(
+        hidden_size=32,
+        num_attention_heads=2,
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 100.0,
+            "mrope_section": list(sections),
+        },
+    )
+    modeling = module.modeling_qwen2_vl if family == "Qwen2VL" else module.modeling_qwen3_vl
+    theirs = getattr(modeling, name)(config)
+    positions = torch.from_numpy(turn_by_grids([ImageGrid(3, 2, 4), ImageGrid(13, 5, 2)]))
+    cos, sin = theirs(torch.zeros(1), positions[:, None])
+    spec = RotarySpec(dim=16, theta=100.0, parameters={"mrope_section": sections})
+    ours = Rotary(with_sections(spec, (1, 1, 1), alternate=alternate), torch.device("cpu"))
+    if kept:
+        ours.keep(32, torch.float32)
+    every = positions[0]
+    found_cos, found_sin = ours.table(positions, every, torch.float32)
+    torch.testing.assert_close(found_cos[:, 0], cos[0])
+    torch.testing.assert_close(found_sin[:, 0, 8:], sin[0, :, 8:])
+    torch.testing.assert_close(found_sin[:, 0, :8], -sin[0, :, :8])
+    alike = torch.arange(9)
+    for plain, three in zip(
+        ours.table(alike, alike, torch.float32),
+        ours.table(alike.expand(3, -1), alike, torch.float32),
+        strict=True,
+    ):
+        torch.testing.assert_close(plain, three, rtol=0, atol=0)
+
+
+def test_sections_that_do_not_make_up_a_head_are_refused() -> None:
+    spec = RotarySpec(dim=16, parameters={"mrope_section": [2, 2, 2]})
+    with pytest.raises(ModelLoadError, match="add up to 8"):
+        with_sections(spec, (2, 3, 3), alternate=False)
+
+
+def test_spans_are_seen_whole_and_never_cut() -> None:
+    geometry = PromptGeometry(spans=np.array([[3, 6], [6, 8], [10, 14]]))
+    assert geometry.delta == 0
+    lasts = geometry.lasts(np.arange(16))
+    assert lasts.tolist() == [0, 1, 2, 5, 5, 5, 7, 7, 8, 9, 13, 13, 13, 13, 14, 15]
+    assert geometry.lasts(np.array([12])).tolist() == [13]
+    for first, count, fits in [
+        (0, 3, 3),  # up to a span
+        (0, 4, 3),
+        (0, 6, 6),  # up to its end, where the next begins
+        (0, 7, 6),
+        (3, 2, 0),  # less than a span
+        (4, 2, 2),  # what is left of one
+        (8, 3, 2),
+        (8, 9, 9),
+    ]:
+        assert geometry.fit(first, count) == fits, (first, count)
+    assert [geometry.least(first) for first in (2, 3, 4, 6, 9, 13, 14)] == [1, 3, 2, 2, 1, 1, 1]
