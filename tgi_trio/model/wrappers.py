@@ -3,7 +3,7 @@
 Their config.json has the numbers of that part in `text_config`, without those that equal the
 part's defaults; their checkpoints have its weights under names of their own, which are different
 in older files. The part is one of our own families, of which everything else here knows its plain
-names alone. Sources: the configuration classes of transformers, and its `conversion_mapping.py`.
+names alone. Sources: the configuration classes of transformers, and its table of conversions.
 """
 
 from __future__ import annotations
