@@ -152,6 +152,8 @@ class Traced:
         lengths: torch.Tensor,
         attention: Any,
         batch: Any,
+        *,
+        features: object = None,
     ) -> torch.Tensor:
         return torch.stack((token_ids, positions), 1)
 

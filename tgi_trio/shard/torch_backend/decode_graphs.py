@@ -65,6 +65,7 @@ class DecodeForward(Protocol):
         lengths: torch.Tensor,
         attention: Any,
         batch: Any,
+        *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor: ...
 

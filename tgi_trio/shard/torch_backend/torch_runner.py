@@ -72,6 +72,7 @@ class Model(Protocol):
         lengths: torch.Tensor,
         attention: Any,
         batch: Any,
+        *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor: ...
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...

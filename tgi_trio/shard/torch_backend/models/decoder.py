@@ -175,6 +175,7 @@ class Decoder:
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None = None,
+        *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor:
         """Return hidden states [T, hidden] before the final norm, those of `taps` beside them.
@@ -187,7 +188,7 @@ class Decoder:
         if features is not None:
             x = features.place(x)
         tables = self.rotary_tables(positions, lengths, x.dtype)
-        return self.run_layers(x, tables, attention, batch, states, features)
+        return self.run_layers(x, tables, attention, batch, states, features=features)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what the first layer gets [T, hidden] of tokens int64 [T]."""
@@ -209,6 +210,7 @@ class Decoder:
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None = None,
+        *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor:
         """Return what all layers make of `x` [T, hidden]; the rest as for `forward`."""

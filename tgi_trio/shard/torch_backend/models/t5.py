@@ -206,6 +206,7 @@ class T5:
         lengths: torch.Tensor,
         attention: object,
         batch: T5Batch,
+        *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor:
         """Return [T, hidden] with the decoder's hidden states, zero where only a prompt is read.
