@@ -19,6 +19,7 @@ from tgi_trio.ipc.messages import (
     Fault,
     PrefillRow,
     SamplingParameters,
+    StateGrant,
     decode_extend,
     decode_faults,
     decode_prefill,
@@ -30,7 +31,7 @@ from tgi_trio.ipc.messages import (
 )
 
 # Changing the table changes the protocol: raise VERSION, then write the new hash here.
-GOLDEN_HASH = 0x18E6DDA87F5D99F0
+GOLDEN_HASH = 0x4AD306BE5E4ACC28
 
 
 def frame(data: bytes) -> Frame:
@@ -150,6 +151,18 @@ def test_images_of_no_row_are_refused() -> None:
         lied[first + at : first + at + len(altered)] = altered
         with pytest.raises(CorruptFrame, match="1 images do not fit"):
             decode_prefill(Frame(lied))
+
+
+def test_slots_for_states_round_trip() -> None:
+    ids = np.arange(9, dtype=np.int32)
+    grants = [
+        StateGrant((3, 4)),
+        None,
+        StateGrant((5, 6), source=2, held_length=8, saves=((4, 7), (8, 1))),
+    ]
+    rows = [PrefillRow(i, ids, 9, 0, [1], 1, states=own) for i, own in enumerate(grants)]
+    got = decode_prefill(frame(encode_prefill(5, rows)))
+    assert [row.states for row in got] == grants
 
 
 def test_faults_and_extends_round_trip() -> None:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 10
+VERSION = 11
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -153,6 +153,11 @@ _ROW_PARAMETERS = (
     Column("bias_count", "<u4", "rows", "logit biases of this row"),
     Column("grammar_length", "<u4", "rows", "bytes of this row's grammar; 0 = none"),
     Column("adapter", "<u4", "rows", "0 = base model"),
+    Column("state_slot", "<u4", "rows", "slot of its states, 0 = the model keeps none"),
+    Column("spare_slot", "<u4", "rows", "the other: a step reads one and writes the other"),
+    Column("source_slot", "<u4", "rows", "slot that its first step reads, 0 = it starts from 0"),
+    Column("held_length", "<u4", "rows", "leading tokens whose KV is not to be written, or 0"),
+    Column("save_count", "<u4", "rows", "snapshots to take of its states"),
 )
 
 # Images of the rows, row by row and in the order of their tokens.
@@ -196,6 +201,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("block_size", "tokens per KV block"),
             ("layers", "layers that hold KV"),
             ("kv_bytes_per_token", "bytes of K and V per token, all layers, this rank"),
+            ("state_bytes", "bytes of a slot of states, all layers, this rank; 0: it keeps none"),
             ("max_positions", "longest sequence the model accepts; 0 = unbounded"),
             ("prefix_reuse", "1: blocks computed for one sequence serve another, same tokens"),
             ("draft_budget", "query tokens up to which guesses fill a step; 0: it may hold none"),
@@ -231,6 +237,8 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("weight_bytes", "memory held by weights"),
             ("activation_bytes", "peak of the warm-up step"),
             ("kv_bytes", "memory held by the KV cache"),
+            ("state_slots", "slots for states, slot 0 included, which is never handed out; or 0"),
+            ("state_bytes", "memory held by states"),
             ("spare_bytes", "memory left free"),
             ("warmup_ns", "nanoseconds the warm-up took"),
         ),
@@ -252,13 +260,18 @@ FRAMES: tuple[FrameSpec, ...] = (
         "router->shard",
         "New sequences. They join the batch at the next step.",
         words=(_COMMAND,),
-        counts=("rows", "tokens", "blocks", "biases", "grammar_chars", "images", "image_runs"),
+        counts=(
+            *("rows", "tokens", "blocks", "biases", "saves", "grammar_chars"),
+            *("images", "image_runs"),
+        ),
         columns=(
             *_ROW_PARAMETERS,
             Column("token_ids", "<i4", "tokens", "rows' ids, concatenated"),
             Column("block_ids", "<i4", "blocks", "rows' block tables, concatenated"),
             Column("bias_ids", "<i4", "biases", "rows' biased token ids, concatenated"),
             Column("bias_values", "<f4", "biases", "rows' biases, concatenated"),
+            Column("save_positions", "<u4", "saves", "tokens behind which, rising in each row"),
+            Column("save_slots", "<u4", "saves", "where: its states are not in another slot then"),
             Column("grammars", "u1", "grammar_chars", "rows' grammars in UTF-8, concatenated"),
             *_IMAGES,
         ),
@@ -376,7 +389,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             ("width", "block table entries per row"),
             ("deep", "rows of features beside those in the places of embeddings, per token"),
         ),
-        counts=("rows", "tokens", "entries", "unknown", "features", "rotary", "limits"),
+        counts=("rows", "tokens", "entries", "unknown", "features", "rotary", "limits", "states"),
         columns=(
             Column("query_length", "<u4", "rows", "tokens of this row in the step"),
             Column("context_length", "<u4", "rows", "KV tokens it sees, those included"),
@@ -398,6 +411,8 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("features", "<i8", "features", "tokens whose embeddings rank 0 hands around"),
             Column("rotary", "<i8", "rotary", "time, row, column of every token, in turn; or none"),
             Column("visible", "<i8", "limits", "last position that each token sees; or none"),
+            Column("state_reads", "<i8", "states", "slot of each row's states before; or none"),
+            Column("state_writes", "<i8", "states", "and of those behind its last token"),
         ),
     ),
 )

@@ -58,6 +58,16 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class StateGrant:
+    """Where the states of one sequence lie; see `model/mixers.py` for what states are."""
+
+    slots: tuple[int, int]  # a step reads one and writes the other, so that it can be repeated
+    source: int = 0  # slot that its first step reads; 0: it starts from nothing
+    held_length: int = 0  # leading tokens whose K and V are in the blocks and not to be written
+    saves: tuple[tuple[int, int], ...] = ()  # (tokens behind which, slot to write), rising
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillRow:
     """One sequence of a PREFILL command."""
 
@@ -70,6 +80,7 @@ class PrefillRow:
     min_new_tokens: int = 0
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     images: tuple[SequenceImage, ...] = ()  # in the order of their tokens
+    states: StateGrant | None = None  # None: the model keeps none
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +90,8 @@ class ExtendRow:
     sequence: int
     block_ids: ListLike[int]
 
+
+_STATELESS = StateGrant((0, 0))
 
 _PLAIN = (
     "top_n",
@@ -112,6 +125,8 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
     sampling = [row.sampling for row in rows]
     biases = [pair for s in sampling for pair in s.logit_bias]
     grammars = [s.grammar.encode() for s in sampling]
+    states = [row.states or _STATELESS for row in rows]
+    saves = [save for own in states for save in own.saves]
     columns: dict[str, NDArray[Any]] = {
         "sequence": np.array([row.sequence for row in rows], dtype=np.uint64),
         "seed": np.array([s.seed for s in sampling], dtype=np.uint64),
@@ -126,6 +141,13 @@ def encode_prefill(command: int, rows: ListLike[PrefillRow]) -> bytes:
         "grammar_length": _u4([len(g) for g in grammars]),
         "token_ids": _concatenate([row.token_ids for row in rows]),
         "block_ids": _i4([b for row in rows for b in row.block_ids]),
+        "state_slot": _u4([own.slots[0] for own in states]),
+        "spare_slot": _u4([own.slots[1] for own in states]),
+        "source_slot": _u4([own.source for own in states]),
+        "held_length": _u4([own.held_length for own in states]),
+        "save_count": _u4([len(own.saves) for own in states]),
+        "save_positions": _u4([position for position, _ in saves]),
+        "save_slots": _u4([slot for _, slot in saves]),
         "bias_ids": _i4([token for token, _ in biases]),
         "bias_values": np.array([value for _, value in biases], dtype=np.float32),
         "grammars": np.frombuffer(b"".join(grammars), dtype=np.uint8),
@@ -153,6 +175,7 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
     bias_values = _split(frame.column("bias_values"), frame.column("bias_count"))
     grammars = _split(frame.column("grammars"), frame.column("grammar_length"))
     images = split_images(frame)
+    states = _decode_states(frame)
     rows = []
     for i, sequence in enumerate(sequences):
         flag = flags[i]
@@ -178,9 +201,32 @@ def decode_prefill(frame: Frame) -> list[PrefillRow]:
                 min_new_tokens=min_new[i],
                 sampling=sampling,
                 images=images.get(i, ()),
+                states=states[i],
             )
         )
     return rows
+
+
+def _decode_states(frame: Frame) -> list[StateGrant | None]:
+    """Return what a PREFILL frame says of the states of its rows."""
+    firsts, spares, sources, held = (
+        frame.column(name).tolist()
+        for name in ("state_slot", "spare_slot", "source_slot", "held_length")
+    )
+    counts = frame.column("save_count")
+    positions = _split(frame.column("save_positions"), counts)
+    slots = _split(frame.column("save_slots"), counts)
+    return [
+        StateGrant(
+            slots=(first, spares[i]),
+            source=sources[i],
+            held_length=held[i],
+            saves=tuple(zip(positions[i].tolist(), slots[i].tolist(), strict=True)),
+        )
+        if first
+        else None
+        for i, first in enumerate(firsts)
+    ]
 
 
 def encode_extend(command: int, rows: ListLike[ExtendRow]) -> bytes:
@@ -328,6 +374,7 @@ __all__ = [
     "Finish",
     "PrefillRow",
     "SamplingParameters",
+    "StateGrant",
     "StepReport",
     "decode_extend",
     "decode_faults",

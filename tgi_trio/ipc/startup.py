@@ -57,6 +57,8 @@ class ShardInfo:
     # Query tokens of a step up to which one more costs little: guesses (`StepPlan.drafts`) fill a
     # step so far and no farther. 0: its plans may have none.
     draft_budget: int = 0
+    # Of a slot of states, see `model/mixers.py`; 0: the model keeps none. A sequence has two.
+    state_bytes: int = 0
 
     @property
     def speculates(self) -> bool:
@@ -86,6 +88,8 @@ class WarmupResult:
     kv_bytes: int
     spare_bytes: int
     warmup_ns: int
+    state_slots: int = 0  # slot 0, which is never handed out, included; 0: the model keeps none
+    state_bytes: int = 0  # of all slots
 
 
 _NAMES = ("dtype", "device", "backend", "device_name")  # lines of INFO_REPLY's `names`

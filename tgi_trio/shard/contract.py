@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import PeerError
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.shard.placed_features import PlacedFeatures
@@ -39,6 +39,7 @@ class ShardSequence:
     remaining: int  # tokens still to generate at most
     min_remaining: int  # tokens still to generate before EOS is allowed
     sampling: SamplingParameters
+    states: StateGrant | None = None  # slots of what the model keeps of it; None: nothing
     state: dict[str, object] = field(default_factory=dict)  # backend's own (grammar matcher, ...)
     # Rotary position of a token behind the images less its position: images of some families
     # advance the rotary positions by fewer than they have tokens. Never positive.
@@ -87,6 +88,11 @@ class StepPlan:
     rotary_positions: NDArray[np.int64] | None = None
     # [T] the last position that each query token sees. None: its own. Windows still bound it.
     visible: NDArray[np.int64] | None = None
+    # [R] slots of rows' states: before their first token here, and where those behind their last
+    # go, another slot. None: the model keeps none, or the rows are made up and use the null slot.
+    # A row whose first position is 0 reads nothing: its states are zero.
+    state_reads: NDArray[np.int64] | None = None
+    state_writes: NDArray[np.int64] | None = None
     # What the batch needs to settle the step: [R] the rows' places in its arrays, their known
     # query tokens, and when that was (places move when sequences leave).
     places: NDArray[np.int64] | None = None
@@ -122,6 +128,8 @@ def slice_plan(plan: StepPlan, start: int, stop: int) -> StepPlan:
             None if plan.rotary_positions is None else plan.rotary_positions[:, first:last]
         ),
         visible=None if plan.visible is None else plan.visible[first:last],
+        state_reads=None if plan.state_reads is None else plan.state_reads[start:stop],
+        state_writes=None if plan.state_writes is None else plan.state_writes[start:stop],
     )
 
 

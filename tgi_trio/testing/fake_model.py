@@ -3,7 +3,9 @@
 Its next token is a pure function of the last tokens (`next_token`), so a test knows every answer
 beforehand. It keeps a KV cache that holds the tokens themselves, and faults a sequence whose
 blocks do not contain what was written for it: block tables that overlap, blocks freed too early
-and wrong prefix reuse become visible as text. No torch in this file.
+and wrong prefix reuse become visible as text. With `state_slots` it keeps a state per sequence,
+too, a number that depends on every token, and faults one whose slot holds another. No torch in this
+file.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ class FakeSettings:
     nan_while: str = ""  # a path: so it is for every process while it exists
     nan_token: int = -1  # the row of a sequence that has this token is NaN, and no other
     runs_ahead: bool = False  # tokens stay with the runner until they are asked for, as on a device
+    state_slots: int = 0  # slots for states, slot 0 included; 0 = it keeps none
     speculate: int = 0  # tokens the shard guesses ahead per step and sequence at most
 
     @classmethod
@@ -168,6 +171,7 @@ class FakeRunner:
         self._steps = 0
         self._broken = False  # for good, as a CUDA context is after a fault
         self._kv: NDArray[np.int64] = np.empty(0, np.int64)
+        self._states: NDArray[np.int64] = np.zeros(settings.state_slots, np.int64)
         self._info = ShardInfo(
             vocab_size=settings.vocab_size,
             block_size=settings.block_size,
@@ -181,6 +185,7 @@ class FakeRunner:
             backend="fake",
             load_ns=int(settings.load_ms * 1e6),
             draft_budget=1 << 16,
+            state_bytes=8 if settings.state_slots else 0,
         )
 
     @property
@@ -199,6 +204,7 @@ class FakeRunner:
         if request.max_batch_total_tokens:
             blocks = 1 + -(-request.max_batch_total_tokens // size)
         self._kv = np.zeros(blocks * size, np.int64)
+        self._states[:] = 0
         return WarmupResult(
             blocks=blocks,
             block_size=size,
@@ -207,6 +213,8 @@ class FakeRunner:
             kv_bytes=self._kv.nbytes,
             spare_bytes=0,
             warmup_ns=0,
+            state_slots=len(self._states),
+            state_bytes=self._states.nbytes,
         )
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -278,6 +286,7 @@ class FakeRunner:
         context = int(plan.context_lengths[i])
         if self.settings.verify_kv:
             fault = self._verify(sequence, plan.block_tables[i], context)
+            fault = fault or self._advance_state(plan, i)
             if fault is not None:
                 return RowResult(fault=fault)
         result = RowResult()
@@ -311,6 +320,21 @@ class FakeRunner:
             if known == length + drafts or token != ids[known]:
                 break
         return tokens
+
+    def _advance_state(self, plan: StepPlan, i: int) -> str | None:
+        """Have a row's state take in its tokens; say what is wrong with that of before."""
+        if plan.state_reads is None or plan.state_writes is None:
+            return None
+        context, start = int(plan.context_lengths[i]), int(plan.query_starts[i])
+        first = int(plan.positions[start])
+        ids = plan.rows[i].token_ids[:context].tolist()
+        read, written = int(plan.state_reads[i]), int(plan.state_writes[i])
+        if first and self._states[read] != _mix(ids[:first]):
+            return f"slot {read} does not hold the state behind {first} tokens of this sequence"
+        if read == written:
+            return f"slot {read} is read and written: the step could not be repeated"
+        self._states[written] = _mix(ids)
+        return None
 
     def _verify(
         self, sequence: ShardSequence, table: NDArray[np.int32], context: int

@@ -115,7 +115,7 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step = plan(rows, [min(9, row.length) for row in rows])
     frame = encode_plan(step)
     counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
-    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits"), 0)
+    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits", "states"), 0)
     assert len(frame) == frame_bytes(Kind.PLAN, **counts)
     got = decode_plan(Frame(memoryview(frame)))
     for name in ("token_ids", "positions", "kv_slots", "query_starts", "context_lengths"):
@@ -157,3 +157,8 @@ def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
     assert got.rotary_positions is not None and got.visible is not None
     assert got.rotary_positions.tolist() == step.rotary_positions.tolist()
     assert got.visible.tolist() == step.visible.tolist()
+    assert got.state_reads is None and got.state_writes is None
+    step.state_reads, step.state_writes = np.array([3, 0, 1, 2]), np.array([4, 5, 6, 7])
+    kept = decode_plan(Frame(memoryview(encode_plan(step))))
+    assert kept.state_reads is not None and kept.state_reads.tolist() == [3, 0, 1, 2]
+    assert kept.state_writes is not None and kept.state_writes.tolist() == [4, 5, 6, 7]

@@ -164,6 +164,6 @@ def _plan_ring_bytes(request: WarmupRequest) -> int:
     entries = rows * -(-request.max_total_tokens // BLOCK_SIZE)
     images = {"features": tokens, "rotary": 3 * tokens, "limits": tokens}
     largest = frame_bytes(
-        Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, **images
+        Kind.PLAN, rows=rows, tokens=tokens, entries=entries, unknown=tokens, states=rows, **images
     )
     return max(DEFAULT_RING_BYTES, 1 << (_PLANS_IN_A_RING * largest - 1).bit_length())

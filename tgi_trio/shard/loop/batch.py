@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +45,14 @@ class Batch:
         block_size: int,
         blocks: int,
         eos_ids: Iterable[int],
+        state_slots: int = 0,
         drafter: Drafter | None = None,
         draft_budget: int = 0,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet.
 
+        `state_slots`: slots for states, slot 0 (never granted) included; 0 = the model keeps none.
         `draft_budget`: query tokens up to which the drafter's guesses fill a step. `clock`:
         nanoseconds, of the same kind as those of results.
         """
@@ -59,6 +62,7 @@ class Batch:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._blocks = blocks
+        self._state_slots = state_slots
         self._table = RowTable(block_size)
         self._settler = Settler(self._table, eos_ids)
         self._steady: SteadyDecode | None = None
@@ -92,6 +96,7 @@ class Batch:
             remaining=row.max_new_tokens,
             min_remaining=row.min_new_tokens,
             sampling=row.sampling,
+            states=row.states,
         )
         self._table.grant(self._table.add(sequence), row.block_ids)
         return sequence
@@ -152,7 +157,8 @@ class Batch:
             return steady.plan(table, expected)
         computed = table.computed[:n]
         held = table.held[:n] | (table.remaining[:n] <= 0)
-        wanted = (np.minimum(table.length[:n], table.granted[:n]) - computed) * ~held
+        reach = np.minimum(table.length[:n], table.granted[:n])
+        wanted = (np.minimum(reach, table.stop[:n]) - computed) * ~held
         if (
             n
             and n <= token_budget
@@ -169,7 +175,9 @@ class Batch:
         prefill = computed[chosen] < table.given[chosen]
         prefill_tokens = int(taken[prefill].sum())
         spare = min(token_budget, self._draft_budget) - int(taken.sum())
-        drafts = self._draft(chosen, prefill, spare)
+        # Behind a wrong guess states lack the tokens that were right: they are computed first.
+        late = table.length[chosen] - computed[chosen] > 1
+        drafts = self._draft(chosen, prefill | late, spare)
         self.counts = PlanCounts(
             prefill_tokens=prefill_tokens,
             decode_rows=len(chosen) - int(prefill.sum()),
@@ -241,16 +249,16 @@ class Batch:
         return self._guessing is None or self._guessing.sits_out(rows)
 
     def _draft(
-        self, chosen: NDArray[np.int64], prefill: NDArray[np.bool_], spare: int
+        self, chosen: NDArray[np.int64], out: NDArray[np.bool_], spare: int
     ) -> NDArray[np.int64] | None:
-        """Have the next tokens of the decode rows guessed: [chosen] how many, None without any.
+        """Have the next tokens of rows guessed, but of those `out`: [chosen] how many, or None.
 
         No row guesses beyond its granted blocks or its last token; all together `spare` at most.
         """
         if self._guessing is None or spare <= 0:
             return None
         table, decodes = self._table, []
-        for i in np.flatnonzero(~prefill & (table.last[chosen] != UNKNOWN)).tolist():
+        for i in np.flatnonzero(~out & (table.last[chosen] != UNKNOWN)).tolist():
             sequence, granted = table.sequences[chosen[i]], int(table.granted[chosen[i]])
             room = min(sequence.remaining - 1, granted - sequence.length)
             decodes.append(DraftRow(i, sequence, room))
@@ -272,9 +280,9 @@ class Batch:
         table = self._table
         rows = [table.sequences[place] for place in chosen.tolist()]
         first = table.computed[chosen]
-        several, taken = prefill, known
-        if drafts is not None:
-            several, taken = prefill | (drafts > 0), known + drafts
+        taken = known if drafts is None else known + drafts
+        samples = first + known == table.length[chosen]
+        several = prefill | (taken > 1) | ~samples  # all others compute their last token alone
         context = first + taken
         starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(taken, out=starts[1:])
@@ -292,20 +300,27 @@ class Batch:
         turning, visible = None, None
         if table.shaped:
             turning, visible = self._see_images(rows, prefill, starts, places, positions)
+        kv_slots = table.blocks[places, positions // size] * np.int64(size) + positions % size
+        reads = writes = None
+        if self._state_slots:
+            reads, writes = table.state_slots(chosen, context)
+            kv_slots = np.where(positions < table.kept[places], positions % size, kv_slots)
         return StepPlan(
             rows=rows,
             token_ids=token_ids,
             positions=positions,
-            kv_slots=table.blocks[places, positions // size] * np.int64(size) + positions % size,
+            kv_slots=kv_slots,
             query_starts=starts,
             context_lengths=context.astype(np.int32),
             block_tables=table.blocks[chosen, :widest],
-            samples=first + known == table.length[chosen],
+            samples=samples,
             drafts=None if drafts is None else drafts.astype(np.int32),
             prefills=prefill,
             inputs=self._inputs(token_ids, places),
             rotary_positions=turning,
             visible=visible,
+            state_reads=reads,
+            state_writes=writes,
             places=chosen,
             taken=known,
             moment=table.moment,
@@ -386,6 +401,26 @@ class Batch:
             raise ValueError(
                 f"{row.cached_length} cached tokens do not fit {len(row.block_ids)} blocks"
             )
+
+        self._check_states(row)
+
+    def _check_states(self, row: PrefillRow) -> None:
+        states = row.states
+        if (states is not None) != (self._state_slots > 0):
+            raise ValueError("slots for states, and a model without" if states else "no slots")
+        if states is None:
+            return
+        slots = [*states.slots, *(slot for _, slot in states.saves)]
+        slots += [states.source] if states.source else []
+        if len(set(slots)) < len(slots) or not all(0 < s < self._state_slots for s in slots):
+            raise ValueError(
+                f"slots {slots} for states; granted may be 1 to {self._state_slots - 1}, each once"
+            )
+        if bool(states.source) != (row.cached_length > 0):
+            raise ValueError(f"{row.cached_length} tokens cached, states from {states.source}")
+        stops = [row.cached_length, *(at for at, _ in states.saves), len(row.token_ids)]
+        if any(at >= after for at, after in pairwise(stops)):
+            raise ValueError(f"states saved behind {stops[1:-1]} of tokens {stops[0]}-{stops[-1]}")
 
     def _check_blocks(self, block_ids: Iterable[int]) -> None:
         if not self._blocks:

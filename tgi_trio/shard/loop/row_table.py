@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.prompt_geometry import PromptGeometry
 
+NO_STOP = 1 << 62  # in `stop`: a token count that no sequence reaches
 UNKNOWN = -1  # in `last`: chosen by a step whose result has not been settled
 
 _FIRST_ROWS = 16  # rows and block table width to start with; both double when they no longer do
@@ -28,6 +30,11 @@ _COLUMNS = (
     "held",
     "adapter",
     "delta",
+    "current",
+    "own",
+    "stop",
+    "save",
+    "kept",
     "blocks",
 )
 
@@ -61,6 +68,12 @@ class RowTable:
         self.held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
         self.adapter = np.zeros(_FIRST_ROWS, np.int64)  # number; 0: the base model
         self.delta = np.zeros(_FIRST_ROWS, np.int64)  # of rotary positions
+        # Of models that keep states, see `StateGrant`.
+        self.current = np.zeros(_FIRST_ROWS, np.int64)  # slot with the states behind `computed`
+        self.own = np.zeros((_FIRST_ROWS, 2), np.int64)  # its two slots
+        self.stop = np.zeros(_FIRST_ROWS, np.int64)  # tokens behind which its states are saved
+        self.save = np.zeros(_FIRST_ROWS, np.int64)  # slot for that
+        self.kept = np.zeros(_FIRST_ROWS, np.int64)  # leading tokens whose K and V stay
         self.blocks = np.zeros((_FIRST_ROWS, _FIRST_WIDTH), np.int32)  # block tables
 
     def add(self, sequence: ShardSequence) -> int:
@@ -82,6 +95,7 @@ class RowTable:
         self.delta[place] = sequence.rotary_delta
         self.shaped |= sequence.geometry is not None
         self.blocks[place] = 0
+        self._add_states(place, sequence)
         self.counting |= sequence.min_remaining > 0
         self.version += 1
         return place
@@ -93,6 +107,39 @@ class RowTable:
         self.delta[place] = geometry.delta
         self.shaped = True
         self.version += 1
+
+    def _add_states(self, place: int, sequence: ShardSequence) -> None:
+        states = sequence.states
+        self.stop[place], self.save[place] = NO_STOP, 0
+        if states is not None:
+            self.own[place] = states.slots
+            self.current[place] = states.source or states.slots[1]
+            self.kept[place] = states.held_length
+            self._find_stop(place, states)
+        else:
+            self.own[place] = self.current[place] = self.kept[place] = 0
+
+    def _find_stop(self, place: int, states: StateGrant) -> None:
+        computed = self.computed[place]
+        ahead = ((at, slot) for at, slot in states.saves if at > computed)
+        self.stop[place], self.save[place] = next(ahead, (NO_STOP, 0))
+
+    def state_slots(
+        self, places: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the slots that rows read and write, if they compute up to `ends` tokens."""
+        reads = self.current[places]
+        own = self.own[places]
+        spare = np.where(reads == own[:, 0], own[:, 1], own[:, 0])
+        return reads, np.where(ends == self.stop[places], self.save[places], spare)
+
+    def move_states(self, places: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """Note where the states of rows are, whose `computed` has been moved."""
+        self.current[places] = slots
+        for place in places[self.computed[places] >= self.stop[places]].tolist():
+            states = self.sequences[place].states
+            if states is not None:
+                self._find_stop(place, states)
 
     def hold(self, place: int, held: bool) -> None:
         """Let a row sit steps out, or no longer."""
@@ -178,8 +225,13 @@ class RowTable:
                 "minimum": self.minimum[place] == sequence.min_remaining,
                 "table": self.blocks[place, : len(blocks)].tolist() == blocks,
                 "padding": not self.blocks[place, len(blocks) :].any(),
+                "states": sequence.states is None or self._knows_states(place, sequence.states),
                 "remaining": sequence.remaining > 0 <= sequence.min_remaining,
             }
             wrong = [name for name, holds in facts.items() if not holds]
             if wrong:
                 raise AssertionError(f"sequence {sequence.id}: wrong {', '.join(wrong)}")
+
+    def _knows_states(self, place: int, states: StateGrant) -> bool:
+        slots = {*states.slots, states.source, *(slot for _, slot in states.saves)} - {0}
+        return self.current[place] in slots and self.computed[place] < self.stop[place]

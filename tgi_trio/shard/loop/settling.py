@@ -38,6 +38,8 @@ class Settler:
         table, places = self._table, self._table.places(plan)
         there = places >= 0
         table.computed[places[there]] += plan.taken[there]
+        if plan.state_writes is not None:
+            table.move_states(places[there], plan.state_writes[there])
         sampled = places[there & plan.samples]
         table.length[sampled] += 1
         table.remaining[sampled] -= 1
@@ -59,6 +61,7 @@ class Settler:
         plain = (
             len(choices.token_ids) == len(places)
             and not choices.faults
+            and (plan.drafts is None or plan.state_writes is None)
             and bool(plan.samples.all() and (choices.counts == 1).all() and (places >= 0).all())
         )
         if plain:
@@ -84,6 +87,8 @@ class Settler:
         table.length[:rows] += 1
         table.remaining[:rows] -= 1
         table.last[:rows] = tokens
+        if plan.state_writes is not None:
+            table.move_states(np.arange(rows), plan.state_writes)
         _append_each(plan.rows, tokens.tolist(), table.length[:rows].tolist())
         moved = MovedRows(
             np.arange(rows), table.id[:rows], table.computed[:rows], *ones_and_zeros(rows)
@@ -98,6 +103,8 @@ class Settler:
             self._table.computed[places] += plan.taken
             self._table.length[places] += 1
             self._table.remaining[places] -= 1
+            if plan.state_writes is not None:
+                self._table.move_states(places, plan.state_writes)
         self._table.last[places] = tokens
         length, minimum = self._table.length[places], self._table.minimum[places]
         finish = np.zeros(len(places), np.uint8)
@@ -122,6 +129,11 @@ class Settler:
         moved: list[tuple[int, int, int]] = []  # (row, tokens used, finish)
         tokens, ends = choices.token_ids.tolist(), np.cumsum(choices.counts).tolist()
         taken = plan.taken.tolist() if plan.taken is not None else [0] * len(places)
+        stateful = plan.state_writes is not None
+        drafts = plan.drafts.tolist() if plan.drafts is not None else [0] * len(places)
+        # Rows of which all that was computed counts. The states of others have taken in a wrong
+        # guess: those of before stay current, and what was right is computed again.
+        exact: list[int] = []
         columns = zip(plan.rows, places.tolist(), plan.samples.tolist(), ends, taken, strict=True)
         start = 0
         for row, (sequence, place, samples, end, known) in enumerate(columns):
@@ -136,10 +148,10 @@ class Settler:
                 continue
             if samples:
                 finish, used = self._append(sequence, chosen)
-                sequence.computed = sequence.length - 1
                 self._table.last[place] = chosen[used - 1]
-            else:
-                sequence.computed += known
+            if not (stateful and samples and used <= drafts[row]):
+                sequence.computed = sequence.length - 1 if samples else sequence.computed + known
+                exact.append(row)
             moved.append((row, used, finish))
             self._table.length[place] = sequence.length
             self._table.computed[place] = sequence.computed
@@ -147,6 +159,8 @@ class Settler:
             self._table.minimum[place] = sequence.min_remaining
             if finish:
                 dropped.append(sequence)
+        if plan.state_writes is not None and exact:
+            self._table.move_states(places[exact], plan.state_writes[exact])
         rows, used_tokens, finishes = np.array(moved, np.int64).reshape(-1, 3).T
         own = places[rows]
         finish_column = finishes.astype(np.uint8)

@@ -32,6 +32,7 @@ class SteadyDecode:
     samples: NDArray[np.bool_]  # [R] all of them
     prefills: NDArray[np.bool_]  # [R] none
     counts: PlanCounts
+    stateful: bool  # the model keeps states
 
     @classmethod
     def after(cls, plan: StepPlan, table: RowTable) -> SteadyDecode | None:
@@ -59,6 +60,7 @@ class SteadyDecode:
             samples=plan.samples,
             prefills=plan.prefills,
             counts=plan.counts,
+            stateful=plan.state_reads is not None,
         )
 
     def is_current(
@@ -77,6 +79,9 @@ class SteadyDecode:
         context = (positions + 1).astype(np.int32)
         blocks, offsets = np.divmod(positions, size)
         own = table.blocks[places, blocks].astype(np.int64)
+        reads = writes = None
+        if self.stateful:
+            reads, writes = table.state_slots(places, positions + 1)
         return StepPlan(
             rows=self.rows,
             token_ids=self._own(table.last)
@@ -91,6 +96,8 @@ class SteadyDecode:
             prefills=self.prefills,
             inputs=None if expected is None else self.inputs,
             rotary_positions=self._turning(positions, table),
+            state_reads=reads,
+            state_writes=writes,
             places=places,
             taken=self.ones,
             moment=table.moment,

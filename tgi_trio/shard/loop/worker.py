@@ -199,6 +199,7 @@ class Worker:
             block_size=found.block_size,
             blocks=found.blocks,
             eos_ids=info.eos_ids,
+            state_slots=found.state_slots,
             drafter=self._runner.drafter(self._speculate) if self._speculate else None,
             draft_budget=info.draft_budget,
         )

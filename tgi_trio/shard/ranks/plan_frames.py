@@ -41,6 +41,8 @@ def encode_plan(plan: StepPlan) -> bytes:
         columns["rotary"] = plan.rotary_positions.reshape(-1)
     if plan.visible is not None:
         columns["visible"] = plan.visible
+    if plan.state_reads is not None and plan.state_writes is not None:
+        columns |= {"state_reads": plan.state_reads, "state_writes": plan.state_writes}
     deep = 0 if plan.features is None else len(plan.features.deep)
     return encode(Kind.PLAN, {"width": plan.block_tables.shape[1], "deep": deep}, columns)
 
@@ -68,6 +70,7 @@ def decode_plan(frame: Frame) -> StepPlan:
     visible = frame.column("visible").copy()
     none = np.empty((len(places), 0), np.float32)
     features = PlacedFeatures(places, none, (none,) * frame.word("deep"))
+    reads, writes = (frame.column(f"state_{which}").copy() for which in ("reads", "writes"))
     return StepPlan(
         rows=[_shadow_row(*numbers) for numbers in prompts],
         token_ids=frame.column("token_ids").copy(),
@@ -82,6 +85,8 @@ def decode_plan(frame: Frame) -> StepPlan:
         features=features if len(places) else None,
         rotary_positions=rotary.reshape(3, -1) if len(rotary) else None,
         visible=visible if len(visible) else None,
+        state_reads=reads if len(reads) else None,
+        state_writes=writes if len(writes) else None,
     )
 
 
