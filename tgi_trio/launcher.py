@@ -90,6 +90,7 @@ def memory_sizes(started: Started) -> dict[str, int]:
         "weights": memory.weight_bytes,
         "activations": memory.activation_bytes,
         "KV cache": memory.kv_bytes,
+        **({"states": memory.state_bytes} if memory.state_slots else {}),
         "spare": memory.spare_bytes,
     }
 
@@ -101,6 +102,9 @@ def memory_table(started: Started) -> str:
     rows = [f"  {name:<12} {size / 2**20:>10,.1f} MiB" for name, size in sizes]
     tokens = (memory.blocks - 1) * memory.block_size
     rows.append(f"  {memory.blocks - 1} KV blocks of {memory.block_size} = {tokens:,} tokens")
+    if memory.state_slots:
+        slots, each = memory.state_slots - 1, info.state_bytes / 2**20
+        rows.append(f"  {slots} slots for states of {each:,.2f} MiB, two for a sequence")
     rows.append(f"  {info.dtype} on {info.device}, backend {info.backend}")
     return "\n".join(["Memory", *rows])
 
@@ -288,7 +292,8 @@ class Launcher:
             return
         memory = supervisor.started.memory
         timeline.mark("shard ready")
-        settings = with_kv(self._settings, memory.blocks - 1, memory.block_size)
+        slots = max(0, memory.state_slots - 1)
+        settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
         info = supervisor.started.info
         settings, remarks = with_model(
             settings,

@@ -100,7 +100,9 @@ class ServerProcess:
             free, total = now["tgi_kv_blocks_free"], now["tgi_kv_blocks_total"]
             cached = now["tgi_prefix_cache_blocks"]
             accepted, ended = balance(now)
-            if free + cached == total and accepted == ended:
+            slots = now["tgi_state_slots_total"] - now["tgi_state_slots_free"]
+            idle = slots == now["tgi_state_snapshots"] and accepted == ended
+            if free + cached == total and idle:
                 return
             time.sleep(0.05)
         raise AssertionError(f"{free} free + {cached} cached of {total}; {accepted} vs {ended}")

@@ -156,6 +156,7 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
         token_budget=settings.step_token_budget,
         reserve=False,
         prefix_caching=settings.prefix_caching,
+        state_slots=settings.state_slots,
         speculate=settings.speculate or 0,
         target_itl=settings.target_itl,
         target_ttft=settings.target_ttft,

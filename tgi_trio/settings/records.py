@@ -186,6 +186,7 @@ class Settings(AsGiven):
     # "model" (a smaller one); None: nothing does.
     drafter: str | None = None
     kv_blocks: int = 0  # that can be handed out; set by `with_kv`
+    state_slots: int = 0  # the same of slots for states; 0: the model keeps none
     kv_block_size: int = 0  # tokens; set by `with_kv`
     asked: frozenset[str] = frozenset()  # names whose value came from a flag or the environment
     overruled: frozenset[str] = frozenset()  # names whose value the loaded model does not allow

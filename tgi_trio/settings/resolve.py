@@ -57,10 +57,11 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
     )
 
 
-def with_kv(settings: Settings, blocks: int, block_size: int) -> Settings:
+def with_kv(settings: Settings, blocks: int, block_size: int, state_slots: int = 0) -> Settings:
     """Finish settings with what the warm-up found.
 
     `blocks` are those that can be handed out, so without block 0; `block_size` is in tokens.
+    `state_slots`: the same of slots for states, 0 for a model that keeps none.
     Limits that nobody asked for shrink to what fits. Raises ConfigurationError when one that was
     asked for does not fit.
     """
@@ -106,6 +107,7 @@ def with_kv(settings: Settings, blocks: int, block_size: int) -> Settings:
         max_queued_tokens=queued,
         kv_blocks=blocks,
         kv_block_size=block_size,
+        state_slots=state_slots,
     )
 
 

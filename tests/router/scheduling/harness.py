@@ -69,7 +69,7 @@ class Pair:
 
     def __init__(self, limits: SchedulingLimits) -> None:
         self.scheduler = Scheduler(limits)
-        self.shard = ModelShard(limits.block_size)
+        self.shard = ModelShard(limits.block_size, stateful=limits.state_slots > 0)
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}
         self.finished: dict[int, Finish] = {}
@@ -115,7 +115,8 @@ class BlockWatch:
             case Prefill(rows=rows):
                 for row in rows:
                     assert row.cached_length % self.block_size == 0
-                    at = row.cached_length // self.block_size
+                    held = row.states.held_length if row.states else 0
+                    at = max(row.cached_length, held) // self.block_size
                     self._granted(row.sequence, list(row.block_ids[at:]))
                     self.tables[row.sequence] = list(row.block_ids)
             case Extend(rows=extends):
@@ -159,7 +160,10 @@ class World:
         self._boot()
 
     def _boot(self) -> None:
-        self.shard = ModelShard(self.limits.block_size, self.eos_every, self.limits.speculate)
+        limits = self.limits
+        self.shard = ModelShard(
+            limits.block_size, self.eos_every, limits.speculate, stateful=limits.state_slots > 0
+        )
         self.watch = BlockWatch(self.limits.block_size)
         self.down: deque[Command] = deque()
         self.up: deque[StepReport | tuple[list[Fault], int]] = deque()
@@ -268,3 +272,5 @@ class World:
         assert self.scheduler.free_blocks + self.scheduler.cached_blocks == (
             self.scheduler.total_blocks
         )
+        total, free, snapshots = self.scheduler.state_slots
+        assert free + snapshots == total

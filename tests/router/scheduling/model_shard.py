@@ -2,7 +2,8 @@
 
 It keeps to the wire's promises (decode rows first, then prefill chunks, fewest tokens left first,
 within the token budget; rows stall at the end of their blocks; unknown sequences are skipped) and
-checks the router's: no block belongs to two sequences it holds, no cached block lacks its KV.
+checks the router's: no block belongs to two sequences it holds, no cached block lacks its KV. With
+states, no slot is written that another may read, and what a step starts from is what it needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tgi_trio.ipc.frames import Finish
-from tgi_trio.ipc.messages import PrefillRow, StepReport
+from tgi_trio.ipc.messages import PrefillRow, StateGrant, StepReport
 from tgi_trio.router.scheduling import Command, Extend, Filter, Limits, Prefill
 
 EOS = 1
@@ -37,10 +38,26 @@ class Row:
     prompt_logprobs: bool
     prompt_top_n: int
     prompt_length: int
+    states: StateGrant | None
+    slot: int = 0  # that holds its states
 
     @property
     def length(self) -> int:
         return len(self.token_ids)
+
+
+def saves_of(row: Row) -> list[int]:
+    """Return behind which tokens a row's states are saved."""
+    return [] if row.states is None else [at for at, _ in row.states.saves]
+
+
+def other_slots(row: Row) -> set[int]:
+    """Return the slots that a row may still read or write."""
+    if row.states is None:
+        return set()
+    early = row.computed < row.prompt_length
+    saves = {slot for at, slot in row.states.saves if early}
+    return {*row.states.slots, row.slot, *saves}
 
 
 @dataclass
@@ -55,6 +72,8 @@ class ModelShard:
     steps: int = 0
     rows: dict[int, Row] = field(default_factory=dict)
     kv: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)  # tokens that states took in
+    stateful: bool = False
 
     def apply(self, commands: Iterable[Command]) -> None:
         """Take commands in order."""
@@ -92,11 +111,29 @@ class ModelShard:
             prompt_logprobs=row.sampling.prompt_logprobs,
             prompt_top_n=row.sampling.prompt_top_n,
             prompt_length=row.prompt_length,
+            states=row.states,
         )
+        assert (row.states is not None) == self.stateful
+        if row.states is not None:
+            self._join_states(self.rows[row.sequence], row.states)
+
+    def _join_states(self, row: Row, states: StateGrant) -> None:
+        assert bool(states.source) == (row.computed > 0), "states start where a snapshot is"
+        row.slot = states.source or states.slots[1]
+        assert states.held_length in (0, *range(row.computed + 1, row.length))
+        stops = [row.computed, *(at for at, _ in states.saves), row.length]
+        assert stops == sorted(set(stops)), "snapshots are taken inside of what is computed"
+        written = {*states.slots, *(slot for _, slot in states.saves)}
+        assert 0 not in written and len(written) == 2 + len(states.saves)
+        for other in self.rows.values():
+            if other is not row and other.states is not None:
+                assert not written & other_slots(other), "a slot that somebody else may read"
 
     def _compute(self, row: Row, count: int) -> None:
         """Write the KV of `count` tokens; first look whether what is before them is right."""
-        for position in range(row.computed, row.computed + count):
+        held = 0 if row.states is None else row.states.held_length
+        self._compute_states(row, row.computed + count)
+        for position in range(max(held, row.computed), row.computed + count):
             slot = (row.blocks[position // self.block_size], position % self.block_size)
             self.kv[slot] = tuple(row.token_ids[: position + 1])
         row.computed += count
@@ -106,6 +143,19 @@ class ModelShard:
             assert found == tuple(row.token_ids[: position + 1]), (
                 f"position {position}: block {slot[0]} holds the KV of something else"
             )
+
+    def _compute_states(self, row: Row, end: int) -> None:
+        """Read the states before a row's tokens, and write those behind them to another slot."""
+        if row.states is None:
+            return
+        if row.computed:
+            assert self.slots[row.slot] == tuple(row.token_ids[: row.computed]), (
+                f"slot {row.slot} holds the states of something else"
+            )
+        first, second = row.states.slots
+        spare = second if row.slot == first else first
+        row.slot = dict(row.states.saves).get(end, spare)
+        self.slots[row.slot] = tuple(row.token_ids[:end])
 
     def step(self) -> StepReport:
         """Run one step over everything held."""
@@ -124,7 +174,9 @@ class ModelShard:
             else:
                 count = max(0, min(budget, row.length - row.computed))
                 budget -= count
+            stop = next((at for at in saves_of(row) if at > row.computed), row.length)
             count = min(count, len(row.blocks) * self.block_size - row.computed)
+            count = min(count, stop - row.computed)
             if count <= 0:
                 report.stalled_rows += 1
                 continue

@@ -382,6 +382,10 @@ class Engine:
         metrics.gauge("tgi_kv_blocks_free", free)
         metrics.gauge("tgi_kv_cache_usage", (total - free) / total)
         metrics.gauge("tgi_prefix_cache_blocks", scheduler.cached_blocks)
+        slots = scheduler.state_slots
+        metrics.gauge("tgi_state_slots_total", slots.total)
+        metrics.gauge("tgi_state_slots_free", slots.free)
+        metrics.gauge("tgi_state_snapshots", slots.snapshots)
         loaded = self._adapters.loaded
         metrics.gauge("tgi_adapters_loaded", len(loaded))
         metrics.gauge("tgi_adapter_bytes", sum(adapter.nbytes for adapter in loaded))

@@ -61,7 +61,7 @@ class Admission:
         skips = 0  # of the one of `without_room` that was passed most often
         room = self._available
         anyone_has_turn = batch.has_turn(1)
-        may_go = anyone_has_turn and places != 0 and not batch.is_full
+        may_go = anyone_has_turn and places != 0 and not self._is_full
         # A copy: who is admitted leaves the queue. Nearly every look at a waiting sequence in
         # nearly every step is the shortest way through this loop, so that is kept short.
         for sequence in list(queue) if may_go else ():
@@ -92,7 +92,7 @@ class Admission:
                 break
             if verdict is not AdmissionVerdict.NO_ROOM:
                 anyone_has_turn = batch.has_turn(1, without_turn)
-                if not anyone_has_turn or places == 0 or batch.is_full:
+                if not anyone_has_turn or places == 0 or self._is_full:
                     break
         self._remember(
             lacking_room=len(without_room),
@@ -115,6 +115,11 @@ class Admission:
         self._no_room_at = (self._queue.version, self._available) if only_room_lacks else (-1, 0)
 
     @property
+    def _is_full(self) -> bool:
+        """Whether nobody else may enter, however small."""
+        return self._batch.is_full or not self._memory.has_slots
+
+    @property
     def _available(self) -> int:
         """Blocks that new sequences may have: members that grow come first."""
         headroom = 0 if self._limits.reserve else len(self._batch)
@@ -129,8 +134,7 @@ class Admission:
         if match is not None and match.claimed:
             return AdmissionVerdict.SHARES_SOON
         tokens = sequence.length
-        cached = len(match.blocks) * limits.block_size if match else 0
-        if not self._batch.has_turn(tokens - cached, without_turn):
+        if not self._batch.has_turn(tokens - memory.count_cached(match), without_turn):
             return AdmissionVerdict.NOT_ITS_TURN
         # Growth went first: when a member still lacks a block, none is available here.
         wanted = sequence.need

@@ -1,7 +1,9 @@
-"""KV memory: which blocks a sequence has, which of them it shares, and what becomes of them.
+"""The shard's memory: which blocks a sequence has, which of them it shares, what becomes of them.
 
 Every block has exactly one owner: the free list, one sequence, or the prefix cache. A sequence's
 block table starts with `shared` blocks of the cache, kept in place by its pin; the rest is its own.
+Where the model keeps states, slots for them are granted and come back with the blocks
+(`state_memory.py`): K and V are shared as far as they go, computing starts where a snapshot is.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from collections.abc import Iterable
 from tgi_trio.router.scheduling.blocks import BlockAllocator
 from tgi_trio.router.scheduling.prefix_cache import TOKEN_BYTES, Match, PrefixCache
 from tgi_trio.router.scheduling.sequence import Sequence
+from tgi_trio.router.scheduling.state_memory import StateMemory
 
 
 class KvMemory:
     """Grants blocks to sequences, shares computed ones, and takes them back."""
 
-    def __init__(self, blocks: int, block_size: int, caching: bool) -> None:
+    def __init__(self, blocks: int, block_size: int, caching: bool, state_slots: int = 0) -> None:
+        """`state_slots`: that can be handed out; 0: the model keeps no states."""
+        self.states = StateMemory(state_slots, block_size) if state_slots else None
         self.block_size = block_size
         self._caching = caching
         self._allocator = BlockAllocator(blocks)
@@ -58,7 +63,22 @@ class KvMemory:
             return None
         key = sequence.key = sequence.key or sequence.token_bytes()
         most = (sequence.length - 1) // self.block_size  # at least one token is computed
-        return self._cache.match(sequence.namespace, key, most)
+        match = self._cache.match(sequence.namespace, key, most)
+        if self.states is not None and self.states.is_coming(match.blocks):
+            return match._replace(claimed=True)
+        return match
+
+    def count_cached(self, match: Match | None) -> int:
+        """Return how many tokens somebody whose prefix is `match` would not have to compute."""
+        if match is None:
+            return 0
+        usable = len(match.blocks) if self.states is None else self.states.usable(match.blocks)
+        return usable * self.block_size
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether there are slots for the states of one more sequence."""
+        return self.states is None or self.states.has_room
 
     def price(self, match: Match | None, tokens: int) -> int:
         """Return how many available blocks it takes to admit somebody with `tokens` tokens.
@@ -80,6 +100,10 @@ class KvMemory:
         sequence.blocks = blocks + self._take(wanted)
         sequence.shared = len(blocks)
         sequence.computed = sequence.cached_at_start = len(blocks) * self.block_size
+        if self.states is not None:
+            saving = match is not None
+            sequence.states, start = self.states.admit(blocks, sequence.length, saving)
+            sequence.computed = start * self.block_size
         self._claim(sequence)
 
     def extend(self, sequence: Sequence, tokens: int) -> list[int]:
@@ -99,8 +123,13 @@ class KvMemory:
         """
         short = count - self._allocator.free
         if short > 0:
-            evicted = self._cache.evict(short)
-            self._allocator.give(evicted)
+            self._give_evicted(self._cache.evict(short))
+
+    def _give_evicted(self, blocks: list[int]) -> None:
+        """Take blocks back that were the cache's."""
+        if self.states is not None:
+            self.states.forget_blocks(blocks)
+        self._allocator.give(blocks)
 
     def _take(self, count: int) -> list[int]:
         self.make_free(count)
@@ -118,7 +147,13 @@ class KvMemory:
     # -- sharing -------------------------------------------------------------------------------
 
     def publish(self, sequence: Sequence) -> None:
-        """Let others use the blocks of a prompt that have been computed so far."""
+        """Let others use the blocks and states of a prompt that have been computed so far."""
+        self._publish_blocks(sequence)
+        if self.states is not None and sequence.states is not None:
+            shared = sequence.blocks[: sequence.shared]
+            self.states.publish(sequence.states, sequence.computed, shared)
+
+    def _publish_blocks(self, sequence: Sequence) -> None:
         node, key = sequence.node, sequence.key
         if node is None or key is None:
             return
@@ -139,6 +174,8 @@ class KvMemory:
     def settle(self, sequence: Sequence) -> None:
         """The prompt is computed and published: the rest waits for the end."""
         sequence.key = None
+        if self.states is not None and sequence.states is not None:
+            self.states.settle(sequence.states)
 
     def release(self, sequence: Sequence, sound: bool = True) -> None:
         """Take every block of `sequence` back: no step touches them any more.
@@ -147,6 +184,8 @@ class KvMemory:
         (`sound` is False): then its numbers are not to be trusted.
         """
         self._unclaim(sequence)
+        if self.states is not None and sequence.states is not None:
+            self.states.release(sequence.states, sound)
         own = sequence.blocks[sequence.shared :]
         node = sequence.node
         if node is not None:
@@ -158,7 +197,7 @@ class KvMemory:
                 own = spare + own[full:]
             self._cache.unpin(node)
             if not sound and grown:
-                self._allocator.give(self._cache.discard(node))
+                self._give_evicted(self._cache.discard(node))
         self._allocator.give(own)
         self.forget(sequence)
         if self._unloaded and (adapter := sequence.namespace[0]) in self._unloaded:
@@ -170,7 +209,7 @@ class KvMemory:
         What sequences still use goes as they end.
         """
         blocks, left = self._cache.evict_adapter(adapter)
-        self._allocator.give(blocks)
+        self._give_evicted(blocks)
         if left:
             self._unloaded.add(adapter)
         else:
@@ -179,12 +218,14 @@ class KvMemory:
     def forget(self, sequence: Sequence) -> None:
         """Clear what `sequence` says about its blocks; they are accounted for already."""
         sequence.blocks, sequence.shared = [], 0
-        sequence.node = sequence.key = sequence.claim = None
+        sequence.node = sequence.key = sequence.claim = sequence.states = None
 
     def clear(self) -> None:
         """Forget all blocks and prefixes: the shard that held them is gone."""
         self._allocator.clear()
         self._cache.clear()
+        if self.states is not None:
+            self.states.clear()
         self._unloaded.clear()
 
     @property
@@ -213,6 +254,11 @@ class KvMemory:
         sequences = list(sequences)
         self._cache.check(s.node for s in sequences if s.node is not None)
         owned: list[int] = [block for node in self._cache.nodes() for block in node.blocks]
+        if self.states is not None:
+            holds = [s.states for s in sequences if s.states is not None]
+            if len(holds) != sum(bool(s.blocks) for s in sequences):
+                raise AssertionError("not everybody who has blocks has slots, or the other way")
+            self.states.check(holds, owned)
         claims = 0
         for sequence in sequences:
             owned += sequence.blocks[sequence.shared :]
@@ -223,7 +269,10 @@ class KvMemory:
                 node = node.parent
             if path != sequence.blocks[: sequence.shared]:
                 raise AssertionError(f"{sequence} shares blocks that are not the cache's")
-            if sequence.shared * self.block_size > max(sequence.computed, 0):
+            known = sequence.computed
+            if self.states is not None:  # K and V of others, whose states are computed again
+                known = max(known, sequence.cached_at_start)
+            if sequence.shared * self.block_size > known:
                 raise AssertionError(f"{sequence} has published what is not computed")
             claims += sequence.claim is not None
         if len(set(owned)) != len(owned):

@@ -23,6 +23,7 @@ class SchedulingLimits:
     reserve: bool  # True: blocks for prompt and max_new_tokens at once; False: grow by EXTEND
     # (always False in a server: True is what `bench.schedule.policies` compares it with)
     prefix_caching: bool
+    state_slots: int = 0  # for states, without slot 0, never handed out; 0: the model keeps none
     speculate: int = 0  # tokens the shard may draft per step; they need KV room too
     skip_limit: int = 16  # how many later requests may pass one that does not fit yet
     ask_ahead: int = 16  # tokens of room left at which a sequence is granted more blocks

@@ -34,6 +34,7 @@ from tgi_trio.router.scheduling.shard_commands import (
     Progress,
     prefills,
 )
+from tgi_trio.router.scheduling.state_memory import StateSlots
 from tgi_trio.router.scheduling.step_budget import DrainRate, StepBudget
 from tgi_trio.router.scheduling.step_reports import StepReports
 from tgi_trio.router.scheduling.ttft import TtftTarget
@@ -55,7 +56,9 @@ class Scheduler:
 
     def __init__(self, limits: SchedulingLimits) -> None:
         self.limits = limits
-        self._memory = KvMemory(limits.usable_blocks, limits.block_size, limits.prefix_caching)
+        self._memory = KvMemory(
+            limits.usable_blocks, limits.block_size, limits.prefix_caching, limits.state_slots
+        )
         self._ttft_target = TtftTarget(limits.target_ttft)
         self._queue = WaitingQueue(limits, self._ttft_target)
         self._batch = RunningBatch(limits, self._memory)
@@ -288,6 +291,14 @@ class Scheduler:
     @property
     def held_blocks(self) -> int:
         return self._memory.held
+
+    @property
+    def state_slots(self) -> StateSlots:
+        """Slots for states; none of any kind where the model keeps no states."""
+        states = self._memory.states
+        if states is None:
+            return StateSlots(0, 0, 0)
+        return StateSlots(states.total, states.free, states.snapshots)
 
     def check(self) -> None:
         """Raise AssertionError when any invariant is broken. For tests and idle moments."""

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling.lifecycle import Event, SequenceState, next_state
 from tgi_trio.router.scheduling.prefix_cache import Namespace, Node
+from tgi_trio.router.scheduling.state_memory import StateHold
 
 NEVER = 1 << 62  # a token count no sequence reaches
 
@@ -58,6 +59,7 @@ class Sequence:
         "skipped",
         "started",
         "state",
+        "states",
         "target",
         "turn",
     )
@@ -100,6 +102,7 @@ class Sequence:
         self.key: bytes | None = None  # its tokens, while the prompt is being computed
         self.claim: bytes | None = None  # tokens of the block it computes next, as announced
         self.cached_at_start = 0  # tokens found in the prefix cache at this admission
+        self.states: StateHold | None = None  # slots of its states, where the model keeps any
 
     @property
     def length(self) -> int:
@@ -140,7 +143,15 @@ class Sequence:
             max_new_tokens=stopping.max_new_tokens - emitted,
             min_new_tokens=max(0, stopping.min_new_tokens - emitted),
             sampling=self._sampling(),
+            states=self._state_grant(),
         )
+
+    def _state_grant(self) -> StateGrant | None:
+        """Return what the shard is told of its slots, None where the model keeps no states."""
+        if self.states is None:
+            return None
+        behind = self.computed < self.cached_at_start
+        return self.states.grant(self.cached_at_start if behind else 0)
 
     def _sampling(self) -> SamplingParameters:
         sampling = self.request.sampling

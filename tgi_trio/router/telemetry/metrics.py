@@ -164,6 +164,9 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_kv_blocks_total", "gauge", "KV blocks in all"),
     Metric("tgi_prefix_cache_lookup_tokens", "counter", "Prompt tokens looked up in the cache"),
     Metric("tgi_prefix_cache_hit_tokens", "counter", "Prompt tokens found in the prefix cache"),
+    Metric("tgi_state_slots_free", "gauge", "Slots for states of sequences that are free"),
+    Metric("tgi_state_slots_total", "gauge", "Slots for states in all; 0: the model keeps none"),
+    Metric("tgi_state_snapshots", "gauge", "Slots that hold states behind a cached prefix"),
     Metric("tgi_prefix_cache_blocks", "gauge", "KV blocks that only the prefix cache holds"),
     Metric(
         "tgi_batch_step_gap_duration",
