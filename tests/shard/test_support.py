@@ -16,7 +16,7 @@ from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model import kernel_fit
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.families import names
-from tgi_trio.model.mixers import ShortConvolution
+from tgi_trio.model.mixers import DeltaRule, Mamba2, ShortConvolution
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
@@ -36,6 +36,8 @@ RECORDS = (
     Names,
     RotarySpec,
     ShortConvolution,
+    DeltaRule,
+    Mamba2,
 )
 FIELDS = {f"{kind.__name__}.{field.name}" for kind in RECORDS for field in dataclasses.fields(kind)}
 KINDS = [  # fields whose values are a list of words
@@ -65,7 +67,9 @@ def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> 
     refused = {
         key
         for key in FIELDS
-        if key.startswith(("ExpertsSpec.", "LatentSpec.", "ShortConvolution."))
+        if key.startswith(
+            ("ExpertsSpec.", "LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2.")
+        )
     }
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 

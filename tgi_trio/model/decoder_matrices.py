@@ -137,7 +137,7 @@ def _attention(spec: DecoderSpec, prefix: str) -> AttentionRefs:
 
 
 def _qkv(spec: DecoderSpec, prefix: str) -> LinearRef:
-    """Return the rows of query, key and value heads, in this order."""
+    """Return the rows of query, key and value heads, and of gates if there are any."""
     names, size, hidden, biased = spec.names, spec.head_dim, spec.hidden_size, spec.qkv_bias
     heads, kv_heads = spec.heads, spec.kv_heads
     if spec.qkv_layout == "separate":
@@ -155,6 +155,12 @@ def _qkv(spec: DecoderSpec, prefix: str) -> LinearRef:
         rows = (heads + 2 * kv_heads) * size
         matrices = [_matrix(spec, prefix + names.qkv, rows, hidden, bias=biased)] * 3
         units = _grouped_units(spec) if spec.qkv_layout == "grouped" else _stacked_units(spec)
+    if spec.gated_attention:
+        rows = 2 * heads * size
+        both = _matrix(spec, prefix + names.query, rows, hidden, bias=biased)
+        matrices = [both, *matrices[1:], both]
+        queries, gates = (Units("heads", range(i, rows, 2 * size), size) for i in (0, size))
+        units = [queries, *units[1:], gates]
     pairs = zip(matrices, units, strict=True)
     return LinearRef(
         tuple(LinearPiece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs)

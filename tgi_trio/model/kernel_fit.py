@@ -46,6 +46,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.query_key_norm": only(
         "none", "head", refusal="queries and keys are normed over all heads"
     ),
+    "DecoderSpec.gated_attention": only(False, refusal="attention has a gate on what it says"),
     "DecoderSpec.query_key_norm_bias": only(False, refusal="query and key norms have biases"),
     "DecoderSpec.qkv_clip": only(0.0, refusal="queries, keys and values are clamped"),
     "DecoderSpec.transposed": only(False, refusal="weights are stored transposed"),

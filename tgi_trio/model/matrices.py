@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 # What ranks divide among themselves, see `split.py`; "whole": every rank has all of it.
-Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "vocabulary"]
+Split = Literal["whole", "heads", "kv_heads", "mlp", "channels", "groups", "vocabulary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ class TensorRef:
 
     name: str
     shape: tuple[int, ...]
-    units: Units  # how ranks divide its first dimension
+    units: Units  # how ranks divide one of its dimensions
+    axis: int = 0  # which
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,37 @@ class ConvolutionRefs:
     output: LinearRef
 
 
-MixerRefs: TypeAlias = ConvolutionRefs
+@dataclass(frozen=True, slots=True)
+class DeltaRuleRefs:
+    """A `DeltaRule`."""
+
+    # Rows of queries, keys, values; then of gates, of betas and of decays, or, where these are made
+    # in two steps, of what decays and gates are made of, and of betas.
+    inner: LinearRef
+    decay_up: LinearRef | None
+    gate_up: LinearRef | None
+    kernels: tuple[TensorRef, ...]  # [channels, 1, taps] of queries, keys, values
+    rate: TensorRef  # [value_heads], logarithms
+    decay_bias: TensorRef  # [value_heads], or [value_heads * key_dim]
+    norm: TensorRef  # [value_dim]
+    output: LinearRef
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Refs:
+    """A `Mamba2`."""
+
+    inner: LinearRef  # rows of gates, x, b, c, steps of time
+    kernels: tuple[TensorRef, ...]  # [channels, 1, taps] of x, b, c
+    biases: tuple[TensorRef, ...]  # [channels] of the same, or none
+    rate: TensorRef  # [heads], logarithms
+    step_bias: TensorRef  # [heads]
+    skip: TensorRef  # [heads]
+    norm: TensorRef | None  # [heads * head_dim]
+    output: LinearRef
+
+
+MixerRefs: TypeAlias = ConvolutionRefs | DeltaRuleRefs | Mamba2Refs
 
 
 @dataclass(frozen=True, slots=True)

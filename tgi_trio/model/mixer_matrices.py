@@ -1,14 +1,18 @@
 """Which matrices and tensors the mixers of a layer are made of, for every backend.
 
 A mixer lies at one place of a layer, `Names.mixer`; what its parts are called there is the same for
-all families that have its kind.
+all families that have its kind and layout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import Final
 
 from tgi_trio.model.claims import ANY, Claims
+from tgi_trio.model.delta_rule_matrices import delta_rule_refs
+from tgi_trio.model.mamba_matrices import mamba2_refs
 from tgi_trio.model.matrices import (
     ConvolutionRefs,
     LinearPiece,
@@ -16,23 +20,35 @@ from tgi_trio.model.matrices import (
     MatrixRef,
     MixerRefs,
     TensorRef,
+    Units,
     run_of,
     split_inputs,
     whole_units,
 )
-from tgi_trio.model.mixers import Mixer, ShortConvolution
+from tgi_trio.model.mixers import DeltaRule, Mamba2, Mixer, ShortConvolution
 
-# The fields that are read below: what backends that have the kind need not look at.
+# The fields that are read of them: what backends that have the kinds need not look at.
 FIELDS: Final[Claims] = {
-    "ShortConvolution.channels": ANY,
-    "ShortConvolution.taps": ANY,
-    "ShortConvolution.bias": ANY,
+    f"{kind.__name__}.{field.name}": ANY
+    for kind in (ShortConvolution, DeltaRule, Mamba2)
+    for field in fields(kind)
 }
 
 
 def mixer_refs(mixer: Mixer, place: str, hidden: int) -> MixerRefs:
     """Return what a mixer at `place`, between hidden states [hidden], is made of."""
+    if isinstance(mixer, DeltaRule):
+        return delta_rule_refs(mixer, place, hidden)
+    if isinstance(mixer, Mamba2):
+        return mamba2_refs(mixer, place, hidden)
     return _convolution(mixer, place, hidden)
+
+
+def mixer_units(mixer: Mixer) -> Iterator[Units]:
+    """Yield what ranks divide of a mixer."""
+    refs = mixer_refs(mixer, "", 1)
+    for piece in refs.inner.pieces:
+        yield piece.outputs
 
 
 def _convolution(mixer: ShortConvolution, place: str, hidden: int) -> ConvolutionRefs:

@@ -7,11 +7,17 @@ every backend reads it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Literal, TypeAlias
 
 # "float32": recurrences, which add up over a whole text; "model": the dtype of the model.
 StateDtype = Literal["float32", "model"]
+# How a checkpoint stores what a delta rule projects, see `mixer_matrices.py`.
+#   grouped:    one matrix, per key head its query, key, values and gates (Qwen3-Next)
+#   stacked:    queries, keys and values in one, gates in another (Qwen 3.5)
+#   separate:   one for each, and a convolution for each (OLMo hybrid)
+#   compressed: the same, but decays and gates are made in two steps (Kimi Linear)
+DeltaLayout = Literal["grouped", "stacked", "separate", "compressed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +52,73 @@ class ShortConvolution:
         return (StateShape("tail", (self.taps - 1, self.channels // ranks), "model"),)
 
 
-Mixer: TypeAlias = ShortConvolution
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """Linear attention whose state is corrected key by key, see `states/delta_rule.py`.
+
+    Queries, keys and values pass a convolution first; `value_heads` share `key_heads` as queries
+    share KV heads. What is read of a state is normalised per head and multiplied with a gate.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int  # of the convolution
+    layout: DeltaLayout
+    norm_eps: float
+    # Per head, what is forgotten is one number; or it is one for each channel of a key, and what
+    # it and the gate are made of is compressed to this many numbers.
+    channel_rank: int = 0
+    gate: Literal["silu", "sigmoid"] = "silu"
+    beta_scale: float = 1.0  # 2: what a state says of a key may be turned round
+
+    def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
+        """Return what a rank keeps: a matrix per value head, and the convolution's last inputs."""
+        keys, values = _kv_share(self.key_heads, ranks), self.value_heads // ranks
+        channels = 2 * keys * self.key_dim + values * self.value_dim
+        return (
+            StateShape("recurrence", (values, self.key_dim, self.value_dim), "float32"),
+            StateShape("tail", (self.taps - 1, channels), "model"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A state space with a decay per head, see `states/mamba2.py`.
+
+    What is read is multiplied with a gate and normalised, group by group.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int  # of heads, which share b and c
+    state_dim: int
+    taps: int  # of the convolution
+    norm_eps: float
+    norm: Literal["none", "before gate", "behind gate"] = "behind gate"
+    convolution_bias: bool = True
+    inner_bias: bool = False
+    output_bias: bool = False
+    least_step: float = 0.0  # of time, and the most
+    most_step: float = inf
+    # What the gate, x, b, c and the steps are multiplied with, and the result.
+    multipliers: tuple[float, ...] = ()
+    output_multiplier: float = 1.0
+
+    def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
+        """Return what a rank keeps: a matrix per head, and the convolution's last inputs."""
+        heads, groups = self.heads // ranks, _kv_share(self.groups, ranks)
+        channels = heads * self.head_dim + 2 * groups * self.state_dim
+        return (
+            StateShape("recurrence", (heads, self.head_dim, self.state_dim), "float32"),
+            StateShape("tail", (self.taps - 1, channels), "model"),
+        )
+
+
+Mixer: TypeAlias = ShortConvolution | DeltaRule | Mamba2
+
+
+def _kv_share(count: int, ranks: int) -> int:
+    """Return how many of some heads a rank has, which others share where they are too few."""
+    return max(1, count // ranks)

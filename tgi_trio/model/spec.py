@@ -164,6 +164,9 @@ class DecoderSpec:
     parallel: bool = False
     query_key_norm: QueryKeyNorm = "none"
     query_key_norm_bias: bool = False
+    # What heads attended to is multiplied with the sigmoid of as many numbers, which are projected
+    # beside the queries: per head its query, then its gate.
+    gated_attention: bool = False
     qkv_layout: QkvLayout = "separate"
     qkv_bias: bool = False
     output_bias: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.matrices import Units, every_unit
+from tgi_trio.model.mixer_matrices import mixer_units
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.t5_spec import T5Spec
 
@@ -22,6 +23,8 @@ def unit_share(units: Units, rank: int, ranks: int) -> slice:
             return even_share(count, "MLP columns", rank, ranks)
         case "channels":
             return even_share(count, "channels", rank, ranks)
+        case "groups":
+            return even_share(count, "groups of heads", rank, ranks)
         case "vocabulary":
             return block_share(count, rank, ranks)
 
@@ -75,7 +78,8 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         if not all(layer.experts for layer in spec.layers):
             widths.add(spec.mlp_width)
         for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
-            even_share(mixer.channels, "channels", 0, ranks)
+            for units in mixer_units(mixer):
+                unit_share(units, 0, ranks)
     for width in sorted(widths):
         even_share(width, "MLP columns", 0, ranks)
     block_share(spec.vocab_size, 0, ranks)

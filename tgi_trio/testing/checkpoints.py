@@ -71,6 +71,14 @@ _LATENT: dict[str, Any] = _MOE | {  # DeepSeek: attention over a compressed K an
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
 }
+_DELTA: dict[str, Any] = {  # of four layers the last attends, the others have a delta rule
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 _ABSENT = object()
 # What a family's configuration class wants that differs from _COMMON; _ABSENT takes a name away.
 _FAMILY: dict[str, dict[str, Any]] = {
@@ -162,16 +170,11 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv"],
         "block_auto_adjust_ff_dim": False,
     },
-    "qwen3_next": _MOE
-    | {
-        "num_hidden_layers": 4,
-        "head_dim": 16,
-        "shared_expert_intermediate_size": 32,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
+    "qwen3_next": _MOE | _DELTA | {"shared_expert_intermediate_size": 32},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _MOE
+    | _DELTA
+    | {"shared_expert_intermediate_size": 32, "intermediate_size": _ABSENT},
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
     "mamba": {"state_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},

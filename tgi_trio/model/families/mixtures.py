@@ -152,7 +152,8 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
     return _set_experts(spec, experts)
 
 
-def _qwen_moe(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
+def set_qwen_experts(config: ModelConfig, spec: DecoderSpec, shared_width: int) -> DecoderSpec:
+    """Put experts, by the names of Qwen 2 for their numbers, into the layers that have them."""
     experts = ExpertsSpec(
         count=int(config.get("num_experts", config.get("num_local_experts", 0))),
         per_token=int(config.need("num_experts_per_tok")),
@@ -178,7 +179,7 @@ def qwen2_moe(config: ModelConfig) -> DecoderSpec | None:
     if config.get("use_sliding_window", False):
         return None
     spec = llama_spec(config, names=names.QWEN2_MOE, qkv_bias=bool(config.get("qkv_bias", True)))
-    return _qwen_moe(config, spec, int(config.get("shared_expert_intermediate_size", 5632)))
+    return set_qwen_experts(config, spec, int(config.get("shared_expert_intermediate_size", 5632)))
 
 
 def qwen3_moe(config: ModelConfig) -> DecoderSpec | None:
@@ -187,7 +188,7 @@ def qwen3_moe(config: ModelConfig) -> DecoderSpec | None:
     spec = llama_spec(
         config, names=names.QWEN3_MOE, query_key_norm="head", **attention_bias(config)
     )
-    return _qwen_moe(config, spec, 0)
+    return set_qwen_experts(config, spec, 0)
 
 
 def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:

@@ -180,6 +180,15 @@ QWEN3_VL_MOE = replace(
     QWEN3_MOE, expert_gate="", expert_up="", expert_gate_up="gate_up_proj", expert_down="down_proj"
 )
 
+QWEN3_NEXT = replace(
+    QWEN2_MOE,
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    mixer="linear_attn",
+)
+
+QWEN3_5 = replace(QWEN3, mixer="linear_attn")
+
 DBRX = Names(
     base="transformer.",
     embedding="transformer.wte",

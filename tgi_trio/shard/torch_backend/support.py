@@ -18,6 +18,14 @@ _ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 CLAIMS: Final[Claims] = {
     **NAMES,
     **mixer_matrices.FIELDS,
+    "DeltaRule.layout": only(
+        *("grouped", "stacked", "separate", "compressed"),
+        refusal="layout {!r} of a delta rule is not known",
+    ),
+    "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} of a delta rule is not known"),
+    "Mamba2.norm": only(
+        *("none", "before gate", "behind gate"), refusal="norm {!r} of a Mamba is not known"
+    ),
     "DecoderSpec.family": ANY,
     "DecoderSpec.vocab_size": ANY,
     "DecoderSpec.hidden_size": ANY,
@@ -35,6 +43,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.query_key_norm": only(
         "none", "head", "whole", refusal="query and key norm {!r} is not known"
     ),
+    "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.query_key_norm_bias": ANY,
     "DecoderSpec.qkv_layout": only(
         "separate", "stacked", "grouped", refusal="layout {!r} of queries and keys is not known"

@@ -141,10 +141,14 @@ class WeightSource:
         return self._place(self._checkpoint.vector(name, size), dtype or self.dtype)
 
     def tensor(
-        self, name: str, shape: tuple[int, ...], rows: slice, dtype: torch.dtype | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        cut: tuple[slice, ...],
+        dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Return `rows` of a small tensor [*shape] in `dtype` (the source's own)."""
-        return self._place(self._checkpoint.array(name, shape)[rows], dtype or self.dtype)
+        """Return a `cut` of a small tensor [*shape] in `dtype` (the source's own)."""
+        return self._place(self._checkpoint.array(name, shape)[cut], dtype or self.dtype)
 
     def kv_scales(self, names: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[float, float]:
         """Return the scales of 8-bit keys and values, 1 where the checkpoint has none.

@@ -298,7 +298,10 @@ class Decoder:
         batch: Any,
     ) -> torch.Tensor:
         """Return this rank's part of the sum that attention is."""
-        qkv = layer.qkv(x)
+        qkv, gate = layer.qkv(x), None
+        if self.spec.gated_attention:
+            width = layer.shape.heads * layer.shape.head_dim
+            qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
             rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
             attended = attention.attend_latents(
@@ -311,7 +314,7 @@ class Decoder:
         attended = attention.attend_projected(
             layer.shape, qkv, steps, tables.get(layer.rotary), batch
         )
-        return layer.output(attended)
+        return layer.output(attended if gate is None else attended * gate.sigmoid())
 
     def _steps_of(self, layer: Attention) -> HeadSteps:
         shape, spec = layer.shape, self.spec

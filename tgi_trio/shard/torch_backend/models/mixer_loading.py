@@ -2,20 +2,73 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import MixerRefs
-from tgi_trio.model.mixers import Mixer
+from collections.abc import Sequence
+
+import torch
+
+from tgi_trio.model.matrices import (
+    ConvolutionRefs,
+    DeltaRuleRefs,
+    Mamba2Refs,
+    MixerRefs,
+    TensorRef,
+)
+from tgi_trio.model.mixers import DeltaRule, Mamba2, Mixer
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
+from tgi_trio.shard.torch_backend.states.delta_rule_layer import DeltaRuleLayer
+from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.states.short_convolution import ShortConvolutionLayer
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
 
 
 def load_mixer(loader: WeightLoader, refs: MixerRefs, mixer: Mixer) -> MixerLayer:
     """Return this rank's part of a mixer."""
+    if isinstance(refs, DeltaRuleRefs) and isinstance(mixer, DeltaRule):
+        return _delta_rule(loader, refs, mixer)
+    if isinstance(refs, Mamba2Refs) and isinstance(mixer, Mamba2):
+        return _mamba2(loader, refs, mixer)
+    assert isinstance(refs, ConvolutionRefs)  # `layer_refs` reads the same spec
     return ShortConvolutionLayer(
         inner=loader.linear(refs.inner),
-        convolution=CausalConvolution(
-            loader.tensor(refs.kernel).squeeze(1), loader.tensor(refs.bias) if refs.bias else None
-        ),
+        convolution=_convolution(loader, (refs.kernel,), (refs.bias,) if refs.bias else ()),
+        output=loader.linear(refs.output),
+    )
+
+
+def _convolution(
+    loader: WeightLoader, kernels: Sequence[TensorRef], biases: Sequence[TensorRef] = ()
+) -> CausalConvolution:
+    """Return a convolution over the channels of several tensors, one behind the other."""
+    kernel = torch.cat([loader.tensor(ref).squeeze(1) for ref in kernels])
+    bias = torch.cat([loader.tensor(ref) for ref in biases]) if biases else None
+    return CausalConvolution(kernel, bias)
+
+
+def _delta_rule(loader: WeightLoader, refs: DeltaRuleRefs, mixer: DeltaRule) -> DeltaRuleLayer:
+    rate = loader.tensor(refs.rate, torch.float32).flatten().exp()
+    bias = loader.tensor(refs.decay_bias, torch.float32)
+    return DeltaRuleLayer(
+        mixer,
+        inner=loader.linear(refs.inner),
+        decay_up=loader.linear(refs.decay_up) if refs.decay_up else None,
+        gate_up=loader.linear(refs.gate_up) if refs.gate_up else None,
+        convolution=_convolution(loader, refs.kernels),
+        rate=rate[:, None],
+        decay_bias=bias.view(len(rate), -1),
+        norm=loader.tensor(refs.norm, torch.float32),
+        output=loader.linear(refs.output),
+    )
+
+
+def _mamba2(loader: WeightLoader, refs: Mamba2Refs, mixer: Mamba2) -> Mamba2Layer:
+    return Mamba2Layer(
+        mixer,
+        inner=loader.linear(refs.inner),
+        convolution=_convolution(loader, refs.kernels, refs.biases),
+        rate=-loader.tensor(refs.rate, torch.float32).exp(),
+        step_bias=loader.tensor(refs.step_bias, torch.float32),
+        skip=loader.tensor(refs.skip, torch.float32),
+        norm=loader.tensor(refs.norm, torch.float32) if refs.norm else None,
         output=loader.linear(refs.output),
     )

@@ -45,8 +45,9 @@ class WeightLoader:
 
     def tensor(self, ref: TensorRef, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return this rank's part of a small tensor, in `dtype` (the model's)."""
-        (rows,) = ref.units.spans(self.share(ref.units))
-        return self.source.tensor(ref.name, ref.shape, rows, dtype)
+        (span,) = ref.units.spans(self.share(ref.units))
+        cut = (*[slice(None)] * ref.axis, span)
+        return self.source.tensor(ref.name, ref.shape, cut, dtype)
 
     def optional_norm(self, ref: NormRef | None) -> Norm | None:
         """Return a norm, None for none."""

@@ -44,5 +44,9 @@ class CausalConvolution:
     def _finish(self, y: torch.Tensor) -> torch.Tensor:
         return y if self._bias is None else y + self._bias
 
+    @property
+    def channels(self) -> int:
+        return self._kernel.shape[1]
+
     def nbytes(self) -> int:
         return self._kernel.nbytes + (0 if self._bias is None else self._bias.nbytes)

@@ -1,0 +1,136 @@
+"""Which matrices and tensors a delta rule is made of, in each way that checkpoints store it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tgi_trio.model.matrices import (
+    DeltaRuleRefs,
+    LinearPiece,
+    LinearRef,
+    MatrixRef,
+    TensorRef,
+    Units,
+    run_of,
+    split_inputs,
+    split_outputs,
+    whole_units,
+)
+from tgi_trio.model.mixers import DeltaRule
+
+
+def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
+    """Return what a delta rule at `place`, between hidden states [hidden], is made of."""
+    values = mixer.value_heads
+    one = run_of("heads", values)
+    compressed = mixer.layout == "compressed"
+    apart = mixer.layout in ("separate", "compressed")
+    width = values * mixer.value_dim
+    output = MatrixRef(f"{place}.{'o_proj' if apart else 'out_proj'}.weight", hidden, width)
+    shape, axis = ((1, 1, values, 1), 2) if compressed else ((values,), 0)
+    each = mixer.key_dim if compressed else 1
+    return DeltaRuleRefs(
+        inner=LinearRef(
+            tuple(
+                LinearPiece(matrix, units, whole_units(hidden))
+                for matrix, units in _inner(mixer, place, hidden)
+            )
+        ),
+        decay_up=_up(mixer, f"{place}.f_b_proj", mixer.key_dim) if compressed else None,
+        gate_up=_up(mixer, f"{place}.g_b_proj", mixer.value_dim) if compressed else None,
+        kernels=tuple(_kernels(mixer, place, apart)),
+        rate=TensorRef(f"{place}.A_log", shape, one, axis),
+        decay_bias=TensorRef(f"{place}.dt_bias", (values * each,), run_of("heads", values, each)),
+        norm=TensorRef(
+            f"{place}.{'o_norm' if apart else 'norm'}.weight",
+            (mixer.value_dim,),
+            whole_units(mixer.value_dim),
+        ),
+        output=split_inputs(output, run_of("heads", values, mixer.value_dim)),
+    )
+
+
+def _inner(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
+    """Yield where the rows of queries, keys, values and what else is projected lie."""
+
+    def matrix(part: str, rows: int) -> MatrixRef:
+        return MatrixRef(f"{place}.{part}.weight", rows, hidden)
+
+    keys, values, rank = mixer.key_heads, mixer.value_heads, mixer.channel_rank
+    key, value, one = keys * mixer.key_dim, values * mixer.value_dim, run_of("heads", values)
+    if mixer.layout == "grouped":
+        yield from _grouped(mixer, place, hidden)
+        return
+    units = _stacked(mixer)
+    if mixer.layout == "stacked":
+        for each in units:
+            yield matrix("in_proj_qkv", 2 * key + value), each
+        yield matrix("in_proj_z", value), run_of("heads", values, mixer.value_dim)
+        yield matrix("in_proj_b", values), one
+        yield matrix("in_proj_a", values), one
+        return
+    yield matrix("q_proj", key), units[0]
+    yield matrix("k_proj", key), units[0]
+    yield matrix("v_proj", value), run_of("heads", values, mixer.value_dim)
+    if mixer.layout == "compressed":
+        yield matrix("f_a_proj", rank), whole_units(rank)
+        yield matrix("g_a_proj", rank), whole_units(rank)
+        yield matrix("b_proj", values), one
+        return
+    yield matrix("g_proj", value), run_of("heads", values, mixer.value_dim)
+    yield matrix("b_proj", values), one
+    yield matrix("a_proj", values), one
+
+
+def _stacked(mixer: DeltaRule) -> list[Units]:
+    """Return all queries, then all keys, then all values of one tensor."""
+    keys, key = mixer.key_heads, mixer.key_dim
+    return [
+        run_of("kv_heads", keys, key),
+        run_of("kv_heads", keys, key, first=keys * key),
+        run_of("heads", mixer.value_heads, mixer.value_dim, first=2 * keys * key),
+    ]
+
+
+def _grouped(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
+    """Yield the rows of matrices that have them by key head: see `DeltaLayout`."""
+    keys, key, value = mixer.key_heads, mixer.key_dim, mixer.value_dim
+    each = mixer.value_heads // keys
+    group = 2 * key + 2 * each * value
+    end = keys * group
+    both = MatrixRef(f"{place}.in_proj_qkvz.weight", end, hidden)
+
+    def of_values(first: int, size: int, group: int) -> Units:
+        starts = [g * group + first + i * size for g in range(keys) for i in range(each)]
+        return Units("heads", starts, size)
+
+    yield both, Units("kv_heads", range(0, end, group), key)
+    yield both, Units("kv_heads", range(key, end, group), key)
+    yield both, of_values(2 * key, value, group)
+    yield both, of_values(2 * key + each * value, value, group)
+    steps = MatrixRef(f"{place}.in_proj_ba.weight", 2 * mixer.value_heads, hidden)
+    yield steps, of_values(0, 1, 2 * each)
+    yield steps, of_values(each, 1, 2 * each)
+
+
+def _up(mixer: DeltaRule, path: str, size: int) -> LinearRef:
+    """Return what makes `size` numbers per head of what is compressed."""
+    matrix = MatrixRef(f"{path}.weight", mixer.value_heads * size, mixer.channel_rank)
+    return split_outputs(matrix, "heads", size)
+
+
+def _kernels(mixer: DeltaRule, place: str, apart: bool) -> Iterator[TensorRef]:
+    """Yield the convolution's weights of queries, keys and values."""
+    key, value = mixer.key_heads * mixer.key_dim, mixer.value_heads * mixer.value_dim
+    query_units, key_units, value_units = _stacked(mixer)
+    if not apart:
+        for units in (query_units, key_units, value_units):
+            yield TensorRef(f"{place}.conv1d.weight", (2 * key + value, 1, mixer.taps), units)
+        return
+    for letter in "qk":
+        yield TensorRef(f"{place}.{letter}_conv1d.weight", (key, 1, mixer.taps), query_units)
+    yield TensorRef(
+        f"{place}.v_conv1d.weight",
+        (value, 1, mixer.taps),
+        run_of("heads", mixer.value_heads, mixer.value_dim),
+    )

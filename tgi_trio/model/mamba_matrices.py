@@ -1,0 +1,65 @@
+"""Which matrices and tensors Mamba's mixers are made of."""
+
+from __future__ import annotations
+
+from tgi_trio.model.matrices import (
+    LinearPiece,
+    LinearRef,
+    Mamba2Refs,
+    MatrixRef,
+    Split,
+    TensorRef,
+    run_of,
+    split_inputs,
+    whole_units,
+)
+from tgi_trio.model.mixers import Mamba2
+
+
+def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:
+    """Return what a `Mamba2` at `place`, between hidden states [hidden], is made of."""
+    heads, size, state = mixer.heads, mixer.head_dim, mixer.state_dim
+    width, shared = heads * size, mixer.groups * state
+    inner = MatrixRef(
+        f"{place}.in_proj.weight",
+        2 * width + 2 * shared + heads,
+        hidden,
+        f"{place}.in_proj.bias" if mixer.inner_bias else "",
+    )
+    output = MatrixRef(
+        f"{place}.out_proj.weight",
+        hidden,
+        width,
+        f"{place}.out_proj.bias" if mixer.output_bias else "",
+    )
+    # A norm over a group's heads cannot be split, so neither can groups that have one.
+    split: Split = "kv_heads" if mixer.norm == "none" else "groups"
+    # Where x, b and c lie in what passes the convolution; rows of the gates are before them.
+    places = [
+        run_of("heads", heads, size),
+        run_of(split, mixer.groups, state, first=width),
+        run_of(split, mixer.groups, state, first=width + shared),
+    ]
+    rows = [
+        run_of("heads", heads, size),
+        run_of("heads", heads, size, first=width),
+        run_of(split, mixer.groups, state, first=2 * width),
+        run_of(split, mixer.groups, state, first=2 * width + shared),
+        run_of("heads", heads, first=2 * width + 2 * shared),
+    ]
+    channels, one = width + 2 * shared, run_of("heads", heads)
+    biases = places if mixer.convolution_bias else []
+    return Mamba2Refs(
+        inner=LinearRef(tuple(LinearPiece(inner, run, whole_units(hidden)) for run in rows)),
+        kernels=tuple(
+            TensorRef(f"{place}.conv1d.weight", (channels, 1, mixer.taps), run) for run in places
+        ),
+        biases=tuple(TensorRef(f"{place}.conv1d.bias", (channels,), run) for run in biases),
+        rate=TensorRef(f"{place}.A_log", (heads,), one),
+        step_bias=TensorRef(f"{place}.dt_bias", (heads,), one),
+        skip=TensorRef(f"{place}.D", (heads,), one),
+        norm=None
+        if mixer.norm == "none"
+        else TensorRef(f"{place}.norm.weight", (width,), run_of("heads", heads, size)),
+        output=split_inputs(output, run_of("heads", heads, size)),
+    )

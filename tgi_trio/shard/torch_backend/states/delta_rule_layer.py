@@ -1,0 +1,96 @@
+"""The layer of a `DeltaRule`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.nn import functional
+
+from tgi_trio.model.mixers import DeltaRule
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
+from tgi_trio.shard.torch_backend.states.delta_rule import apply_delta_rule, normalise
+from tgi_trio.shard.torch_backend.states.steps import StateSteps
+
+
+class DeltaRuleLayer:
+    """Linear attention by the gated delta rule; a `MixerLayer`."""
+
+    def __init__(
+        self,
+        mixer: DeltaRule,
+        *,
+        inner: Linear,
+        decay_up: Linear | None,
+        gate_up: Linear | None,
+        convolution: CausalConvolution,
+        rate: torch.Tensor,
+        decay_bias: torch.Tensor,
+        norm: torch.Tensor,
+        output: Linear,
+    ) -> None:
+        """Hold this rank's heads; see `DeltaRuleRefs` for the linears.
+
+        `rate`, `decay_bias`: float32 [value_heads, 1] and [value_heads, 1 or key_dim]; what is
+        forgotten in a step is rate * softplus(decay + decay_bias), and not its logarithm.
+        """
+        self.mixer = mixer
+        self.inner = inner
+        self.decay_up = decay_up
+        self.gate_up = gate_up
+        self.convolution = convolution
+        self.rate = rate
+        self.decay_bias = decay_bias
+        self.norm = norm
+        self.output = output
+        values = len(rate)
+        channels = convolution.channels
+        keys = (channels - values * mixer.value_dim) // 2
+        self._parts = (keys, keys, values * mixer.value_dim)
+        rank = mixer.channel_rank
+        others = (rank, rank, values) if rank else (values * mixer.value_dim, values, values)
+        self._projected = (channels, *others)
+        self._each = values * mixer.key_dim // keys  # value heads that share a key head
+
+    def mix(
+        self, x: torch.Tensor, states: Mapping[str, torch.Tensor], steps: StateSteps
+    ) -> torch.Tensor:
+        mixer = self.mixer
+        mixed, *others = self.inner(x).split(self._projected, dim=-1)
+        if self.decay_up is not None and self.gate_up is not None:
+            decay, gate, beta = others
+            decay, gate = self.decay_up(decay), self.gate_up(gate)
+        else:
+            gate, beta, decay = others
+        mixed = functional.silu(self.convolution(mixed, states["tail"], steps)).float()
+        query, key, value = mixed.split(self._parts, dim=-1)
+        decay = decay.float().view(len(x), *self.decay_bias.shape)
+        read, behind = apply_delta_rule(
+            self._spread(normalise(query.unflatten(-1, (-1, mixer.key_dim))) * mixer.key_dim**-0.5),
+            self._spread(normalise(key.unflatten(-1, (-1, mixer.key_dim)))),
+            value.unflatten(-1, (-1, mixer.value_dim)),
+            -self.rate * functional.softplus(decay + self.decay_bias),
+            beta.float().sigmoid() * mixer.beta_scale,
+            steps.read(states["recurrence"]),
+            steps,
+        )
+        steps.write(states["recurrence"], behind)
+        normed = functional.rms_norm(read, (mixer.value_dim,), self.norm, mixer.norm_eps)
+        gate = gate.float().view(read.shape)
+        opened = functional.silu(gate) if mixer.gate == "silu" else gate.sigmoid()
+        return self.output((normed * opened).flatten(1).to(x.dtype))
+
+    def _spread(self, heads: torch.Tensor) -> torch.Tensor:
+        """Return key heads [T, ...] as often as value heads share them."""
+        return heads if self._each == 1 else heads.repeat_interleave(self._each, 1)
+
+    def pack(self) -> None:
+        for linear in (self.inner, self.decay_up, self.gate_up, self.output):
+            if linear is not None:
+                linear.pack()
+
+    def nbytes(self) -> int:
+        parts = (self.inner, self.decay_up, self.gate_up, self.convolution, self.output)
+        plain = (self.rate, self.decay_bias, self.norm)
+        return sum(part.nbytes() for part in parts if part) + sum(each.nbytes for each in plain)
