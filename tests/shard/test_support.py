@@ -67,26 +67,32 @@ def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> 
     refused = {
         key
         for key in FIELDS
-        if key.startswith(
-            ("ExpertsSpec.", "LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2.")
-        )
+        if key.startswith(("LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2."))
     }
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 
 
 def test_the_kernels_refuse_whole_what_they_claim_no_field_of() -> None:
-    experts = ExpertsSpec(count=4, per_token=2, width=64, normalise=True)
     latent = LatentSpec(rank=32, query_rank=0, plain_dim=32, rotary_dim=32, value_dim=32)
-    mixture = dataclasses.replace(
-        LLAMA, layers=(dataclasses.replace(LLAMA.layers[0], experts=experts),)
-    )
     compressed = dataclasses.replace(LLAMA, latent=latent)
     layer = dataclasses.replace(LLAMA.layers[0], mixer=ShortConvolution(64, 3), attends=False)
     hybrid = dataclasses.replace(LLAMA, layers=(layer, LLAMA.layers[0]))
     assert kernel_fit.find_unsupported(LLAMA, "float32") is None
-    assert kernel_fit.find_unsupported(mixture, "float32") == "it is a mixture of experts"
     assert kernel_fit.find_unsupported(hybrid, "float32") == "layers keep a state per sequence"
     assert kernel_fit.find_unsupported(compressed, "float32") == "keys and values are compressed"
+
+
+def test_the_kernels_refuse_experts_of_odd_sizes() -> None:
+    def refusal(**numbers: int) -> str | None:
+        known = {"count": 4, "per_token": 2, "width": 64, "normalise": True}
+        experts = ExpertsSpec(**(known | numbers))  # type: ignore[arg-type]
+        layers = (dataclasses.replace(LLAMA.layers[0], experts=experts),)
+        return kernel_fit.find_unsupported(dataclasses.replace(LLAMA, layers=layers), "float32")
+
+    assert refusal() is None
+    assert refusal(width=48) == "expert width 48 is no multiple of 32"
+    assert refusal(shared_width=40) == "width 40 of the shared expert is no multiple of 32"
+    assert refusal(count=5000) == "there are more than 4096 experts"
 
 
 @pytest.mark.parametrize(("key", "values"), KINDS)

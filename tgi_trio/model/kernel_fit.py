@@ -16,6 +16,8 @@ PANEL = 2 * LANES  # output features that are computed together
 
 # Names in config.json; `tables.py` of the kernels says which function each is.
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu")
+ROUTINGS = ("softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid")
+MOST_EXPERTS: Final = 4096  # whose numbers a thread has room for
 _DTYPES = ("float32", "bfloat16")
 _PRESENT = Claim(bool, "a layer lacks a norm")
 
@@ -33,9 +35,26 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.mlp_width": multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}"),
     "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
     "DecoderSpec.parallel": only(False, refusal="attention and MLP run in parallel"),
-    "LayerSpec.experts": only(None, refusal="it is a mixture of experts"),
     "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
     "LayerSpec.attends": only(True, refusal="layers have no attention"),
+    "LayerSpec.experts": ANY,
+    "ExpertsSpec.count": Claim(
+        lambda n: n <= MOST_EXPERTS, f"there are more than {MOST_EXPERTS} experts"
+    ),
+    "ExpertsSpec.per_token": ANY,
+    "ExpertsSpec.width": multiples(PANEL, f"expert width {{}} is no multiple of {PANEL}"),
+    "ExpertsSpec.shared_width": multiples(
+        PANEL, f"width {{}} of the shared expert is no multiple of {PANEL}"
+    ),
+    "ExpertsSpec.routing": only(*ROUTINGS, refusal="routing {!r} is not built"),
+    "ExpertsSpec.normalise": ANY,
+    "ExpertsSpec.jitter": ANY,
+    "ExpertsSpec.groups": ANY,
+    "ExpertsSpec.groups_used": ANY,
+    "ExpertsSpec.scale": ANY,
+    "ExpertsSpec.gate_up": ANY,  # a matter of where the weights lie
+    "ExpertsSpec.biased": ANY,
+    "ExpertsSpec.limit": ANY,
     "Names.sinks": only("", refusal="attention has sinks"),
     "DecoderSpec.position_rows": only(0, refusal="positions are learned"),
     "DecoderSpec.position_offset": ANY,  # of learned positions
@@ -48,7 +67,7 @@ CLAIMS: Final[Claims] = {
     ),
     "DecoderSpec.gated_attention": only(False, refusal="attention has a gate on what it says"),
     "DecoderSpec.query_key_norm_bias": only(False, refusal="query and key norms have biases"),
-    "DecoderSpec.qkv_clip": only(0.0, refusal="queries, keys and values are clamped"),
+    "DecoderSpec.qkv_clip": ANY,
     "DecoderSpec.transposed": only(False, refusal="weights are stored transposed"),
     "DecoderSpec.qkv_layout": only(
         "separate", "stacked", refusal="query, key and value rows are grouped"

@@ -23,8 +23,25 @@ from tgi_trio.shard.numba_backend.forward import Forward
 from tgi_trio.shard.numba_backend.instructions import multiplier_for, variant_for
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import pack_program
-from tgi_trio.shard.numba_backend.verified import choose_adapter_kernels, choose_panel_kernels
+from tgi_trio.shard.numba_backend.verified import (
+    choose_adapter_kernels,
+    choose_mixture_kernel,
+    choose_panel_kernels,
+)
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
+
+# Those with mixtures of experts.
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"head_dim": 32},
+    "qwen2_moe": {
+        "hidden_size": 128,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 96,
+    },
+    "qwen3_moe": {"moe_intermediate_size": 96, "num_experts": 24, "num_experts_per_tok": 3},
+    "phimoe": {"hidden_size": 128},
+    "dbrx": {"d_model": 128},
+}
 
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
@@ -36,9 +53,10 @@ FITTING: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 32},
     "gemma3_text": {"head_dim": 32},
     "phi3": {"hidden_size": 192, "num_attention_heads": 2, "num_key_value_heads": 1},
-    "olmo": {"hidden_size": 128, "clip_qkv": None},
+    "olmo": {"hidden_size": 128},
     "granite": {"hidden_size": 128},
     "starcoder2": {"hidden_size": 128},
+    **MIXTURES,
 }
 
 
@@ -72,6 +90,8 @@ def cpu_runner(
         variant = variant_for(spec, dtype, int8=int8, dot=dot, kv_dtype=kv_dtype)
     multipliers = [multiplier_for(kind, active_bits) for kind in program.kinds]
     program.link(choose_panel_kernels(multipliers))
+    if program.mixes:
+        program.link_mixtures(choose_mixture_kernel(dtype, variant))
     adapters = None
     if max_lora_rank:
         program.link_adapters(choose_adapter_kernels(variant))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
+from tests.shard.numba_backend.numba_support import FITTING, MIXTURES, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,
     advance,
@@ -43,7 +43,7 @@ def test_tokens_and_logits_of_every_family(checkpoint: Checkpoint, family: str) 
         batch = rows(shuffle=3)
         run(runner, batch, chunk=20, joins=3, seed=1)
         for row in batch:
-            assert_greedy(golden, recorder, row)
+            assert_greedy(golden, recorder, row, 3e-4 if family in MIXTURES else 1e-4)
     assert len({tuple(generated(row)) for row in batch}) == len(batch)
 
 

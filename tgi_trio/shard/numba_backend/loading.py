@@ -114,15 +114,26 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
     Raises UnsupportedError where they fail their self-test.
     """
     from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
-    from tgi_trio.shard.numba_backend.verified import choose_panel_kernels, choose_variant
+    from tgi_trio.shard.numba_backend.verified import (
+        choose_mixture_kernel,
+        choose_panel_kernels,
+        choose_variant,
+    )
 
     bits = settings.activations or ACTIVE_BITS
     dot = bits == ACTIVE_BITS and multiplies_pairs(dtype)
     multipliers = [multiplier_for(kind, bits, dot=dot) for kind in program.kinds]
     variant = choose_variant(
-        program.spec, dtype, int8=int8, multipliers=multipliers, kv_dtype=settings.kv_cache_dtype
+        program.spec,
+        dtype,
+        int8=int8,
+        multipliers=multipliers,
+        kv_dtype=settings.kv_cache_dtype,
+        mixes=program.mixes,
     )
     program.link(choose_panel_kernels(multipliers))
+    if program.mixes:
+        program.link_mixtures(choose_mixture_kernel(dtype, variant))
     if settings.activations is not None and not multipliers:
         print(
             f"--activations {settings.activations} changes nothing: no weights of this "

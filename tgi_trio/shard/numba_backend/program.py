@@ -16,6 +16,7 @@ from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
+from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
@@ -95,11 +96,11 @@ class Program:
         self._kv_number = np.dtype(np.uint8 if kv else np.uint16 if bf16 else np.float32)
         self.lone: Mapping[str, LoneLinear] = built.lone
         self.final_norm: FinalNorm = built.final_norm
-        self.weight_bytes = built.weight_bytes
+        self.weight_bytes = built.writer.weight_bytes
         self.end = built.end
         self.body = self.end - 2  # the final norm and the head come after it
         self.adapted: AdaptedOperations | None = None
-        self.operations = np.stack(built.rows)
+        self.operations = np.stack(built.writer.rows)
         if max_lora_rank:
             self.adapted = AdaptedOperations(self.operations, self.end, built.sites, max_lora_rank)
             self.operations = self.adapted.table
@@ -115,19 +116,36 @@ class Program:
     @property
     def kinds(self) -> Collection[Kind]:
         """Of weights that are multiplied as they are stored."""
-        return self._built.quantised.kinds
+        return self._built.writer.quantised.kinds
 
     @property
     def is_all_as_stored(self) -> bool:
         """Whether no matrix is of plain numbers."""
         own = self.operations[: self.end]
-        return bool((own["active_bytes"][own["code"] == Code.LINEAR] > 0).all())
+        linear = np.isin(own["code"], (Code.LINEAR, Code.EXPERTS))
+        return bool((own["active_bytes"][linear] > 0).all())
 
     def link(self, kernels: Mapping[str, PanelKernel]) -> None:
         """Have these kernels multiply quantised weights, by the names of their kinds."""
-        self.room_bytes = self._built.quantised.link(
-            self.operations[: len(self._built.rows)], kernels
+        self.room_bytes = self._built.writer.quantised.link(
+            self.operations[: len(self._built.writer.rows)], kernels
         )
+        self._mirror()
+
+    @property
+    def mixes(self) -> bool:
+        """Whether there are mixtures of experts."""
+        return bool(self._mixing.any())
+
+    @property
+    def _mixing(self) -> NDArray[np.bool_]:
+        """The operations of mixtures: all that have their numbers."""
+        found: NDArray[np.bool_] = self.operations["facts"] != 0
+        return found
+
+    def link_mixtures(self, kernel: int) -> None:
+        """Have the entry at this address compute mixtures of experts."""
+        self.operations["kernel"][self._mixing] = kernel
         self._mirror()
 
     def link_adapters(self, kernels: AdapterKernels) -> None:
@@ -194,17 +212,23 @@ class Program:
         """Return the size of every buffer for so many tokens and rows of logits."""
         spec = self.spec
         queries = spec.heads * spec.head_dim
-        widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.widest)
+        widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.writer.widest)
         blocks = max(tokens, wanted) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
+        mixtures = [layer.experts for layer in spec.layers if layer.experts]
+        members = tokens * max((each.per_token for each in mixtures), default=0)
+        experts = pad_to_panel(max((each.count for each in mixtures), default=0))
+        inner = [each.per_token * each.width for each in mixtures]
+        inner += [each.shared_width for each in mixtures]
+        opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
             Buffer.NORMED: max(tokens, wanted) * spec.hidden_size * 4,
             Buffer.QKV: tokens * (queries + 2 * spec.kv_heads * spec.head_dim) * 4,
             Buffer.QUERY: tokens * queries * 4,
             Buffer.ATTENDED: tokens * queries * 4,
-            Buffer.INNER: tokens * spec.mlp_width * 4,
+            Buffer.INNER: tokens * max(spec.mlp_width, *inner, 0) * 4,
             Buffer.BRANCH: tokens * spec.hidden_size * 4,
             Buffer.LOGITS: wanted * self.padded_vocab * 4,
             Buffer.WHOLE_8: whole * active_block_bytes(8),
@@ -215,6 +239,14 @@ class Program:
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
             Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
             Buffer.UNSORTED: max(tokens, wanted) * spec.hidden_size * 4 if self.kinds else 0,
+            Buffer.ROUTED: tokens * experts * 4,
+            Buffer.CHOSEN: members * 4,
+            Buffer.PARTS: members * 4,
+            Buffer.GROUPS: 12 * (1 + experts),
+            Buffer.MEMBERS: members * 4,
+            Buffer.ARRANGED: members * spec.hidden_size * 4,
+            Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
+            Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
         }
 
     @property
@@ -229,8 +261,8 @@ class Program:
 
     def describe(self) -> str:
         """Return what becomes of quantised weights, for an operator; "": there are none."""
-        kept = ", ".join(self._built.quantised.describe())
-        lost = ", ".join(sorted(self._built.dequantised))
+        kept = ", ".join(self._built.writer.quantised.describe())
+        lost = ", ".join(sorted(self._built.writer.dequantised))
         words = [f"weights as they are stored ({kept})" if kept else ""]
         words.append(f"dequantised ones ({lost})" if lost else "")
         return ", ".join(filter(None, words))

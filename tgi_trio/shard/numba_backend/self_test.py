@@ -7,6 +7,7 @@ requests with plausible nonsense. The test also compiles, before there is a team
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,31 @@ _LENGTHS = (21, 3)  # tokens of two sequences: over blocks, and within one
 _THETA = 10000.0
 
 
-def find_fault(dtype: str, variant: Variant) -> str | None:
+# The address of the kernels of mixtures, a model with one, and what it computes.
+Mixture = tuple[
+    int,
+    Callable[[DecoderSpec], DecoderSpec],
+    Callable[[DecoderSpec, "RandomWeights", Floats], Any],
+]
+
+
+def find_fault(dtype: str, variant: Variant, *, mixture: Mixture | None = None) -> str | None:
     """Return what is wrong with the kernels of a variant, or None; `dtype`: the model's.
 
-    Raises what the compiler raises when it has no instructions for them.
+    `mixture`: what is in the place of the MLP. Raises what the compiler raises when it has no
+    instructions for them.
     """
     int8, name = variant.weights.int8, variant.cache.numbers
-    tiny, tensors = _tiny(variant), _Random(int8)
+    tiny, tensors = _tiny(variant), RandomWeights(int8)
     kv = CacheNumbers(name, [_KV_SCALES]) if variant.cache.eight else None
-    expected = np.concatenate([_logits(tiny, tensors, _ids(n), kv) for n in _LENGTHS])
+    mlp: Any = _mlp
+    if mixture is not None:
+        tiny, mlp = mixture[1](tiny), mixture[2]
+    expected = np.concatenate([_logits(tiny, tensors, _ids(n), kv, mlp) for n in _LENGTHS])
     with pack_program(tiny, tensors, dtype, int8=int8, kv=kv) as program:
         program.allocate_kv(8)
+    if mixture is not None:
+        program.link_mixtures(mixture[0])
     with Forward(program, variant, [0]) as forward:
         found = np.concatenate([_run(forward, 0, 17), _run(forward, 17, 4)])
     # In the order they were computed: 17 + 2 tokens, then 4 + 1.
@@ -70,7 +85,7 @@ def _tiny(variant: Variant) -> DecoderSpec:
     )
 
 
-class _Random:
+class RandomWeights:
     """Weights that are the same at every start, exact in bfloat16 or in int8 with scales."""
 
     encoding = None
@@ -111,7 +126,11 @@ def _run(forward: Forward, begin: int, count: int) -> Floats:
 
 
 def _logits(
-    spec: DecoderSpec, weights: _Random, ids: NDArray[np.int32], kv: CacheNumbers | None
+    spec: DecoderSpec,
+    weights: RandomWeights,
+    ids: NDArray[np.int32],
+    kv: CacheNumbers | None,
+    mlp: Any,
 ) -> Floats:
     """Return float32 [T, vocabulary]: the model in plain numpy."""
     names, prefix, hidden = spec.names, spec.names.layer.format(0), spec.hidden_size
@@ -128,10 +147,19 @@ def _logits(
     attended = _attend(spec, linear, norm(x, prefix + names.attention_norm), kv)
     x = x + linear(attended, names.output, hidden)
     inner = norm(x, prefix + names.mlp_norm)
-    gate = linear(inner, names.gate, spec.mlp_width)
-    gated = gate / (1.0 + np.exp(-gate)) * linear(inner, names.up, spec.mlp_width)
-    x = x + linear(gated, names.down, hidden)
+    x = x + mlp(spec, weights, inner)
     return np.asarray(norm(x, names.final_norm) @ embedding.T)
+
+
+def _mlp(spec: DecoderSpec, weights: RandomWeights, x: Floats) -> Any:
+    names, prefix = spec.names, spec.names.layer.format(0)
+
+    def linear(x: Floats, name: str, outputs: int) -> Any:
+        return x @ weights.tensor(f"{prefix}{name}.weight", (outputs, x.shape[1])).T
+
+    gate = linear(x, names.gate, spec.mlp_width)
+    gated = gate / (1.0 + np.exp(-gate)) * linear(x, names.up, spec.mlp_width)
+    return linear(gated, names.down, spec.hidden_size)
 
 
 def _attend(spec: DecoderSpec, linear: Any, x: Floats, kv: CacheNumbers | None) -> Any:

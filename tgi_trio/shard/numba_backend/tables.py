@@ -20,12 +20,17 @@ class Code(IntEnum):
     ATTEND = 4
     QUANTISE = 5  # activations become whole numbers
     SHRINK = 6  # what adapters make of the activations of a linear, before it
+    # Of mixtures of experts, see `kernels/mixture/`:
+    ROUTE = 7  # which experts a token goes to
+    ARRANGE = 8  # activations, in rows by expert
+    EXPERTS = 9  # a linear of every expert that has rows
+    JOIN = 10  # the expert that all share, as much of it as its router opens
 
 
 class Epilogue(IntEnum):
     """What becomes of a result."""
 
-    STORE = 0  # float32, scaled and soft-capped
+    STORE = 0  # float32, scaled, soft-capped and cut
     ADD = 1  # to float32 that is there, scaled
     ACTIVATE = 2  # through the activation function, as activations of the next product
     GATE = 3  # activation(first half of the panel) * second half
@@ -71,6 +76,32 @@ class Buffer(IntEnum):
     ACTIVE = 13  # activations [T, widest]: what QUANTISE reads, for SHRINK
     FLOATS = 14  # activations [T, widest] for weights that are no whole numbers: float32, bfloat16
     UNSORTED = 15  # float32 [T, hidden]: what a norm leaves for QUANTISE to bring into an order
+    # Of mixtures; each token has a row for each expert that it goes to:
+    ROUTED = 16  # float32 [T, padded experts]: what the router says
+    CHOSEN = 17  # int32 [T, per_token]: experts
+    PARTS = 18  # float32 [T, per_token]: how much of each
+    GROUPS = 19  # int32 [1 + experts, 3]: how many experts have rows; each, its first row, its end
+    MEMBERS = 20  # int32 [rows]: of a row by expert, its place in CHOSEN
+    ARRANGED = 21  # activations [rows, hidden]
+    OPENED = 22  # float32 [T, 32]: what the router of the shared expert says
+    SHARED = 23  # float32 [T, hidden]: what the shared expert does
+
+
+class Routing(IntEnum):
+    """How a token chooses its experts; the words of `ExpertsSpec.routing` are in `ROUTINGS`."""
+
+    SOFTMAX = 0
+    SPARSE_MIXER = 1
+    GROUPED_SOFTMAX = 2
+    GROUPED_SIGMOID = 3
+
+
+ROUTINGS = {
+    "softmax": Routing.SOFTMAX,
+    "sparse-mixer": Routing.SPARSE_MIXER,
+    "grouped-softmax": Routing.GROUPED_SOFTMAX,
+    "grouped-sigmoid": Routing.GROUPED_SIGMOID,
+}
 
 
 class Form(IntEnum):
@@ -129,6 +160,25 @@ OPERATION = np.dtype(
         ("cap", "f4"),  # 0: none
         ("key_scale", "f4"),  # of K and V of 8 bits: what 1 stands for
         ("value_scale", "f4"),
+        ("clip", "f4"),  # results are cut there on both sides; 0: none
+        ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
+        ("facts", "i8"),  # what it needs to know beside: of mixtures, MIXTURE
+    ]
+)
+
+MIXTURE = np.dtype(
+    [
+        ("count", "i8"),  # experts
+        ("per_token", "i8"),
+        ("routing", "i8"),  # Routing
+        ("normalise", "i8"),  # 1: parts of the chosen experts sum to one
+        ("groups", "i8"),
+        ("groups_used", "i8"),
+        ("choice_bias", "i8"),  # float32 [count]; 0: none
+        ("paired", "i8"),  # 1: rows of gate and up take turns, not 16 of each
+        ("jitter", "f4"),
+        ("scale", "f4"),  # of the parts
+        ("limit", "f4"),  # of what the gate is and is for; 0: none
         ("spare", "f4"),
     ]
 )

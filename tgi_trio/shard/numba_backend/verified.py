@@ -10,6 +10,7 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.numba_backend import (
     adapter_self_test,
     kind_self_test,
+    mixture_self_test,
     sampler_self_test,
     self_test,
 )
@@ -37,14 +38,18 @@ def choose_variant(
     int8: bool,
     multipliers: Sequence[Multiplier] = (),
     kv_dtype: str | None = None,
+    mixes: bool = False,
 ) -> Variant:
     """Return how to compile for a model; raises UnsupportedError if no kernels work.
 
-    Compiles them, and those of the sampler and of `multipliers` beside them, where the cache does
-    not have them yet.
+    Compiles them, and those of the sampler, of `multipliers` and, where the model `mixes` experts,
+    of mixtures beside them, where the cache does not have them yet.
     """
     reason, others = "", [each for each in multipliers if not is_compiled(each)]
     words = [[kind_self_test.__name__, each.kind.name, str(each.active_bits)] for each in others]
+    likely = variant_for(spec, dtype, int8=int8, kv_dtype=kv_dtype)
+    if mixes and (mixing := mixture_self_test.words(likely)):
+        words.append(mixing)
     with (
         compile_in_parallel(work_on_rows, sampler_self_test.__name__),
         run_in_parallel(words),
@@ -90,6 +95,18 @@ def choose_adapter_kernels(variant: Variant) -> AdapterKernels:
     if fault is not None:
         raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
     return kernels
+
+
+def choose_mixture_kernel(dtype: str, variant: Variant) -> int:
+    """Return the address of what computes mixtures; raises UnsupportedError if it does not work."""
+    try:
+        kernel = mixture_self_test.compile_mixtures(variant)
+        fault = mixture_self_test.find_fault(dtype, variant, kernel)
+    except Exception as error:  # as in `choose_variant`
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise UnsupportedError(f"the self-test of the kernels of mixtures failed: {fault}")
+    return kernel
 
 
 def choose_sampler(

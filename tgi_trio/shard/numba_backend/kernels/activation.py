@@ -10,6 +10,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     fill,
     fma,
     maximum,
+    minimum,
     multiply,
     subtract,
 )
@@ -62,3 +63,11 @@ def apply_soft_cap(x, cap):
         return x
     grown = add(fill(1.0), exp(multiply(x, fill(2.0 / cap))))
     return multiply(fill(cap), subtract(fill(1.0), divide(fill(2.0), grown)))
+
+
+@kernel
+def cut(x, limit):
+    """Return x, at most `limit` away from 0; x where that is 0."""
+    if limit == 0.0:
+        return x
+    return minimum(maximum(x, fill(-limit)), fill(limit))

@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import kernel
-from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap
+from tgi_trio.shard.numba_backend.kernels.activation import activate, apply_soft_cap, cut
 from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
 from tgi_trio.shard.numba_backend.kernels.arrays import greater, lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
@@ -217,5 +217,6 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
             store_result(variant, op, target, place, activate(op.activation, first))
             store_result(variant, op, target, place + LANES, activate(op.activation, second))
         else:
-            store(begin, apply_soft_cap(multiply(first, scale), op.cap))
-            store(begin + 4 * LANES, apply_soft_cap(multiply(second, scale), op.cap))
+            first, second = multiply(first, scale), multiply(second, scale)
+            store(begin, cut(apply_soft_cap(first, op.cap), op.clip))
+            store(begin + 4 * LANES, cut(apply_soft_cap(second, op.cap), op.clip))

@@ -6,6 +6,7 @@ import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.adapters import call_adapter_kernel
+from tgi_trio.shard.numba_backend.kernels.apart import address_of, call_apart
 from tgi_trio.shard.numba_backend.kernels.attention import attend
 from tgi_trio.shard.numba_backend.kernels.linear import linear
 from tgi_trio.shard.numba_backend.kernels.norm import embed, norm, rotate
@@ -59,6 +60,8 @@ def run_operations(variant, rank, steps, operations, control):
                 step.buffers[op.source], op.inputs * variant.active_bytes,
                 op.inputs // variant.kv.step, step.buffers[LOW], step.low_stride, scratch,
             )  # fmt: skip
+        elif op.kernel:
+            call_apart(op.kernel, rank, address_of(step), address_of(op), counter, scratch)
         elif op.code == EMBED and op.multiply:
             embed_quantised(rank, step, op, scratch)
         elif op.code == EMBED:

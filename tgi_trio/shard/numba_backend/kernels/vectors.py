@@ -80,6 +80,12 @@ def store_float(builder: Any, where: Any, value: Any) -> Any:
     return store_as(builder, value, where)
 
 
+@operation(types.none, address, i64)
+def store_int(builder: Any, where: Any, value: Any) -> Any:
+    """Write one int32."""
+    return store_as(builder, builder.trunc(value, I32), where)
+
+
 @operation(types.none, address, address)
 def copy_word(builder: Any, target: Any, source: Any) -> Any:
     """Copy four bytes: one float32, or a pair of bfloat16."""
@@ -222,6 +228,23 @@ def _maximum(builder: Any, a: Any, b: Any) -> Any:
 def maximum(builder: Any, a: Any, b: Any) -> Any:
     """Return the larger in each lane; b where a is NaN."""
     return _maximum(builder, a, b)
+
+
+@operation(vector, vector, vector)
+def minimum(builder: Any, a: Any, b: Any) -> Any:
+    """Return the smaller in each lane; b where a is NaN."""
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+@intrinsic(prefer_literal=True)
+def every_other(context: Any, a: Any, b: Any, first: types.IntegerLiteral) -> Any:
+    """Return every second lane of a, then of b, from lane `first` on, which is 0 or 1."""
+    lanes = ir.Constant(INTS, [2 * i + first.literal_value for i in range(LANES)])
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.shuffle_vector(values[0], values[1], lanes)
+
+    return vector(vector, vector, first), emit
 
 
 @operation(vector, vector)

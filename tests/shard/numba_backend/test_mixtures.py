@@ -1,0 +1,201 @@
+"""Mixtures of experts in the kernels: the same tokens whoever else is in the step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.shard.numba_backend.numba_support import MIXTURES, cpu_runner
+from tests.shard.torch_backend.models_support import (
+    Golden,
+    assert_greedy,
+    generated,
+    guessing_plan,
+    prompts,
+    run,
+    sequences,
+)
+from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
+from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
+from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
+from tgi_trio.shard.numba_backend import mixture_self_test, verified
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels.mixture.experts import mix_experts
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.tables import (
+    MIXTURE,
+    OPERATION,
+    ROUTINGS,
+    STEP,
+    Buffer,
+    Code,
+)
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.weight_layout import Storage
+from tgi_trio.shard.torch_backend.layers.routing import route
+
+PROMPTS = prompts(16)
+FAMILY = "qwen2_moe"  # which has dense layers, a shared expert and a router of that
+TOLERANCE = 3e-4
+VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Checkpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Checkpoint) -> Path:
+    return checkpoint(FAMILY, **MIXTURES[FAMILY])
+
+
+@pytest.fixture(scope="module")
+def golden(folder: Path) -> Golden:
+    return Golden(folder)
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> Iterator[tuple[Any, ...]]:
+    with cpu_runner(folder, cores=(0, 1)) as pair:
+        yield pair
+
+
+def test_all_at_once_and_alone_on_two_threads(runner: tuple[Any, ...], golden: Golden) -> None:
+    batch = sequences(PROMPTS)
+    run(runner[0], batch)
+    for row in batch:
+        assert_greedy(golden, runner[1], row, TOLERANCE)
+    for row in sequences(PROMPTS)[3:6]:
+        runner[1].by_place.clear()
+        run(runner[0], [row])
+        assert_greedy(golden, runner[1], row, TOLERANCE)
+    runner[1].by_place.clear()
+
+
+def test_guesses_are_scored_as_they_would_be_chosen(
+    runner: tuple[Any, ...], golden: Golden
+) -> None:
+    (row,) = sequences(PROMPTS[4:5])
+    tokens, logits = golden.greedy(PROMPTS[4], 8)
+    row.token_ids[row.length] = tokens[0]
+    row.length += 1
+    run_prompt = dataclasses.replace(row, length=row.length - 1, remaining=1)
+    run(runner[0], [run_prompt])
+    row.computed = row.length - 1
+    runner[1].by_place.clear()
+    runner[0].step(guessing_plan([row], [tokens[1:6]]))
+    found = runner[1].logits(row.id)
+    torch.testing.assert_close(found[-1], logits[6], atol=TOLERANCE, rtol=0.0)
+    runner[1].by_place.clear()
+
+
+@pytest.mark.parametrize(
+    ("family", "word", "tolerance"),
+    [
+        (FAMILY, "eetq", 2e-3),  # whole numbers with a scale per output
+        (FAMILY, "fp8", 2e-3),
+        ("mixtral", "q4_0", 1e-2),  # activations become whole numbers, too, of 16 bits
+    ],
+)
+def test_quantised_experts_are_their_dequantised_weights(
+    checkpoint: Checkpoint, family: str, word: str, tolerance: float
+) -> None:
+    folder = checkpoint(family, **MIXTURES[family])
+    golden, encoding = Golden(folder), ENCODINGS[word]
+    for name, parameter in golden.model.named_parameters():
+        linear = "norm" not in name and not name.startswith(("model.embed", "lm_head"))
+        if linear and parameter.ndim > 1:
+            rows = PlainMatrix(parameter.detach().reshape(-1, parameter.shape[-1]).numpy())
+            rounded = torch.from_numpy(round_matrix(rows, encoding).dequantised())
+            parameter.data = rounded.reshape(parameter.shape)
+    golden.model.lm_head.weight = torch.nn.Parameter(
+        torch.from_numpy(
+            round_matrix(PlainMatrix(golden.model.lm_head.weight.detach().numpy()), encoding)
+            .dequantised()
+        )
+    )  # fmt: skip
+    int8 = word == "eetq"
+    with cpu_runner(folder, int8=int8, quantize=None if int8 else word) as (runner, recorder):
+        assert int8 or runner._forward.program.is_all_as_stored
+        batch = sequences(PROMPTS[:8], 3)
+        run(runner, batch, chunk=20, joins=3, seed=1)
+        for row in batch:
+            assert_greedy(golden, recorder, row, tolerance)
+
+
+def test_bfloat16_is_near(checkpoint: Checkpoint) -> None:
+    folder = checkpoint(FAMILY, **MIXTURES[FAMILY], dtype="bfloat16")
+    exact = Golden(folder)
+    with cpu_runner(folder, "bfloat16") as (runner, recorder):
+        batch = sequences(PROMPTS[:6], 4)
+        run(runner, batch, chunk=16, joins=4)
+    theirs = torch.cat(
+        [exact.logits(row.token_ids[: row.prompt_length].tolist(), generated(row)) for row in batch]
+    )
+    ours = torch.cat([recorder.logits(row.id) for row in batch])
+    assert float((ours - theirs).norm() / theirs.norm()) < 0.03
+
+
+ROUTED = [
+    ExpertsSpec(count=19, per_token=5, width=32, normalise=False),
+    ExpertsSpec(
+        count=16, per_token=2, width=32, normalise=False, routing="sparse-mixer", jitter=0.1,
+    ),
+    ExpertsSpec(
+        count=32, per_token=4, width=32, normalise=False, routing="grouped-softmax", groups=8,
+        groups_used=3, scale=2.5,
+    ),
+    ExpertsSpec(
+        count=40, per_token=6, width=32, normalise=True, routing="grouped-sigmoid", groups=4,
+        groups_used=2, scale=1.5,
+    ),
+    ExpertsSpec(count=7, per_token=7, width=32, normalise=True, routing="grouped-sigmoid"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ROUTED, ids=lambda spec: f"{spec.routing} {spec.count}")
+def test_routing_is_that_of_torch(spec: ExpertsSpec) -> None:
+    draw = np.random.default_rng(3)
+    tokens, width = 33, -(-spec.count // 32) * 32
+    logits = np.zeros((tokens, width), np.float32)
+    logits[:, : spec.count] = draw.standard_normal((tokens, spec.count), np.float32) * 2
+    bias = None
+    facts = np.zeros((1,), MIXTURE)
+    if spec.routing == "grouped-sigmoid":
+        bias = np.zeros(48, np.float32)
+        bias[: spec.count] = draw.standard_normal(spec.count, np.float32) / 2
+        facts["choice_bias"] = address(bias)
+    for name in ("count", "per_token", "normalise", "groups", "groups_used", "scale", "jitter"):
+        facts[name] = getattr(spec, name)
+    facts["routing"] = ROUTINGS[spec.routing]
+    chosen = np.zeros((tokens, spec.per_token), np.int32)
+    parts = np.zeros((tokens, spec.per_token), np.float32)
+    step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
+    step["threads"], step["tokens"] = 1, tokens
+    for buffer, array in (
+        (Buffer.ROUTED, logits),
+        (Buffer.CHOSEN, chosen),
+        (Buffer.PARTS, parts),
+    ):
+        step["buffers"][0, buffer] = address(array)
+    op["code"], op["facts"], op["width"] = Code.ROUTE, address(facts), width
+    scratch = allocate_zeroed((1 << 14,))
+    mix_experts(VARIANT, 0, address(step), address(op), 0, address(scratch))
+    given = None if bias is None else torch.from_numpy(bias[: spec.count])
+    weights, experts = route(torch.from_numpy(logits[:, : spec.count].copy()), spec, given)
+    np.testing.assert_array_equal(chosen, experts.numpy())
+    np.testing.assert_allclose(parts, weights.numpy(), rtol=2e-5, atol=1e-7)
+
+
+def test_kernels_of_mixtures_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verified.choose_mixture_kernel("float32", VARIANT)
+    right = mixture_self_test._mix
+    monkeypatch.setattr(mixture_self_test, "_mix", lambda *given: 1.1 * right(*given))
+    with pytest.raises(UnsupportedError, match="self-test of the kernels of mixtures failed"):
+        verified.choose_mixture_kernel("float32", VARIANT)

@@ -1,0 +1,84 @@
+"""Operations that few models have: compiled apart from the step, which calls them by their address.
+
+numba compiles a kernel into every caller. So what a llama never runs is no part of the step's code,
+and who has no mixture of experts does not wait for its compiler. Such an entry gets a variant, the
+thread's rank, and addresses: of the step, of the operation, of the counter of pieces of work that
+were taken, and of the thread's own memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.ir as ir
+import numpy as np
+from numba import from_dtype, typeof, types
+from numba.extending import intrinsic
+
+from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.tables import MIXTURE, OPERATION, STEP
+
+_ARGUMENTS = 5  # integers, behind the variant
+
+
+def compile_apart(function: Any, variant: Variant) -> int:
+    """Compile an entry, or take it from the cache; return its address.
+
+    Raises what the compiler raises without instructions for it.
+    """
+    signature = (typeof(variant), *[types.int64] * _ARGUMENTS)
+    function.compile(signature)
+    made = function.overloads[signature]
+    where: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+    return where
+
+
+@intrinsic
+def call_apart(
+    context: Any,
+    function: types.Integer,
+    rank: types.Integer,
+    step: types.Integer,
+    operation: types.Integer,
+    counter: types.Integer,
+    scratch: types.Integer,
+) -> Any:
+    """Call an entry at an address, as `call_panel_kernel` does."""
+
+    def emit(ctx: Any, builder: Any, signature: Any, values: Any) -> Any:
+        where, *numbers = values
+        kind = ir.FunctionType(I32, [POINTER] * 3 + [I64] * _ARGUMENTS)
+        result, problem = builder.alloca(POINTER), builder.alloca(POINTER)
+        entry = builder.inttoptr(where, ir.PointerType(kind))
+        builder.call(entry, [result, problem, ir.Constant(POINTER, None), *numbers])
+        return none()
+
+    return types.none(*[types.int64] * (_ARGUMENTS + 1)), emit
+
+
+@intrinsic
+def address_of(context: Any, record: types.Record) -> Any:
+    """Return where a record lies."""
+    return types.int64(record), lambda ctx, builder, signature, values: builder.ptrtoint(
+        values[0], I64
+    )
+
+
+def _record_of(layout: np.dtype[np.void], doc: str) -> Any:
+    """Return a function address -> record."""
+    kind = from_dtype(layout)
+
+    def make(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(kind))
+
+    def typed(context: Any, where: Any) -> Any:
+        return kind(types.int64), make
+
+    typed.__doc__ = doc
+    return intrinsic(typed)
+
+
+step_at = _record_of(STEP, "Return the step at an address.")
+operation_at = _record_of(OPERATION, "Return the operation at an address.")
+mixture_at = _record_of(MIXTURE, "Return the numbers of a mixture at an address.")

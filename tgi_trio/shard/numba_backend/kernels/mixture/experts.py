@@ -1,0 +1,165 @@
+"""Linear layers of experts: only those are read that have rows, each once.
+
+Rows lie by expert (`routing.arrange`), so an expert's are a matrix product like any other. What
+threads share are panels. Of the first layer any panel of any expert is a piece of work. Of the
+second, whose results are added up in the rows of tokens, a piece is a panel of all experts: so
+nobody else adds to these features meanwhile, and a token's experts are added in the order of their
+numbers, whoever else is in the step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.activation import activate, cut, sigmoid_times
+from tgi_trio.shard.numba_backend.kernels.apart import mixture_at, operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.arrays import ints_at
+from tgi_trio.shard.numba_backend.kernels.linear import multiply_quantised, multiply_rows
+from tgi_trio.shard.numba_backend.kernels.mixture.routing import arrange, route
+from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
+from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
+from tgi_trio.shard.numba_backend.kernels.vectors import (
+    add,
+    every_other,
+    fill,
+    fma,
+    load,
+    load_float,
+    load_int,
+    minimum,
+    multiply,
+    store,
+)
+from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS
+from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
+
+EXPERT = 3  # int64 of an expert in `op.weights`: addresses of panels, of scales, of a bias; 0: none
+_STEP_BYTES = 4 * PANEL  # of a step of a panel
+_AHEAD = 4096  # bytes that a lone tile fetches ahead
+_SHARED = 8  # one of so many pieces of work belongs to whoever is there first
+ROUTE, ARRANGE, JOIN = int(Code.ROUTE), int(Code.ARRANGE), int(Code.JOIN)
+GATE = int(Epilogue.GATE)
+GROUPS, MEMBERS, PARTS, OPENED = (
+    int(b) for b in (Buffer.GROUPS, Buffer.MEMBERS, Buffer.PARTS, Buffer.OPENED)
+)
+
+
+@entry
+def mix_experts(variant, rank, step_address, op_address, counter, scratch):
+    """Run one thread's part of an operation of a mixture."""
+    step, op = step_at(step_address), operation_at(op_address)
+    mixture = mixture_at(op.facts)
+    if op.code == ROUTE:
+        route(rank, step, op, mixture, scratch)
+    elif op.code == ARRANGE:
+        arrange(variant, rank, step, op, mixture, scratch)
+    elif op.code == JOIN:
+        join(rank, step, op)
+    else:
+        multiply_experts(variant, rank, step, op, mixture, counter, scratch)
+
+
+@kernel
+def multiply_experts(variant, rank, step, op, mixture, counter, sums):
+    """Compute this thread's share of a linear layer of all experts that have rows.
+
+    `counter`: address of the number of pieces of work taken of those left to all. `sums`: as for
+    `linear.linear`.
+    """
+    groups = step.buffers[GROUPS]
+    used, panels = load_int(groups), op.outputs // PANEL
+    pieces, experts = panels * used, np.int64(1)
+    if op.epilogue != GATE:
+        pieces, experts = panels, used
+    begin, end = pieces * rank // step.threads, pieces * (rank + 1) // step.threads
+    shared = np.int64(0)  # pieces at the end of every share that are anybody's
+    if step.threads > 1:
+        shared = pieces // step.threads
+        if step.tokens * mixture.per_token <= used * variant.rows:  # memory sets the pace
+            shared //= _SHARED
+    end -= shared
+    while True:
+        for expert in range(experts):
+            for piece in range(begin, end):
+                group, panel = groups + 12 * (expert + 1), piece
+                if op.epilogue == GATE:
+                    group, panel = groups + 12 * (piece // panels + 1), piece % panels
+                multiply_expert(variant, step, op, mixture, group, panel, sums)
+        item = np.int64(0)
+        if shared:
+            item = atomic_add(counter, 1)
+        if item >= shared * step.threads:
+            return
+        begin = pieces * (item % step.threads + 1) // step.threads - shared + item // step.threads
+        end = begin + 1
+
+
+@kernel
+def multiply_expert(variant, step, op, mixture, group, panel, sums):
+    """Compute one panel of one expert for all of its rows."""
+    expert = ints_at(op.weights + load_int(group) * 8 * EXPERT, EXPERT)
+    first, end = load_int(group + 4), load_int(group + 8)
+    stride, steps = op.inputs * variant.active_bytes, op.inputs // variant.weights.step
+    panel_bytes = steps * _STEP_BYTES
+    if op.multiply:
+        stride, panel_bytes = op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
+    weights, source = expert[0] + panel * panel_bytes, step.buffers[op.source]
+    tiles = (end - first) // variant.rows
+    ahead, pace = weights + _AHEAD, _STEP_BYTES
+    if tiles > 1:
+        ahead, pace = weights + panel_bytes, _STEP_BYTES // tiles
+    row = first
+    while row < end:
+        inputs = source + row * stride
+        if op.multiply:
+            taken = multiply_quantised(op, end - first, row - first, inputs, stride, weights, sums)
+        else:
+            taken = multiply_rows(
+                variant, end - row, inputs, stride, weights, steps, ahead, pace, sums
+            )
+        ahead += steps * pace
+        for i in range(taken):
+            finish_row(variant, step, op, mixture, expert, panel, row + i, sums + i * 4 * PANEL)
+        row += taken
+
+
+@kernel
+def finish_row(variant, step, op, mixture, expert, panel, row, sums):
+    """Take the sums of a row's panel to where they belong: through the gate, or to its token."""
+    first, second = load(sums), load(sums + 4 * LANES)
+    place = panel * 4 * PANEL
+    if expert[1]:
+        first = multiply(first, load(expert[1] + place))
+        second = multiply(second, load(expert[1] + place + 4 * LANES))
+    if expert[2]:
+        first = add(first, load(expert[2] + place))
+        second = add(second, load(expert[2] + place + 4 * LANES))
+    target = step.buffers[op.target]
+    if op.epilogue == GATE:
+        gate, up = first, second
+        if mixture.paired:
+            gate, up = every_other(first, second, 0), every_other(first, second, 1)
+        if mixture.limit > 0.0:
+            gate = minimum(gate, fill(mixture.limit))
+            up = add(cut(up, mixture.limit), fill(1.0))
+        value = multiply(activate(op.activation, gate), up)
+        store_result(variant, op, target, row * op.width + panel * LANES, value)
+    else:
+        member = load_int(step.buffers[MEMBERS] + 4 * row)
+        part = fill(load_float(step.buffers[PARTS] + 4 * member) * op.scale)
+        target += (member // mixture.per_token * op.width + panel * PANEL) * 4
+        store(target, fma(first, part, load(target)))
+        store(target + 4 * LANES, fma(second, part, load(target + 4 * LANES)))
+
+
+@kernel
+def join(rank, step, op):
+    """target[t] += source[t] * sigmoid(OPENED[t, 0]) * scale."""
+    for t in range(rank, step.tokens, step.threads):
+        opened = fill(load_float(step.buffers[OPENED] + t * 4 * PANEL))
+        part = sigmoid_times(fill(op.scale), opened)
+        source, target = step.buffers[op.source], step.buffers[op.target]
+        for i in range(t * op.width * 4, (t + 1) * op.width * 4, 4 * LANES):
+            store(target + i, fma(load(source + i), part, load(target + i)))

@@ -1,0 +1,198 @@
+"""The operations of a mixture of experts: who goes where, then the linear layers of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.model.matrices import ExpertsRefs, LinearRef, MlpRefs, every_unit
+from tgi_trio.model.spec import ExpertsSpec
+from tgi_trio.shard.checkpoint.lookup import read_bias, read_linear
+from tgi_trio.shard.numba_backend.kinds.packing import Packing
+from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.packing import interleave
+from tgi_trio.shard.numba_backend.tables import (
+    ACTIVATIONS,
+    MIXTURE,
+    ROUTINGS,
+    Buffer,
+    Code,
+    Epilogue,
+    Form,
+)
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a mixture's results go."""
+
+    target: Buffer  # HIDDEN, or BRANCH where a norm comes before it
+    scale: float  # of what is added
+    activation: str
+    hidden: int
+
+
+def pad_to_panel(count: int) -> int:
+    """Return how many outputs a linear of `count` is stored with."""
+    return -(-count // PANEL) * PANEL
+
+
+def add_mixture(
+    writer: OperationWriter, refs: ExpertsRefs, spec: ExpertsSpec, branch: Branch
+) -> None:
+    """Add a mixture behind the norm that leaves its activations.
+
+    Raises ModelLoadError as the weights do.
+    """
+    feeder = len(writer.rows) - 1
+    _Mixture(writer, refs, spec, branch, feeder).add()
+
+
+class _Mixture:
+    def __init__(
+        self,
+        writer: OperationWriter,
+        refs: ExpertsRefs,
+        spec: ExpertsSpec,
+        branch: Branch,
+        feeder: int,
+    ) -> None:
+        self._writer = writer
+        self._refs = refs
+        self._spec = spec
+        self._branch = branch
+        self._feeder = feeder
+        self._facts = self._keep_facts()
+
+    def add(self) -> None:
+        """Activations are arranged first: what follows may overwrite some of their forms."""
+        writer, refs, spec, branch = self._writer, self._refs, self._spec, self._branch
+        rows_per_token = spec.per_token
+        writer.widest = max(writer.widest, rows_per_token * spec.width)
+        writer.linear(
+            refs.router, Buffer.NORMED, Buffer.ROUTED, feeder=self._feeder
+        )  # `width`: the padded experts
+        writer.add(Code.ROUTE, facts=self._facts, width=pad_to_panel(spec.count))
+        inner = self._find_packing([expert.inner for expert in refs.experts])
+        self._arrange(inner)
+        if refs.shared is not None:
+            self._share(refs.shared)
+        gated = {"epilogue": Epilogue.GATE, "activation": ACTIVATIONS[branch.activation]}
+        if inner is not None:
+            writer.quantised.add(len(writer.rows), inner)
+        inner_row = len(writer.rows)
+        paired = not refs.experts[0].paired
+        self._experts(
+            [expert.inner for expert in refs.experts], inner, Buffer.ARRANGED, Buffer.INNER,
+            paired=paired, width=spec.width, **gated,
+        )  # fmt: skip
+        down = self._find_packing([expert.down for expert in refs.experts])
+        writer.feeder = inner_row
+        writer.feed(Buffer.INNER, rows_per_token * spec.width, down, 0)
+        self._experts(
+            [expert.down for expert in refs.experts], down, Buffer.INNER, branch.target,
+            width=branch.hidden, epilogue=Epilogue.ADD, scale=branch.scale,
+        )  # fmt: skip
+
+    def _keep_facts(self) -> int:
+        spec, bias = self._spec, self._refs.choice_bias
+        facts = np.zeros((1,), MIXTURE)
+        for name in ("count", "per_token", "normalise", "groups", "groups_used", "jitter", "scale"):
+            facts[name] = getattr(spec, name)
+        facts["routing"] = ROUTINGS[spec.routing]
+        facts["limit"] = spec.limit
+        facts["paired"] = self._refs.experts[0].paired
+        if bias is not None:
+            values = self._writer.source.vector(bias.name, bias.size)
+            facts["choice_bias"] = self._writer.keep(np.pad(values, (0, -len(values) % LANES)))
+        return self._writer.keep(facts)
+
+    def _arrange(self, packing: Packing | None) -> None:
+        writer = self._writer
+        feeder = writer.rows[self._feeder]
+        if packing is None:
+            feeder["forms"] |= Form.PLAIN
+        else:
+            writer.quantised.add(len(writer.rows), packing, self._feeder)
+        writer.add(
+            Code.ARRANGE,
+            facts=self._facts,
+            source=Buffer.NORMED,
+            target=Buffer.ARRANGED,
+            inputs=self._branch.hidden,
+            epilogue=int(self._branch.target == Buffer.BRANCH),  # which is emptied
+        )
+
+    def _share(self, shared: MlpRefs) -> None:
+        """Add the expert that all tokens share; with a router of its own, as much as that opens."""
+        writer, branch, router = self._writer, self._branch, self._refs.shared_router
+        if router is not None:
+            writer.linear(router, Buffer.NORMED, Buffer.OPENED, feeder=self._feeder)
+        writer.linear(
+            shared.inner,
+            Buffer.NORMED,
+            Buffer.INNER,
+            paired=True,
+            feeder=self._feeder,
+            width=self._spec.shared_width,
+            epilogue=Epilogue.GATE,
+            activation=ACTIVATIONS[branch.activation],
+        )
+        if router is None:
+            writer.linear(
+                shared.down, Buffer.INNER, branch.target, epilogue=Epilogue.ADD, scale=branch.scale
+            )
+            return
+        writer.linear(shared.down, Buffer.INNER, Buffer.SHARED)
+        writer.add(
+            Code.JOIN,
+            facts=self._facts,
+            source=Buffer.SHARED,
+            target=branch.target,
+            width=branch.hidden,
+            scale=branch.scale,
+        )
+
+    def _find_packing(self, linears: Sequence[LinearRef]) -> Packing | None:
+        """Return how all these are packed as they are stored; None: they become plain numbers."""
+        source = self._writer.source
+        parts = [part for each in linears for part in read_linear(source, each, every_unit).parts]
+        packing = self._writer.packing(parts)
+        return None if packing is None or packing.order else packing
+
+    def _experts(
+        self,
+        linears: Sequence[LinearRef],
+        packing: Packing | None,
+        source: Buffer,
+        target: Buffer,
+        *,
+        paired: bool = False,
+        **fields: Any,
+    ) -> None:
+        """Add a linear layer of every expert; `paired` as for `OperationWriter.linear`."""
+        writer = self._writer
+        table = np.zeros((len(linears), 3), np.int64)  # as `kernels/mixture/experts.py` reads it
+        for expert, linear in zip(table, linears, strict=True):
+            weights = read_linear(writer.source, linear, every_unit)
+            bias = read_bias(writer.source, linear, every_unit)
+            if packing is None:
+                expert[:2] = writer.pack_numbers(weights.parts, paired=paired)
+            else:
+                expert[0] = writer.pack_codes(weights.parts, packing, paired=paired)
+            if bias is not None:
+                expert[2] = writer.keep(interleave(*np.split(bias, 2)) if paired else bias)
+        writer.add(
+            Code.EXPERTS,
+            facts=self._facts,
+            source=source,
+            target=target,
+            weights=writer.keep(table),
+            inputs=weights.shape[1],
+            outputs=weights.shape[0],
+            **fields,
+        )

@@ -1,0 +1,101 @@
+"""The kernels of mixtures of experts: a tiny model through them at every start that has any.
+
+`python -m` of it compiles them: its arguments are the dtype and the variant, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.model.families.names import QWEN2_MOE
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.shard.checkpoint.numbers import Floats
+from tgi_trio.shard.machine.garbage import pause_collection
+from tgi_trio.shard.numba_backend import self_test
+from tgi_trio.shard.numba_backend.kernels import is_marked, mark
+from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
+from tgi_trio.shard.numba_backend.kernels.mixture.experts import mix_experts
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.self_test import RandomWeights
+from tgi_trio.shard.numba_backend.weight_layout import Storage
+
+_EXPERTS = ExpertsSpec(count=5, per_token=2, width=32, normalise=True, shared_width=64)
+
+
+def find_fault(dtype: str, variant: Variant, kernel: int) -> str | None:
+    """Return what is wrong with the kernels that `kernel` is the address of, or None."""
+    return self_test.find_fault(dtype, variant, mixture=(kernel, _with_experts, _mix))
+
+
+def compile_mixtures(variant: Variant) -> int:
+    """Compile, or take from the cache; return the address of the entry.
+
+    Raises what the compiler raises without instructions for it.
+    """
+    where = compile_apart(mix_experts, _needed(variant))
+    mark(_name(variant))
+    return where
+
+
+def words(variant: Variant) -> list[str]:
+    """Return what `python -m` gets to compile for a variant; nothing where the cache has it."""
+    if is_marked(_name(variant)):
+        return []
+    return [__name__, json.dumps(asdict(variant))]
+
+
+def _needed(variant: Variant) -> Variant:
+    """Return the variant without what is of attention alone: fewer ways to compile."""
+    return replace(variant, cache=variant.kv, heads=1, value_vectors=2, tokens=1)
+
+
+def _name(variant: Variant) -> str:
+    numbers = f"{variant.weights}{variant.kv}{variant.rows}"
+    return "mixture-" + "".join(c for c in numbers if c.isalnum())
+
+
+def _with_experts(spec: DecoderSpec) -> DecoderSpec:
+    layers = tuple(replace(layer, experts=_EXPERTS) for layer in spec.layers)
+    return replace(spec, layers=layers, names=QWEN2_MOE)
+
+
+def _mix(spec: DecoderSpec, weights: RandomWeights, x: Floats) -> Any:
+    """Return what the mixture makes of x [T, hidden], in plain numpy."""
+    names, prefix, hidden = spec.names, spec.names.layer.format(0), spec.hidden_size
+
+    def linear(x: Floats, name: str, outputs: int) -> Any:
+        return x @ weights.tensor(f"{prefix}{name}.weight", (outputs, x.shape[1])).T
+
+    def gated(x: Floats, place: str, width: int) -> Any:
+        gate, up = (linear(x, f"{place}{part}_proj", width) for part in ("gate", "up"))
+        return linear(gate / (1.0 + np.exp(-gate)) * up, f"{place}down_proj", hidden)
+
+    logits = linear(x, names.router, _EXPERTS.count)
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    best = np.sort(odds, axis=1)[:, -_EXPERTS.per_token, None]
+    parts = np.where(odds >= best, odds, 0.0)
+    parts /= parts.sum(axis=1, keepdims=True)
+    opened = 1.0 / (1.0 + np.exp(-linear(x, names.shared_router, 1)))
+    result = opened * gated(x, names.shared_expert, _EXPERTS.shared_width)
+    for i in range(_EXPERTS.count):
+        result += parts[:, i, None] * gated(x, names.experts.format(i), _EXPERTS.width)
+    return result
+
+
+def main(argv: list[str]) -> None:
+    """Compile for the variant that `argv` describes."""
+    (text,) = argv
+    facts = json.loads(text)
+    for name in ("weights", "kv", "cache"):
+        facts[name] = Storage(**facts[name])
+    with pause_collection():
+        compile_mixtures(Variant(**facts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

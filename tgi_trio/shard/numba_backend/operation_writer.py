@@ -1,0 +1,186 @@
+"""Rows of the table of operations, and the weights that they point to on their way into panels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.matrices import LinearRef, every_unit
+from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear
+from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
+from tgi_trio.shard.numba_backend.arena import address
+from tgi_trio.shard.numba_backend.kinds.packing import Packing
+from tgi_trio.shard.numba_backend.kinds.table import find_packing
+from tgi_trio.shard.numba_backend.packing import Packer, interleave
+from tgi_trio.shard.numba_backend.quantised_operations import QuantisedOperations
+from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Epilogue, Form
+from tgi_trio.shard.numba_backend.weight_layout import PANEL
+
+Array = NDArray[Any]
+
+
+class OperationWriter:
+    """Writes operations one after the other; holds what they point to.
+
+    `source`: where `linear` finds weights. `feeder`: the row that leaves what the linear layer to
+    come reads.
+    """
+
+    def __init__(self, source: Weights, packer: Packer, *, as_stored: bool) -> None:
+        """Hand weights to `packer`; `as_stored`: quantised ones stay what they are where there is a
+        kernel for their kind.
+        """
+        self.source = source
+        self.rows: list[NDArray[np.void]] = []
+        self.quantised = QuantisedOperations()
+        self.dequantised = set[str]()  # codings of matrices that became plain numbers
+        self.weight_bytes = 0
+        self.widest = 0  # inputs of linears whose inputs have an order of their own
+        self.feeder = 0
+        self._packer = packer
+        self._as_stored = as_stored
+        self._packed: dict[Any, int] = {}  # addresses of codes, by their places in files
+        self._kept: list[Array] = []  # operations hold addresses only
+
+    def linear(
+        self,
+        linear: LinearRef,
+        source: Buffer,
+        target: Buffer,
+        *,
+        paired: bool = False,
+        feeder: int | None = None,
+        **fields: Any,
+    ) -> None:
+        """Add a linear layer; `paired`: the gate and up of a gated unit, computed together.
+
+        `feeder`: the row that leaves its activations; None: the one before it. Raises
+        ModelLoadError as the weights do.
+        """
+        self.feeder = len(self.rows) - 1 if feeder is None else feeder
+        weights = read_linear(self.source, linear, every_unit)
+        bias = read_bias(self.source, linear, every_unit)
+        if paired and bias is not None:
+            bias = interleave(*np.split(bias, 2))
+        outputs = sum(-(-part.shape[0] // PANEL) * PANEL for part in weights.parts)
+        if bias is not None:
+            bias = np.pad(bias, (0, outputs - len(bias)))
+        defaults = {"epilogue": Epilogue.STORE, "scale": 1.0, "width": outputs} | fields
+        offset, runs, unsorted = 0, list(self._runs(weights.parts, paired)), source
+        wanted_only = int(fields.get("wanted_only", 0))
+        if any(packing is not None and packing.order for packing, _ in runs):
+            unsorted = self._leave_unsorted(source, weights.shape[1], wanted_only)
+        for packing, parts in runs:
+            count = sum(-(-part.shape[0] // PANEL) * PANEL for part in parts)
+            own = {} if bias is None else {"bias": self.keep(bias[offset : offset + count])}
+            if packing is None:
+                panels, scales = self.pack_numbers(parts, paired=paired)
+                own |= {"weights": panels, "scales": scales}
+            else:
+                own["weights"] = self.pack_codes(parts, packing, paired=paired)
+            inputs = weights.shape[1]
+            self.feed(unsorted, inputs, packing, wanted_only)
+            self.add(
+                Code.LINEAR,
+                source=source,
+                target=target,
+                inputs=packing.count_inputs(inputs) if packing else inputs,
+                outputs=count,
+                offset=offset,
+                **own,
+                **defaults,
+            )
+            offset += count
+
+    def _leave_unsorted(self, source: Buffer, inputs: int, wanted_only: int) -> Buffer:
+        """See to it that activations are left as float32, for each run of matrices to sort; return
+        where.
+        """
+        self.rows[self.feeder]["forms"] |= Form.WIDE
+        if self.rows[self.feeder]["code"] == Code.NORM:
+            return Buffer.UNSORTED
+        # Adapters find the activations here, in the order of the model.
+        self.add(Code.QUANTISE, source=source, inputs=inputs, width=inputs, wanted_only=wanted_only)
+        return source
+
+    def feed(self, source: Buffer, inputs: int, packing: Packing | None, wanted_only: int) -> None:
+        """See to it that the next operation finds its activations in a form that it multiplies."""
+        feeder = self.rows[self.feeder]
+        if packing is None:
+            feeder["forms"] |= Form.PLAIN
+            return
+        if feeder["forms"] & Form.WIDE or feeder["code"] not in (Code.NORM, Code.QUANTISE):
+            feeder["forms"] |= Form.WIDE
+            order = self.keep(packing.sources) if packing.order else 0
+            count = packing.count_inputs(inputs)
+            self.widest = max(self.widest, count)
+            self.add(
+                Code.QUANTISE,
+                source=source,
+                inputs=count,
+                width=inputs,
+                order=order,
+                wanted_only=wanted_only,
+            )
+            self.quantised.add(len(self.rows), packing, len(self.rows) - 1)
+            return
+        self.quantised.add(len(self.rows), packing, self.feeder)
+
+    def pack_numbers(
+        self, parts: Sequence[StoredMatrix], *, paired: bool = False
+    ) -> tuple[int, int]:
+        """Pack matrices as plain numbers, or as int8; return the addresses of both, of scales 0
+        where there are none.
+        """
+        self.dequantised |= {part.coding for part in parts} - {"numbers"}
+        panels, scales = self._packer.pack(Stack(parts), paired=paired)
+        return self.keep(panels), self.keep(scales)
+
+    def pack_codes(
+        self, parts: Sequence[StoredMatrix], packing: Packing, *, paired: bool = False
+    ) -> int:
+        """Pack matrices as they are stored; return their address. The same ones are packed once:
+        an embedding and a head may share theirs.
+        """
+        key = tuple((*part.place(), part.shape, part.coding) for part in parts)
+        if key not in self._packed:
+            panels = self._packer.pack_codes(parts, packing, paired=paired)
+            self._packed[key] = self.keep(panels)
+        return self._packed[key]
+
+    def packing(self, parts: Sequence[StoredMatrix]) -> Packing | None:
+        """Return how all these matrices can be packed as they are stored; None: not alike."""
+        if not self._as_stored:
+            return None
+        found = {find_packing(part) for part in parts}
+        return found.pop() if len(found) == 1 else None
+
+    def _runs(
+        self, parts: Sequence[StoredMatrix], together: bool
+    ) -> Iterator[tuple[Packing | None, Sequence[StoredMatrix]]]:
+        """Yield matrices below each other that are packed alike; `together`: all in one run."""
+        if together or not self._as_stored:
+            yield self.packing(parts), parts
+            return
+        for packing, run in itertools.groupby(parts, find_packing):
+            yield packing, list(run)
+
+    def keep(self, array: Array | None) -> int:
+        """Keep an array alive; return its address, 0 for none."""
+        if array is None:
+            return 0
+        array = np.ascontiguousarray(array)
+        self._kept.append(array)
+        self.weight_bytes += array.nbytes
+        return address(array)
+
+    def add(self, code: Code, **fields: Any) -> None:
+        row = np.zeros((), OPERATION)
+        row["code"] = code
+        for name, value in fields.items():
+            row[name] = value
+        self.rows.append(row)
