@@ -25,6 +25,7 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.loop.lone import decodes_alone, plan_alone
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
@@ -155,6 +156,8 @@ class Batch:
         if steady is not None and steady.is_current(table, token_budget, expected):
             self.counts = steady.counts
             return steady.plan(table, expected)
+        if expected is None and token_budget > 0 and decodes_alone(table):
+            return self._plan_alone(token_budget)
         computed = table.computed[:n]
         held = table.held[:n] | (table.remaining[:n] <= 0)
         reach = np.minimum(table.length[:n], table.granted[:n])
@@ -186,11 +189,25 @@ class Batch:
         )
         if len(chosen) == 0:
             return None
-        plan = self._flatten(chosen, taken, prefill, drafts)
+        return self._go_on(self._flatten(chosen, taken, prefill, drafts), n)
+
+    def _plan_alone(self, token_budget: int) -> StepPlan:
+        """Return the next step of the only row, which decodes."""
+        table, drafts = self._table, 0
+        spare = min(token_budget, self._draft_budget) - 1
+        if self._guessing is not None and spare > 0:
+            sequence, granted = table.sequences[0], int(table.granted[0])
+            room = min(sequence.remaining - 1, granted - sequence.length)
+            drafts = self._guessing.draft([DraftRow(0, sequence, room)], spare).get(0, 0)
+        self.counts = PlanCounts(decode_rows=1, draft_tokens=drafts)
+        return self._go_on(plan_alone(table, drafts), 1)
+
+    def _go_on(self, plan: StepPlan, rows: int) -> StepPlan:
+        """Return a plan of a batch of so many rows; take note whether all are like it from here."""
         plan.counts = self.counts
         self._steady = None
-        if self._guessing is None or self._guessing.is_resting(n):
-            self._steady = SteadyDecode.after(plan, table)
+        if self._guessing is None or self._guessing.is_resting(rows):
+            self._steady = SteadyDecode.after(plan, self._table)
         return plan
 
     def _share_budget(

@@ -49,7 +49,9 @@ class Tokens:
     def of(cls, plan: StepPlan) -> Tokens:
         numbers = np.array([row.sampling.adapter for row in plan.rows], np.int32)
         rows = np.arange(len(plan.rows), dtype=np.int32)
-        if len(plan.token_ids) > len(rows):
+        if len(rows) == 1:
+            rows = np.zeros(len(plan.token_ids), np.int32)
+        elif len(plan.token_ids) > len(rows):
             rows = np.repeat(rows, np.diff(plan.query_starts))
         return cls(
             ids=plan.token_ids.astype(np.int32),
@@ -166,6 +168,8 @@ class Forward:
     def multiply(self, role: str, x: Floats) -> Floats:
         """Return x W^T + b [n, outputs] of a lone linear layer (`Program.lone`); x [n, inputs]."""
         lone = self.program.lone[role]
+        if len(x) <= LONE_ROWS:
+            return self._multiply_some(lone, x).copy()
         found = np.empty((len(x), lone.outputs), np.float32)
         for first in range(0, len(x), LONE_ROWS):
             part = x[first : first + LONE_ROWS]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from operator import eq
 
 import numpy as np
@@ -25,6 +25,9 @@ def choice_positions(plan: StepPlan, rows: NDArray[np.intp]) -> NDArray[np.int64
 
     Per row the last known token, then its guesses: int64 [rows + their guesses].
     """
+    if len(rows) == 1 and plan.drafts is not None:
+        end, drafts = int(plan.query_starts[rows[0] + 1]), int(plan.drafts[rows[0]])
+        return np.arange(end - 1 - drafts, end)
     ends: NDArray[np.int64] = plan.query_starts[1:][rows].astype(np.int64)
     places: NDArray[np.int64] = ends - 1
     if plan.drafts is not None:
@@ -45,7 +48,7 @@ def choose_tokens(
     if plan.drafts is None:
         return sampler.choose(logits, sequences)
     drafts = plan.drafts[rows].tolist()
-    starts = np.cumsum([0, *(1 + n for n in drafts)])[:-1]
+    starts = list(accumulate((1 + n for n in drafts), initial=0))
 
     def choose(some: ListLike[tuple[int, int]]) -> Choices:
         """Choose after the first `ahead` guesses of a sequence, for some (sequence, ahead)."""
@@ -91,7 +94,8 @@ def _keep_right(choices: Choices, sequences: list[ShardSequence], drafts: list[i
         counts.append(1 + right)
         kept += range(first, first + 1 + right)
         first += 1 + count
-    return Choices(np.array(counts, np.int64), choices.token_ids[kept], choices.logprobs[kept])
+    own = kept if len(counts) > 1 else slice(counts[0])
+    return Choices(np.array(counts, np.int64), choices.token_ids[own], choices.logprobs[own])
 
 
 def _leaves_nothing(sequence: ShardSequence) -> bool:

@@ -47,6 +47,8 @@ class LastStep:
         if self._kept is None:
             return {}
         plan, sampled, choices, _ = self._kept
+        if len(sampled) == 1:
+            return self._find_one(sequences)
         drafts = 0 if plan.drafts is None else plan.drafts[sampled]
         firsts = plan.query_starts[1:][sampled].astype(np.int64) - 1 - drafts
         lengths = (plan.positions[firsts] + 1 + choices.counts).tolist()
@@ -64,6 +66,19 @@ class LastStep:
             for sequence, own in found
             if own is not None and own[0] == sequence.length
         }
+
+    def _find_one(self, sequences: Iterable[ShardSequence]) -> dict[int, int]:
+        """Return the same of a step in which one row was chosen for."""
+        if self._kept is None:
+            return {}
+        plan, sampled, choices, _ = self._kept
+        row, count = int(sampled[0]), int(choices.counts[0])
+        drafts = 0 if plan.drafts is None else int(plan.drafts[row])
+        first, owner = int(plan.query_starts[row + 1]) - 1 - drafts, plan.rows[row].id
+        length = int(plan.positions[first]) + 1 + count
+        if not count or all((one.id, one.length) != (owner, length) for one in sequences):
+            return {}
+        return {owner: first + count - 1}
 
     def pick(self, places: Sequence[int]) -> Any:
         """Return hidden states [n, features] at places that `find_places` has returned."""

@@ -20,6 +20,7 @@ PROBES: Final = 2  # steps with guesses, none of them right, that end a trial
 TRIAL: Final = 3  # steps with guesses, some of them right, before they are judged
 PLAIN: Final = 3  # steps without that they are compared with, at least
 REFRESH: Final = 96  # steps with guesses after which some are plain, as contexts have grown
+EVERY: Final = 8  # steps with guesses, behind as many, are judged together: it takes time as well
 FIRST_REST: Final = 32  # steps without guesses after a trial that did not pay, at least
 LONGEST_REST: Final = 2048
 SPENT: Final = 0.015  # what a trial may cost of the time that passes until the next
@@ -95,7 +96,8 @@ class Payoff:
         if len(found.plain_ns) < PLAIN or found.since_plain >= REFRESH:
             found.forced, found.since_plain = PLAIN, 0
             return
-        self._judge(rows, found)
+        if len(found.drafted_ns) <= EVERY or found.since_plain % EVERY == 0:
+            self._judge(rows, found)
 
     def gain(self, rows: int) -> float | None:
         """Return tokens a second with guesses in those without, None while that is not known."""
