@@ -116,7 +116,9 @@ RULES: dict[str, Rule] = {
     "testing.fake_server": Rule(
         ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__
-    "testing.checkpoints": Rule(ours("errors"), banned=SERVER),  # writes tiny model folders
+    "testing.checkpoints": Rule(
+        ours("errors testing.tiny_families"), banned=SERVER
+    ),  # writes tiny model folders
     "testing.wrapped_checkpoints": Rule(ours("testing.checkpoints"), banned=SERVER),
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(

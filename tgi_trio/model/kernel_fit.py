@@ -52,7 +52,10 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.groups": ANY,
     "ExpertsSpec.groups_used": ANY,
     "ExpertsSpec.scale": ANY,
-    "ExpertsSpec.gate_up": ANY,  # a matter of where the weights lie
+    "ExpertsSpec.stacked": ANY,  # a matter of where the weights lie
+    "ExpertsSpec.gate_up": only(  # so is this
+        "turns", "halves", "rows", refusal="layout {!r} of experts is not known"
+    ),
     "ExpertsSpec.biased": ANY,
     "ExpertsSpec.limit": ANY,
     "Names.sinks": only("", refusal="attention has sinks"),

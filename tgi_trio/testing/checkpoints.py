@@ -12,6 +12,8 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tgi_trio.testing.tiny_families import ABSENT, FAMILIES
+
 if TYPE_CHECKING:
     import torch
 
@@ -79,8 +81,7 @@ _DELTA: dict[str, Any] = {  # of four layers the last attends, the others have a
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-_ABSENT = object()
-# What a family's configuration class wants that differs from _COMMON; _ABSENT takes a name away.
+# What a family's configuration class wants that differs from _COMMON; ABSENT takes a name away.
 _FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": None},
@@ -99,7 +100,6 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "glm4": {"head_dim": 16},
     "llama4_text": _MOE | {"head_dim": 16, "intermediate_size_mlp": 64},
     "granite": {
         "embedding_multiplier": 1.5,
@@ -130,13 +130,13 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "gpt2": _GPT,
     "gpt_bigcode": _GPT,
     "gptj": _GPT | {"rotary_dim": 8},
-    "gpt_neox": {"num_key_value_heads": _ABSENT},
+    "gpt_neox": {"num_key_value_heads": ABSENT},
     "phi": {},
-    "xlnet": {"max_position_embeddings": _ABSENT, "d_head": 16},
-    "opt": {"num_key_value_heads": _ABSENT, "intermediate_size": _ABSENT, "ffn_dim": 128}
+    "xlnet": {"max_position_embeddings": ABSENT, "d_head": 16},
+    "opt": {"num_key_value_heads": ABSENT, "intermediate_size": ABSENT, "ffn_dim": 128}
     | {"word_embed_proj_dim": 64},
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},
-    "falcon": {"num_key_value_heads": _ABSENT, "intermediate_size": _ABSENT},
+    "falcon": {"num_key_value_heads": ABSENT, "intermediate_size": ABSENT},
     "codegen": _GPT | {"rotary_dim": 8},
     "bamba": {
         "num_hidden_layers": 3,
@@ -174,8 +174,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _MOE
     | _DELTA
-    | {"shared_expert_intermediate_size": 32, "intermediate_size": _ABSENT},
-    "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
+    | {"shared_expert_intermediate_size": 32, "intermediate_size": ABSENT},
     "mamba": {"state_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
@@ -228,7 +227,13 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "max_seq_len": 512,
     },
 }
-_MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text", "recurrent_gemma")  # norms stored less one
+_MINUS_ONE_NORMS = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "recurrent_gemma",
+    "vaultgemma",
+)  # norms stored less one
 
 
 def make_checkpoint(
@@ -242,9 +247,9 @@ def make_checkpoint(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    special = _FAMILY.get(family, {})
+    special = (_FAMILY | FAMILIES).get(family, {})
     values = ({} if "vocab_size" in special else _COMMON) | special | overrides
-    values = {name: value for name, value in values.items() if value is not _ABSENT}
+    values = {name: value for name, value in values.items() if value is not ABSENT}
     config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model = kind.from_config(config)

@@ -44,6 +44,7 @@ _QWEN_EYES: dict[str, Any] = {
     "num_position_embeddings": 16,
 }
 _THREE_POSITIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_HALF = {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 _IN_TURNS = _THREE_POSITIONS | {"mrope_interleaved": True}
 _CLIP = _EYES | {"model_type": "clip_vision_model"}
 _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
@@ -51,6 +52,15 @@ _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
 # What a family's text and eyes have that differs; of the text its type, where families choose it.
 _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
+    "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 16}),
+    "glm4v_moe": (
+        {
+            **{"rope_parameters": _THREE_POSITIONS | _HALF},
+            **{"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        },
+        _QWEN_EYES,
+    ),
+    "glm_ocr": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
     "idefics2": ({"model_type": "mistral"}, _EYES),
     "idefics3": ({"model_type": "llama"}, _EYES),
     "internvl": ({"model_type": "qwen2"}, _EYES | {"image_size": [16, 16], "patch_size": [8, 8]}),

@@ -171,7 +171,10 @@ _READ = (
 )
 
 # Types that stand in others' `text_config` alone.
-INNER = ("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text")
+INNER = (
+    *("glm4v_moe_text", "glm4v_text", "glm_ocr_text"),
+    *("qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text"),
+)
 EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
 

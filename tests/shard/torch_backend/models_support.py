@@ -27,7 +27,10 @@ NEW_TOKENS = 40
 # Types that transformers does not know (any more): a checkpoint of another is renamed.
 RENAMED = {"baichuan", "RefinedWeb", "RefinedWebModel"}
 # Types that stand in others' `text_config` alone: `test_wrappers.py`.
-INNER = {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
+INNER = {
+    *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"),
+    *("glm4v_text", "glm4v_moe_text", "glm_ocr_text"),
+}
 ALONE = sorted(FAMILIES.keys() - RENAMED - INNER)  # the others
 
 

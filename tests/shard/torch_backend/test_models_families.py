@@ -37,7 +37,7 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 PROMPTS = prompts(8)[2:]
-NEW = 24
+NEW = 12
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]
@@ -197,7 +197,7 @@ def test_baichuan_13b_has_linear_biases(checkpoint: Checkpoint, tmp_path: Path) 
     _check_against(folder, GoldenBiases(original))
 
 
-@pytest.mark.parametrize("family", ["glm4", "codegen", "recurrent_gemma"])
+@pytest.mark.parametrize("family", ["vaultgemma", "codegen", "recurrent_gemma"])
 def test_prompt_logprobs_through_transformers_come_in_pieces(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
@@ -383,7 +383,9 @@ def test_dropping_a_row_frees_its_cache(checkpoint: Checkpoint) -> None:
     assert not row.state
 
 
-@pytest.mark.parametrize(("family", "reuse"), [("llama", True), ("glm4", True), ("codegen", False)])
+@pytest.mark.parametrize(
+    ("family", "reuse"), [("llama", True), ("vaultgemma", True), ("codegen", False)]
+)
 def test_a_model_says_whether_its_blocks_may_serve_another_sequence(
     tmp_path: Path, family: str, reuse: bool
 ) -> None:

@@ -54,29 +54,54 @@ def deepseek_v3(config: ModelConfig) -> DecoderSpec:
 
 def _deepseek(config: ModelConfig, experts: ExpertsSpec, kept: Names, *, dense: int) -> DecoderSpec:
     """Return the spec with `experts` in all but the first layers, by default `dense` of them."""
+    first = int(config.get("first_k_dense_replace", dense))
+    sparse = [i >= first for i in range(int(config.need("num_hidden_layers")))]
+    return deepseek_spec(config, experts, kept, sparse=sparse)
+
+
+def deepseek_spec(
+    config: ModelConfig,
+    experts: ExpertsSpec,
+    kept: Names,
+    *,
+    sparse: list[bool],
+    rank: int = 512,
+    query_rank: int = 1536,
+    plain_dim: int = 128,
+    value_dim: int = 128,
+    norm_eps: float = 1e-6,
+) -> DecoderSpec:
+    """Return the spec of a model over latents, with `experts` in the layers that are `sparse`.
+
+    The rest are a family's defaults.
+    """
     latent = LatentSpec(
-        rank=int(config.get("kv_lora_rank", 512)),
+        rank=int(config.get("kv_lora_rank", rank)),
         # null means that queries are not compressed, absent the family's default
-        query_rank=int(config.values.get("q_lora_rank", 1536) or 0),
-        plain_dim=int(config.get("qk_nope_head_dim", 128)),
+        query_rank=int(config.values.get("q_lora_rank", query_rank) or 0),
+        plain_dim=int(config.get("qk_nope_head_dim", plain_dim)),
         rotary_dim=int(config.get("qk_rope_head_dim", 64)),
-        value_dim=int(config.get("v_head_dim", 128)),
+        value_dim=int(config.get("v_head_dim", value_dim)),
         bias=bool(config.get("attention_bias", False)),
     )
     turning = rotary(
         config, latent.rotary_dim, interleaved=bool(config.get("rope_interleave", True))
     )
     layer = LayerSpec(scale=_scale(latent, turning), rotary=turning)
-    first = int(config.get("first_k_dense_replace", dense))
-    count = int(config.need("num_hidden_layers"))
-    spec = llama_spec(config, names=kept, turning=turning, output_bias=latent.bias)
+    spec = llama_spec(
+        config,
+        names=kept,
+        turning=turning,
+        output_bias=latent.bias,
+        norm_eps=float(config.get("rms_norm_eps", norm_eps)),
+    )
     return replace(
         spec,
         latent=latent,
         kv_heads=1,
         head_dim=latent.rank + latent.rotary_dim,
         mlp_bias=bool(config.get("mlp_bias", False)),
-        layers=tuple(layer if i < first else replace(layer, experts=experts) for i in range(count)),
+        layers=tuple(replace(layer, experts=experts) if own else layer for own in sparse),
     )
 
 

@@ -80,6 +80,17 @@ PHI = replace(
 
 PHI3 = replace(LLAMA, qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 
+GLM4 = replace(
+    PHI3,
+    qkv="",
+    attention_post_norm="post_self_attn_layernorm",
+    mlp_norm="post_attention_layernorm",
+    mlp_post_norm="post_mlp_layernorm",
+)
+
+# No gate: one matrix up, one down.
+ARCEE = replace(LLAMA, gate="")
+
 STARCODER2 = replace(LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj")
 
 OLMO2 = replace(
@@ -89,6 +100,8 @@ OLMO2 = replace(
     attention_post_norm="post_attention_layernorm",
     mlp_post_norm="post_feedforward_layernorm",
 )
+
+EXAONE4 = OLMO2
 
 GEMMA2 = replace(
     LLAMA,
@@ -157,6 +170,13 @@ MIXTRAL = replace(
     expert_down="w2",
 )
 
+MINIMAX_M2 = replace(
+    MIXTRAL,
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    choice_bias="block_sparse_moe.e_score_correction_bias",
+)
+
 QWEN2_MOE = replace(
     LLAMA,
     router="mlp.gate",
@@ -188,6 +208,37 @@ QWEN3_NEXT = replace(
 )
 
 QWEN3_5 = replace(QWEN3, mixer="linear_attn")
+
+GLM4_MOE = replace(
+    QWEN3_MOE,
+    shared_expert="mlp.shared_experts.",
+    choice_bias="mlp.gate.e_score_correction_bias",
+)
+
+DOTS1 = GLM4_MOE
+
+HY_V3 = replace(
+    GLM4_MOE,
+    router="mlp.router.gate",
+    shared_expert="mlp.shared_mlp.",
+    choice_bias="mlp.expert_bias",
+)
+
+GRANITE_MOE = replace(
+    LLAMA,
+    router="block_sparse_moe.router.layer",
+    experts="block_sparse_moe.{}.",
+    expert_gate_up="input_linear.weight",
+    expert_down="output_linear.weight",
+)
+
+GRANITE_MOE_HYBRID = replace(
+    GRANITE_MOE,
+    gate="",
+    up="",
+    gate_up="shared_mlp.input_linear",
+    down="shared_mlp.output_linear",
+)
 
 DBRX = Names(
     base="transformer.",

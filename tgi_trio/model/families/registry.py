@@ -11,7 +11,16 @@ from collections.abc import Callable
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.families import deepseek, gpt_like, llama_like, mixtures
+from tgi_trio.model.families import (
+    balanced,
+    deepseek,
+    glm,
+    gpt_like,
+    granite,
+    llama_kin,
+    llama_like,
+    mixtures,
+)
 from tgi_trio.model.families.told_by_files import fit_checkpoint
 from tgi_trio.model.spec import DecoderSpec
 
@@ -43,7 +52,24 @@ FAMILIES: dict[str, SpecFunction] = {
     "gpt_oss": mixtures.gpt_oss,
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
+    "glm4": glm.glm4,
+    "glm4_moe": glm.glm4_moe,
+    "glm4_moe_lite": glm.glm4_moe_lite,
+    "glm4v_text": glm.glm4v,
+    "glm4v_moe_text": glm.glm4v_moe,
+    "glm_ocr_text": glm.glm_ocr,
+    "hy_v3": balanced.hy_v3,
+    "minimax_m2": balanced.minimax_m2,
+    "dots1": balanced.dots1,
     "granite": llama_like.granite,
+    "granitemoe": granite.granitemoe,
+    "granitemoehybrid": granite.granitemoehybrid,
+    "smollm3": llama_kin.smollm3,
+    "seed_oss": llama_kin.seed_oss,
+    "ernie4_5": llama_kin.ernie4_5,
+    "exaone4": llama_kin.exaone4,
+    "arcee": llama_kin.arcee,
+    "internlm3": llama_kin.internlm3,
     "cohere": llama_like.cohere,
     "cohere2": llama_like.cohere2,
     "stablelm": llama_like.stablelm,
@@ -67,15 +93,14 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
     "bamba": "cached",  # a state beside its attention, as the next ones have
     "bart": "encoder-decoder",
     "codegen": "cached",
-    "exaone4": "paged",
     "falcon_h1": "cached",
-    "glm4": "paged",
     "jamba": "cached",
     "lfm2": "cached",
     "llama4_text": "cached",
     "mamba": "cached",
     "mamba2": "cached",
     "qwen3_next": "cached",
+    "vaultgemma": "paged",
     "recurrent_gemma": "recompute",  # a state that is the module's own
 }
 

@@ -1,0 +1,100 @@
+"""Mixtures whose experts are kept equally busy by a bias that counts for the choice alone.
+
+As DeepSeek-V3's, on attention of Llama's shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+
+
+def hy_v3(config: ModelConfig) -> DecoderSpec:
+    """Hunyuan 3 (Tencent 2026)."""
+    head_dim = int(config.get("head_dim", 128))
+    width = int(config.get("moe_intermediate_size", 1536))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, theta=11158840.0),
+        names=names.HY_V3,
+        query_key_norm="head",
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **attention_bias(config),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", config.get("num_local_experts", 192))),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=width,
+        normalise=True,
+        shared_width=width * int(config.get("num_shared_experts", 1)),
+        routing="grouped-sigmoid",
+        scale=float(config.get("router_scaling_factor", 2.826)),
+    )
+    kinds = config.get("mlp_layer_types")
+    sparse = [kind == "sparse" for kind in kinds] if kinds else [i > 0 for i in _places(spec)]
+    return _set(spec, experts, sparse)
+
+
+def minimax_m2(config: ModelConfig) -> DecoderSpec:
+    """MiniMax-M2 (2025): all heads are normed together, half of each turns."""
+    head_dim = int(config.get("head_dim", 128))
+    part = config.get("rotary_dim")
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, theta=5000000.0, partial=part / head_dim if part else 1.0),
+        names=names.MINIMAX_M2,
+        query_key_norm="whole",
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("num_local_experts", config.get("num_experts", 256))),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=int(config.need("intermediate_size")),
+        normalise=True,
+        routing="grouped-sigmoid",
+    )
+    return _set(spec, experts, [True for _ in _places(spec)])
+
+
+def dots1(config: ModelConfig) -> DecoderSpec:
+    """dots.llm1 (rednote 2025)."""
+    width = int(config.get("moe_intermediate_size", 1408))
+    spec = llama_spec(
+        config,
+        windows=sliding_windows(config) if config.get("layer_types") else None,
+        names=names.DOTS1,
+        query_key_norm="head",
+        **attention_bias(config),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("n_routed_experts", config.get("num_local_experts", 0))),
+        per_token=int(config.need("num_experts_per_tok")),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", False)),
+        shared_width=width * int(config.get("n_shared_experts", 0)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+    )
+    first = int(config.get("first_k_dense_replace", 0))
+    return _set(spec, experts, [i >= first for i in _places(spec)])
+
+
+def _places(spec: DecoderSpec) -> range:
+    return range(len(spec.layers))
+
+
+def _set(spec: DecoderSpec, experts: ExpertsSpec, sparse: list[bool]) -> DecoderSpec:
+    """Return `spec` with experts in the layers that are sparse."""
+    pairs = zip(spec.layers, sparse, strict=True)
+    return replace(
+        spec, layers=tuple(replace(la, experts=experts) if own else la for la, own in pairs)
+    )

@@ -1,0 +1,107 @@
+"""GLM-4 (Zhipu AI 2024) and what followed it: dense, mixtures, over latents, and their vision
+models' text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.deepseek import deepseek_spec
+from tgi_trio.model.families.llama_like import llama_spec
+from tgi_trio.model.reading import rotary
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+
+
+def _glm(config: ModelConfig, *, head_dim: int, partial: float, biased: bool) -> DecoderSpec:
+    """Norms before and behind each part; the pairs that turn are neighbours."""
+    return llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, partial=partial, interleaved=True),
+        names=names.GLM4,
+        qkv_bias=biased,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+
+
+def glm4(config: ModelConfig) -> DecoderSpec:
+    head_dim = int(config.get("head_dim", 128))
+    biased = bool(config.get("attention_bias", True))
+    spec = _glm(config, head_dim=head_dim, partial=0.5, biased=biased)
+    return replace(spec, norm_eps=float(config.get("rms_norm_eps", 1.5625e-7)))
+
+
+def glm4v(config: ModelConfig) -> DecoderSpec:
+    """The text of GLM-4.1V, to which each token has one position."""
+    return _glm(config, head_dim=_head_dim(config), partial=1.0, biased=True)
+
+
+def glm_ocr(config: ModelConfig) -> DecoderSpec:
+    return _glm(config, head_dim=_head_dim(config), partial=1.0, biased=False)
+
+
+def glm4_moe(config: ModelConfig, *, biased: bool = False) -> DecoderSpec:
+    """GLM-4.5 to 4.7: half of a head turns, and DeepSeek-V3's experts."""
+    head_dim = _head_dim(config)
+    normed = bool(config.get("use_qk_norm", False))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, partial=0.5),
+        names=names.GLM4_MOE,
+        query_key_norm="head" if normed else "none",
+        qkv_bias=bool(config.get("attention_bias", biased)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+    first = int(config.get("first_k_dense_replace", 1))
+    experts = _experts(config, width=1408, count=128, per_token=8, scale=1.0)
+    layers = (
+        layer if index < first else replace(layer, experts=experts)
+        for index, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def glm4v_moe(config: ModelConfig) -> DecoderSpec:
+    return glm4_moe(config, biased=True)
+
+
+def glm4_moe_lite(config: ModelConfig) -> DecoderSpec:
+    """GLM-4.7-Flash: DeepSeek-V3's parts in other numbers."""
+    kinds = config.get("mlp_layer_types")
+    first = int(config.get("first_k_dense_replace", 1))
+    sparse = [i >= first for i in range(int(config.need("num_hidden_layers")))]
+    return deepseek_spec(
+        config,
+        _experts(config, width=1536, count=64, per_token=4, scale=1.8),
+        names.DEEPSEEK_V3,
+        sparse=[kind == "sparse" for kind in kinds] if kinds else sparse,
+        query_rank=768,
+        plain_dim=192,
+        value_dim=256,
+        norm_eps=1e-5,
+    )
+
+
+def _experts(
+    config: ModelConfig, *, width: int, count: int, per_token: int, scale: float
+) -> ExpertsSpec:
+    width = int(config.get("moe_intermediate_size", width))
+    return ExpertsSpec(
+        count=int(config.get("n_routed_experts", config.get("num_local_experts", count))),
+        per_token=int(config.get("num_experts_per_tok", per_token)),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=width * int(config.get("n_shared_experts", 1)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", scale)),
+    )
+
+
+def _head_dim(config: ModelConfig) -> int:
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    return int(config.get("head_dim", hidden // heads))

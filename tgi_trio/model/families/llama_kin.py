@@ -1,0 +1,105 @@
+"""Dense families that differ from Llama in a detail or two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.spec import DecoderSpec
+
+
+def smollm3(config: ModelConfig) -> DecoderSpec:
+    """Every fourth layer knows no positions."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    windows = sliding_windows(config) if config.get("use_sliding_window", False) else None
+    spec = llama_spec(
+        config,
+        windows=windows,
+        turning=rotary(config, hidden // heads, theta=2000000.0),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        **attention_bias(config),
+    )
+    every = int(config.get("no_rope_layer_interval", 4))
+    turns = config.get("no_rope_layers") or [(i + 1) % every for i in range(len(spec.layers))]
+    layers = (
+        layer if turn else replace(layer, rotary=None)
+        for layer, turn in zip(spec.layers, turns, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def seed_oss(config: ModelConfig) -> DecoderSpec:
+    return llama_spec(
+        config,
+        head_dim=128,
+        qkv_bias=bool(config.get("attention_bias", True)),
+        output_bias=bool(config.get("attention_out_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+    )
+
+
+def ernie4_5(config: ModelConfig) -> DecoderSpec:
+    """The pairs that turn are neighbours."""
+    head_dim = int(config.get("head_dim", 128))
+    return llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, theta=500000.0, interleaved=True),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        **ernie_bias(config),
+    )
+
+
+def ernie_bias(config: ModelConfig) -> dict[str, Any]:
+    biased = bool(config.get("use_bias", False))
+    return {"qkv_bias": biased, "output_bias": biased, "mlp_bias": biased}
+
+
+def exaone4(config: ModelConfig) -> DecoderSpec:
+    """Norms behind the parts, of each head, and no positions in layers without a window."""
+    windowed = bool(config.values.get("sliding_window", 4096))
+    every = int(config.get("sliding_window_pattern", 4))
+    spec = llama_spec(
+        config,
+        windows=sliding_windows(config, every=every) if windowed else None,
+        names=names.EXAONE4,
+        query_key_norm="head",
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+    if not windowed:
+        return spec
+    layers = (layer if layer.window else replace(layer, rotary=None) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
+
+
+def arcee(config: ModelConfig) -> DecoderSpec:
+    """An MLP without a gate, of squares."""
+    return llama_spec(
+        config,
+        names=names.ARCEE,
+        gated=False,
+        activation=config.get("hidden_act", "relu2"),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **attention_bias(config),
+    )
+
+
+def internlm3(config: ModelConfig) -> DecoderSpec:
+    """Llama; `bias` is that of its MLP, and of what heads attended to."""
+    biased = bool(config.get("bias", config.get("mlp_bias", False)))
+    own = bool(config.get("qkv_bias", config.get("attention_bias", False)))
+    return llama_spec(
+        config,
+        head_dim=128,
+        qkv_bias=own,
+        output_bias=own,
+        mlp_bias=biased,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )

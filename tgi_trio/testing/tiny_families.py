@@ -1,0 +1,71 @@
+"""What the configurations of tiny checkpoints have that is their family's own: newer families.
+
+A further table to that of `checkpoints.py`, which says what all have.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+ABSENT: Final = object()  # takes a name away that all have
+
+_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "head_dim": 16,
+}
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "arcee": {},
+    "dots1": _EXPERTS
+    | {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.5,
+    },
+    "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
+    "glm4": {"head_dim": 16},
+    "glm4_moe": _EXPERTS
+    | {
+        "n_routed_experts": 4,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "routed_scaling_factor": 1.5,
+    },
+    "glm4_moe_lite": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "granitemoe": {
+        "num_local_experts": 4,
+        "intermediate_size": 48,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["attention", "attention"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.2,
+        "position_embedding_type": "rope",
+    },
+    "hy_v3": _EXPERTS | {"num_experts": 4, "num_local_experts": 4},
+    "internlm3": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "minimax_m2": {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 16}
+    | {"num_experts_per_tok": 2},
+    "seed_oss": {"head_dim": 16},
+    "vaultgemma": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24},
+    "smollm3": {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},
+}
