@@ -7,7 +7,7 @@ from typing import Any
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
-from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.reading import rotary, sliding_windows, with_sections
 from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
 
 _BAICHUAN_2_VOCABULARY = 125696
@@ -102,21 +102,21 @@ def qwen2(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec
 
 
 def qwen2_vl(config: ModelConfig) -> DecoderSpec:
-    """The text of Qwen2-VL and Qwen2.5-VL, to which each token has one position."""
+    """The text of Qwen2-VL and Qwen2.5-VL: tokens of an image turn by their place in it."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    turning = rotary(config, hidden // heads, theta=1000000.0)
     return replace(
-        qwen2(config, turning=rotary(config, hidden // heads, theta=1000000.0)),
+        qwen2(config, turning=with_sections(turning, (16, 24, 24), alternate=False)),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
     )
 
 
-def qwen3(config: ModelConfig, theta: float = 10000.0) -> DecoderSpec:
-    head_dim = int(config.get("head_dim", 128))
+def qwen3(config: ModelConfig, turning: RotarySpec | None = None) -> DecoderSpec:
     return llama_spec(
         config,
-        head_dim=head_dim,
+        head_dim=128,
         windows=sliding_windows(config),
-        turning=rotary(config, head_dim, theta=theta),
+        turning=turning,
         names=names.QWEN3,
         query_key_norm="head",
         **attention_bias(config),
@@ -124,7 +124,9 @@ def qwen3(config: ModelConfig, theta: float = 10000.0) -> DecoderSpec:
 
 
 def qwen3_vl(config: ModelConfig) -> DecoderSpec:
-    return qwen3(config, 500000.0)
+    """The text of Qwen3-VL: tokens of an image turn by their place in it."""
+    turning = rotary(config, int(config.get("head_dim", 128)), theta=500000.0)
+    return qwen3(config, with_sections(turning, (24, 20, 20), alternate=True))
 
 
 def phi3(config: ModelConfig) -> DecoderSpec:

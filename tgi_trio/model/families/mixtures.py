@@ -8,7 +8,7 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
-from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.reading import rotary, sliding_windows, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
 # What gpt-oss turns by where config.json does not say.
@@ -197,7 +197,9 @@ def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", hidden // heads))
     spec = llama_spec(
         config,
-        turning=rotary(config, head_dim, theta=500000.0),
+        turning=with_sections(
+            rotary(config, head_dim, theta=500000.0), (24, 20, 20), alternate=True
+        ),
         names=names.QWEN3_VL_MOE,
         query_key_norm="head",
         **attention_bias(config),
