@@ -27,7 +27,7 @@ from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
 from tgi_trio.shard.numba_backend import mixture_self_test, verified
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
-from tgi_trio.shard.numba_backend.kernels.mixture.experts import mix_experts
+from tgi_trio.shard.numba_backend.kernels.mixture.mixing import mix_experts
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import (
     MIXTURE,

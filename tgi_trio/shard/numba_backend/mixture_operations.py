@@ -176,7 +176,7 @@ class _Mixture:
     ) -> None:
         """Add a linear layer of every expert; `paired` as for `OperationWriter.linear`."""
         writer = self._writer
-        table = np.zeros((len(linears), 3), np.int64)  # as `kernels/mixture/experts.py` reads it
+        table = np.zeros((len(linears), 3), np.int64)  # as `kernels/mixture/mixing.py` reads it
         for expert, linear in zip(table, linears, strict=True):
             weights = read_linear(writer.source, linear, every_unit)
             bias = read_bias(writer.source, linear, every_unit)

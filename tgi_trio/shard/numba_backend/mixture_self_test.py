@@ -19,7 +19,7 @@ from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend import self_test
 from tgi_trio.shard.numba_backend.kernels import is_marked, mark
 from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
-from tgi_trio.shard.numba_backend.kernels.mixture.experts import mix_experts
+from tgi_trio.shard.numba_backend.kernels.mixture.mixing import mix_experts
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.self_test import RandomWeights
 from tgi_trio.shard.numba_backend.weight_layout import Storage
