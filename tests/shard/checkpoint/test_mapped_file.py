@@ -116,6 +116,6 @@ def test_packed_weights_are_the_same(
             pack_program(spec, weights, "float32") as program,
         ):
             pass
-        return [weights.tobytes() for weights in program._built._kept]
+        return [weights.tobytes() for weights in program._built.writer._kept]
 
     assert panels(list(folder.glob("*.safetensors"))) == panels([])
