@@ -1,9 +1,10 @@
 """How a matrix of a model lies in its checkpoint, and how ranks split it.
 
 A role (`AttentionRefs.qkv`, `MlpRefs.down`, ...) is a `LinearRef`: pieces of the checkpoint's
-matrices, one below the other. A loader takes its `cuts`, which are plain slices of rows and columns, whether
-the checkpoint has three matrices or one, grouped by head or not, stored [out, in] or [in, out], and
-whichever part a rank has of it. `decoder_matrices.py` says of a decoder which these are.
+matrices, one below the other. A loader takes its `cuts`, which are plain slices of rows and
+columns, whether the checkpoint has three matrices or one, grouped by head or not, stored [out, in]
+or [in, out], and whichever part a rank has of it. `decoder_matrices.py` says of a
+decoder which these are.
 """
 
 from __future__ import annotations

@@ -129,9 +129,12 @@ def counting_model(folder: Path, heads: Path) -> Path:
     return folder
 
 
-def guesses_of(folder: Path, tensors: Tensors, hidden: torch.Tensor, token: int) -> list[list[int]]:
+def guesses_of(
+    folder: Path, tensors: Tensors, hidden: torch.Tensor, token: int, near: float
+) -> list[list[int]]:
     """Return what the heads guess behind `token`, best first, at most two of each head.
 
+    Two where their logits are as `near` as rounding may bring them, in parts of the largest.
     `hidden` [features]: the state behind the final norm at which it was chosen; `tensors` have the
     model's head as "base".
     """
@@ -151,7 +154,7 @@ def guesses_of(folder: Path, tensors: Tensors, hidden: torch.Tensor, token: int)
             x = x * torch.rsqrt(x.pow(2).mean() + 1e-6) * tensors[f"speculator.ln.{own}.weight"]
             x = functional.gelu(x + tensors[f"speculator.ln.{own}.bias"])
             best = (tensors[f"speculator.head.{own}.weight"] @ x).topk(2)
-            found.append(_near(best.indices, best.values))
+            found.append(_best(best.indices, best.values, near))
             token = found[-1][0]
         return found
     for i in range(HEADS):
@@ -167,13 +170,13 @@ def guesses_of(folder: Path, tensors: Tensors, hidden: torch.Tensor, token: int)
         head = tensors.get(f"{i}.{j}.weight", tensors.get(f"lm_heads.{i}.weight", tensors["base"]))
         best = (head @ y).topk(2)
         ids = tensors["token_map"][best.indices] if "token_map" in tensors else best.indices
-        found.append(_near(ids, best.values))
+        found.append(_best(ids, best.values, near))
     return found
 
 
-def _near(ids: torch.Tensor, values: torch.Tensor) -> list[int]:
+def _best(ids: torch.Tensor, values: torch.Tensor, near: float) -> list[int]:
     """Return the best id, and the second where rounding may have decided."""
-    return ids.tolist() if values[0] - values[1] < 1e-3 else ids[:1].tolist()
+    return ids.tolist() if values[0] - values[1] < near * values[0] else ids[:1].tolist()
 
 
 class Reference:

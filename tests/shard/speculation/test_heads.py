@@ -37,6 +37,8 @@ PROMPTS = [
     [40, 41, 42],
     [7, 300, 21, 22, 4, 9, 9, 3, 12, 90, 91, 14, 33, 8, 2, 6, 7],
 ]
+# Logits that rounding may turn around: the kernels have heads of 8 bits.
+NEAR = {"torch": 1e-4, "numba": 0.05}
 PLAIN = [SamplingParameters(ignore_eos=True)] * 3
 WRITERS: dict[str, Callable[..., Path]] = {
     "medusa 1": partial(medusa, layers=1, own=True),
@@ -84,7 +86,7 @@ def test_heads_guess_what_their_format_says(
     assert len(some) >= 3 and max(len(own) for _, own in some) >= 2
     for known, own in some:
         hidden = reference.hidden(known[:-1])
-        expected = guesses_of(heads, tensors, hidden, known[-1])
+        expected = guesses_of(heads, tensors, hidden, known[-1], NEAR[backend])
         for place, token in enumerate(own):
             assert token in expected[place]
             if len(expected[place]) > 1:  # what follows depends on which it was

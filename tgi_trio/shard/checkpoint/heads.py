@@ -11,14 +11,19 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.formats.plain import PlainFormat
 from tgi_trio.shard.checkpoint.lookup import Checkpoint
+from tgi_trio.shard.checkpoint.rounding.encoding import Encoding
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
 
 _INTEGERS: Final = {"I64": np.int64, "I32": np.int32, "I16": np.int16}
 
 
-def open_heads(spec: HeadsSpec) -> Checkpoint:
-    """Open the weights of heads; raises ModelLoadError for files that are damaged."""
-    return Checkpoint(SafetensorsFiles(spec.folder, writable=True), PlainFormat())
+def open_heads(spec: HeadsSpec, encoding: Encoding | None = None) -> Checkpoint:
+    """Open the weights of heads; raises ModelLoadError for files that are damaged.
+
+    `encoding`: what their linear layers are rounded to.
+    """
+    files = SafetensorsFiles(spec.folder, writable=True)
+    return Checkpoint(files, PlainFormat(), encoding=encoding)
 
 
 def read_token_map(spec: HeadsSpec, vocabulary: int) -> NDArray[np.int64] | None:

@@ -17,6 +17,7 @@ from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
+from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.checkpoint.heads import open_heads
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
@@ -31,6 +32,7 @@ from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 
 # What packing rounds by itself, into panels of a kind of their own.
 INT8_WORDS: Final = ("eetq", "bitsandbytes")
+_OF_HEADS: Final = "eetq"  # a scale for each row
 ACTIVE_BITS: Final = 8  # of activations that codes are multiplied with, unless told otherwise
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def load(
     embedding = outer_refs(spec).embedding.pieces[0].matrix.name
     heads = _load_heads(settings.draft_model, spec)
     with (
-        nullcontext() if heads is None else open_heads(heads.spec) as head_files,
+        nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
         open_checkpoint(
             config,
             spec.names.base,
@@ -134,7 +136,7 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
     program.link(choose_panel_kernels(multipliers))
     if program.mixes:
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
-    if settings.activations is not None and not multipliers:
+    if settings.activations is not None and not program.has_stored_kinds:
         print(
             f"--activations {settings.activations} changes nothing: no weights of this "
             "model are multiplied as they are stored",
@@ -167,6 +169,14 @@ def _cache_numbers(
         key, value = (checkpoint.number(names) for names in kv_scales(spec, index))
         scales.append((1.0 if key is None else key, 1.0 if value is None else value))
     return CacheNumbers(word, scales)
+
+
+def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
+    """Open the linear layers of heads, rounded to 8 bits: half the time, and they only guess.
+
+    `int8`: packing rounds all of the program's.
+    """
+    return open_heads(heads, None if int8 else ENCODINGS[_OF_HEADS])
 
 
 def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:

@@ -115,8 +115,13 @@ class Program:
 
     @property
     def kinds(self) -> Collection[Kind]:
-        """Of weights that are multiplied as they are stored."""
-        return self._built.writer.quantised.kinds
+        """Of all weights that are multiplied as whole numbers, or as they are stored."""
+        return self._built.writer.quantised.kinds()
+
+    @property
+    def has_stored_kinds(self) -> bool:
+        """Whether any of the model's own weights are: heads are rounded for themselves."""
+        return bool(self._built.writer.quantised.kinds(self.end))
 
     @property
     def is_all_as_stored(self) -> bool:
@@ -261,7 +266,7 @@ class Program:
 
     def describe(self) -> str:
         """Return what becomes of quantised weights, for an operator; "": there are none."""
-        kept = ", ".join(self._built.writer.quantised.describe())
+        kept = ", ".join(self._built.writer.quantised.describe(self.end))
         lost = ", ".join(sorted(self._built.writer.dequantised))
         words = [f"weights as they are stored ({kept})" if kept else ""]
         words.append(f"dequantised ones ({lost})" if lost else "")

@@ -40,14 +40,14 @@ class QuantisedOperations:
         self._uses: list[_Use] = []
         self._active: dict[str, str] = {}  # by the names of kinds
 
-    @property
-    def kinds(self) -> list[Kind]:
-        """Of their weights, each once."""
-        return list(dict.fromkeys(use.packing.kind for use in self._uses))
+    def kinds(self, before: int | None = None) -> list[Kind]:
+        """Return those of their weights, each once; of the rows before one, or of all."""
+        uses = (use for use in self._uses if before is None or use.row < before)
+        return list(dict.fromkeys(use.packing.kind for use in uses))
 
-    def describe(self) -> list[str]:
-        """Return the kinds, with what they are multiplied with where they have been linked."""
-        names = [kind.name for kind in self.kinds]
+    def describe(self, before: int) -> list[str]:
+        """Return `kinds`, with what they are multiplied with where they have been linked."""
+        names = [kind.name for kind in self.kinds(before)]
         found = self._active
         return [f"{name} x {found[name]}" if name in found else name for name in names]
 
