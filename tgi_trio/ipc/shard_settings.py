@@ -27,6 +27,7 @@ class ShardSettings(ShardOptions):
     followers: tuple[str, ...] = ()  # rank 0 of several: the channel specs of the others
     max_lora_rank: int = 0  # of adapters; 0: none are ever loaded
     max_loaded_adapters: int = 32  # of those, at a time
+    image_arena: int = -1  # descriptor of the arena of images, for rank 0; -1: it computes none
     rendezvous: int = -1  # with several ranks: descriptor of the file they meet at
 
     @classmethod

@@ -52,6 +52,7 @@ _AT_LEAST_ZERO: Final = (
     "spin_us",
     "speculate",
     "cpu_threads",
+    "feature_memory",
 )
 
 LARGEST_DELTA: Final = 1e6  # a thousandth of it forbids all other tokens; float32 holds the sums

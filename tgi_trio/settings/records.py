@@ -55,6 +55,7 @@ class ShardOptions:
     draft_model: Path | None = None  # folder of what guesses: heads, or a smaller model
     watermark_gamma: float = 0.5  # share of the vocabulary that a watermark prefers
     watermark_delta: float = 2.0  # what it adds to their logits
+    feature_memory: int = 2**28  # bytes of images' features that are kept for who asks again
 
     @property
     def rope(self) -> RopeScaling | None:

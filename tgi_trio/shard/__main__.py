@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgi_trio.devices import hide_devices
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard import process
 from tgi_trio.shard.checkpoint.readahead import reading_ahead
 from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.machine.openmp import openmp_settings
@@ -41,7 +43,7 @@ def main(argv: list[str]) -> int:
 
     if settings.world_size > 1:
         return _serve_rank(argv[0], settings)
-    return process.serve(argv[0], lambda: load(settings), settings)
+    return process.serve(argv[0], lambda: load(settings), settings, images=_images_of(settings))
 
 
 def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None) -> Runner:
@@ -94,7 +96,23 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
             runner = load(settings, connect)
             return runner if followers is None else GroupRunner(runner, followers)
 
-        return process.serve(spec, factory, settings, world_size=settings.world_size)
+        images = _images_of(settings) if settings.rank == 0 else None
+        size = settings.world_size
+        return process.serve(spec, factory, settings, world_size=size, images=images)
+
+
+def _images_of(settings: ShardSettings) -> ImageSource | None:
+    """Return what is to compute images, None where the model has none."""
+    if settings.image_arena < 0:
+        return None
+
+    def load_desk(cores: Set[int]) -> ImageDesk:
+        from tgi_trio.shard.images.loading import load_encoder
+
+        encoder = load_encoder(settings, cores)
+        return ImageDesk(encoder, ImageArena.open(settings.image_arena), settings.feature_memory)
+
+    return load_desk
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tgi_trio.ipc.adapters import AdapterOrder
 from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.startup import BLOCK_SIZE as BLOCK_SIZE
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
+from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.prompt_geometry import PromptGeometry
 
@@ -45,6 +46,9 @@ class ShardSequence:
     # advance the rotary positions by fewer than they have tokens. Never positive.
     rotary_delta: int = 0
     geometry: PromptGeometry | None = None  # of its prompt, where that has images
+    # Images whose features are there, in the order of their tokens, while any of them is to be
+    # computed. No step has the sequence before they all are.
+    images: list[HeldImage] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tgi_trio.ipc.death import start_shard_end
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard.contract import Runner
 from tgi_trio.shard.loop import worker
+from tgi_trio.shard.loop.image_desk import ImageSource
 from tgi_trio.shard.ranks import follower
 
 
@@ -22,8 +23,11 @@ def serve(
     options: ShardOptions,
     *,
     world_size: int = 1,
+    images: ImageSource | None = None,
 ) -> int:
     """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
+
+    `images`: what computes images, on rank 0; None: nothing does.
 
     0 after SHUTDOWN or when the router has died. 1 with a last paragraph on stderr otherwise: the
     router shows the last lines of a shard that could not start. Call from the main thread.
@@ -38,7 +42,14 @@ def serve(
         end = start_shard_end(spec_text)
         incarnation = end.page.incarnation
         if rank == 0:
-            worker.run(end, factory, options, world_size=world_size, incarnation=incarnation)
+            worker.run(
+                end,
+                factory,
+                options,
+                world_size=world_size,
+                incarnation=incarnation,
+                images=images,
+            )
         else:
             follower.run(end, factory, rank=rank, world_size=world_size, incarnation=incarnation)
     except PeerGone:

@@ -84,6 +84,10 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "paligemma": ({"model_type": "gemma2", "head_dim": 16}, _SIGLIP),
+    "pixtral": (
+        {"model_type": "mistral", "sliding_window": None},
+        _EYES | {"model_type": "pixtral", "head_dim": 8},
+    ),
     "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
     "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 64}),
     "qwen3_vl": ({"head_dim": 16, "rope_parameters": _IN_TURNS}, _QWEN_EYES),
@@ -102,22 +106,35 @@ _PERCEIVER = {
 }
 _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
     "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
+    "llava_next": {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]},
+    "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
 }
+_TYPES = {"pixtral": "llava"}  # of the whole, where it is not the family's name
 _MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # of texts
 
 
-def make_wrapped(folder: Path, family: str, *, seed: int = 0, **text: Any) -> Path:
+def make_wrapped(
+    folder: Path, family: str, *, seed: int = 0, image_token: int | None = None, **text: Any
+) -> Path:
     """Write a seeded random checkpoint of `family` (a model_type of transformers) to `folder`.
 
-    `text` changes the configuration of what writes the text, `model_type` among it. Float32, one
-    file, with the tokenizer of `make_tokenizer`. Returns `folder`.
+    "pixtral" is a llava with another tower. `image_token`: the id at which transformers puts
+    features; None: as the family's defaults have it, beyond this vocabulary. `text` changes the
+    configuration of what writes the text, `model_type` among it. Float32, one file, with the
+    tokenizer of `make_tokenizer`. Returns `folder`.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     inner, eyes = _FAMILIES[family]
+    beside = _BESIDE.get(family, {})
+    if image_token is not None:
+        beside = beside | {"image_token_id": image_token}
     config = AutoConfig.for_model(
-        family, text_config=_TEXT | inner | text, vision_config=eyes, **_BESIDE.get(family, {})
+        _TYPES.get(family, family),
+        text_config=_TEXT | inner | text,
+        vision_config=eyes,
+        **beside,
     )
     model = AutoModelForImageTextToText.from_config(config)
     minus_one = config.get_text_config(decoder=True).model_type in _MINUS_ONE_NORMS

@@ -42,7 +42,8 @@ class LocalGroup:
     def starter(argv: ShardArgv, settings: ShardSettings, spin_us: int = 0) -> StartGroup:
         """Return what starts groups of `settings.world_size` processes.
 
-        `spin_us`: how long a reader of a ring stays awake, if there are cores to spare.
+        `spin_us`: how long a reader of a ring stays awake, if there are cores to spare. The arena
+        of images is the router's own, one for all groups: rank 0 inherits its descriptor.
         """
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
@@ -81,10 +82,11 @@ class LocalGroup:
                     settings,
                     rank=rank,
                     followers=tuple(channel.spec.text() for channel in followers),
+                    image_arena=settings.image_arena if rank == 0 else -1,
                     rendezvous=meeting,
                 )
                 fds = [fd for channel in followers for fd in channel.spec.fds]
-                fds += [meeting] if meeting >= 0 else []
+                fds += [fd for fd in (meeting, own.image_arena) if fd >= 0]
                 shards.append(stack.enter_context(ShardInstance.spawn(argv, own, endpoints, fds)))
             for endpoints in channels:  # not before: rank 0 inherits all of them
                 endpoints.release_child_ends()

@@ -25,11 +25,13 @@ from tgi_trio.shard.contract import (
     StepPlan,
     StepResult,
 )
+from tgi_trio.shard.images.held_image import place_features
 from tgi_trio.shard.loop.lone import decodes_alone, plan_alone
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
 from tgi_trio.shard.loop.step_columns import Moved
+from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.prompt_geometry import PromptGeometry
 from tgi_trio.shard.speculation.guessing import Guessing
 
@@ -338,6 +340,7 @@ class Batch:
             visible=visible,
             state_reads=reads,
             state_writes=writes,
+            features=_find_features(rows, prefill, first, starts),
             places=chosen,
             taken=known,
             moment=table.moment,
@@ -445,3 +448,19 @@ class Batch:
         wrong = [block for block in block_ids if not 0 < block < self._blocks]
         if wrong:
             raise ValueError(f"KV blocks {wrong[:4]}; granted may be 1 to {self._blocks - 1}")
+
+
+def _find_features(
+    rows: list[ShardSequence],
+    prefill: NDArray[np.bool_],
+    first: NDArray[np.int64],
+    starts: NDArray[np.int32],
+) -> PlacedFeatures | None:
+    """Return the features among the query tokens of prefills: `first` [R] their first positions."""
+    found: list[tuple[int, PlacedFeatures]] = []
+    for i in np.flatnonzero(prefill).tolist():
+        start, position = int(starts[i]), int(first[i])
+        end = position + int(starts[i + 1]) - start
+        parts = (image.between(position, end) for image in rows[i].images)
+        found += [(start, part) for part in parts if part is not None]
+    return place_features(found)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from tgi_trio.errors import PeerGone, ProtocolMismatch
 from tgi_trio.ipc.adapters import decode_adapter, encode_adapter_reply
 from tgi_trio.ipc.frames import Frame, Kind, Phase
+from tgi_trio.ipc.images import SequenceImage
 from tgi_trio.ipc.messages import Fault, decode_extend, decode_prefill
 from tgi_trio.ipc.startup import (
     Hello,
@@ -46,6 +47,7 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
 from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
 from tgi_trio.shard.loop.soundness import Judge, prove_sound
 from tgi_trio.shard.loop.step_columns import Columns
 
@@ -60,8 +62,9 @@ def run(
     rank: int = 0,
     world_size: int = 1,
     incarnation: int = 0,
+    images: ImageSource | None = None,
 ) -> None:
-    """Serve one router until SHUTDOWN arrives or the router dies.
+    """Serve one router until SHUTDOWN arrives or the router dies; `images`: what computes them.
 
     HELLO is sent before `factory` is called: it may import torch and load weights for minutes, and
     the router knows meanwhile that this process lives. Raises ProtocolMismatch when the router
@@ -73,8 +76,10 @@ def run(
         channel.send(encode_hello(Hello.of_this_process(rank, world_size, incarnation)))
         expect_hello(channel, "router")
         cores = os.sched_getaffinity(0)  # before the kernels pin this thread
-        worker = Worker(channel, factory(), options, successor=incarnation > 1, cores=cores)
-        worker.serve()
+        runner = factory()
+        desk = None if images is None else images(cores)
+        successor = incarnation > 1
+        Worker(channel, runner, options, successor=successor, cores=cores, images=desk).serve()
     except PeerGone:
         return  # nobody is left to report to
 
@@ -100,11 +105,13 @@ class Worker:
         *,
         successor: bool = False,
         cores: Set[int] | None = None,
+        images: ImageDesk | None = None,
     ) -> None:
         """Start with an empty batch; WARMUP must come before the first PREFILL.
 
         `successor`: another shard has ended before, so the runner proves itself at the warm-up.
-        `cores`: what may be computed on beside the steps; None: the caller's.
+        `cores`: what may be computed on beside the steps; None: the caller's. `images`: None: every
+        sequence that has any is refused.
         """
         self._channel = channel
         self._runner = runner
@@ -124,6 +131,7 @@ class Worker:
         self._dropped = False  # a command has freed blocks that the router waits for
         self._running = True
         self._adapters = AdapterDesk(runner.adapters, cores)
+        self._images = images or ImageDesk(None, None, 0)
         self._flight: _Flight | None = None  # launched, not settled; the batch expects it
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,
@@ -146,6 +154,8 @@ class Worker:
             if self._dropped:  # at once: the blocks may be granted while the next step runs
                 self._dropped = False
                 self._report_idle()
+            if self._images.is_busy:
+                self._compute_images()
             self._release_ready()
             if self._adapters.is_loading:
                 self._install_adapters()
@@ -158,8 +168,9 @@ class Worker:
                 self._report_idle()
                 self._computed_at = 0
                 self._beat(Phase.IDLE)
-                waiting = self._batch.held or self._adapters.is_loading
-                self._channel.wait(_HELD_S if waiting else BEAT_S)
+                if not self._images.is_waiting:
+                    waiting = self._batch.held or self._adapters.is_loading
+                    self._channel.wait(_HELD_S if waiting else BEAT_S)
         self._land()
         self._adapters.close()
         self._beat(Phase.STOPPING)
@@ -215,10 +226,13 @@ class Worker:
                 if (why := self._adapters.refusal(row.sampling.adapter)) is not None:
                     raise ValueError(why)
                 sequence = self._batch.add(row)
-                if sequence.sampling.grammar:
+                if sequence.sampling.grammar or row.images:
                     self._batch.hold(sequence.id)
             except ValueError as error:
                 self._faults.append(Fault(row.sequence, f"cannot be run: {error}"))
+                continue
+            if row.images:
+                self._take_images(sequence, row.images)
 
     def _on_extend(self, frame: Frame) -> None:
         for row in decode_extend(frame):
@@ -245,6 +259,7 @@ class Worker:
     def _drop(self, sequences: Iterable[ShardSequence]) -> None:
         for sequence in sequences:
             self._runner.drop(sequence)
+            self._images.drop(sequence.id)
 
     def _install_adapters(self, *, wait: bool = False) -> None:
         """Have the steps to come compute with what has been loaded, and say so."""
@@ -253,10 +268,24 @@ class Worker:
 
     # --- steps --------------------------------------------------------------------------------
 
+    def _take_images(self, sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:
+        try:
+            self._images.add(sequence, images)
+        except ValueError as error:
+            self._faults.append(Fault(sequence.id, f"cannot be run: {error}"))
+            self._drop(self._batch.remove([sequence.id]))
+
+    def _compute_images(self) -> None:
+        """Have the features of one image computed, if any are wanted."""
+        self._images.advance()
+        for fault in self._images.take_faults():
+            self._faults.append(fault)
+            self._drop(self._batch.remove([fault.sequence]))
+
     def _release_ready(self) -> None:
-        """Let those sequences take part whose grammars are compiled."""
+        """Let those sequences take part whose grammars are compiled and images computed."""
         for sequence in self._batch.held:
-            if self._runner.prepare(sequence):
+            if self._runner.prepare(sequence) and sequence.id not in self._images:
                 self._batch.hold(sequence.id, False)
 
     def _run_step(self, plan: StepPlan) -> None:
@@ -327,7 +356,8 @@ class Worker:
     def _report_idle(self) -> None:
         """Tell the router what it does not know yet when no step will do it."""
         stalled = self._batch.counts.stalled_rows
-        if (self._applied, stalled) != (self._acknowledged, self._stalled) or self._faults:
+        known = (self._acknowledged, self._stalled)
+        if (self._applied, stalled) != known or self._faults or self._images.seen:
             self._reply(self._applied, {}, stalled_rows=stalled)
 
     def _reply(self, acknowledged: int, columns: Columns, **words: int) -> None:
@@ -340,6 +370,8 @@ class Worker:
             self._faults.clear()
         words = {"step": self._step} | words
         words |= {"acknowledged": acknowledged, "held": len(self._batch)}
+        if self._images.seen:
+            columns = columns | self._images.take_seen()
         # Control passes to the router's process (`Engine.serve`); this one goes on by itself.
         for frame in reply_frames.encode_step(words, columns, most):
             channel.send(frame)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
 from pathlib import Path
 
 from tgi_trio.model.checkpoint_tensors import weight_bytes
@@ -36,6 +38,17 @@ def sensible_threads(folder: Path, cores: int) -> int:
     """
     size = weight_bytes(folder)
     return max(1, min(cores, size // _BYTES_PER_THREAD))
+
+
+@contextmanager
+def running_on(cores: Set[int]) -> Iterator[None]:
+    """Let this thread, and those that it starts, run on `cores`, whatever it is bound to."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _quota() -> int:

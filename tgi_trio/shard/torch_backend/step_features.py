@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from tgi_trio.shard.contract import StepPlan
+
+
+class Broadcasting(Protocol):
+    """One of several ranks."""
+
+    rank: int
+
+    def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +37,18 @@ class StepFeatures:
             torch.from_numpy(placed.rows).to(device),
             tuple(torch.from_numpy(rows).to(device) for rows in placed.deep),
         )
+
+    def share(self, ranks: Broadcasting, hidden: int) -> StepFeatures:
+        """Return rank 0's features [N, hidden]: the other ranks only know where they are to stand.
+
+        One rank computes towers, so that no other holds one, and none can differ.
+        """
+
+        def receive(rows: torch.Tensor) -> torch.Tensor:
+            whole = rows if ranks.rank == 0 else rows.new_empty((len(rows), hidden))
+            return ranks.broadcast(whole.contiguous())
+
+        return StepFeatures(self.places, receive(self.rows), tuple(map(receive, self.deep)))
 
     def place(self, x: torch.Tensor) -> torch.Tensor:
         """Return embeddings `x` [T, hidden] with the features in their places."""

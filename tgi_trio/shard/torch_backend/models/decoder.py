@@ -186,6 +186,8 @@ class Decoder:
         """
         x = self.embed(token_ids, positions)
         if features is not None:
+            if self.ranks is not None:
+                features = features.share(self.ranks, self.spec.hidden_size)
             x = features.place(x)
         tables = self.rotary_tables(positions, lengths, x.dtype)
         return self.run_layers(x, tables, attention, batch, states, features=features)

@@ -1,0 +1,262 @@
+"""Drives batch, desk, tower and runner as the worker does, and compares with transformers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated
+from tgi_trio.ipc.images import ALIGNMENT, ArenaPlace, ImageArena, SequenceImage, write_bundle
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.shard.contract import Runner, ShardSequence
+from tgi_trio.shard.images.features import Bundle, ImageEncoder, ImageFeatures
+from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.loop.image_desk import ImageDesk
+from tgi_trio.testing.wrapped_checkpoints import make_wrapped
+
+IMAGE_TOKEN = 100
+FAMILIES = ("idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
+PROCESSOR = {
+    **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
+    **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
+}
+NEW = 6
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as the shard gets it, and how many features it has."""
+
+    bundle: dict[str, NDArray[Any]]
+    features: int
+
+    @property
+    def key(self) -> bytes:
+        parts = (name.encode() + array.tobytes() for name, array in self.bundle.items())
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+def make_folder(folder: Path, family: str, **text: Any) -> Path:
+    make_wrapped(folder, family, image_token=IMAGE_TOKEN, **text)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return folder
+
+
+def picture(family: str, seed: int) -> Picture:
+    """Return an image of noise; all of a family are of one size."""
+    draw = np.random.default_rng(seed)
+
+    def pixels(*shape: int) -> NDArray[np.uint8]:
+        return draw.integers(0, 256, shape, np.uint8)
+
+    match family:
+        case "llava":
+            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
+        case "llava_next":  # a whole and two halves, and what parts their rows
+            sizes = np.array([[14, 30]])
+            bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
+            return Picture(bundle, 4 + 8 + 2)
+        case "idefics2":
+            mask = np.ones((1, 1, 16, 16))
+            return Picture(
+                {"pixel_values": pixels(1, 1, 3, 16, 16), "pixel_attention_mask": mask}, 2
+            )
+        case "idefics3" | "smolvlm":  # three tiles
+            mask = np.ones((1, 3, 16, 16))
+            return Picture(
+                {"pixel_values": pixels(1, 3, 3, 16, 16), "pixel_attention_mask": mask}, 3
+            )
+        case "pixtral":
+            sizes = np.array([[16, 24]])
+            return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)
+        case _:  # mistral3: patches are merged, two by two
+            sizes = np.array([[32, 16]])
+            return Picture({"pixel_values": pixels(1, 3, 32, 16), "image_sizes": sizes}, 2)
+
+
+def together(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
+    """Return what transformers is given for the images of one prompt."""
+    found = {}
+    tiles = "pixel_attention_mask" in pictures[0].bundle  # one prompt, many tiles
+    for name in pictures[0].bundle:
+        whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
+        if name == "pixel_values":
+            mean, deviation = (
+                np.array(PROCESSOR[f"image_{what}"], np.float32)[:, None, None]
+                for what in ("mean", "std")
+            )
+            whole = (whole.astype(np.float32) * np.float32(1 / 255) - mean) / deviation
+            found[name] = torch.from_numpy(whole.astype(np.float32))
+        else:
+            found[name] = torch.from_numpy(whole.astype(np.int64))
+    return found
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids and images; an image's tokens stand where the ids have IMAGE_TOKEN."""
+
+    ids: list[int]
+    pictures: tuple[Picture, ...]
+
+    @classmethod
+    def of(cls, *parts: int | Picture) -> Prompt:
+        """Make a prompt of ids and images in turn."""
+        ids: list[int] = []
+        for part in parts:
+            ids += [IMAGE_TOKEN] * part.features if isinstance(part, Picture) else [part]
+        return cls(ids, tuple(part for part in parts if isinstance(part, Picture)))
+
+
+class CountingTower:
+    """An encoder that counts."""
+
+    def __init__(self, tower: ImageEncoder) -> None:
+        self._tower = tower
+        self.encoded = 0
+
+    def encode(self, bundle: Bundle) -> ImageFeatures:
+        self.encoded += 1
+        return self._tower.encode(bundle)
+
+
+class Shard:
+    """One runner's batch and desk, stepped by hand."""
+
+    def __init__(
+        self, runner: Runner, tower: ImageEncoder, arena: ImageArena, memory: int = 2**20
+    ) -> None:
+        self.runner = runner
+        self.tower = CountingTower(tower)
+        self.desk = ImageDesk(self.tower, arena, memory)
+        self.seen: list[tuple[int, int]] = []
+        self.pieces: list[int] = []  # tokens of each step
+        self._arena = arena
+        self._end = 0  # of what is used of the arena
+        self._block = 1
+        info = runner.info
+        self.batch = Batch(
+            vocab_size=info.vocab_size,
+            block_size=BLOCK,
+            blocks=10_000,
+            eos_ids=(),
+            drafter=runner.drafter(2) if info.speculates else None,
+            draft_budget=info.draft_budget,
+        )
+
+    def place(self, picture: Picture) -> ArenaPlace:
+        """Write an image into the arena."""
+        place = ArenaPlace(self._end, self._arena.nbytes - self._end)
+        used = write_bundle(self._arena.view(place), picture.bundle)
+        self._end += used + -used % ALIGNMENT
+        return ArenaPlace(place.offset, used)
+
+    def add(
+        self,
+        id: int,
+        prompt: Prompt,
+        new: int = NEW,
+        *,
+        blocks: Sequence[int] = (),
+        cached: int = 0,
+        **sampling: Any,
+    ) -> ShardSequence:
+        """Take a sequence in; `blocks`: its first ones, of which `cached` tokens are computed."""
+        images, at = [], 0
+        for picture in prompt.pictures:
+            first = prompt.ids.index(IMAGE_TOKEN, at)
+            at = first + picture.features
+            runs = ((0, picture.features),)
+            place = self.place(picture)
+            images.append(SequenceImage(first, picture.features, runs, picture.key, place))
+        wanted = -(-(len(prompt.ids) + new) // BLOCK) - len(blocks)
+        own = [*blocks, *range(self._block, self._block + wanted)]
+        self._block += wanted
+        ids = np.array(prompt.ids, np.int32)
+        asked = SamplingParameters(ignore_eos=True, **sampling)
+        row = PrefillRow(id, ids, len(ids), cached, own, new, 0, asked, tuple(images))
+        sequence = self.batch.add(row)
+        if images:
+            self.batch.hold(id)
+            self.desk.add(sequence, row.images)
+        return sequence
+
+    def step(self, budget: int = 1000) -> bool:
+        """Do a turn of the loop; return whether anything moved."""
+        if self.desk.is_busy:
+            self.desk.advance()
+            assert not self.desk.take_faults()
+        self.seen += self.desk.seen
+        self.desk.seen = []
+        for sequence in self.batch.held:
+            if sequence.id not in self.desk and self.runner.prepare(sequence):
+                self.batch.hold(sequence.id, False)
+        plan = self.batch.plan(budget)
+        if plan is None:
+            return self.desk.is_waiting
+        self.pieces.append(len(plan.token_ids))
+        moved = self.batch.settle(plan, self.runner.step(plan))
+        assert not moved.faults, moved.faults
+        for sequence in moved.dropped:
+            self.desk.drop(sequence.id)
+        return True
+
+    def run(self, budget: int = 1000) -> None:
+        while self.step(budget):
+            pass
+
+
+class Golden:
+    """transformers on the same folder, float32."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForImageTextToText
+
+        self.model: Any = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32
+        ).eval()
+
+    @torch.no_grad()
+    def generate(self, prompt: Prompt, new: int = NEW) -> list[int]:
+        ids = torch.tensor([prompt.ids])
+        found = self.model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+            **(together(prompt.pictures) if prompt.pictures else {}),
+        )
+        return found[0, len(prompt.ids) :].tolist()
+
+    @torch.no_grad()
+    def logits(self, prompt: Prompt, tokens: list[int]) -> torch.Tensor:
+        """Return what each of `tokens` is chosen from, by one pass over everything."""
+        ids = torch.tensor([[*prompt.ids, *tokens]])
+        inputs = together(prompt.pictures) if prompt.pictures else {}
+        found = self.model(input_ids=ids, **inputs).logits[0, len(prompt.ids) - 1 : -1]
+        return found.float()
+
+    def check(self, prompt: Prompt, row: ShardSequence, recorder: GreedyRecorder) -> None:
+        """Check a finished row token for token, and the logits that they were chosen from."""
+        tokens = generated(row)
+        expected = self.logits(prompt, tokens)
+        assert tokens == expected.argmax(-1).tolist()
+        places = [len(prompt.ids) + i for i in range(len(tokens))]
+        found = torch.stack([recorder.by_place[row.id][place] for place in places])
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+
+
+@contextmanager
+def arena(nbytes: int = 2**20) -> Iterator[ImageArena]:
+    with ImageArena.create(nbytes) as made:
+        yield made

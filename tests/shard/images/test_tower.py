@@ -1,0 +1,139 @@
+"""Towers: what of a folder they need, and pixels as transformers' processors make them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.shard.images.images_support import PROCESSOR, make_folder, picture
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.shard.images.loading import has_bfloat16, load_encoder
+from tgi_trio.shard.images.normalising import Normalising
+from tgi_trio.shard.images.tower import load_tower
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("llava"), "llava")
+
+
+def changed(folder: Path, to: Path, change: Any) -> Path:
+    """Copy a checkpoint with other tensors: `change` of all of them, by name."""
+    shutil.copytree(folder, to)
+    tensors = change(load_file(folder / "model.safetensors"))
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+@pytest.mark.parametrize(
+    ("now", "then"),
+    [
+        ("vision_tower.", "vision_tower.vision_model."),
+        ("vision_tower.", "model.vision_tower."),
+        ("multi_modal_projector.", "model.multi_modal_projector."),
+    ],
+)
+def test_older_and_newer_names_are_found(folder: Path, tmp_path: Path, now: str, then: str) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = {name.replace(now, then, 1): value for name, value in tensors.items()}
+        assert found.keys() != tensors.keys()
+        return found
+
+    other = changed(folder, tmp_path / "other", rename)
+    image = picture("llava", 1)
+    ours = load_tower(other, "llava", CPU, torch.float32).encode(image.bundle)
+    theirs = load_tower(folder, "llava", CPU, torch.float32).encode(image.bundle)
+    assert np.array_equal(ours.rows, theirs.rows) and ours.rows.dtype == np.float32
+
+
+def test_it_needs_nothing_of_the_text(folder: Path, tmp_path: Path) -> None:
+    def strip(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in tensors.items() if "language_model" not in name}
+
+    tower = load_tower(changed(folder, tmp_path / "own", strip), "llava", CPU, torch.float32)
+    assert tower.encode(picture("llava", 1).bundle).rows.shape == (4, 64)
+
+
+def test_a_missing_tensor_is_named(folder: Path, tmp_path: Path) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in tensors.items() if "linear_2.bias" not in name}
+
+    with pytest.raises(ModelLoadError, match=r"no tensor 'multi_modal_projector.linear_2.bias'"):
+        load_tower(changed(folder, tmp_path / "less", drop), "llava", CPU, torch.float32)
+
+
+def test_a_bundle_without_pixels_is_refused(folder: Path) -> None:
+    tower = load_tower(folder, "llava", CPU, torch.float32)
+    with pytest.raises(ValueError, match="a bundle of image_sizes has no pixels"):
+        tower.encode({"image_sizes": np.ones((1, 2), np.int32)})
+    with pytest.raises(ValueError, match="no three channels"):
+        tower.encode({"pixel_values": np.ones((1, 4, 16, 16), np.uint8)})
+
+
+def test_a_family_without_a_tower_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"model_type": "florence2"}))
+    with pytest.raises(ModelLoadError, match="model type 'florence2' are not computed"):
+        load_encoder(ShardSettings(model_path=other, device="cpu"), frozenset())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PROCESSOR,
+        {"do_normalize": False},
+        {"do_rescale": False, "do_normalize": False},
+        {"rescale_factor": 1 / 127.5, "image_mean": 1.0, "image_std": [1.0, 1.0, 1.0]},
+    ],
+)
+def test_pixels_are_those_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    same = {"do_resize": False, "do_center_crop": False}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    mean = np.broadcast_to(settings.get("image_mean", 0.5), 3).tolist()
+    processor = CLIPImageProcessorPil(**{**same, **settings, "image_mean": mean})
+    pixels = picture("llava", 4).bundle["pixel_values"]
+    wanted = processor(list(pixels), return_tensors="np", input_data_format="channels_first")
+    found = Normalising.read(tmp_path).apply(pixels)
+    np.testing.assert_allclose(found, wanted["pixel_values"], atol=5e-7, rtol=0)
+    patches = Normalising.read(tmp_path).apply(pixels.reshape(1, -1))  # channels are runs, too
+    assert np.array_equal(patches.reshape(found.shape), found)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"image_mean": [0.5, 0.5]}', "image_mean .0.5, 0.5.; it must be three numbers"),
+        ('{"image_mean": [1, 1, 1], "image_std": 0}', "image_std 0; it must be three numbers"),
+        ("{", "cannot be read"),
+        ("[]", "no preprocessor_config.json or processor_config.json that says"),
+    ],
+)
+def test_settings_of_processors_are_checked(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=why):
+        Normalising.read(tmp_path)
+
+
+def test_newer_folders_have_the_settings_in_another_file(tmp_path: Path) -> None:
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": PROCESSOR}))
+    assert Normalising.read(tmp_path).table.shape == (3, 256)
+
+
+def test_bfloat16_is_for_processors_that_have_it() -> None:
+    assert has_bfloat16("processor : 0\nflags\t\t: fpu avx512f avx512_bf16 sse\n")
+    assert has_bfloat16("Features : fp asimd bf16\n")
+    assert not has_bfloat16("model name : bf16\nflags : fpu avx2 avx512f\n")

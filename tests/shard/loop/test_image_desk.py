@@ -1,0 +1,198 @@
+"""Images between steps: one tower at a time, who waits for it, what is kept and what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from tgi_trio.ipc.images import ArenaPlace, ImageArena, SequenceImage, write_bundle
+from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageFeatures
+from tgi_trio.shard.loop.image_desk import ImageDesk
+
+EACH = 4 * 4 * 8  # bytes of an image's features
+
+
+class FakeTower:
+    """Makes of an image four features of its only number; counts, and fails at 13."""
+
+    def __init__(self) -> None:
+        self.encoded: list[int] = []
+
+    def encode(self, bundle: Bundle) -> ImageFeatures:
+        number = int(bundle["pixel_values"][0])
+        self.encoded.append(number)
+        if number == 13:
+            raise RuntimeError("an unlucky image")
+        return ImageFeatures(np.full((5 if number == 14 else 4, 8), number, np.float32))
+
+
+@pytest.fixture
+def arena() -> Iterator[ImageArena]:
+    """Yield an arena whose images have a number each: that of its place."""
+    with ImageArena.create(20 * 256) as made:
+        for number in range(20):
+            place = made.view(ArenaPlace(256 * number, 256))
+            write_bundle(place, {"pixel_values": np.array([number])})
+        yield made
+
+
+def images(*numbers: int, gap: int = 2) -> tuple[SequenceImage, ...]:
+    """Return images of six tokens, the middle four features, `gap` tokens in between."""
+    return tuple(
+        SequenceImage(gap + i * (6 + gap), 6, ((1, 4),), bytes([n]) * 32, ArenaPlace(256 * n, 256))
+        for i, n in enumerate(numbers)
+    )
+
+
+def sequence(id: int, computed: int = 0, length: int = 40) -> ShardSequence:
+    ids = np.zeros(length, np.int32)
+    return ShardSequence(id, ids, length, length, computed, [], 9, 0, SamplingParameters())
+
+
+def turns(desk: ImageDesk, tower: FakeTower, count: int) -> list[int]:
+    """Return how many towers each of some turns computed."""
+    found = []
+    for _ in range(count):
+        before = len(tower.encoded)
+        desk.advance()
+        found.append(len(tower.encoded) - before)
+    return found
+
+
+def test_one_image_between_two_steps(arena: ImageArena) -> None:
+    tower = FakeTower()
+    desk = ImageDesk(tower, arena, 10 * EACH)
+    rows = [sequence(1), sequence(2), sequence(3)]
+    for row, numbers in zip(rows, ((1, 2), (2,), (1,)), strict=True):
+        desk.add(row, images(*numbers))
+    assert turns(desk, tower, 4) == [1, 1, 0, 0] and tower.encoded == [1, 2]
+    assert sorted(desk.seen) == [(1, 0), (1, 1), (2, 0), (3, 0)]
+    assert not desk.is_waiting and 1 not in desk
+    assert [len(row.images) for row in rows] == [2, 1, 1]
+    assert rows[0].images[1].positions.tolist() == [11, 12, 13, 14]
+    placed = rows[0].images[1].between(12, 14)
+    assert placed is not None and placed.places.tolist() == [0, 1] and (placed.rows == 2).all()
+    columns = desk.take_seen()
+    assert len(columns["seen_sequence"]) == 4 and not desk.seen
+
+
+def test_who_waits_for_a_tower_is_passed_by_who_does_not(arena: ImageArena) -> None:
+    tower = FakeTower()
+    desk = ImageDesk(tower, arena, 10 * EACH)
+    desk.add(sequence(1), images(1))
+    desk.advance()
+    desk.add(sequence(2), images(2, 3))
+    desk.add(sequence(3), images(1))
+    desk.advance()
+    assert 2 in desk and 3 not in desk
+
+
+def test_features_go_when_the_prompt_is_computed(arena: ImageArena) -> None:
+    tower = FakeTower()
+    desk = ImageDesk(tower, arena, 10 * EACH)
+    row = sequence(1)
+    desk.add(row, images(1))
+    desk.advance()
+    row.computed = 6
+    desk.advance()
+    assert row.images and desk.is_busy
+    row.computed = 7
+    desk.advance()
+    assert not row.images and not desk.is_busy
+
+
+def test_memory_for_features_is_bounded(arena: ImageArena) -> None:
+    """Who has begun goes on; the next one begins when others have let theirs go."""
+    tower = FakeTower()
+    desk = ImageDesk(tower, arena, EACH)
+    rows = [sequence(1), sequence(2), sequence(3)]
+    for i, row in enumerate(rows):
+        desk.add(row, images(2 * i + 1, 2 * i + 2))
+    assert turns(desk, tower, 4) == [1, 1, 0, 0] and 2 in desk
+    rows[0].computed = 20
+    assert turns(desk, tower, 3) == [1, 1, 0] and 2 not in desk and 3 in desk
+    desk.drop(2)
+    assert turns(desk, tower, 3) == [1, 1, 0] and not desk.is_waiting
+
+
+def test_what_a_prefix_holds_is_not_computed(arena: ImageArena) -> None:
+    tower = FakeTower()
+    desk = ImageDesk(tower, arena, 10 * EACH)
+    desk.add(sequence(1, computed=8), images(1, 2))
+    assert desk.seen == [(1, 0)]
+    desk.advance()
+    assert desk.seen == [(1, 0), (1, 1)] and tower.encoded == [2]
+    desk.add(sequence(2, computed=16), images(1, 2))
+    assert desk.seen[2:] == [(2, 0), (2, 1)] and 2 not in desk
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(13, "RuntimeError: an unlucky image"), (14, "5 features, but 4 tokens"), (25, "is none of")],
+)
+def test_a_sequence_fails_alone(arena: ImageArena, number: int, why: str) -> None:
+    desk = ImageDesk(FakeTower(), arena, 10 * EACH)
+    desk.add(sequence(1), images(1, number))
+    desk.add(sequence(2), images(3))
+    for _ in range(4):
+        desk.advance()
+    (fault,) = desk.take_faults()
+    assert fault.sequence == 1 and "its image cannot be computed" in fault.message
+    assert why in fault.message and not desk.take_faults()
+    assert not desk.is_waiting and (2, 0) in desk.seen
+
+
+def test_a_sequence_that_has_left_is_not_computed(arena: ImageArena) -> None:
+    tower = FakeTower()
+    desk = ImageDesk(tower, arena, 10 * EACH)
+    desk.add(sequence(1), images(1, 2))
+    desk.advance()
+    desk.drop(1)
+    desk.drop(1)
+    assert turns(desk, tower, 2) == [0, 0] and not desk.is_busy
+
+
+def image(first: int, tokens: int, *runs: tuple[int, int]) -> SequenceImage:
+    return SequenceImage(first, tokens, runs, bytes(32), ArenaPlace(0, 256))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ([image(35, 6, (0, 6))], "6 tokens at 35 does not fit"),
+        ([image(0, 6, (0, 7))], "6 tokens at 0 does not fit"),
+        ([image(0, 6)], "6 tokens at 0 does not fit"),
+        ([image(0, 6, (3, 2), (4, 1))], "at 0 has feature tokens out of order"),
+        ([image(0, 6, (3, 0))], "at 0 has feature tokens out of order"),
+        ([image(4, 6, (0, 6)), image(8, 6, (0, 6))], "6 tokens at 8 does not fit"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(
+    arena: ImageArena, wrong: Sequence[SequenceImage], why: str
+) -> None:
+    desk = ImageDesk(FakeTower(), arena, EACH)
+    with pytest.raises(ValueError, match=why):
+        desk.add(sequence(1), tuple(wrong))
+    assert not desk.is_busy
+
+
+def test_without_a_tower_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="this server computes no images of this model"):
+        ImageDesk(None, None, 0).add(sequence(1), images(1))
+
+
+def test_the_least_recently_used_features_are_dropped() -> None:
+    store = FeatureStore(2 * EACH)
+    each = {n: ImageFeatures(np.full((4, 8), n, np.float32)) for n in range(3)}
+    store.keep(b"0", each[0])
+    store.keep(b"1", each[1])
+    assert store.find(b"0") is each[0]
+    store.keep(b"2", each[2])
+    assert store.find(b"1") is None and store.find(b"0") is each[0]
+    assert store.nbytes == 2 * EACH
+    store.keep(b"3", ImageFeatures(np.zeros((9, 8), np.float32)))
+    assert store.find(b"3") is None and store.find(b"2") is each[2]

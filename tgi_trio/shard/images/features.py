@@ -1,0 +1,64 @@
+"""Features of images, kept by content. No torch in this file."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bundle = Mapping[str, NDArray[Any]]  # arrays of an image by name, as `ipc.images` has them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageFeatures:
+    """What a tower has made of one image: N features, in the order of their tokens."""
+
+    rows: NDArray[np.float32]  # [N, hidden of the text model]
+    # Each [N, hidden]: what is added to hidden states behind text layers 0, 1, ...
+    deep: tuple[NDArray[np.float32], ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + sum(rows.nbytes for rows in self.deep)
+
+
+class ImageEncoder(Protocol):
+    """A model's vision tower, and what leads from it to the text."""
+
+    def encode(self, bundle: Bundle) -> ImageFeatures:
+        """Return the features of an image; takes as long as a tower does.
+
+        Raises ValueError for a bundle that is none of the model's.
+        """
+        ...
+
+
+class FeatureStore:
+    """Features by the images' keys, the least recently used dropped where they are too many."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes of all features that are kept."""
+        self._most = most
+        self._kept: OrderedDict[bytes, ImageFeatures] = OrderedDict()
+        self.nbytes = 0
+
+    def find(self, key: bytes) -> ImageFeatures | None:
+        """Return an image's features if they are kept; they count as used just now."""
+        found = self._kept.get(key)
+        if found is not None:
+            self._kept.move_to_end(key)
+        return found
+
+    def keep(self, key: bytes, features: ImageFeatures) -> None:
+        """Keep an image's features; those that alone are too many are not kept at all."""
+        if features.nbytes > self._most or key in self._kept:
+            return
+        self._kept[key] = features
+        self.nbytes += features.nbytes
+        while self.nbytes > self._most:
+            _, dropped = self._kept.popitem(last=False)
+            self.nbytes -= dropped.nbytes

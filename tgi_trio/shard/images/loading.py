@@ -1,0 +1,58 @@
+"""Loading what computes a model's images, beside the model: on its device, in numbers that suit it.
+
+torch and transformers are imported for models with images only, whatever computes the text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from pathlib import Path
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
+from tgi_trio.shard.images.families import TEXT_PARTS
+from tgi_trio.shard.images.features import ImageEncoder
+from tgi_trio.shard.machine.cores import running_on, usable_cores
+from tgi_trio.shard.machine.device import CPU, choose_device
+from tgi_trio.shard.machine.dtypes import compute_dtype
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
+    """Load the tower of the model in `settings.model_path`.
+
+    `cores`: where it may compute on a CPU, whatever this thread is bound to by then. Raises
+    ModelLoadError for a model whose images are not computed, and as `load_tower` does.
+    """
+    config = read_config(settings.model_path)
+    if config.model_type not in TEXT_PARTS:
+        raise ModelLoadError(
+            f"Images of model type {config.model_type!r} are not computed, only those of "
+            f"{', '.join(sorted(TEXT_PARTS))}."
+        )
+    device = choose_device(settings.device, settings.rank, settings.world_size)
+    on_cpu = device == CPU
+    dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)
+    if on_cpu and not has_bfloat16(_CPU_INFO.read_text("utf-8", "replace")):
+        dtype = "float32"  # without instructions of its own bfloat16 takes six times as long
+    bound = os.sched_getaffinity(0) != cores  # to a core of the kernels' threads
+    import torch
+
+    from tgi_trio.shard.images.tower import load_tower
+
+    if bound:
+        with running_on(cores):
+            torch.set_num_threads(settings.cpu_threads or len(usable_cores()))
+    where, numbers = torch.device(device), getattr(torch, dtype)
+    free = cores if bound else frozenset[int]()
+    return load_tower(settings.model_path, config.model_type, where, numbers, free)
+
+
+def has_bfloat16(cpu_info: str) -> bool:
+    """Return whether a processor multiplies bfloat16, by what /proc/cpuinfo says of it."""
+    flags = (line for line in cpu_info.splitlines() if line.startswith(("flags", "Features")))
+    return any(_BFLOAT16_FLAGS & set(line.split()) for line in flags)

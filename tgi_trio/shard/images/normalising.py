@@ -1,0 +1,82 @@
+"""Pixels as a tower wants them: rescaled and normalised as the model's image processor would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+
+# Where the settings of an image processor are, and below which key; the first that is there.
+_FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
+_LEVELS: Final = 256  # values of a byte
+
+
+@dataclass(frozen=True, slots=True)
+class Normalising:
+    """Which number each value of a channel becomes."""
+
+    table: NDArray[np.float32]  # [3, 256]
+
+    @classmethod
+    def read(cls, folder: Path) -> Normalising:
+        """Return what a model's folder says; raises ModelLoadError where that is not enough."""
+        settings = _read_settings(folder)
+        values = np.tile(np.arange(_LEVELS, dtype=np.float32), (3, 1))
+        if settings.get("do_rescale", True):
+            values *= np.float32(settings.get("rescale_factor", 1 / 255))
+        if settings.get("do_normalize", True):
+            mean, deviation = (_three(settings, name, folder) for name in ("mean", "std"))
+            values = (values - mean) / deviation
+        return cls(values)
+
+    def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return pixels as float32 of the same shape.
+
+        Their channels are the third dimension from the end, or in patches [P, N] three runs of
+        each. Raises ValueError for pixels of another layout.
+        """
+        flat = pixels.ndim < 3
+        if not pixels.ndim or (pixels.shape[-1] % 3 if flat else pixels.shape[-3] != 3):
+            raise ValueError(f"pixels of shape {pixels.shape} have no three channels")
+        whole = pixels.reshape(*pixels.shape[:-1], 3, pixels.shape[-1] // 3) if flat else pixels
+        found, axis = np.empty(whole.shape, np.float32), -2 if flat else -3
+        channels, targets = np.moveaxis(whole, axis, 0), np.moveaxis(found, axis, 0)
+        for table, channel, target in zip(self.table, channels, targets, strict=True):
+            target[...] = table[channel]
+        return found.reshape(pixels.shape)
+
+
+def _read_settings(folder: Path) -> Mapping[str, Any]:
+    for name, key in _FILES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            settings = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        settings = settings.get(key) if key and isinstance(settings, dict) else settings
+        if isinstance(settings, dict):
+            return settings
+    names = " or ".join(name for name, _ in _FILES)
+    raise ModelLoadError(f"{folder} has no {names} that says how pixels are normalised.")
+
+
+def _three(settings: Mapping[str, Any], name: str, folder: Path) -> NDArray[np.float32]:
+    given = settings.get(f"image_{name}")
+    try:
+        values = np.broadcast_to(np.array(given, np.float32), 3)
+    except (TypeError, ValueError):
+        values = np.full(3, np.nan, np.float32)
+    if not np.isfinite(values).all() or (name == "std" and not values.all()):
+        raise ModelLoadError(
+            f"The image processor of {folder} has image_{name} {given!r}; it must be three numbers."
+        )
+    return values[:, None]

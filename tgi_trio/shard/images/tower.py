@@ -1,0 +1,137 @@
+"""A vision tower of transformers' and what leads from it to the text, with their own tensors only.
+
+The family's class is built from its config without memory, its text model taken out, and what is
+left filled from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Set
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.checkpoint.container import Container, find_tensor
+from tgi_trio.shard.checkpoint.formats.plain import number_type
+from tgi_trio.shard.checkpoint.numbers import to_float32
+from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
+from tgi_trio.shard.images.families import TEXT_PARTS, spellings
+from tgi_trio.shard.images.features import Bundle, ImageFeatures
+from tgi_trio.shard.images.normalising import Normalising
+from tgi_trio.shard.machine.cores import running_on
+
+_PIXELS: Final = "pixel_values"
+_MASKS: Final = frozenset({"pixel_attention_mask"})  # of truth values; other companions are int64
+
+
+class TorchTower:
+    """An `ImageEncoder`: see there."""
+
+    def __init__(
+        self,
+        model: Any,
+        normalising: Normalising,
+        device: torch.device,
+        dtype: torch.dtype,
+        cores: Set[int] = frozenset(),
+    ) -> None:
+        """`model`: one of transformers' classes without its text. `cores`: where it may compute,
+        whatever this thread is bound to; empty: where this thread may.
+        """
+        self._model = model
+        self._normalising = normalising
+        self._device = device
+        self._dtype = dtype
+        self._cores = cores
+        self._taken = frozenset(inspect.signature(model.get_image_features).parameters)
+
+    @torch.inference_mode()
+    def encode(self, bundle: Bundle) -> ImageFeatures:
+        if _PIXELS not in bundle:
+            raise ValueError(f"a bundle of {', '.join(bundle) or 'nothing'} has no pixels")
+        inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
+        with running_on(self._cores) if self._cores else nullcontext():
+            found = self._model.get_image_features(**inputs)
+            deep = getattr(found, "deepstack_features", None) or ()
+            return ImageFeatures(_bring_down(found.pooler_output), tuple(map(_bring_down, deep)))
+
+    def _load(self, name: str, values: NDArray[Any]) -> torch.Tensor:
+        if name == _PIXELS:
+            pixels = torch.from_numpy(self._normalising.apply(values))
+            return pixels.to(self._device, self._dtype)
+        kind = np.bool_ if name in _MASKS else np.int64
+        return torch.from_numpy(values.astype(kind)).to(self._device)
+
+
+def load_tower(
+    folder: Path,
+    model_type: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    cores: Set[int] = frozenset(),
+) -> TorchTower:
+    """Return the tower of the model in `folder`.
+
+    Raises ModelLoadError where transformers cannot build it, or a tensor of it is missing.
+    """
+    normalising = Normalising.read(folder)
+    model = _build(folder, TEXT_PARTS[model_type])
+    files = SafetensorsFiles(folder)
+    try:
+        _fill(model, files, device, dtype)
+    finally:
+        files.close()
+    return TorchTower(model.eval(), normalising, device, dtype, cores)
+
+
+def _build(folder: Path, text_part: str) -> Any:
+    """Return a family's class without its text, its tensors without memory."""
+    from transformers import AutoConfig, AutoModel
+
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+    except (ImportError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ModelLoadError(
+            f"transformers cannot build the vision tower of {folder}: {error}"
+        ) from error
+    delattr(model, text_part)
+    return model
+
+
+def _fill(model: Any, files: Container, device: torch.device, dtype: torch.dtype) -> None:
+    """Give a model without memory the tensors of a checkpoint, and make what is in none."""
+    state = {}
+    for name, wanted in model.state_dict().items():
+        stored = next((each for each in spellings(name) if each in files.names), None)
+        if stored is None:
+            raise ModelLoadError(
+                f"{files.folder} has no tensor {name!r}, which its vision tower needs."
+            )
+        tensor = find_tensor(files, stored, tuple(wanted.shape))
+        values = to_float32(tensor.take().view(number_type(tensor))).reshape(tensor.shape)
+        state[name] = torch.from_numpy(values).to(device, dtype)
+    model.load_state_dict(state, strict=False, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter._is_hf_initialized = True  # what transformers makes by itself leaves them alone
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:  # in no checkpoint: numbers of positions, frequencies
+                setattr(module, name, torch.empty_like(buffer, device=device))
+    model.initialize_weights()
+
+
+def _bring_down(features: Any) -> NDArray[np.float32]:
+    """Return features as float32 [N, hidden]: a tensor or several, of any dimensions before."""
+    parts = [features] if isinstance(features, torch.Tensor) else list(features)
+    joined = torch.cat([part.flatten(0, -2) for part in parts])
+    found: NDArray[np.float32] = joined.float().cpu().numpy()
+    return found

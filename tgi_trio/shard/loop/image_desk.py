@@ -1,0 +1,172 @@
+"""Images as the loop handles them: one tower between two steps, then a sequence may take part.
+
+A sequence with images sits steps out until their features are there. They stay with it until its
+prompt is computed, so that a step finds them however it is cut, and beside that in a store by
+content. Bundles lie in the arena until the router is told that nobody needs them.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from tgi_trio.errors import CorruptFrame
+from tgi_trio.ipc.images import ImageArena, SequenceImage, read_bundle
+from tgi_trio.ipc.messages import Fault
+from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.images.features import FeatureStore, ImageEncoder, ImageFeatures
+from tgi_trio.shard.images.held_image import HeldImage
+from tgi_trio.shard.loop.step_columns import Columns
+
+# Makes a desk once the model is loaded; told the cores that towers may be computed on.
+ImageSource: TypeAlias = "Callable[[Set[int]], ImageDesk]"
+
+_NO_TOWER = "this server computes no images of this model"
+
+
+@dataclass(slots=True)
+class _Work:
+    """A sequence whose images are not all computed."""
+
+    sequence: ShardSequence
+    images: tuple[SequenceImage, ...]
+    missing: list[int] = field(default_factory=list)  # which of `images`, in order
+
+
+class ImageDesk:
+    """The images of a shard's sequences."""
+
+    def __init__(
+        self, encoder: ImageEncoder | None, arena: ImageArena | None, feature_memory: int
+    ) -> None:
+        """`feature_memory`: bytes of features that are kept by content; those of sequences whose
+        prompts are being computed may be as many again, and one sequence's more.
+        """
+        self._encoder = encoder
+        self._arena = arena
+        self._most = feature_memory
+        self._store = FeatureStore(feature_memory)
+        self._waiting: dict[int, _Work] = {}  # by sequence, in order of arrival
+        self._using: dict[int, ShardSequence] = {}  # whose features are held
+        self.seen: list[tuple[int, int]] = []  # (sequence, which of its images): bundle not needed
+        self._faults: list[Fault] = []
+
+    def __contains__(self, sequence: int) -> bool:
+        """Whether a sequence waits for features."""
+        return sequence in self._waiting
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether features are to be computed before some sequence goes on."""
+        return bool(self._waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything for `advance` to do."""
+        return bool(self._waiting or self._using)
+
+    def take_seen(self) -> Columns:
+        """Return what is `seen` as columns of a STEP frame, and forget it."""
+        seen, self.seen = self.seen, []
+        sequences, which = zip(*seen, strict=True)
+        return {"seen_sequence": np.array(sequences, np.uint64), "seen_image": np.array(which)}
+
+    def take_faults(self) -> list[Fault]:
+        """Return whose images have failed, and forget it."""
+        faults, self._faults = self._faults, []
+        return faults
+
+    def add(self, sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:
+        """Take in the images of a sequence; ValueError says why it cannot be run."""
+        if self._encoder is None or self._arena is None:
+            raise ValueError(_NO_TOWER)
+        _check(sequence, images)
+        needed = [i for i, image in enumerate(images) if image.end > sequence.computed]
+        self.seen += [(sequence.id, i) for i in range(len(images)) if i not in needed]
+        if needed:
+            self._waiting[sequence.id] = _Work(sequence, images, needed)
+
+    def drop(self, sequence: int) -> None:
+        """Forget a sequence: it has ended, or its prompt is computed."""
+        self._waiting.pop(sequence, None)
+        if (held := self._using.pop(sequence, None)) is not None:
+            held.images.clear()
+
+    def advance(self) -> None:
+        """Find features that are kept, and compute those of one image at most."""
+        for sequence in [s for s in self._using.values() if s.computed >= s.images[-1].end]:
+            if sequence.id not in self._waiting:
+                self.drop(sequence.id)
+        computed = False
+        for work in list(self._waiting.values()):
+            if not self._has_room(work):
+                continue
+            while work.missing:
+                features = self._store.find(work.images[work.missing[0]].key)
+                if features is None:
+                    if computed:
+                        break
+                    features, computed = self._compute(work), True
+                    if features is None:
+                        break
+                self._give(work, features)
+
+    def _has_room(self, work: _Work) -> bool:
+        """Whether the features of one more sequence may be held: those that have some go on."""
+        if work.sequence.id in self._using or not self._using:
+            return True
+        held = (image for sequence in self._using.values() for image in sequence.images)
+        return sum(image.features.nbytes for image in held) < self._most
+
+    def _compute(self, work: _Work) -> ImageFeatures | None:
+        """Return the features of a sequence's next image; None: it has failed."""
+        image = work.images[work.missing[0]]
+        try:
+            if self._encoder is None or self._arena is None:
+                raise ValueError(_NO_TOWER)
+            bundle = read_bundle(self._arena.view(image.place))
+            features = self._encoder.encode(bundle)
+            if (found := len(features.rows)) != image.features:
+                raise ValueError(f"{found} features, but {image.features} tokens for them")
+        except (CorruptFrame, ValueError) as error:
+            self._fail(work, f"its image cannot be computed: {error}")
+            return None
+        except Exception as error:  # whatever a tower raises: the others go on
+            traceback.print_exc(file=sys.stderr)
+            self._fail(work, f"its image cannot be computed: {type(error).__name__}: {error}")
+            return None
+        self._store.keep(image.key, features)
+        return features
+
+    def _give(self, work: _Work, features: ImageFeatures) -> None:
+        which = work.missing.pop(0)
+        work.sequence.images.append(HeldImage(work.images[which].positions(), features))
+        self._using[work.sequence.id] = work.sequence
+        self.seen.append((work.sequence.id, which))
+        if not work.missing:
+            del self._waiting[work.sequence.id]
+
+    def _fail(self, work: _Work, why: str) -> None:
+        self._faults.append(Fault(work.sequence.id, why))
+        self.drop(work.sequence.id)
+
+
+def _check(sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:
+    """Raise ValueError unless images come one after the other within a sequence."""
+    place = 0
+    for image in images:
+        at = 0
+        for offset, count in image.runs:
+            if offset < at or not count:
+                raise ValueError(f"an image at {image.first} has feature tokens out of order")
+            at = offset + count
+        if image.first < place or at > image.tokens or image.end > sequence.length or not at:
+            raise ValueError(
+                f"an image of {image.tokens} tokens at {image.first} does not fit its sequence"
+            )
+        place = image.end
