@@ -103,8 +103,8 @@ def memory_table(started: Started) -> str:
     tokens = (memory.blocks - 1) * memory.block_size
     rows.append(f"  {memory.blocks - 1} KV blocks of {memory.block_size} = {tokens:,} tokens")
     if memory.state_slots:
-        slots, each = memory.state_slots - 1, info.state_bytes / 2**20
-        rows.append(f"  {slots} slots for states of {each:,.2f} MiB, two for a sequence")
+        slots, each = memory.state_slots - 1, info.state_bytes / 2**10
+        rows.append(f"  {slots} slots for states of {each:,.1f} KiB, two for a sequence")
     rows.append(f"  {info.dtype} on {info.device}, backend {info.backend}")
     return "\n".join(["Memory", *rows])
 

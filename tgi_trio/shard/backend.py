@@ -121,6 +121,11 @@ def _add_draft_model(
         draft = _load_model(own, device=device, ranks=None, fresh_files=frozenset())
     finally:
         os.sched_setaffinity(0, pinned)
+    if draft.info.state_bytes:
+        raise ConfigurationError(
+            f"{folder} cannot guess for another model: its layers keep a state per sequence, which "
+            "wrong guesses cannot be taken out of; use a draft model of attention alone"
+        )
     if not draft.info.backend.startswith("numba") and device == CPU:
         import torch
 

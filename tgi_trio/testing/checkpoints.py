@@ -170,6 +170,13 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv"],
         "block_auto_adjust_ff_dim": False,
     },
+    "lfm2_moe": _MOE
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "conv_bias": True,
+    },
     "qwen3_next": _MOE | _DELTA | {"shared_expert_intermediate_size": 32},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _MOE
@@ -227,6 +234,7 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "max_seq_len": 512,
     },
 }
+_FILLED = ("correction_bias", "expert_bias")  # buffers that a model is trained with
 _MINUS_ONE_NORMS = (
     "gemma",
     "gemma2",
@@ -331,7 +339,7 @@ def fill_parameters(model: Any, seed: int, minus_one: bool) -> None:
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        biases = (pair for pair in model.named_buffers() if "correction_bias" in pair[0])
+        biases = (pair for pair in model.named_buffers() if pair[0].endswith(_FILLED))
         for name, parameter in (*model.named_parameters(), *biases):
             _fill(name, parameter, generator, minus_one)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tgi_trio.ipc.startup import ShardInfo, WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.shard.adapters.room import count_numbers, largest_adapter
-from tgi_trio.shard.machine.kv_sizing import kv_tokens
+from tgi_trio.shard.machine.kv_sizing import kv_tokens, state_slots
 
 DATA = Path(__file__).parents[2] / "conversion" / "data"
 OUTER = ("embed", "wte", "wpe", "head")  # parts of names of what is no layer's
@@ -66,3 +67,16 @@ def test_the_largest_adapter_has_all_linears(model: str) -> None:
 def test_bytes_of_an_adapter_follow_the_dtype() -> None:
     settings = ShardSettings(model_path=demo.model_path(), max_lora_rank=8)
     assert largest_adapter(settings, "float32") == 2 * largest_adapter(settings, "bfloat16") > 0
+
+
+def test_states_get_half_of_what_is_left_at_most_and_no_more_than_can_run() -> None:
+    info = replace(INFO, state_bytes=1000)
+    request = WarmupRequest(64, 1000, 4, 0)
+    assert state_slots(request, INFO, 10**9, 0) == 0
+    assert state_slots(request, info, 10**9, 0) == 1 + 2 * 4 + 8
+    assert state_slots(request, info, 20_000, 0) == 9  # of 18 kB that may be used
+    free = 3_000_000
+    with_states = kv_tokens(request, info, free, 0, host=False, states=1_000_000)[0]
+    assert with_states == kv_tokens(request, info, free, 0, host=False)[0] - 1000
+    with pytest.raises(ConfigurationError, match="states of one sequence would need 3 slots"):
+        state_slots(request, info, 5_000, 0)

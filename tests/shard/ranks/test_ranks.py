@@ -115,7 +115,7 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step = plan(rows, [min(9, row.length) for row in rows])
     frame = encode_plan(step)
     counts = {"rows": len(rows), "tokens": len(step.token_ids), "entries": step.block_tables.size}
-    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits", "states"), 0)
+    counts |= dict.fromkeys(("unknown", "features", "rotary", "limits"), 0) | {"states": len(rows)}
     assert len(frame) == frame_bytes(Kind.PLAN, **counts)
     got = decode_plan(Frame(memoryview(frame)))
     for name in ("token_ids", "positions", "kv_slots", "query_starts", "context_lengths"):
@@ -139,6 +139,12 @@ def test_a_plan_survives_its_way_to_another_rank(checkpoint: Checkpoint) -> None
     step.inputs = np.arange(len(step.token_ids), dtype=np.int32) - 1
     known = decode_plan(Frame(memoryview(encode_plan(step)))).inputs
     assert known is not None and known.tolist() == step.inputs.tolist()
+    assert got.state_reads is not None and step.state_reads is not None
+    assert got.state_reads.tolist() == step.state_reads.tolist() == [1, 3, 5, 7]
+    assert got.state_writes is not None and got.state_writes.tolist() == [2, 4, 6, 8]
+    step.state_reads = step.state_writes = None
+    none = decode_plan(Frame(memoryview(encode_plan(step))))
+    assert none.state_reads is None and none.state_writes is None
 
 
 def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
@@ -157,8 +163,3 @@ def test_what_images_do_to_a_plan_survives_its_way_to_another_rank() -> None:
     assert got.rotary_positions is not None and got.visible is not None
     assert got.rotary_positions.tolist() == step.rotary_positions.tolist()
     assert got.visible.tolist() == step.visible.tolist()
-    assert got.state_reads is None and got.state_writes is None
-    step.state_reads, step.state_writes = np.array([3, 0, 1, 2]), np.array([4, 5, 6, 7])
-    kept = decode_plan(Frame(memoryview(encode_plan(step))))
-    assert kept.state_reads is not None and kept.state_reads.tolist() == [3, 0, 1, 2]
-    assert kept.state_writes is not None and kept.state_writes.tolist() == [4, 5, 6, 7]

@@ -101,7 +101,10 @@ def sequence(
 
 
 def plan(rows: list[ShardSequence], counts: list[int]) -> StepPlan:
-    """Return the step that computes the next `counts[i]` known tokens of `rows[i]`."""
+    """Return the step that computes the next `counts[i]` known tokens of `rows[i]`.
+
+    States lie in two slots for each row, in turn: `advance` takes the turns.
+    """
     tokens, positions, slots, samples = [], [], [], []
     widest = max(len(row.block_ids) for row in rows)
     tables = np.zeros((len(rows), widest), dtype=np.int32)
@@ -124,7 +127,14 @@ def plan(rows: list[ShardSequence], counts: list[int]) -> StepPlan:
         ),
         block_tables=tables,
         samples=np.array(samples, dtype=np.bool_),
+        state_reads=np.array([1 + 2 * row.id + turn(row) for row in rows], np.int64),
+        state_writes=np.array([2 + 2 * row.id - turn(row) for row in rows], np.int64),
     )
+
+
+def turn(row: ShardSequence) -> int:
+    """Return which of its two slots holds a row's states."""
+    return int(bool(row.state.get("turn", 0)))
 
 
 def guessing_plan(rows: list[ShardSequence], guesses: list[list[int]]) -> StepPlan:
@@ -143,6 +153,7 @@ def advance(runner: Runner, rows: list[ShardSequence], counts: list[int]) -> lis
     result = runner.step(plan(rows, counts))
     for row, count, got in zip(rows, counts, result.rows, strict=True):
         row.computed += count
+        row.state["turn"] = 1 - turn(row)
         assert got.fault is None, got.fault
         for token in got.token_ids:
             row.token_ids[row.length] = token

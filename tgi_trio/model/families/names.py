@@ -279,3 +279,27 @@ DEEPSEEK_V2 = replace(
 )
 
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, choice_bias="mlp.gate.e_score_correction_bias")
+
+LFM2 = replace(
+    LLAMA,
+    final_norm="model.embedding_norm",
+    attention_norm="operator_norm",
+    mlp_norm="ffn_norm",
+    query_norm="self_attn.q_layernorm",
+    key_norm="self_attn.k_layernorm",
+    output="self_attn.out_proj",
+    gate="feed_forward.w1",
+    up="feed_forward.w3",
+    down="feed_forward.w2",
+    mixer="conv",
+)
+
+LFM2_MOE = replace(
+    LFM2,
+    router="feed_forward.gate",
+    choice_bias="feed_forward.expert_bias",
+    experts="feed_forward.experts.{}.",
+    expert_gate="w1",
+    expert_up="w3",
+    expert_down="w2",
+)

@@ -13,6 +13,7 @@ from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import (
     balanced,
+    convolutions,
     deepseek,
     glm,
     gpt_like,
@@ -61,6 +62,8 @@ FAMILIES: dict[str, SpecFunction] = {
     "hy_v3": balanced.hy_v3,
     "minimax_m2": balanced.minimax_m2,
     "dots1": balanced.dots1,
+    "lfm2": convolutions.lfm2,
+    "lfm2_moe": convolutions.lfm2_moe,
     "granite": llama_like.granite,
     "granitemoe": granite.granitemoe,
     "granitemoehybrid": granite.granitemoehybrid,
@@ -95,7 +98,6 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
     "codegen": "cached",
     "falcon_h1": "cached",
     "jamba": "cached",
-    "lfm2": "cached",
     "llama4_text": "cached",
     "mamba": "cached",
     "mamba2": "cached",

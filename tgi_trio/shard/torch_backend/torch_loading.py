@@ -212,7 +212,7 @@ def _make_runner(
         adapters if isinstance(adapters, DeviceAdapters) else None,
         guesses,
     )
-    if not ahead:
+    if not ahead or model.state_shapes:  # of which a step that follows at once has no third slot
         steps = None
     return TorchRunner(
         model,
@@ -302,6 +302,11 @@ def _load_guesser(
             return loader.head(loader.weight(outer_refs(base).embedding))
 
     if isinstance(spec, EagleSpec):
+        if model.state_shapes:
+            raise ConfigurationError(
+                f"{folder} reads every token once, and a {base.family} model computes some again "
+                "behind wrong guesses, since its layers keep states; use --speculate alone"
+            )
         model.taps = spec.taps(len(model.layers))
         return load_eagle(
             spec,

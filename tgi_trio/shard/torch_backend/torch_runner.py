@@ -28,7 +28,7 @@ from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
 from tgi_trio.shard.machine.device import name_device
 from tgi_trio.shard.machine.device_memory import free_bytes
-from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
+from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence, state_slots
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
 from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
@@ -41,8 +41,10 @@ from tgi_trio.shard.torch_backend.decode_graphs import DecodeGraphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle
 from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
-from tgi_trio.shard.torch_backend.models.decoder import Ranks
+from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.states.steps import StepStates, state_steps
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
@@ -53,7 +55,7 @@ if TYPE_CHECKING:  # it imports Triton
 
 
 class Model(Protocol):
-    """A model whose state is the KV cache alone: the generic decoder, T5."""
+    """A model over blocks of K and V: the generic decoder, T5."""
 
     @property
     def kv_shape(self) -> KVShape: ...
@@ -129,6 +131,9 @@ class TorchRunner:
         )
         self._cache: KVCache | None = None  # set by warm_up
         self._kv_shape = model.kv_shape
+        # The same model, where its layers keep states.
+        self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None
+        self._pool: StatePool | None = None  # set by warm_up
         self._info = ShardInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
@@ -143,6 +148,7 @@ class TorchRunner:
             load_ns=load_ns,
             prefix_reuse=model.prefix_reuse,
             draft_budget=_draft_budget(device) if model.predicts_prompt else 0,
+            state_bytes=self._bytes_per_slot(),
         )
 
     @property
@@ -170,13 +176,15 @@ class TorchRunner:
             self._steps.make_room(request.max_batch_size, positions)
         if largest is not None:
             plan = largest.plan
-            self._cache = self._new_cache(largest.blocks)
+            self._cache, self._pool = self._new_cache(largest.blocks), self._new_pool(1)
             activation = largest.measure(self.device, lambda: self._warm_step(plan))
         if self._adapters:
             self._adapters.warm_up()
-        self._cache = None  # before the real one: both may not fit
+        self._cache = self._pool = None  # before the real ones: both may not fit
         size = self._ranks.size if self._ranks else 1
         free, host = free_bytes(self.device, size), self.device.type == "cpu"
+        adapter = self.bytes_per_adapter
+        slots = state_slots(request, self._info, free, activation, adapter=adapter)
         tokens, spare = kv_tokens(
             request,
             self._info,
@@ -184,12 +192,14 @@ class TorchRunner:
             activation,
             host=host,
             beside=self.kv_beside,
-            adapter=self.bytes_per_adapter,
+            adapter=adapter,
+            states=slots * self._info.state_bytes,
         )
-        if self._ranks:  # every rank's cache has the same blocks
+        if self._ranks:  # every rank's cache has the same blocks, and as many slots
             tokens = self._ranks.least(tokens, self.device)
+            slots = self._ranks.least(slots, self.device)
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
-        self._cache = self._new_cache(blocks)
+        self._cache, self._pool = self._new_cache(blocks), self._new_pool(slots)
         kv_bytes = self._cache.nbytes
         if self._eagle is not None:
             kv_bytes += self._eagle.make_room(blocks)
@@ -209,7 +219,16 @@ class TorchRunner:
             kv_bytes=kv_bytes,
             spare_bytes=max(0, spare - kv_bytes),
             warmup_ns=time.monotonic_ns() - began,
+            state_slots=slots,
+            state_bytes=0 if self._pool is None else self._pool.nbytes,
         )
+
+    def _bytes_per_slot(self) -> int:
+        """Return the bytes of a slot of states; 0 where none are kept."""
+        if self._keeper is None:
+            return 0
+        shapes = self._keeper.state_shapes.values()
+        return sum(shape.nbytes(self.dtype.itemsize) for own in shapes for shape in own)
 
     def _bytes_beside(self) -> int:
         """Return what lies beside the model: heads that guess, room for adapters."""
@@ -311,8 +330,14 @@ class TorchRunner:
         batch = self.attention.prepare(plan, self._cache)
         token_ids = torch.from_numpy(plan.token_ids).to(self.device)
         features = StepFeatures.of(plan, self.device)
-        return self.model.forward(
-            token_ids, positions, lengths, self.attention, batch, features=features
+        if self._keeper is None or self._pool is None:
+            return self.model.forward(
+                token_ids, positions, lengths, self.attention, batch, features=features
+            )
+        attention: Any = self.attention  # which a decoder has been given one of its own for
+        states = StepStates(self._pool.layers, state_steps(plan, self.device))
+        return self._keeper.forward(
+            token_ids, positions, lengths, attention, batch, states, features=features
         )
 
     def _warm_step(self, plan: StepPlan) -> None:
@@ -320,6 +345,11 @@ class TorchRunner:
             self._adapters.begin_idle(plan)
         hidden = self._compute_hidden(plan)
         self.model.logits(hidden[-1:])
+
+    def _new_pool(self, slots: int) -> StatePool | None:
+        if self._keeper is None:
+            return None
+        return StatePool(self._keeper.state_shapes, slots, self.dtype, self.device)
 
     def _new_cache(self, blocks: int) -> KVCache:
         return KVCache(self._kv_shape, blocks, self._kv_dtype, self.device)

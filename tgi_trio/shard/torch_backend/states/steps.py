@@ -9,6 +9,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSteps:
@@ -59,6 +62,21 @@ class StateSteps:
     def write(self, states: torch.Tensor, values: torch.Tensor) -> None:
         """Write the rows' new states [R, *shape], rounded to what `states` holds."""
         states.index_copy_(0, self.writes, values.to(states.dtype))
+
+
+def state_steps(plan: StepPlan, device: torch.device) -> StateSteps:
+    """Return what a plan reads and writes; made-up rows, which have no slots, use the null slot."""
+    rows, starts = len(plan.query_starts) - 1, plan.query_starts
+    reads, writes, fresh = plan.state_reads, plan.state_writes, plan.positions[starts[:-1]] == 0
+    if reads is None or writes is None:
+        reads = writes = np.full(rows, NULL_SLOT, np.int64)
+        fresh = np.ones(rows, np.bool_)
+    return StateSteps(
+        starts=starts.tolist(),
+        reads=torch.from_numpy(reads).to(device),
+        writes=torch.from_numpy(writes).to(device),
+        fresh=torch.from_numpy(fresh).to(device),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,174 @@
+"""Models whose layers keep states, in the batch that a shard runs: against transformers.
+
+Guesses that prove wrong, steps computed twice, snapshots and sequences that start behind them: the
+tokens and what they were chosen from are those of decoding one by one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.shard.torch_backend.models_support import BLOCK, Golden, GreedyRecorder, load, prompts
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.ipc.messages import PrefillRow, StateGrant
+from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.shard.backend import load_runner
+from tgi_trio.shard.contract import DraftRow, Runner, slice_plan
+from tgi_trio.shard.loop.batch import Batch
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+
+Checkpoint = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAMILIES = ("lfm2", "lfm2_moe")
+NEW = 12
+PROMPTS = [prompt for prompt in prompts(9) if len(prompt) > 2]
+SLOTS = 64
+BLOCKS = 512
+
+
+class Guesser:
+    """A drafter that knows the texts to come, and is wrong about every third guess."""
+
+    def __init__(self, texts: Mapping[int, Sequence[int]]) -> None:
+        self._texts = texts
+        self._rng = random.Random(3)
+
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        found = {}
+        for place, sequence, room in rows:
+            text, at = self._texts[sequence.id], sequence.length
+            guesses = text[at : at + min(2, room)]
+            wrong = [token if self._rng.random() < 0.66 else 3 + token % 9 for token in guesses]
+            sequence.token_ids[at : at + len(wrong)] = wrong
+            if wrong:
+                found[place] = len(wrong)
+        return found
+
+
+def row(id: int, prompt: Sequence[int], states: StateGrant, cached: int = 0) -> PrefillRow:
+    width = -(-(len(prompt) + NEW) // BLOCK)
+    return PrefillRow(
+        sequence=id,
+        token_ids=np.array(prompt, np.int32),
+        prompt_length=len(prompt),
+        cached_length=cached,
+        block_ids=list(range(1 + 16 * (id % 20), 1 + 16 * (id % 20) + width)),
+        max_new_tokens=NEW,
+        states=states,
+    )
+
+
+def serve(runner: Runner, drafter: Guesser | None = None) -> Batch:
+    return Batch(
+        vocab_size=512,
+        block_size=BLOCK,
+        blocks=BLOCKS,
+        eos_ids=(),
+        state_slots=SLOTS,
+        drafter=drafter,
+        draft_budget=256,
+        clock=lambda: 0,
+    )
+
+
+def run(batch: Batch, runner: Runner, seed: int) -> dict[int, list[int]]:
+    """Run to the end in steps of any size, some of them twice; return what each generated."""
+    rng = random.Random(seed)
+    texts: dict[int, list[int]] = {}
+    while (plan := batch.plan(rng.choice([3, 17, 40, 200]))) is not None:
+        result = runner.step(plan)
+        if rng.random() < 0.3:  # as the worker does with a step that has raised
+            middle = len(plan.rows) // 2
+            parts = [(0, middle), (middle, len(plan.rows))]
+            for first, end in [part for part in parts if part[0] < part[1]]:
+                assert not runner.step(slice_plan(plan, first, end)).choices.faults
+        moved = batch.advance(plan, result)
+        assert not moved.faults
+        batch.check()
+        ids, start = moved.columns["sequence"].tolist(), 0
+        for id, count in zip(ids, moved.columns["token_count"].tolist(), strict=True):
+            found = moved.columns["token_ids"][start : start + count].tolist()
+            texts.setdefault(id, []).extend(found)
+            start += count
+    return texts
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(
+    checkpoint: Checkpoint, request: pytest.FixtureRequest
+) -> tuple[Runner, GreedyRecorder, Golden]:
+    folder = checkpoint(request.param)
+    runner, recorder = load(folder, BLOCKS)
+    return runner, recorder, Golden(folder)
+
+
+def check(golden: Golden, recorder: GreedyRecorder, id: int, prompt: list[int]) -> None:
+    found = recorder.by_place[id]
+    tokens, logits = golden.greedy(prompt, NEW)
+    for ahead, (token, wanted) in enumerate(zip(tokens, logits, strict=True)):
+        values = found[len(prompt) + ahead]
+        assert int(values.argmax()) == token
+        torch.testing.assert_close(
+            values.log_softmax(-1), wanted.log_softmax(-1), atol=2e-3, rtol=0
+        )
+
+
+@pytest.mark.parametrize("guessed", [False, True])
+def test_a_full_batch_says_what_transformers_says(
+    model: tuple[Runner, GreedyRecorder, Golden], guessed: bool
+) -> None:
+    runner, recorder, golden = model
+    assert runner.info.state_bytes
+    whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(PROMPTS)}
+    batch = serve(runner, Guesser(whole) if guessed else None)
+    for id, prompt in enumerate(PROMPTS):
+        batch.add(row(id, prompt, StateGrant((1 + 2 * id, 2 + 2 * id))))
+    texts = run(batch, runner, seed=5)
+    for id, prompt in enumerate(PROMPTS):
+        assert [*prompt, *texts[id]] == whole[id]
+        check(golden, recorder, id, prompt)
+
+
+def test_a_sequence_goes_on_behind_a_snapshot(
+    model: tuple[Runner, GreedyRecorder, Golden],
+) -> None:
+    runner, recorder, golden = model
+    prompt = (PROMPTS[-1] * 4)[:90]
+    batch = serve(runner)
+    batch.add(row(20, prompt, StateGrant((1, 2), saves=((32, 3), (80, 4)))))
+    first = run(batch, runner, seed=1)
+    # Behind the first, K and V are those of the other sequence, and are not written again.
+    batch.add(row(40, prompt, StateGrant((5, 6), source=3, held_length=80), cached=32))
+    again = run(batch, runner, seed=2)
+    batch.add(row(60, [*prompt[:80], 9, 8, 7], StateGrant((7, 8), source=4), cached=80))
+    run(batch, runner, seed=3)
+    assert first[20] == again[40]
+    check(golden, recorder, 40, prompt)
+    check(golden, recorder, 60, [*prompt[:80], 9, 8, 7])
+
+
+def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
+    settings = ShardSettings(model_path=checkpoint("lfm2"))
+    runner = load_torch_runner(settings, sampler=GreedyRecorder())
+    found = runner.warm_up(WarmupRequest(64, 256, 64, 1600))
+    # Two layers keep two inputs of 64 channels each.
+    assert runner.info.state_bytes == 2 * 2 * 64 * 4
+    assert found.state_slots == 1 + 2 * 64 + 32
+    assert found.state_bytes == found.state_slots * runner.info.state_bytes
+    assert runner.info.layers == 1
+
+
+def test_a_model_with_states_does_not_guess_for_another(checkpoint: Checkpoint) -> None:
+    settings = ShardSettings(
+        model_path=checkpoint("llama"), draft_model=checkpoint("lfm2"), speculate=2
+    )
+    with pytest.raises(ConfigurationError, match="layers keep a state per sequence"):
+        load_runner(settings)

@@ -1,0 +1,62 @@
+"""A model whose layers keep states behind a whole server: the tokens are transformers'."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+
+from tests.system.client import generate, open_session, stream
+from tests.system.golden import reference, tokenize
+from tests.system.server import serving
+from tgi_trio.testing.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.system
+
+NEW_TOKENS = 16
+SYSTEM = "A ring between a router and a shard, and a token for every client that waits. " * 2
+PROMPTS = [SYSTEM + f"Client {n} asks: what is a step?" for n in range(14)] + ["Why", "A ring"]
+# Too little memory for all at once: some may be pushed out and computed again.
+SMALL = ["--max-batch-total-tokens", "768", "--max-total-tokens", "512"]
+SMALL += ["--max-batch-prefill-tokens", "768", "--max-input-tokens", "256"]
+
+
+@pytest.mark.trio
+async def test_a_hybrid_says_what_transformers_says_whatever_happens_to_it(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "lfm2")
+    flags = ("--model-id", str(tmp_path), "--dtype", "float32", "--speculate", "2", *SMALL)
+    with serving(*flags) as server:
+        expected = reference(tmp_path, [tokenize(server, text) for text in PROMPTS], NEW_TOKENS)
+
+        def ask(n: int) -> list[int]:
+            body = generate(server.url, PROMPTS[n], max_new_tokens=NEW_TOKENS, details=True)
+            return [token["id"] for token in body["details"]["tokens"]]
+
+        assert [ask(0), ask(14)] == [expected[0], expected[14]]
+        hits = server.metric("tgi_prefix_cache_hit_tokens")
+        assert ask(0) == expected[0]
+        assert server.metric("tgi_prefix_cache_hit_tokens") >= hits + 64
+
+        found: dict[int, list[int]] = {}
+        streaming = trio.Event()
+
+        async def client(session: httpx.AsyncClient, n: int) -> None:
+            ids: list[int] = []
+            async for event in stream(session, server.url, PROMPTS[n], max_new_tokens=NEW_TOKENS):
+                assert "error" not in event, event
+                ids.append(event["token"]["id"])
+                streaming.set()
+            found[n] = ids
+
+        async with open_session() as session, trio.open_nursery() as nursery:
+            for n in range(len(PROMPTS)):
+                nursery.start_soon(client, session, n)
+            await streaming.wait()
+            os.kill(server.shards()[0], signal.SIGKILL)
+        assert found == dict(enumerate(expected))
+        server.wait_idle()
+        assert server.metric("tgi_state_slots_total") > 0
