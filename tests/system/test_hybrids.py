@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -23,6 +25,22 @@ PROMPTS = [SYSTEM + f"Client {n} asks: what is a step?" for n in range(14)] + ["
 # Too little memory for all at once: some may be pushed out and computed again.
 SMALL = ["--max-batch-total-tokens", "768", "--max-total-tokens", "512"]
 SMALL += ["--max-batch-prefill-tokens", "768", "--max-input-tokens", "256"]
+
+
+def test_sixty_four_clients_share_slots_for_six() -> None:
+    """The made-up shard fails whoever finds another's states in a slot of its own."""
+    fake = json.dumps({"state_slots": 13, "blocks": 64})
+    with serving("--speculate", "2", "--max-total-tokens", "512", fake=fake) as server:
+
+        def ask(n: int) -> str:
+            body = generate(server.url, PROMPTS[n % 8], max_new_tokens=40 + n % 8)
+            return str(body["generated_text"])
+
+        alone = [ask(n) for n in range(8)]
+        with ThreadPoolExecutor(64) as pool:
+            assert list(pool.map(ask, range(64))) == alone * 8
+        server.wait_idle()
+        assert server.metric("tgi_state_slots_total") == 12
 
 
 @pytest.mark.trio
