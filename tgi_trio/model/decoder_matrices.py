@@ -105,14 +105,22 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
     """Return layer number `index` of a decoder."""
     names, hidden, layer = spec.names, spec.hidden_size, spec.layers[index]
     prefix, experts, mixer = names.layer.format(index), layer.experts, layer.mixer
+    mlp: MlpRefs | ExpertsRefs | None = None
+    if layer.feeds:
+        mlp = _experts(spec, prefix, experts) if experts else _dense_mlp(spec, prefix)
+
+    def norm(name: str, there: bool) -> NormRef | None:
+        return _norm(spec, prefix, name, hidden) if there else None
+
+    mixes = layer.attends or mixer is not None
     return LayerRefs(
         attention=_attention(spec, prefix) if layer.attends else None,
         mixer=mixer_refs(mixer, prefix + names.mixer, hidden) if mixer else None,
-        mlp=_experts(spec, prefix, experts) if experts else _dense_mlp(spec, prefix),
-        attention_norm=_norm(spec, prefix, names.attention_norm, hidden),
-        mlp_norm=_norm(spec, prefix, names.mlp_norm, hidden),
-        attention_post_norm=_norm(spec, prefix, names.attention_post_norm, hidden),
-        mlp_post_norm=_norm(spec, prefix, names.mlp_post_norm, hidden),
+        mlp=mlp,
+        attention_norm=norm(names.attention_norm, mixes),
+        mlp_norm=norm(names.mlp_norm, layer.feeds),
+        attention_post_norm=norm(names.attention_post_norm, mixes),
+        mlp_post_norm=norm(names.mlp_post_norm, layer.feeds),
     )
 
 
@@ -269,7 +277,7 @@ def _experts(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRef
     names, hidden = spec.names, spec.hidden_size
     shared = shared_router = None
     if experts.shared_width:
-        shared = _expert(spec, prefix + names.shared_expert, _SHARED_EXPERT, experts.shared_width)
+        shared = _shared_expert(spec, prefix, experts.shared_width)
         if names.shared_router:
             matrix = MatrixRef(f"{prefix}{names.shared_router}.weight", 1, hidden)
             shared_router = whole_linear(matrix)
@@ -298,12 +306,22 @@ def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: i
     return _expert(spec, place.format(index), own, experts.width)
 
 
+def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
+    """Return the expert of every token, which has the place of a dense MLP or one of its own."""
+    if not spec.names.shared_expert:
+        return _dense_mlp(spec, prefix)
+    gate, up, down = _SHARED_EXPERT
+    own = (gate if spec.gated else "", up, down)
+    return _expert(spec, prefix + spec.names.shared_expert, own, width)
+
+
 def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: int) -> MlpRefs:
-    """Return the expert whose gate, up and down, by their `names`, lie at `place`."""
+    """Return the expert whose gate if it has one, up and down, by their `names`, lie at `place`."""
     hidden, columns = spec.hidden_size, run_of("mlp", width)
-    inner = [_matrix(spec, place + name, width, hidden) for name in names[:2]]
+    inner = [_matrix(spec, place + name, width, hidden) for name in names[:2] if name]
     down = _matrix(spec, place + names[2], hidden, width)
-    return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated=True)
+    gated = len(inner) == 2
+    return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated)
 
 
 def _fused_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec) -> MlpRefs:

@@ -35,6 +35,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.mlp_width": multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}"),
     "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
     "DecoderSpec.parallel": only(False, refusal="attention and MLP run in parallel"),
+    "LayerSpec.feeds": only(True, refusal="layers have no MLP"),
     "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
     "LayerSpec.attends": only(True, refusal="layers have no attention"),
     "LayerSpec.experts": ANY,

@@ -212,7 +212,7 @@ class LayerRefs:
 
     attention: AttentionRefs | None
     mixer: MixerRefs | None
-    mlp: MlpRefs | ExpertsRefs
+    mlp: MlpRefs | ExpertsRefs | None
     attention_norm: NormRef | None  # before attention and mixer alike
     mlp_norm: NormRef | None
     attention_post_norm: NormRef | None

@@ -137,6 +137,7 @@ class LayerSpec:
     experts: ExpertsSpec | None = None
     mixer: Mixer | None = None  # what keeps a state per sequence
     attends: bool = True  # has attention, beside a mixer if there is one
+    feeds: bool = True  # has an MLP, or experts
 
 
 @dataclass(frozen=True, slots=True)

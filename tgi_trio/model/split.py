@@ -75,7 +75,7 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         kv_head_share(spec, 0, ranks)
         widths = {layer.experts.width for layer in spec.layers if layer.experts}
         widths |= {layer.experts.shared_width for layer in spec.layers if layer.experts}
-        if not all(layer.experts for layer in spec.layers):
+        if any(layer.feeds and not layer.experts for layer in spec.layers):
             widths.add(spec.mlp_width)
         for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
             for units in mixer_units(mixer):

@@ -12,7 +12,8 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tgi_trio.testing.tiny_families import ABSENT, FAMILIES
+from tgi_trio.testing import tiny_families, tiny_hybrids
+from tgi_trio.testing.tiny_families import ABSENT
 
 if TYPE_CHECKING:
     import torch
@@ -73,14 +74,6 @@ _LATENT: dict[str, Any] = _MOE | {  # DeepSeek: attention over a compressed K an
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
 }
-_DELTA: dict[str, Any] = {  # of four layers the last attends, the others have a delta rule
-    "num_hidden_layers": 4,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}
 # What a family's configuration class wants that differs from _COMMON; ABSENT takes a name away.
 _FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -138,52 +131,6 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": VOCAB_SIZE, "hidden_size": 64, "n_layer": 2, "n_head": 4},
     "falcon": {"num_key_value_heads": ABSENT, "intermediate_size": ABSENT},
     "codegen": _GPT | {"rotary_dim": 8},
-    "bamba": {
-        "num_hidden_layers": 3,
-        "attn_layer_indices": [1],
-        "mamba_n_heads": 8,
-        "mamba_d_head": 16,
-        "mamba_n_groups": 2,
-        "mamba_d_state": 16,
-        "mamba_chunk_size": 16,
-    },
-    "falcon_h1": {
-        "head_dim": 16,
-        "mamba_d_ssm": 128,
-        "mamba_n_heads": 8,
-        "mamba_d_head": 16,
-        "mamba_n_groups": 2,
-        "mamba_d_state": 16,
-        "mamba_chunk_size": 16,
-    },
-    "jamba": _MOE
-    | {
-        "num_hidden_layers": 3,
-        "attn_layer_period": 3,
-        "attn_layer_offset": 1,
-        "mamba_d_state": 8,
-        "mamba_dt_rank": 8,
-        "use_mamba_kernels": False,
-    },
-    "lfm2": {
-        "num_hidden_layers": 3,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "block_auto_adjust_ff_dim": False,
-    },
-    "lfm2_moe": _MOE
-    | {
-        "num_hidden_layers": 3,
-        "layer_types": ["conv", "full_attention", "conv"],
-        "num_dense_layers": 1,
-        "conv_bias": True,
-    },
-    "qwen3_next": _MOE | _DELTA | {"shared_expert_intermediate_size": 32},
-    "qwen3_5_text": _DELTA,
-    "qwen3_5_moe_text": _MOE
-    | _DELTA
-    | {"shared_expert_intermediate_size": 32, "intermediate_size": ABSENT},
-    "mamba": {"state_size": 8},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
     "gpt_oss": {
@@ -219,13 +166,6 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "t5": _T5,
     "mt5": _T5,
     "umt5": _T5,
-    "recurrent_gemma": {
-        "num_hidden_layers": 3,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "lru_width": 64,
-        "attention_window_size": 32,
-    },
     "mpt": {
         "vocab_size": VOCAB_SIZE,
         "d_model": 64,
@@ -255,7 +195,7 @@ def make_checkpoint(
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    special = (_FAMILY | FAMILIES).get(family, {})
+    special = (_FAMILY | tiny_hybrids.FAMILIES | tiny_families.FAMILIES).get(family, {})
     values = ({} if "vocab_size" in special else _COMMON) | special | overrides
     values = {name: value for name, value in values.items() if value is not ABSENT}
     config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)

@@ -45,7 +45,7 @@ def _qwen(config: ModelConfig, kept: Names, layout: DeltaLayout) -> DecoderSpec:
         gated_attention=True,
         **attention_bias(config),
     )
-    return set_mixers(config, spec, delta_rule(config, spec, layout), _kinds(config, every=4))
+    return set_mixers(spec, delta_rule(config, spec, layout), _kinds(config, every=4))
 
 
 def delta_rule(
@@ -64,9 +64,7 @@ def delta_rule(
     return DeltaRule(**(fields | changes))
 
 
-def set_mixers(
-    config: ModelConfig, spec: DecoderSpec, mixer: Mixer, kinds: list[str]
-) -> DecoderSpec:
+def set_mixers(spec: DecoderSpec, mixer: Mixer, kinds: list[str]) -> DecoderSpec:
     """Give `mixer` to the layers that are no "full_attention", in its place.
 
     Raises ValueError for a kind of layer that is neither.

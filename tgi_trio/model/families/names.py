@@ -238,6 +238,39 @@ GRANITE_MOE_HYBRID = replace(
     up="",
     gate_up="shared_mlp.input_linear",
     down="shared_mlp.output_linear",
+    mixer="mamba",
+)
+
+BAMBA = replace(
+    LLAMA,
+    final_norm="model.final_layernorm",
+    mlp_norm="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    mixer="mamba",
+)
+
+NEMOTRON_H = Names(
+    base="backbone.",
+    embedding="backbone.embeddings",
+    layer="backbone.layers.{}.",
+    final_norm="backbone.norm_f",
+    attention_norm="norm",
+    mlp_norm="norm",
+    query="mixer.q_proj",
+    key="mixer.k_proj",
+    value="mixer.v_proj",
+    output="mixer.o_proj",
+    up="mixer.up_proj",
+    down="mixer.down_proj",
+    mixer="mixer",
+    router="mixer.gate",
+    choice_bias="mixer.gate.e_score_correction_bias",
+    experts="mixer.experts.{}.",
+    expert_up="up_proj",
+    expert_down="down_proj",
+    shared_expert="mixer.shared_experts.",
 )
 
 DBRX = Names(

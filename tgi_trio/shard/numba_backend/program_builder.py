@@ -171,7 +171,7 @@ class ProgramBuilder:
         self._norm(refs.mlp_norm, Buffer.HIDDEN)
         if isinstance(refs.mlp, MlpRefs):
             self._dense(refs.mlp, refs.mlp_post_norm)
-        elif layer.experts is not None:
+        elif refs.mlp is not None and layer.experts is not None:
             self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm)
 
     def _dense(self, mlp: MlpRefs, post_norm: NormRef | None) -> None:

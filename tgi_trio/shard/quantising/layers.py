@@ -153,6 +153,8 @@ def _watch(layer: Layer, refs: LayerRefs) -> Iterator[Inputs]:
         assert isinstance(layer.mlp, DenseMlp)
         yield from _watch_mlp(layer.mlp, refs.mlp)
         return
+    if refs.mlp is None:
+        return
     assert isinstance(layer.mlp, ExpertsMlp)
     for expert, own in zip(layer.mlp.experts, refs.mlp.experts, strict=True):
         yield from _watch_mlp(expert, own)

@@ -83,6 +83,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.experts": ANY,
     "LayerSpec.mixer": ANY,
     "LayerSpec.attends": ANY,
+    "LayerSpec.feeds": ANY,
     "RotarySpec.dim": ANY,
     "RotarySpec.theta": ANY,
     "RotarySpec.kind": only(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 
 from tests.shard.torch_backend.models_support import GreedyRecorder
 from tgi_trio.model.checkpoint_tensors import read_tensors
-from tgi_trio.model.config import ModelConfig, read_config
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.tensors import decoder_claims
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
@@ -26,10 +26,10 @@ from tgi_trio.shard.torch_backend.weights import WeightSource
 CPU = torch.device("cpu")
 
 
-def read_spec(folder: Path, family: Callable[[ModelConfig], DecoderSpec | None]) -> DecoderSpec:
+def read_spec(folder: Path) -> DecoderSpec:
     """Return the spec of a folder, whose tensors are those that it names, in its shapes."""
     config = read_config(folder)
-    spec = family(config)
+    spec = decoder_spec(config)
     assert spec is not None
     claims = decoder_claims(spec)
     stored = {name: tensor.shape for name, tensor in read_tensors(config).items()}

@@ -17,17 +17,20 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tests.shard.torch_backend.states.stateful_decoder import StatefulDecoder, read_spec
-from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.families import linear_attention
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.families import linear_attention, state_spaces
+from tgi_trio.model.families.registry import FAMILIES, SpecFunction
 from tgi_trio.shard.contract import Runner
+from tgi_trio.testing import tiny_hybrids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-HYBRIDS: dict[str, Callable[[ModelConfig], DecoderSpec | None]] = {
+HYBRIDS: dict[str, SpecFunction] = {
     "qwen3_next": linear_attention.qwen3_next,
     "qwen3_5_text": linear_attention.qwen3_5,
     "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
+    "granitemoehybrid": state_spaces.granite_hybrid,
+    "nemotron_h": state_spaces.nemotron_h,
+    "bamba": state_spaces.bamba,
 }
 NEW = 10
 TOLERANCE = 1e-3  # states of random weights amplify rounding; logits go up to 18
@@ -36,9 +39,12 @@ PROMPTS = [*prompts(6)[1:], LONG]
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_a_hybrid(checkpoint: Callable[..., Path], family: str) -> None:
-    folder = checkpoint(family)
-    golden, spec = Golden(folder), read_spec(folder, HYBRIDS[family])
+def test_a_hybrid(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setitem(FAMILIES, family, HYBRIDS[family])
+    folder = checkpoint(family, **tiny_hybrids.FAMILIES[family])
+    golden, spec = Golden(folder), read_spec(folder)
     runner = StatefulDecoder(folder, spec)
     rows = sequences(PROMPTS, shuffle=3, new=NEW)
     run(cast(Runner, runner), rows, chunk=40, joins=2)

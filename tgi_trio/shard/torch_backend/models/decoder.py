@@ -70,7 +70,7 @@ class Layer:
 
     attention: Attention | None
     mixer: MixerLayer | None  # where there is attention, too, their results are added up
-    mlp: Mlp
+    mlp: Mlp | None
     attention_norm: Norm | None  # before attention and mixer
     mlp_norm: Norm | None
     attention_post_norm: Norm | None
@@ -271,10 +271,33 @@ class Decoder:
         attention: AttentionBackend,
         batch: Any,
         states: StepStates | None,
-    ) -> tuple[torch.Tensor, Addends]:
+    ) -> tuple[torch.Tensor, Addends | None]:
         """Return a hidden state and what is still to be added: the next norm is of the sum."""
         layer, scale = self.layers[index], self.spec.residual_scale
-        x, normed = add_and_normalise(x, addends, layer.attention_norm)
+        if layer.attention is not None or layer.mixer is not None:
+            x, normed = add_and_normalise(x, addends, layer.attention_norm)
+            mixed = self._mix(index, normed, tables, attention, batch, states)
+            addends = Addends(mixed, norm=layer.attention_post_norm, scale=scale)
+            if self.spec.parallel and layer.mlp is not None:
+                inner = layer.mlp_norm(x) if layer.mlp_norm else normed
+                return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
+        if layer.mlp is not None:
+            x, inner = add_and_normalise(x, addends, layer.mlp_norm)
+            inner = self._all_reduce(layer.mlp(inner))
+            addends = Addends(inner, norm=layer.mlp_post_norm, scale=scale)
+        return x, addends
+
+    def _mix(
+        self,
+        index: int,
+        normed: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> torch.Tensor:
+        """Return what attention and mixer of a layer make of `normed` [T, hidden], added up."""
+        layer = self.layers[index]
         parts = []
         if layer.attention is not None:
             parts.append(self._attend(layer.attention, normed, tables, attention, batch))
@@ -282,14 +305,7 @@ class Decoder:
             if states is None:
                 raise ValueError(f"layer {index} keeps states, and the step has none")
             parts.append(layer.mixer.mix(normed, states.layers[index], states.steps))
-        mixed = self._all_reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
-        addends = Addends(mixed, norm=layer.attention_post_norm, scale=scale)
-        if self.spec.parallel:
-            inner = layer.mlp_norm(x) if layer.mlp_norm else normed
-            return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
-        x, inner = add_and_normalise(x, addends, layer.mlp_norm)
-        inner = self._all_reduce(layer.mlp(inner))
-        return x, Addends(inner, norm=layer.mlp_post_norm, scale=scale)
+        return self._all_reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
 
     def _attend(
         self,

@@ -6,7 +6,14 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
-from tgi_trio.model.matrices import AttentionRefs, LatentRefs, LayerRefs, MlpRefs, NormRef
+from tgi_trio.model.matrices import (
+    AttentionRefs,
+    ExpertsRefs,
+    LatentRefs,
+    LayerRefs,
+    MlpRefs,
+    NormRef,
+)
 from tgi_trio.model.spec import DecoderSpec, LatentSpec, LayerSpec, RotarySpec
 from tgi_trio.model.split import even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
@@ -87,19 +94,19 @@ class DecoderLoader(WeightLoader):
         return Layer(
             attention=self.attention(index, layer, refs.attention) if refs.attention else None,
             mixer=load_mixer(self, refs.mixer, layer.mixer) if refs.mixer and layer.mixer else None,
-            mlp=self.mlp(refs, layer),
+            mlp=self.mlp(refs.mlp, layer) if refs.mlp else None,
             attention_norm=self.optional_norm(refs.attention_norm),
             mlp_norm=self.optional_norm(refs.mlp_norm),
             attention_post_norm=self.optional_norm(refs.attention_post_norm),
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
         )
 
-    def mlp(self, refs: LayerRefs, layer: LayerSpec) -> Mlp:
-        if isinstance(refs.mlp, MlpRefs):
-            return load_dense_mlp(self, refs.mlp, self.act)
+    def mlp(self, refs: MlpRefs | ExpertsRefs, layer: LayerSpec) -> Mlp:
+        if isinstance(refs, MlpRefs):
+            return load_dense_mlp(self, refs, self.act)
         assert layer.experts is not None  # `layer_refs` reads the same spec
         with self.source.as_numbers():  # experts are multiplied together, which are numbers there
-            return load_experts(self, refs.mlp, layer.experts, self.act)
+            return load_experts(self, refs, layer.experts, self.act)
 
     def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
         whole = self.spec.query_key_norm == "whole"

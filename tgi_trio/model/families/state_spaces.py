@@ -1,0 +1,169 @@
+"""Families most of whose layers are state spaces: Mamba's kinds, alone or among attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any, Final
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.linear_attention import set_mixers
+from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.mixers import Mamba2
+from tgi_trio.model.reading import rotary
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+
+# What configs call a layer, and what it is; the letters are Nemotron's pattern's.
+_KINDS: Final[Mapping[str, str]] = {
+    "attention": "full_attention",
+    "full_attention": "full_attention",
+    "*": "full_attention",
+    "mamba": "linear_attention",
+    "mamba2": "linear_attention",
+    "linear_attention": "linear_attention",
+    "M": "linear_attention",
+    "moe": "moe",
+    "E": "moe",
+    "mlp": "mlp",
+    "-": "mlp",
+}
+
+
+def granite_hybrid(config: ModelConfig) -> DecoderSpec:
+    """Granite 4 H: Mamba-2 in most layers, an MLP beside the experts, or alone."""
+    width = int(config.get("shared_intermediate_size", 1024))
+    spec = llama_spec(
+        config,
+        names=names.GRANITE_MOE_HYBRID,
+        rotates=config.get("position_embedding_type") == "rope",
+        mlp_width=width,
+        scale=float(config.get("attention_multiplier", 1.0)),
+        embedding_scale=float(config.get("embedding_multiplier", 1.0)),
+        residual_scale=float(config.get("residual_multiplier", 1.0)),
+        logit_scale=1.0 / float(config.get("logits_scaling", 1.0)),
+        **attention_bias(config),
+    )
+    if count := int(config.get("num_local_experts", 8)):
+        experts = ExpertsSpec(
+            count=count,
+            per_token=int(config.get("num_experts_per_tok", 2)),
+            width=int(config.need("intermediate_size")),
+            normalise=True,  # a softmax of the chosen, which is their part of that of all
+            shared_width=width,
+            gate_up="rows",
+        )
+        spec = replace(spec, layers=tuple(replace(la, experts=experts) for la in spec.layers))
+    default = ["mamba"] * len(spec.layers)
+    return set_mixers(spec, _mamba2(config, spec), _kinds(config, default))
+
+
+def bamba(config: ModelConfig) -> DecoderSpec:
+    """Bamba: Mamba-2, and attention in the layers that `attn_layer_indices` lists."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    spec = llama_spec(
+        config,
+        turning=rotary(config, hidden // heads, partial=0.5),
+        names=names.BAMBA,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        **attention_bias(config),
+    )
+    attending = set(config.get("attn_layer_indices", ()))
+    default = ["attention" if i in attending else "mamba" for i in range(len(spec.layers))]
+    return set_mixers(spec, _mamba2(config, spec), _kinds(config, default))
+
+
+def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
+    """Nemotron H and 3: every layer is one part, behind one norm; no positions anywhere."""
+    if config.get("moe_latent_size") is not None:  # experts of compressed tokens
+        return None
+    if config.get("sliding_window") is not None or config.get("n_shared_experts", 1) != 1:
+        return None
+    pattern = config.get("hybrid_override_pattern", ())
+    kinds = _kinds(config, list(pattern or ("mamba", "moe", "attention", "mlp")))
+    config = replace(config, values={**config.values, "num_hidden_layers": len(kinds)})
+    spec = llama_spec(
+        config,
+        head_dim=128,
+        rotates=False,
+        names=names.NEMOTRON_H,
+        norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+        mlp_width=int(config.get("intermediate_size", 21504)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        gated=False,
+        activation=config.get("mlp_hidden_act", "relu2"),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("n_routed_experts", 8)),
+        per_token=int(config.get("num_experts_per_tok", 2)),
+        width=int(config.get("moe_intermediate_size", 7688)),
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=int(config.get("moe_shared_expert_intermediate_size", 7688)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+    )
+    biased = bool(config.get("use_bias", False))
+    mixer = Mamba2(
+        heads=int(config.get("mamba_num_heads", 128)),
+        head_dim=int(config.get("mamba_head_dim", 64)),
+        groups=int(_stated(config, ("n_groups", "mamba_n_groups"), 8)),
+        state_dim=int(config.get("ssm_state_size", 128)),
+        taps=int(_stated(config, ("conv_kernel", "mamba_d_conv"), 4)),
+        norm_eps=spec.norm_eps,
+        convolution_bias=bool(_stated(config, ("use_conv_bias", "mamba_conv_bias"), True)),
+        inner_bias=biased,
+        output_bias=biased,
+        least_step=float(_stated(config, ("time_step_min", "mamba_dt_min"), 0.001)),
+    )
+    parts: dict[str, dict[str, Any]] = {
+        "full_attention": {"feeds": False},
+        "linear_attention": {"feeds": False, "attends": False, "mixer": mixer},
+        "moe": {"attends": False, "experts": experts},
+        "mlp": {"attends": False},
+    }
+    layers = (replace(layer, **parts[kind]) for layer, kind in zip(spec.layers, kinds, strict=True))
+    return replace(spec, layers=tuple(layers))
+
+
+def _mamba2(config: ModelConfig, spec: DecoderSpec, **changes: Any) -> Mamba2:
+    """Return the mixer by the names that Bamba gave its numbers."""
+    width = int(config.get("mamba_expand", 2)) * spec.hidden_size
+    heads, head_dim = int(config.get("mamba_n_heads", 128)), config.get("mamba_d_head", "auto")
+    least, most = config.get("time_step_limit") or (0.0, inf)
+    biased = bool(config.get("mamba_proj_bias", False))
+    fields: dict[str, Any] = {
+        "heads": heads,
+        "head_dim": width // heads if head_dim == "auto" else int(head_dim),
+        "groups": int(config.get("mamba_n_groups", 1)),
+        "state_dim": int(config.get("mamba_d_state", 256)),
+        "taps": int(config.get("mamba_d_conv", 4)),
+        "norm_eps": spec.norm_eps,
+        "convolution_bias": bool(config.get("mamba_conv_bias", True)),
+        "inner_bias": biased,
+        "output_bias": biased,
+        "least_step": _number(least),
+        "most_step": _number(most),
+    }
+    return Mamba2(**(fields | changes))
+
+
+def _kinds(config: ModelConfig, default: list[str]) -> list[str]:
+    """Return what each layer is; raises ValueError for a word that no config has."""
+    stated = config.get("layer_types") or config.get("layers_block_type") or default
+    if unknown := [word for word in stated if word not in _KINDS]:
+        raise ValueError(f"{unknown[0]!r} is no kind of layer; known are {', '.join(_KINDS)}")
+    return [_KINDS[word] for word in stated]
+
+
+def _number(value: Any) -> float:
+    """Return a number; transformers writes {"__float__": "Infinity"} for what JSON lacks."""
+    return float(value["__float__"] if isinstance(value, Mapping) else value)
+
+
+def _stated(config: ModelConfig, several: tuple[str, ...], default: Any) -> Any:
+    """Return what is stated under the first of several names."""
+    return next((value for name in several if (value := config.get(name)) is not None), default)

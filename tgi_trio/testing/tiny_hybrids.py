@@ -1,0 +1,113 @@
+"""What the configurations of tiny checkpoints have that is their family's own: those with states.
+
+A further table to that of `checkpoints.py`, which says what all have. Chunks of scans are shorter
+than prompts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tgi_trio.testing.tiny_families import ABSENT
+
+_MOE = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+_DELTA: dict[str, Any] = {  # of four layers the last attends, the others have a delta rule
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+
+FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "bamba": {
+        "num_hidden_layers": 3,
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+    },
+    "falcon_h1": {
+        "head_dim": 16,
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_hidden_layers": 3,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 48,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+        "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.8,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
+    "jamba": _MOE
+    | {
+        "num_hidden_layers": 3,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 8,
+        "use_mamba_kernels": False,
+    },
+    "mamba": {"state_size": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
+    "nemotron_h": {
+        "num_hidden_layers": ABSENT,
+        "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"],
+        "head_dim": 16,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+        "routed_scaling_factor": 1.5,
+        "ssm_state_size": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+    },
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _MOE
+    | _DELTA
+    | {"shared_expert_intermediate_size": 32, "intermediate_size": ABSENT},
+    "lfm2": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "block_auto_adjust_ff_dim": False,
+    },
+    "lfm2_moe": _MOE
+    | {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "conv_bias": True,
+    },
+    "qwen3_next": _MOE | _DELTA | {"shared_expert_intermediate_size": 32},
+    "recurrent_gemma": {
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "lru_width": 64,
+        "attention_window_size": 32,
+    },
+}
