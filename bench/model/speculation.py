@@ -133,7 +133,7 @@ def run(
         counts = batch.counts
         stepped = clock()
         result = runner.step(plan)
-        result.forward_ns, result.sample_ns = clock() - stepped, 0
+        result.forward_ns, result.sample_ns, result.processor_ns = clock() - stepped, 0, 0
         moved = batch.advance(plan, result)
         if moved.faults:
             raise RuntimeError(moved.faults[0].message)

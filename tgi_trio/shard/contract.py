@@ -301,6 +301,9 @@ class StepResult:
     sample_ns: int
     prompts: dict[int, PromptValues] = field(default_factory=dict)  # by row, of those that asked
     raised: bool = False  # before its rows were computed again; set by the worker
+    # Time of the thread that computed it, where that is on a processor for as long as it takes; 0:
+    # not measured. Whoever compares steps takes this: what else the machine does is not in it.
+    processor_ns: int = 0
 
     @classmethod
     def of(cls, rows: ListLike[RowResult], forward_ns: int, sample_ns: int) -> StepResult:

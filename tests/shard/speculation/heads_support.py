@@ -268,7 +268,8 @@ def answer(
     while (plan := batch.plan(budget)) is not None:
         answers.steps += 1
         answers.drafts += batch.counts.draft_tokens
-        moved = batch.advance(plan, replace(runner.step(plan), forward_ns=0, sample_ns=0))
+        result = replace(runner.step(plan), forward_ns=0, sample_ns=0, processor_ns=0)
+        moved = batch.advance(plan, result)
         assert not moved.faults, moved.faults
         columns = [
             moved.columns[name].tolist() for name in ("sequence", "token_count", "token_ids")

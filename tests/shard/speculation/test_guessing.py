@@ -34,7 +34,9 @@ class Slow:
         return {row.place: 1 for row in rows}
 
 
-def plans(guessing: Guessing, steps: int, *, tokens: int = 2) -> Iterator[bool]:
+def plans(
+    guessing: Guessing, steps: int, *, tokens: int = 2, processor_ns: int = 0
+) -> Iterator[bool]:
     """Decode one row; whether it was guessed for, step by step."""
     row = DraftRow(0, sequence(1, [5, 6], [1], new=9), 4)
     for _ in range(steps):
@@ -46,7 +48,7 @@ def plans(guessing: Guessing, steps: int, *, tokens: int = 2) -> Iterator[bool]:
         )  # fmt: skip
         got = tokens if counts else 1
         choices = Choices(np.array([got]), np.zeros(got, np.int64), np.zeros(got))
-        guessing.note(plan, StepResult(choices, STEP, 0))
+        guessing.note(plan, StepResult(choices, STEP, 0, processor_ns=processor_ns))
         yield bool(counts)
 
 
@@ -57,6 +59,15 @@ def test_the_time_that_guessing_takes_is_part_of_what_it_costs() -> None:
         guessed = sum(plans(guessing, FIRST_REST))
         assert (guessed > FIRST_REST - 10) is pays, cost
         assert pays or guessed <= TRIAL + 2
+
+
+def test_the_time_on_a_processor_counts_where_a_step_tells_it() -> None:
+    """Whatever the clock on the wall says."""
+    for processor_ns, pays in ((0, False), (10**12, True)):
+        clock = iter(range(0, 10**12, 10**6)).__next__  # each look at it is long after the last
+        guessing = Guessing(Slow(0.0), clock=clock)
+        guessed = sum(plans(guessing, FIRST_REST, processor_ns=processor_ns))
+        assert (guessed > FIRST_REST - 10) is pays
 
 
 def test_a_drafter_that_fails_is_asked_no_more(capsys: pytest.CaptureFixture[str]) -> None:

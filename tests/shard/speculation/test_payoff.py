@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -83,6 +84,19 @@ def test_guessing_comes_back_when_it_begins_to_pay() -> None:
 def test_a_lone_slow_step_decides_nothing() -> None:
     _, guessed = serve(Payoff(), 2000, cost=lambda i: 40.0 if i % 200 == 7 else 1.2, tokens=2.0)
     assert guessed > 1900
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_busy_machine_does_not_end_guesses_that_pay(seed: int) -> None:
+    """Every third step or so is slowed down, whether it guesses or not."""
+    draw, payoff, guessed = random.Random(seed), Payoff(), 0
+    for _ in range(600):
+        drafted = payoff.allows(1)
+        guessed += drafted
+        slowed = draw.uniform(1, 9) if draw.random() < 1 / 3 else 1
+        took = int((1.4 if drafted else 1.0) * slowed * STEP)
+        payoff.note(1, drafted=drafted, tokens=3 if drafted else 1, took_ns=took)
+    assert guessed > 540
 
 
 def test_steps_that_nobody_has_timed_are_not_judged() -> None:

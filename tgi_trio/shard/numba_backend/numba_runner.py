@@ -60,6 +60,7 @@ class CpuRunner:
         self.sampler = sampler
         self._heads = heads
         self._last = LastStep()
+        self._guesses = False  # somebody guesses, and asks what steps cost
         self.kv_beside = 0
         self.bytes_per_adapter = 0
         self._forward = forward
@@ -122,6 +123,7 @@ class CpuRunner:
 
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
+        processor = time.thread_time_ns() if self._guesses else 0
         sampled = np.flatnonzero(plan.samples)
         places = choosing.choice_positions(plan, sampled).astype(np.int32)
         logits = self._forward.run(Tokens.of(plan), places)
@@ -136,7 +138,13 @@ class CpuRunner:
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
         prompts_ns = time.monotonic_ns() - ended
         choices = choices.spread(sampled, len(plan.rows))
-        return StepResult(choices, chosen - began + prompts_ns, ended - chosen, prompts)
+        return StepResult(
+            choices,
+            chosen - began + prompts_ns,
+            ended - chosen,
+            prompts,
+            processor_ns=time.thread_time_ns() - processor if self._guesses else 0,
+        )
 
     def runs_ahead(self, plan: StepPlan) -> bool:
         return False
@@ -145,6 +153,7 @@ class CpuRunner:
         return Computed(self.step(plan))
 
     def drafter(self, most: int) -> Drafter | None:
+        self._guesses = True
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
         arithmetic = KernelArithmetic(self._forward, self._forward.program, self._heads)

@@ -21,6 +21,7 @@ class Guessing:
         self._drafter: Drafter | None = drafter
         self._clock = clock
         self._drafting_ns = 0  # for the plan that is yet to be settled
+        self._drafting_processor_ns = 0  # the same, of this thread's time on a processor
         self._rest = 0  # plans that get no guesses, as every sequence rests
         self._resting = 0  # how many these are
 
@@ -29,12 +30,12 @@ class Guessing:
 
         A drafter that raises is not asked again.
         """
-        self._drafting_ns = 0
+        self._drafting_ns = self._drafting_processor_ns = 0
         if not rows or self._drafter is None or self._takes_rest(len(rows)):
             return {}
         if not self.payoff.allows(len(rows)):
             return {}
-        began = self._clock()
+        began, processor = self._clock(), time.thread_time_ns()
         try:
             counts = self._drafter.draft_rows(rows, spare)
         except Exception:  # whatever a backend raises: nobody needs guesses
@@ -43,6 +44,7 @@ class Guessing:
             self._drafter = None
             return {}
         self._drafting_ns = self._clock() - began
+        self._drafting_processor_ns = time.thread_time_ns() - processor
         if not counts:
             self._rest = take_rest(row.sequence for row in rows)
             self._resting = len(rows)
@@ -56,7 +58,7 @@ class Guessing:
 
     def sits_out(self, rows: int) -> bool:
         """Return the same, and take note that the step comes."""
-        self._drafting_ns = 0
+        self._drafting_ns = self._drafting_processor_ns = 0
         if self._drafter is None or self._takes_rest(rows):
             return True
         return self.payoff.is_resting(rows) and not self.payoff.allows(rows)
@@ -74,11 +76,13 @@ class Guessing:
         if plan.counts.prefill_tokens or result.raised or not plan.counts.decode_rows:
             return
         drafted = plan.drafts is not None
-        took = result.forward_ns + result.sample_ns
+        took, drafting = result.forward_ns + result.sample_ns, self._drafting_ns
+        if result.processor_ns:
+            took, drafting = result.processor_ns, self._drafting_processor_ns
         self.payoff.note(
             plan.counts.decode_rows,
             drafted=drafted,
             tokens=len(result.choices.token_ids),
             took_ns=took,
-            drafting_ns=self._drafting_ns,
+            drafting_ns=drafting,
         )

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
 from math import sqrt
-from statistics import fmean, median
+from statistics import fmean
 from typing import Final
 
 PROBES: Final = 2  # steps with guesses, none of them right, that end a trial
@@ -25,6 +26,7 @@ FIRST_REST: Final = 32  # steps without guesses after a trial that did not pay, 
 LONGEST_REST: Final = 2048
 SPENT: Final = 0.015  # what a trial may cost of the time that passes until the next
 _WINDOW: Final = 48  # the latest steps of a kind that count
+_LATEST: Final = 8  # of them, among which the quickest says how long such a step takes
 _LEAST_GAIN: Final = 1.01  # tokens a second with guesses, in those without: less is a loss
 
 
@@ -124,10 +126,15 @@ class Payoff:
 
 def _worth(rows: int, found: _Measured) -> float:
     """Return the tokens that plain decoding makes in the time of a step with guesses."""
-    # Of steps the median: a lone slow one is the machine's. Of guessing the mean: a smaller model
-    # that reads a long prompt is slow once, and that is its own.
-    took = median(found.drafted_ns) + fmean(found.drafting_ns)
-    return rows * took / median(found.plain_ns)
+    # Of steps the quickest: what makes others slow is the machine's. Of guessing the mean: a
+    # smaller model that reads a long prompt is slow once, and that is its own.
+    took = _quickest(found.drafted_ns) + fmean(found.drafting_ns)
+    return rows * took / _quickest(found.plain_ns)
+
+
+def _quickest(steps: deque[int]) -> int:
+    """Return the least of the latest ones."""
+    return min(islice(reversed(steps), _LATEST))
 
 
 def _spread(numbers: Collection[int]) -> float:
