@@ -23,6 +23,7 @@ from tgi_trio.model.spec import (
     LatentSpec,
     LayerSpec,
     Names,
+    QueryScale,
     RotarySpec,
 )
 from tgi_trio.shard.backend import load_runner
@@ -34,6 +35,7 @@ RECORDS = (
     LatentSpec,
     LayerSpec,
     Names,
+    QueryScale,
     RotarySpec,
     ShortConvolution,
     DeltaRule,

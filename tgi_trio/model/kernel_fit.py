@@ -70,6 +70,9 @@ CLAIMS: Final[Claims] = {
         "none", "head", refusal="queries and keys are normed over all heads"
     ),
     "DecoderSpec.gated_attention": only(False, refusal="attention has a gate on what it says"),
+    "DecoderSpec.norm_after_rotary": only(
+        False, refusal="queries and keys are normed after they are turned"
+    ),
     "DecoderSpec.query_key_norm_bias": only(False, refusal="query and key norms have biases"),
     "DecoderSpec.qkv_clip": ANY,
     "DecoderSpec.transposed": only(False, refusal="weights are stored transposed"),
@@ -108,6 +111,9 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.max_positions": ANY,
     "RotarySpec.sections": ANY,
     "RotarySpec.sections_alternate": ANY,
+    "RotarySpec.query_scale": only(None, refusal="queries are scaled by their position"),
+    "QueryScale.beta": ANY,  # of what is refused
+    "QueryScale.step": ANY,
     "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
 }
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.spec import QueryScale, RotarySpec
 
 # Every rotary scaling that is computed, and the numbers it cannot do without.
 _SCALINGS: Final[dict[str, tuple[str, ...]]] = {
@@ -59,6 +59,7 @@ def rotary(
         interleaved=interleaved,
         max_positions=config.trained_positions,
         parameters=parameters,
+        query_scale=_query_scale(parameters),
     )
 
 
@@ -79,6 +80,13 @@ def with_sections(
             f"that turn, not {given!r}."
         )
     return replace(spec, sections=tuple(given), sections_alternate=alternate)
+
+
+def _query_scale(parameters: dict[str, Any]) -> QueryScale | None:
+    """Return how far queries are scaled by their position, by the name that Mistral gave it."""
+    beta = parameters.get("llama_4_scaling_beta")
+    step = int(parameters["original_max_position_embeddings"])
+    return QueryScale(float(beta), step) if beta and step else None
 
 
 def _rope_parameters(config: ModelConfig, layer_type: str) -> dict[str, Any]:

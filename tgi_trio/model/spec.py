@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from tgi_trio.model.mixers import Mixer
 
-NormKind = Literal["rms", "rms_plus_one", "layer"]
+NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
 RotaryKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 QueryKeyNorm = Literal["none", "head", "whole"]
 
@@ -27,7 +27,7 @@ QkvLayout = Literal["separate", "stacked", "grouped"]
 GateUpLayout = Literal["turns", "halves", "rows"]
 
 # How a token chooses its experts, see `torch_backend/layers/routing.py`.
-Routing = Literal["softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"]
+Routing = Literal["softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,17 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries far behind are read more sharply: times 1 + beta * log(1 + floor(position / step)).
+
+    Source: Llama 4 (Meta 2025), as Ministral 3 has it.
+    """
+
+    beta: float
+    step: int  # positions
+
+
+@dataclass(frozen=True, slots=True)
 class RotarySpec:
     """One way of rotating. `parameters`: the scaling's own numbers, named as in config.json."""
 
@@ -91,6 +102,7 @@ class RotarySpec:
     sections: tuple[int, ...] = ()
     sections_alternate: bool = False  # the axes take turns pair by pair, as far as each goes
     parameters: dict[str, Any] = field(default_factory=dict, hash=False)
+    query_scale: QueryScale | None = None  # of all dimensions of a query
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +180,7 @@ class DecoderSpec:
     # What heads attended to is multiplied with the sigmoid of as many numbers, which are projected
     # beside the queries: per head its query, then its gate.
     gated_attention: bool = False
+    norm_after_rotary: bool = False  # of query and key heads
     qkv_layout: QkvLayout = "separate"
     qkv_bias: bool = False
     output_bias: bool = False

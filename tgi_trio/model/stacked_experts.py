@@ -44,6 +44,19 @@ def split_experts(
     return split
 
 
+def flatten_biases(
+    tensors: Mapping[str, StoredTensor], spec: DecoderSpec
+) -> dict[str, StoredTensor]:
+    """Return the tensors with the experts' biases [experts], where ERNIE has [1, experts]."""
+    end = f".{spec.names.choice_bias}"
+    return {
+        name: replace(stored, shape=stored.shape[1:])
+        if spec.names.choice_bias and name.endswith(end) and stored.shape[:-1] == (1,)
+        else stored
+        for name, stored in tensors.items()
+    }
+
+
 def split_first_axis(stored: StoredTensor) -> Iterator[StoredTensor]:
     """Yield the pieces of a tensor, one for each place of its first axis."""
     count = stored.shape[0]

@@ -193,13 +193,20 @@ def make_checkpoint(
     repeating one token. `overrides` change its configuration. Returns `folder`.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+    )
 
     special = (_FAMILY | tiny_hybrids.FAMILIES | tiny_families.FAMILIES).get(family, {})
     values = ({} if "vocab_size" in special else _COMMON) | special | overrides
     values = {name: value for name, value in values.items() if value is not ABSENT}
     config = AutoConfig.for_model(family, **values, bos_token_id=0, eos_token_id=1, pad_token_id=2)
     kind: Any = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    if type(config) not in kind._model_mapping:  # as what sees images, or is made for it
+        kind = AutoModelForImageTextToText
     model = kind.from_config(config)
     fill_parameters(model, seed, family in _MINUS_ONE_NORMS)
     with torch.no_grad():

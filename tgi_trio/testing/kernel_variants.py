@@ -333,12 +333,13 @@ def _routing() -> Iterator[Variant]:
         ("softmax", 8, 2, 1, 1),
         ("sparse-mixer", 16, 2, 1, 1),
         ("softmax", 32, 4, 1, 1),
+        ("biased-softmax", 64, 6, 1, 1),
         ("softmax", 128, 8, 1, 1),
         ("grouped-softmax", 160, 6, 8, 3),
         ("grouped-sigmoid", 256, 8, 8, 4),
     )
     for routing, count, each, groups, used in kinds:
-        logits = F32 if routing.startswith("grouped") else BF16
+        logits = F32 if routing.startswith(("grouped", "biased")) else BF16
         arguments = (BF16, I32, I32, I32, logits, F32, "i32", "fp32", "fp32")
         yield Variant(
             f"route_tokens {routing} {count}",
@@ -353,7 +354,7 @@ def _routing() -> Iterator[Variant]:
                 "GROUPS": groups,
                 "PADDED_GROUPS": groups,
                 "GROUPS_USED": used,
-                "HAS_BIAS": routing == "grouped-sigmoid",
+                "HAS_BIAS": routing in ("grouped-sigmoid", "biased-softmax"),
                 "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1}.get(routing, 0),
                 "BLOCK": tokens_of_a_program(count),
             },

@@ -15,6 +15,16 @@ _EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
     "head_dim": 16,
 }
+# Queries are scaled by their position, from the eighth on.
+_SHARPER: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "arcee": {},
     "dots1": _EXPERTS
@@ -25,6 +35,12 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "routed_scaling_factor": 1.5,
     },
     "ernie4_5": {"head_dim": 16, "use_bias": True},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 1,
+    },
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
     "glm4": {"head_dim": 16},
     "glm4_moe": _EXPERTS
@@ -62,9 +78,26 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "position_embedding_type": "rope",
     },
     "hy_v3": _EXPERTS | {"num_experts": 4, "num_local_experts": 4},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "internlm3": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "ministral3": {"head_dim": 16, "rope_parameters": _SHARPER},
+    "mistral4": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "rope_parameters": _SHARPER | {"partial_rotary_factor": 0.5},
+    },
     "minimax_m2": {"num_local_experts": 4, "intermediate_size": 48, "head_dim": 16}
     | {"num_experts_per_tok": 2},
+    "nemotron": {"mlp_bias": True},
     "seed_oss": {"head_dim": 16},
     "vaultgemma": {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24},
     "smollm3": {"no_rope_layers": [1, 0], "no_rope_layer_interval": 2},

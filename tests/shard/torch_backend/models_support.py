@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.families.registry import FAMILIES
@@ -127,14 +127,14 @@ def plan(rows: list[ShardSequence], counts: list[int]) -> StepPlan:
         ),
         block_tables=tables,
         samples=np.array(samples, dtype=np.bool_),
-        state_reads=np.array([1 + 2 * row.id + turn(row) for row in rows], np.int64),
-        state_writes=np.array([2 + 2 * row.id - turn(row) for row in rows], np.int64),
+        state_reads=np.array([state_slots(row)[0] for row in rows], np.int64),
+        state_writes=np.array([state_slots(row)[1] for row in rows], np.int64),
     )
 
 
-def turn(row: ShardSequence) -> int:
-    """Return which of its two slots holds a row's states."""
-    return int(bool(row.state.get("turn", 0)))
+def state_slots(row: ShardSequence) -> tuple[int, int]:
+    """Return the slots that a row's next step reads and writes its states in."""
+    return (1 + 2 * row.id, 2 + 2 * row.id) if row.states is None else row.states.slots
 
 
 def guessing_plan(rows: list[ShardSequence], guesses: list[list[int]]) -> StepPlan:
@@ -153,7 +153,8 @@ def advance(runner: Runner, rows: list[ShardSequence], counts: list[int]) -> lis
     result = runner.step(plan(rows, counts))
     for row, count, got in zip(rows, counts, result.rows, strict=True):
         row.computed += count
-        row.state["turn"] = 1 - turn(row)
+        read, written = state_slots(row)
+        row.states = StateGrant((written, read))
         assert got.fault is None, got.fault
         for token in got.token_ids:
             row.token_ids[row.length] = token

@@ -52,8 +52,12 @@ ROUTINGS: dict[str, dict[str, Any]] = {
         "groups_used": 2,
         "scale": 2.5,
     },
+    "ernie4_5_moe": {"count": 6, "per_token": 3, "normalise": True, "routing": "biased-softmax"},
     "one group": {"count": 6, "per_token": 2, "normalise": True, "routing": "grouped-sigmoid"},
 }
+
+
+BIASED = ("grouped-sigmoid", "biased-softmax")
 
 
 def some(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -86,7 +90,7 @@ def spec(request: pytest.FixtureRequest) -> ExpertsSpec:
 @pytest.mark.parametrize("tokens", [1, 7, 100])
 def test_it_chooses_what_torch_chooses(spec: ExpertsSpec, tokens: int) -> None:
     """Again and again: each launch leaves the counters as it found them."""
-    bias = some(spec.count, seed=3) if spec.routing == "grouped-sigmoid" else None
+    bias = some(spec.count, seed=3) if spec.routing in BIASED else None
     made = experts(spec, bias, torch.float32)
     for seed in range(3):
         logits = 2.0 * some(tokens, spec.count, seed=seed)
@@ -119,7 +123,7 @@ def test_many_programs_share_the_lists(spec: ExpertsSpec, monkeypatch: pytest.Mo
 def test_a_mixture_says_what_its_experts_say_one_by_one(
     spec: ExpertsSpec, tokens: int, dtype: torch.dtype
 ) -> None:
-    bias = some(spec.count, seed=3) if spec.routing == "grouped-sigmoid" else None
+    bias = some(spec.count, seed=3) if spec.routing in BIASED else None
     made = experts(spec, bias, dtype)
     x, logits = some(tokens, HIDDEN, seed=8, dtype=dtype), some(tokens, spec.count, seed=9)
     weights, chosen = route(logits, spec, bias)

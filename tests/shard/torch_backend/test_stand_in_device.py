@@ -200,9 +200,8 @@ def test_positions_are_turned_by_what_is_kept(
         found = rotary.table(positions, positions, torch.float32)
         assert (rotary._kept is not None) == kept
         rotary._kept = None
-        for ours, theirs in zip(
-            found, rotary.table(positions, positions, torch.float32), strict=True
-        ):
+        again = rotary.table(positions, positions, torch.float32)
+        for ours, theirs in zip(found[:2], again[:2], strict=True):
             assert ours.shape == theirs.shape and ours.tolist() == theirs.tolist()
 
 

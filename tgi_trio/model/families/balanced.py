@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_kin import ernie_bias
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary, sliding_windows
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
@@ -86,6 +87,34 @@ def dots1(config: ModelConfig) -> DecoderSpec:
     )
     first = int(config.get("first_k_dense_replace", 0))
     return _set(spec, experts, [i >= first for i in _places(spec)])
+
+
+def ernie4_5_moe(config: ModelConfig) -> DecoderSpec:
+    """ERNIE 4.5 (Baidu 2025): a softmax, and the bias is added to it for the choice."""
+    width = int(config.get("moe_intermediate_size", 1536))
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, theta=500000.0, interleaved=True),
+        names=names.ERNIE4_5_MOE,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        **ernie_bias(config),
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("moe_num_experts", config.get("num_experts", 64))),
+        per_token=int(config.get("moe_k", config.get("num_experts_per_tok", 6))),
+        width=width,
+        normalise=True,
+        shared_width=width * int(config.get("moe_num_shared_experts", 2)),
+        routing="biased-softmax",
+    )
+    first, every = int(config.get("moe_layer_start_index", 1)), config.get("moe_layer_interval", 1)
+    last = int(config.get("moe_layer_end_index", -1))
+    last = len(spec.layers) - 1 if last == -1 else last
+    return _set(spec, experts, [first <= i <= last and (i + 1) % every == 0 for i in _places(spec)])
 
 
 def _places(spec: DecoderSpec) -> range:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_kin import with_yarn
 from tgi_trio.model.families.llama_like import llama_spec
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import (
@@ -52,6 +53,35 @@ def deepseek_v3(config: ModelConfig) -> DecoderSpec:
     return _deepseek(config, experts, names.DEEPSEEK_V3, dense=3)
 
 
+def mistral4(config: ModelConfig) -> DecoderSpec | None:
+    """Mistral Small 4 (2026): softmax routing, and queries are scaled by their position."""
+    if int(config.get("n_group", 1)) > 1:  # whose worth is that of their two best
+        return None
+    config = with_yarn(config, factor=128.0, original=8192, theta=10000.0)
+    width = int(config.get("moe_intermediate_size", 2048))
+    experts = ExpertsSpec(
+        count=int(config.get("n_routed_experts", config.get("num_local_experts", 128))),
+        per_token=int(config.get("num_experts_per_tok", 4)),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=width * int(config.get("n_shared_experts", 1)),
+        routing="grouped-softmax",
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        gate_up="rows",
+    )
+    first = int(config.get("first_k_dense_replace", 0))
+    sparse = [i >= first for i in range(int(config.need("num_hidden_layers")))]
+    return deepseek_spec(
+        config,
+        experts,
+        names.MISTRAL4,
+        sparse=sparse,
+        rank=256,
+        query_rank=1024,
+        plain_dim=64,
+    )
+
+
 def _deepseek(config: ModelConfig, experts: ExpertsSpec, kept: Names, *, dense: int) -> DecoderSpec:
     """Return the spec with `experts` in all but the first layers, by default `dense` of them."""
     first = int(config.get("first_k_dense_replace", dense))
@@ -87,6 +117,7 @@ def deepseek_spec(
     turning = rotary(
         config, latent.rotary_dim, interleaved=bool(config.get("rope_interleave", True))
     )
+    turning = replace(turning, dim=latent.rotary_dim)  # "partial" is of what a head has of both
     layer = LayerSpec(scale=_scale(latent, turning), rotary=turning)
     spec = llama_spec(
         config,

@@ -7,9 +7,9 @@ from typing import Any
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
-from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
 from tgi_trio.model.reading import rotary, sliding_windows
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.spec import DecoderSpec, RotarySpec
 
 
 def smollm3(config: ModelConfig) -> DecoderSpec:
@@ -102,4 +102,80 @@ def internlm3(config: ModelConfig) -> DecoderSpec:
         output_bias=own,
         mlp_bias=biased,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+
+
+def ministral3(config: ModelConfig) -> DecoderSpec:
+    """Queries are scaled by their position, which `rotary` reads where the config says so."""
+    head_dim = int(config.get("head_dim", 128))
+    return llama_spec(
+        with_yarn(config, factor=16.0, original=16384, theta=1000000.0),
+        head_dim=head_dim,
+        windows=same_window(config),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+    )
+
+
+def with_yarn(config: ModelConfig, *, factor: float, original: int, theta: float) -> ModelConfig:
+    """Return the config with Mistral's way of turning where it does not say any."""
+    if config.get("rope_parameters") or config.get("rope_scaling"):
+        return config
+    turning = {
+        "rope_type": "yarn",
+        "rope_theta": theta,
+        "factor": factor,
+        "original_max_position_embeddings": original,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+    return replace(config, values={**config.values, "rope_parameters": turning})
+
+
+def hunyuan(config: ModelConfig) -> DecoderSpec:
+    """Hunyuan's first version (Tencent 2024): heads are turned, then normed."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    return llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=_stretch(config, head_dim),
+        names=names.HUNYUAN,
+        query_key_norm="head",
+        norm_after_rotary=True,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        **attention_bias(config),
+    )
+
+
+def _stretch(config: ModelConfig, head_dim: int) -> RotarySpec:
+    """Return how heads turn: with an `alpha`, "dynamic" means a larger base at every length."""
+    said = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    alpha = said.get("alpha")
+    if not alpha:
+        return rotary(config, head_dim)
+    values = {**config.values, "rope_scaling": None, "rope_parameters": None}
+    plain = rotary(replace(config, values=values), head_dim)
+    base = float(said.get("rope_theta") or plain.theta)
+    return replace(plain, theta=base * alpha ** (head_dim / (head_dim - 2)))
+
+
+def nemotron(config: ModelConfig) -> DecoderSpec:
+    """Nemotron-4 (NVIDIA 2024): LayerNorms whose weights are stored less one, squares, no gate."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    return llama_spec(
+        config,
+        head_dim=head_dim,
+        turning=rotary(config, head_dim, partial=0.5),
+        names=names.ARCEE,
+        norm="layer_plus_one",
+        norm_bias=True,
+        norm_eps=float(config.get("norm_eps", 1e-5)),
+        gated=False,
+        activation=config.get("hidden_act", "relu2"),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        **attention_bias(config),
     )

@@ -7,6 +7,7 @@ from typing import Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_kin import hunyuan
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
 from tgi_trio.model.reading import rotary, sliding_windows, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
@@ -212,3 +213,20 @@ def qwen3_vl_moe(config: ModelConfig) -> DecoderSpec:
         gate_up="halves",
     )
     return _set_sparse(config, spec, experts)
+
+
+def hunyuan_moe(config: ModelConfig) -> DecoderSpec | None:
+    """Hunyuan's first mixtures; layers of several numbers of experts are not computed here."""
+    count, each = config.get("num_experts", 1), config.get("moe_topk", 1)
+    if not isinstance(count, int) or not isinstance(each, int):
+        return None
+    width = int(config.need("intermediate_size"))
+    experts = ExpertsSpec(
+        count=count,
+        per_token=each,
+        width=width,
+        normalise=True,
+        shared_width=width,
+        routing="biased-softmax",
+    )
+    return _set_experts(replace(hunyuan(config), names=names.HUNYUAN_MOE), experts)

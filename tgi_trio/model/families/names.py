@@ -88,6 +88,8 @@ GLM4 = replace(
     mlp_post_norm="post_mlp_layernorm",
 )
 
+HUNYUAN = replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm")
+
 # No gate: one matrix up, one down.
 ARCEE = replace(LLAMA, gate="")
 
@@ -224,6 +226,22 @@ HY_V3 = replace(
     choice_bias="mlp.expert_bias",
 )
 
+ERNIE4_5_MOE = replace(
+    QWEN2_MOE,
+    shared_expert="mlp.shared_experts.",
+    shared_router="",
+    choice_bias="mlp.moe_statics.e_score_correction_bias",
+)
+
+HUNYUAN_MOE = replace(
+    QWEN2_MOE,
+    query_norm=HUNYUAN.query_norm,
+    key_norm=HUNYUAN.key_norm,
+    router="mlp.gate.wg",
+    shared_expert="mlp.shared_mlp.",
+    shared_router="",
+)
+
 GRANITE_MOE = replace(
     LLAMA,
     router="block_sparse_moe.router.layer",
@@ -310,6 +328,8 @@ DEEPSEEK_V2 = replace(
     latent_norm="self_attn.kv_a_layernorm",
     latent_up="self_attn.kv_b_proj",
 )
+
+MISTRAL4 = replace(DEEPSEEK_V2, expert_gate="", expert_up="", expert_gate_up="gate_up_proj")
 
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, choice_bias="mlp.gate.e_score_correction_bias")
 

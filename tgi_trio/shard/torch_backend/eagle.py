@@ -14,7 +14,7 @@ from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.checkpoint.heads import open_heads, read_token_map
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, attend_heads
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -96,7 +96,7 @@ class TorchEagle:
         if self._rotary is not None:  # what depends on lengths grows with the positions
             table = self._rotary.table(positions, positions + 1, qkv.dtype)
         batch = self._attention.prepare(plan, self._cache)
-        attended = self._attention.attend_projected(self._facts, qkv, self._steps, table, batch)
+        attended = attend_heads(self._attention, self._facts, qkv, self._steps, table, batch)
         if not len(wanted):
             return states[:0], np.empty(0, np.int64)
         residual = (normed if self.spec.norms_residual else states).index_select(0, some)

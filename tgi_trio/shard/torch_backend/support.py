@@ -35,7 +35,9 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.mlp_width": ANY,
     "DecoderSpec.layers": ANY,
     "DecoderSpec.names": ANY,
-    "DecoderSpec.norm": only("rms", "rms_plus_one", "layer", refusal="norm {!r} is not known"),
+    "DecoderSpec.norm": only(
+        *("rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not known"
+    ),
     "DecoderSpec.norm_eps": ANY,
     "DecoderSpec.norm_bias": ANY,
     "DecoderSpec.norm_weight": ANY,
@@ -45,6 +47,7 @@ CLAIMS: Final[Claims] = {
     ),
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.query_key_norm_bias": ANY,
+    "DecoderSpec.norm_after_rotary": ANY,
     "DecoderSpec.qkv_layout": only(
         "separate", "stacked", "grouped", refusal="layout {!r} of queries and keys is not known"
     ),
@@ -95,13 +98,16 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.sections": ANY,
     "RotarySpec.sections_alternate": ANY,
     "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
+    "RotarySpec.query_scale": ANY,
+    "QueryScale.beta": ANY,
+    "QueryScale.step": ANY,
     "ExpertsSpec.count": ANY,
     "ExpertsSpec.per_token": ANY,
     "ExpertsSpec.width": ANY,
     "ExpertsSpec.normalise": ANY,
     "ExpertsSpec.shared_width": ANY,
     "ExpertsSpec.routing": only(
-        *("softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"),
+        *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"),
         refusal="routing {!r} to experts is not known",
     ),
     "ExpertsSpec.jitter": ANY,

@@ -92,8 +92,39 @@ class AttentionBackend(PlanLayout, Protocol):
         batch: Any,
     ) -> torch.Tensor:
         """Do what `attend` does from what a layer of latents projects."""
-        query, key = latent.query_and_key(projected, lambda part: rotary.apply(part, *table))
-        return self.attend(layer, query, key, key, batch)
+        return attend_latents_apart(self, layer, projected, latent, rotary, table, batch)
+
+
+def attend_heads(
+    attention: AttentionBackend,
+    layer: AttentionLayer,
+    qkv: torch.Tensor,
+    steps: HeadSteps,
+    table: RotaryTable | None,
+    batch: Any,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.attend_projected` does, also where no kernel takes the steps."""
+    if steps.apart:
+        return attention.attend(layer, *steps.split(qkv, table), batch)
+    return attention.attend_projected(layer, qkv, steps, table, batch)
+
+
+def attend_latents_apart(
+    attention: AttentionBackend,
+    layer: AttentionLayer,
+    projected: torch.Tensor,
+    latent: LatentProjections,
+    rotary: Rotary,
+    table: RotaryTable,
+    batch: Any,
+) -> torch.Tensor:
+    """Do what `AttentionBackend.attend_latents` does by `attend`."""
+    query, key = latent.query_and_key(
+        projected, lambda part: rotary.apply(part, table.cos, table.sin)
+    )
+    if table.query_scale is not None:
+        query = query * table.query_scale
+    return attention.attend(layer, query, key, key, batch)
 
 
 class CapturableAttention(AttentionBackend, Protocol):

@@ -246,7 +246,9 @@ class PagedAttention(CapturableAttention):
 
         `query` [T, heads, value_dim] and its `ends`, which `turning` is still to rotate.
         """
-        rotary, (cos, sin) = turning or (None, (query, query))
+        rotary, cos, sin = None, query, query
+        if turning is not None:
+            rotary, (cos, sin, _) = turning
         rank, decodes = layer.value_dim, len(batch.counts) == len(query)
         tile = choose_latent_tile(query.dtype, layer.heads, decodes=decodes)
         work = _divide(layer, query, batch.tiles_of(tile.lanes, layer.heads), rank)

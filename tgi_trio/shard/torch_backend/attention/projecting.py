@@ -39,7 +39,8 @@ def write_projected(
         query = qkv.view(len(qkv), -1, dim)[:, :heads]
     else:
         query = torch.empty((len(qkv), heads, dim), dtype=qkv.dtype, device=qkv.device)
-    cos, sin = table if rotary is not None and table is not None else (qkv, qkv)
+    turns = rotary is not None and table is not None
+    cos, sin = (table.cos, table.sin) if turns and table is not None else (qkv, qkv)
     first = heads if still else 0
     block = count_heads(dim)
     rotate_and_write[(len(qkv), -(-(heads + 2 * kv_heads - first) // block))](
@@ -99,7 +100,8 @@ def write_latent_keys(
         key,
         query,
         projected,
-        *table,
+        table.cos,
+        table.sin,
         slots,
         projected if norm.weight is None else norm.weight,
         projected if norm.bias is None else norm.bias,

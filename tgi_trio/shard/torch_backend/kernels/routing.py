@@ -88,10 +88,16 @@ def find_odds(
             score += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
         return odds, tl.where(logit == float("-inf"), logit, score)
     else:
-        tl.static_assert(ROUTING == "softmax" or ROUTING == "grouped-softmax")
+        tl.static_assert(
+            ROUTING == "softmax" or ROUTING == "grouped-softmax" or ROUTING == "biased-softmax"
+        )
         best = tl.max(logit, 1)[:, None]
         odds = tl.exp(logit - best)
-        return odds / tl.sum(odds, 1)[:, None], logit
+        odds = odds / tl.sum(odds, 1)[:, None]
+        score = logit
+        if ROUTING == "biased-softmax" and HAS_BIAS:
+            score = odds + tl.load(bias + expert, mask=expert < EXPERTS, other=0.0)
+        return odds, tl.where(logit == float("-inf"), logit, score)
 
 
 @triton.jit

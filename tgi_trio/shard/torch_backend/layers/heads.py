@@ -9,8 +9,7 @@ from torch.nn import functional
 
 from tgi_trio.model.spec import NormKind
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-
-RotaryTable = tuple[torch.Tensor, torch.Tensor]  # cosines and signed sines, [T, 1, dim]
+from tgi_trio.shard.torch_backend.layers.rotary import RotaryTable as RotaryTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +25,13 @@ class HeadSteps:
     gain: torch.Tensor | None = None  # [heads + kv_heads, head_dim]; None: heads are not normalised
     bias: torch.Tensor | None = None
     rotary: Rotary | None = None
+    norm_last: bool = False  # heads are rotated, then normalised
+
+    @property
+    def apart(self) -> bool:
+        """Whether `split` does what no kernel does that writes queries and keys in one launch."""
+        scaled = self.rotary is not None and self.rotary.spec.query_scale is not None
+        return scaled or (self.norm_last and self.gain is not None)
 
     def split(
         self, qkv: torch.Tensor, table: RotaryTable | None
@@ -36,17 +42,21 @@ class HeadSteps:
         heads, kv_heads = self.heads, self.kv_heads
         qkv = qkv.view(len(qkv), heads + 2 * kv_heads, self.head_dim)
         query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=1)
-        if self.gain is not None:
+        if self.gain is not None and not self.norm_last:
             query_key = self._normalise(query_key, self.gain)
         if self.rotary is not None and table is not None:
-            query_key = self.rotary.apply(query_key, *table)
+            query_key = self.rotary.apply(query_key, table.cos, table.sin)
+        if self.gain is not None and self.norm_last:
+            query_key = self._normalise(query_key, self.gain)
         query, key = query_key.split((heads, kv_heads), dim=1)
+        if table is not None and table.query_scale is not None:
+            query = query * table.query_scale
         return query, key, value
 
     def _normalise(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         """Normalise every query and key head by itself, each with its own weights."""
         size = (self.head_dim,)
-        if self.norm == "layer":
+        if self.norm in ("layer", "layer_plus_one"):
             normed = functional.layer_norm(x, size, None, None, self.eps) * gain
             return normed if self.bias is None else normed + self.bias
         if self.norm == "rms_plus_one":

@@ -13,6 +13,7 @@ class Norm:
 
     "rms": x / rms(x) * weight. "rms_plus_one": the weight is stored less one (Gemma) and the whole
     is computed in float32, because 1 + w does not survive bfloat16. "layer": LayerNorm.
+    "layer_plus_one": the same, its weight stored less one (Nemotron).
     """
 
     __slots__ = ("bias", "eps", "kind", "shape", "weight")
@@ -27,6 +28,8 @@ class Norm:
     ) -> None:
         if kind == "rms_plus_one" and weight is not None:
             weight = weight.float() + 1.0
+        if kind == "layer_plus_one":
+            weight, kind = None if weight is None else weight + 1.0, "layer"
         self.kind = kind
         self.weight = weight
         self.bias = bias

@@ -8,9 +8,11 @@ whether its prompt came in one chunk or many, alone or in a batch, first time or
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from tgi_trio.model.spec import RotarySpec
+from tgi_trio.model.spec import QueryScale, RotarySpec
 from tgi_trio.shard.rotary_frequencies import (
     exponents,
     long_frequencies,
@@ -19,12 +21,20 @@ from tgi_trio.shard.rotary_frequencies import (
 )
 
 
+class RotaryTable(NamedTuple):
+    """What a step's queries and keys are turned by."""
+
+    cos: torch.Tensor  # [T, 1, dim]
+    sin: torch.Tensor  # the same, with the rotation's sign
+    query_scale: torch.Tensor | None = None  # [T, 1, 1], of turned queries; None: 1
+
+
 class Rotary:
     """Cosines and sines for the tokens of a step."""
 
     def __init__(self, spec: RotarySpec, device: torch.device) -> None:
         self.spec = spec
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._kept: RotaryTable | None = None
         self.by_length = spec.kind in ("dynamic", "longrope")
         frequencies, self.scale = rotary_frequencies(spec)
         self.frequencies = torch.from_numpy(frequencies).to(device)
@@ -49,8 +59,8 @@ class Rotary:
 
     def table(
         self, positions: torch.Tensor, lengths: torch.Tensor, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (cos, signed sin), each [T, 1, dim] of `dtype`.
+    ) -> RotaryTable:
+        """Return cosines, signed sines and scales of queries, all of `dtype`.
 
         `positions` int64 [T], or [3, T]: time, row and column of each; `lengths` int64 [T] as the
         module says, read by `by_length` kinds. The sign of the rotation is folded into the sine, so
@@ -64,7 +74,11 @@ class Rotary:
         scale = self._scale(lengths)
         if scale is not None:
             cos, sin = cos * scale, sin * scale
-        return cos.to(dtype)[:, None], sin.to(dtype)[:, None]
+        query_scale = None
+        if self.spec.query_scale is not None:
+            places = positions if positions.dim() == 1 else positions[0]
+            query_scale = _scale_queries(self.spec.query_scale, places).to(dtype)[:, None, None]
+        return RotaryTable(cos.to(dtype)[:, None], sin.to(dtype)[:, None], query_scale)
 
     def _of_pairs(self, positions: torch.Tensor) -> torch.Tensor:
         """Return the position that each pair of dimensions turns with, [T, 1] or [T, dim / 2]."""
@@ -78,17 +92,17 @@ class Rotary:
             return torch.stack((first, second), dim=-1).flatten(-2)
         return torch.cat((first, second), dim=-1)
 
-    def _look_up(
-        self, kept: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _look_up(self, kept: RotaryTable, positions: torch.Tensor) -> RotaryTable:
         """Return `table` of positions from the tables of the first ones."""
-        cos, sin = kept
+        cos, sin, scale = kept
+        places = positions if positions.dim() == 1 else positions[0]
+        scale = None if scale is None else scale.index_select(0, places)
         if positions.dim() == 1 or self.axes is None:
-            places = positions if positions.dim() == 1 else positions[0]
-            return cos.index_select(0, places), sin.index_select(0, places)
+            return RotaryTable(cos.index_select(0, places), sin.index_select(0, places), scale)
         pairs = self._of_pairs(positions)
         places = self._spread(pairs, pairs)
-        return cos[:, 0].gather(0, places)[:, None], sin[:, 0].gather(0, places)[:, None]
+        cos, sin = cos[:, 0].gather(0, places), sin[:, 0].gather(0, places)
+        return RotaryTable(cos[:, None], sin[:, None], scale)
 
     def apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the leading `dim` dimensions of `x` [T, heads, head_dim]."""
@@ -122,6 +136,11 @@ class Rotary:
         if spec.kind == "dynamic":
             return _dynamic_at(spec, lengths, self.exponents)
         return self.frequencies
+
+
+def _scale_queries(spec: QueryScale, positions: torch.Tensor) -> torch.Tensor:
+    """Return float32 [T]."""
+    return 1 + spec.beta * torch.log1p(torch.floor(positions.float() / spec.step))
 
 
 def _dynamic_at(spec: RotarySpec, lengths: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,8 @@ Router = Callable[[torch.Tensor, ExpertsSpec, torch.Tensor | None], ChosenExpert
 def route(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
     """Return weights and experts of each token, as the family of `spec` was trained.
 
-    `logits` [T, experts]; `bias` float32 [experts], which only "grouped-sigmoid" has.
+    `logits` [T, experts]; `bias` float32 [experts], which "biased-softmax" and
+    "grouped-sigmoid" have.
     """
     return _ROUTERS[spec.routing](logits.float(), spec, bias)
 
@@ -26,6 +27,19 @@ def _softmax(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None)
     weights, chosen = logits.softmax(dim=-1).topk(spec.per_token, dim=-1)
     if spec.normalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights, chosen
+
+
+def _biased_softmax(
+    logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None
+) -> ChosenExperts:
+    """The most probable experts, `bias` added for the choice alone (ERNIE 4.5, 2025)."""
+    odds = logits.softmax(dim=-1)
+    scores = odds if bias is None else odds + bias
+    chosen = scores.topk(spec.per_token, dim=-1).indices
+    weights = odds.gather(-1, chosen)
+    if spec.normalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # all may be zero
     return weights, chosen
 
 
@@ -56,6 +70,8 @@ def _grouped_softmax(
     odds = logits.softmax(dim=-1)
     best = odds.unflatten(-1, (spec.groups, -1)).amax(dim=-1)
     weights, chosen = _of_best_groups(odds, best, spec, 0.0).topk(spec.per_token, dim=-1)
+    if spec.normalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)  # all may be zero
     return weights * spec.scale, chosen
 
 
@@ -88,6 +104,7 @@ def _of_best_groups(
 
 _ROUTERS: dict[Routing, Router] = {
     "softmax": _softmax,
+    "biased-softmax": _biased_softmax,
     "sparse-mixer": _sparse_mixer,
     "grouped-softmax": _grouped_softmax,
     "grouped-sigmoid": _grouped_sigmoid,

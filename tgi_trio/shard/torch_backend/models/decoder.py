@@ -10,7 +10,12 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionBackend,
+    AttentionLayer,
+    attend_heads,
+    attend_latents_apart,
+)
 from tgi_trio.shard.torch_backend.kv_cache import KVShape
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
@@ -322,16 +327,19 @@ class Decoder:
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
             rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
-            attended = attention.attend_latents(
-                layer.shape, qkv, layer.latent, rotary, table, batch
-            )
+            if rotary.spec.query_scale is None:
+                attended = attention.attend_latents(
+                    layer.shape, qkv, layer.latent, rotary, table, batch
+                )
+            else:
+                attended = attend_latents_apart(
+                    attention, layer.shape, qkv, layer.latent, rotary, table, batch
+                )
             return layer.output(layer.latent.values(attended))
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         steps = self._head_steps[layer.shape.index]
-        attended = attention.attend_projected(
-            layer.shape, qkv, steps, tables.get(layer.rotary), batch
-        )
+        attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)
         return layer.output(attended if gate is None else attended * gate.sigmoid())
 
     def _steps_of(self, layer: Attention) -> HeadSteps:
@@ -346,6 +354,7 @@ class Decoder:
             gain=layer.head_norm,
             bias=layer.head_norm_bias,
             rotary=self.rotaries[layer.rotary] if layer.rotary >= 0 else None,
+            norm_last=spec.norm_after_rotary,
         )
 
     def _normalise_whole(

@@ -26,8 +26,8 @@ def load_experts(
     """Return a mixture of experts."""
     choice_bias = None
     router = loader.weight(refs.router)
-    if spec.routing in ("grouped-softmax", "grouped-sigmoid"):
-        router = router.float()  # DeepSeek computes odds in float32 throughout
+    if spec.routing in ("grouped-softmax", "grouped-sigmoid", "biased-softmax"):
+        router = router.float()  # DeepSeek and ERNIE compute odds in float32 throughout
     if refs.choice_bias is not None:
         choice_bias = loader.vector(refs.choice_bias)
     return ExpertsMlp(
