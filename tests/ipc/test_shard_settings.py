@@ -43,6 +43,7 @@ ORIGINS = {
     "rank": "the group, which counts its ranks",
     "world_size": "--num-shard or --sharded",
     "followers": "the group, which makes the channels",
+    "image_arena": "the launcher, which makes it for models with images",
     "rendezvous": "the group, which opens the file",
 }
 

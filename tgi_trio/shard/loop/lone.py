@@ -12,8 +12,13 @@ from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 
 
 def decodes_alone(table: RowTable) -> bool:
-    """Return whether a table has one row, whose next step is its last token and no prompt's."""
+    """Return whether a table has one row, whose next step is its last token and no prompt's.
+
+    Not one that has states, or is turned otherwise than by its positions.
+    """
     if len(table.sequences) != 1 or table.held[0] or table.last[0] == UNKNOWN:
+        return False
+    if table.shaped or table.sequences[0].states is not None:
         return False
     computed = table.computed[0]
     return bool(
