@@ -46,6 +46,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "kv_dtype": ("fp8_e5m2", "fp8_e5m2"),
     "weights": ("gguf:q8_0", "gguf:q8_0"),
     "bits": ("16", 16),
+    "image_urls": ("public, :8080", "public, :8080"),
     "adapters": ("a/b, c = /d@e", ("a/b", "c=/d@e")),
     "backend": ("torch", "torch"),
     "sizes": ("1, 2,8", (1, 2, 8)),
@@ -311,7 +312,7 @@ disable-custom-kernels cuda-memory-fraction rope-scaling rope-factor json-output
 otlp-service-name cors-allow-origin api-key watermark-gamma watermark-delta ngrok ngrok-authtoken
 ngrok-edge tokenizer-config-path disable-grammar-support env max-client-batch-size lora-adapters
 usage-stats payload-limit enable-prefill-logprobs graceful-termination-timeout tokenizer-name
-master-shard-uds-path max-image-fetch-size messages-api-enabled uds-path logger-level
+master-shard-uds-path messages-api-enabled uds-path logger-level
 """.split()
 
 

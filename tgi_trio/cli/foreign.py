@@ -42,7 +42,6 @@ _ONE_MACHINE: Final = (
 REFUSED: Final[tuple[RefusedFlag, ...]] = (
     RefusedFlag("disable-custom-kernels", _OWN_KERNELS, same=(False,), kind="switch"),
     RefusedFlag("weights-cache-override", "give the folder of the weights to --model-id"),
-    RefusedFlag("max-image-fetch-size", "images are not in this build"),
     RefusedFlag("shard-uds-path", _ONE_MACHINE),
     RefusedFlag("master-shard-uds-path", _ONE_MACHINE),
     RefusedFlag("uds-path", _ONE_MACHINE, env=False),

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tgi_trio.errors import ConfigurationError
 from tgi_trio.log_levels import parse_log_levels
+from tgi_trio.router.images.policy import parse_policy
 from tgi_trio.settings.records import (
     ACTIVATIONS,
     CPU_BACKENDS,
@@ -159,6 +161,14 @@ def _adapters(text: str) -> tuple[str, ...]:
     return entries
 
 
+def _image_urls(text: str) -> str:
+    try:
+        parse_policy(text)
+    except ConfigurationError as error:
+        raise ValueError(f"expected none, public, hosts, networks or ports: {error}") from None
+    return text
+
+
 def _levels(text: str) -> str:
     parse_log_levels(text)
     return text
@@ -212,6 +222,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "weights": ("FORMAT", _one_of(WEIGHT_FORMATS)),
     "rope": ("KIND", _one_of(ROPE_SCALINGS)),
     "adapters": ("IDS", _adapters),
+    "image_urls": ("URLS", _image_urls),
     "backend": ("BACKEND", _one_of(CPU_BACKENDS)),
     "bits": ("BITS", _bits),
     "sizes": ("SIZES", _sizes),

@@ -9,6 +9,7 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.engine import Engine
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.http.engine_api import ModelCard, ServedLimits
+from tgi_trio.router.images.image_reader import ImageReader
 from tgi_trio.router.request import Request, Timings
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -35,6 +36,7 @@ class EngineFacade:
         thoughts: Thoughts | None = None,
         call_style: CallStyle | None = None,
         adapters: AdapterRegistry | None = None,
+        images: ImageReader | None = None,
     ) -> None:
         aliases = tuple(n for n in settings.served_model_names if n != settings.model_id)
         self.model = ModelCard(
@@ -49,6 +51,7 @@ class EngineFacade:
         self.call_style = CallStyle() if call_style is None else call_style
         self.validator = validator
         self.metrics = metrics
+        self.images = images
         self.adapters = AdapterRegistry() if adapters is None else adapters
         for name in self.adapters.names:
             metrics.know("adapter", name)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import PromptTooLong, ValidationError
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.router.images.image_prompt import ExpandedPrompt
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.text.regexes import compile_regex
 from tgi_trio.router.text.tokenizer import TokenizerPool
@@ -137,7 +138,7 @@ class Validator:
 
     async def validate(
         self,
-        prompt: str | Sequence[int] | NDArray[np.int32],
+        prompt: str | Sequence[int] | NDArray[np.int32] | ExpandedPrompt,
         parameters: GenerationParameters,
         *,
         add_special_tokens: bool = True,
@@ -146,7 +147,7 @@ class Validator:
         cache_salt: str = "",
         name: str = "",
     ) -> Request:
-        """Return the request for a prompt given as text or as token ids.
+        """Return the request for a prompt given as text, with images or without, or as token ids.
 
         `add_special_tokens` is for text only: True for plain prompts, False for rendered chats.
         The other keywords go into the `Request` as they are. Raises ValidationError.
@@ -155,11 +156,15 @@ class Validator:
         if len(prompt) == 0:
             raise ValidationError("`inputs` cannot be empty")
         self._check_truncate(parameters.truncate)
-        ids, length = await self._tokenise(prompt, add_special_tokens, parameters.truncate)
+        shown = prompt if isinstance(prompt, ExpandedPrompt) else None
+        text = prompt.text if isinstance(prompt, ExpandedPrompt) else prompt
+        special = add_special_tokens and not (shown is not None and shown.writes_bos)
+        ids, length = await self._tokenise(text, special, parameters.truncate)
         max_new_tokens = self._max_new_tokens(length, parameters)
         if len(ids) == 0:  # text that the tokenizer's normalizer removes, without special tokens
             raise ValidationError("`inputs` cannot be empty")
         self.check_ids(ids)
+        images = () if shown is None else shown.place(ids, len(ids) == parameters.truncate)
         if parameters.grammar is not None:
             await self.check_grammar(parameters.grammar)
         return Request(
@@ -177,6 +182,7 @@ class Validator:
             deadline=deadline,
             cache_salt=cache_salt,
             name=name,
+            images=images,
         )
 
     async def check_grammar(self, grammar: str) -> None:

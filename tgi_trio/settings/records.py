@@ -94,6 +94,11 @@ class AsGiven(ShardOptions):
     max_grammar_bytes: int = 2**16  # of a grammar as llguidance reads it
     max_grammar_seconds: float = 0.5  # of CPU time to compile one
     payload_limit: int = 2_000_000  # bytes
+    image_urls: str = "public"  # which are fetched: none, public, or hosts, networks and ports
+    max_image_fetch_size: int = 20 * 2**20  # bytes of a compressed image
+    max_image_pixels: int = 20_000_000  # of an image as it comes
+    max_images_per_prompt: int = 8
+    image_memory: int = 256 * 2**20  # bytes of all images' pixels on their way to the shard
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
     target_itl: float = 0.05  # seconds between tokens that are fine while requests wait

@@ -12,6 +12,7 @@ import trio
 from tgi_trio.errors import GenerationError, ValidationError
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
+from tgi_trio.router.images.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
 
@@ -28,7 +29,7 @@ class Schedulable(Protocol):
 
 async def validate_request(
     call: Call,
-    prompt: str | Sequence[int],
+    prompt: Prompt | Sequence[int],
     asked: GenerationParameters,
     body: Schedulable,
     *,
@@ -41,8 +42,14 @@ async def validate_request(
     name = asked.adapter_id or call.adapter
     adapter = None if name is None else call.engine.adapters.find(name)
     until = deadline(call, body.timeout)
+    read: str | Sequence[int] | ExpandedPrompt
+    if isinstance(prompt, ImagePrompt):
+        call.engine.validator.check(asked)  # before anything is fetched
+        read = await expand_images(call, prompt)
+    else:
+        read = prompt
     request = await call.engine.validator.validate(
-        prompt,
+        read,
         asked,
         add_special_tokens=add_special_tokens,
         priority=body.priority or 0,
@@ -56,6 +63,15 @@ async def validate_request(
     if adapter.listed:  # otherwise it was unloaded meanwhile, and its series with it
         call.engine.metrics.inc("tgi_adapter_request_count", adapter=adapter.name)
     return replace(request, sampling=replace(request.sampling, adapter=adapter.number))
+
+
+async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
+    """Return a prompt with all tokens of its images; raises ValidationError."""
+    if call.engine.images is None:
+        raise ValidationError(
+            f"{prompt.links[0].where} holds an image, and this model does not see images"
+        )
+    return await call.engine.images.read(prompt, call.engine.limits.max_input_tokens)
 
 
 async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:

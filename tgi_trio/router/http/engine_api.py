@@ -14,6 +14,7 @@ from tgi_trio.router.request import Outcome, Request, Timings, Token
 
 if TYPE_CHECKING:
     from tgi_trio.router.adapters.registry import AdapterRegistry
+    from tgi_trio.router.images.image_reader import ImageReader
     from tgi_trio.router.telemetry.metrics import Metrics
     from tgi_trio.router.text.chat_template import ChatTemplate
     from tgi_trio.router.text.thoughts.derive import Thoughts
@@ -84,6 +85,9 @@ class EngineApi(Protocol):
     def metrics(self) -> Metrics: ...
     @property
     def adapters(self) -> AdapterRegistry: ...
+    @property
+    def images(self) -> ImageReader | None:
+        """What reads images; None where the model sees none."""
 
     def permit(self, count: int = 1) -> AbstractContextManager[None]:
         """Take permits without waiting, to be held for the whole generation; raises Overloaded."""

@@ -13,6 +13,7 @@ from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_to
 from tgi_trio.router.http.deadlines import Schedulable, validate_request
 from tgi_trio.router.http.messages.tool_calls import AnswerReader
 from tgi_trio.router.http.rendering import render_with_tools
+from tgi_trio.router.images.image_prompt import Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.text.answer import CallReader
 from tgi_trio.router.text.answer_form import ReadForm, SaidAlone
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 class Prepared:
     """A conversation as a generation needs it."""
 
-    prompt: str
+    prompt: Prompt
     parameters: GenerationParameters
     tools: ChatTools | None
     form: ReadForm | None  # how the answer is read
@@ -85,7 +86,13 @@ def prepare(call: Call, conversation: Conversation, parameters: GenerationParame
     tools = choose_tools(call, conversation)
     prompt = render_with_tools(call, conversation, tools)
     thoughts = call.engine.thoughts
-    place = Place.CLOSED if thoughts is None else find_place(prompt, thoughts, _said(conversation))
+    place = (
+        Place.CLOSED
+        if thoughts is None
+        else find_place(
+            prompt if isinstance(prompt, str) else prompt.text, thoughts, _said(conversation)
+        )
+    )
     bound = _bound(call, conversation, parameters, tools, thoughts, place)
     form = _read_form(call, tools, thoughts if conversation.read_thoughts else None, place)
     return Prepared(prompt, bound, tools, form, conversation, parameters)

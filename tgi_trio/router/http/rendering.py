@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
-from tgi_trio.errors import TemplateError
+from tgi_trio.errors import TemplateError, ValidationError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
+from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
+from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.call_formats import Format
 from tgi_trio.router.text.tools.ids import fit_ids
@@ -26,7 +29,7 @@ Write values, not variables. If no function helps, answer in your own words.
 """
 
 
-def render_prompt(call: Call, conversation: Conversation) -> str:
+def render_prompt(call: Call, conversation: Conversation) -> Prompt:
     """Return the prompt that the model's template makes of turns and tools.
 
     Raises TemplateError, ToolError and ValidationError.
@@ -34,11 +37,16 @@ def render_prompt(call: Call, conversation: Conversation) -> str:
     return render_with_tools(call, conversation, choose_tools(call, conversation))
 
 
-def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools | None) -> str:
+def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools | None) -> Prompt:
     """Do what `render_prompt` does with tools that are chosen."""
     template = call.engine.chat_template
     if template is None:
         raise TemplateError("template not found")
+    links = [link for turn in conversation.turns for link in turn.images]
+    if links and call.engine.images is None:
+        raise ValidationError(
+            f"{links[0].where} holds an image, and this model does not see images"
+        )
     shown = tools is not None and template.uses("tools", tools=True)
     style = call.engine.call_style
     turns = arrange_turns(conversation.turns, template.roles(tools=shown))
@@ -51,14 +59,67 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
         messages = [_shape_arguments(message, style) for message in messages]
     if tools is not None:
         _append_tool_prompt(messages, conversation.tool_prompt, None if shown else tools.listed)
-    return template.render(
-        messages,
-        tools=tools.listed if tools is not None and shown else None,
-        add_generation_prompt=conversation.begins is not False,
-        continue_final_message=_continues(conversation, messages),
-        documents=conversation.documents,
-        **{**_switches(conversation, template, tools=shown), **conversation.variables},
-    )
+    given: dict[str, Any] = {
+        "tools": tools.listed if tools is not None and shown else None,
+        "documents": conversation.documents,
+        **_switches(conversation, template, tools=shown),
+        **conversation.variables,
+    }
+    how: dict[str, Any] = {
+        "add_generation_prompt": conversation.begins is not False,
+        "continue_final_message": _continues(conversation, messages),
+    }
+    if not links or call.engine.images is None:
+        return template.render(messages, **given, **how)
+    placeholder = call.engine.images.layout.placeholder
+    return _render_images(template, messages, links, placeholder, given, how)
+
+
+def _render_images(
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    links: Sequence[ImageLink],
+    placeholder: str,
+    given: Mapping[str, Any],
+    how: Mapping[str, Any],
+) -> ImagePrompt:
+    """Return a prompt with images where the template has written their placeholders.
+
+    One that was typed by somebody is another word meanwhile, so that it never is an image.
+    """
+    word = f"typed{secrets.token_hex(12)}"
+    messages, given = _reword((messages, given), placeholder, word)
+    if not template.writes_parts(placeholder):
+        messages = [_with_placeholders(message, placeholder) for message in messages]
+    pieces = template.render(messages, **given, **how).split(placeholder)
+    if len(pieces) != len(links) + 1:
+        raise TemplateError(
+            f"the chat template writes {len(pieces) - 1} images of {len(links)}: not every message "
+            "may hold some"
+        )
+    first, *rest = (piece.replace(word, placeholder) for piece in pieces)
+    behind = (each for pair in zip(links, rest, strict=True) for each in pair)
+    return ImagePrompt(tuple(filter(None, (first, *behind))))
+
+
+def _reword(value: Any, old: str, new: str) -> Any:
+    """Return JSON values with a word of all their texts replaced."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, Mapping):
+        return {_reword(key, old, new): _reword(each, old, new) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_reword(each, old, new) for each in value]
+    return value
+
+
+def _with_placeholders(message: dict[str, Any], placeholder: str) -> dict[str, Any]:
+    """Return a message whose images are in its text, for a template that takes nothing else."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = (part["text"] if part["type"] == "text" else f"{placeholder}\n" for part in content)
+    return {**message, "content": "".join(texts)}
 
 
 def _switches(
@@ -103,8 +164,11 @@ def _append_tool_prompt(
         text = prompt
     else:
         return
-    if messages and isinstance(messages[-1].get("content"), str):
-        messages[-1]["content"] += f"\n---\n{text}"
+    content = messages[-1].get("content") if messages else None
+    if isinstance(content, str):
+        messages[-1]["content"] = f"{content}\n---\n{text}"
+    elif isinstance(content, list):
+        content.append({"type": "text", "text": f"\n---\n{text}"})
 
 
 def _with_thought_part(message: dict[str, Any]) -> dict[str, Any]:
@@ -140,4 +204,6 @@ def _flatten_content(message: dict[str, Any], form: Format) -> dict[str, Any]:
     if not calls:
         return message
     text = form.write((c["function"]["name"], c["function"]["arguments"]) for c in calls)
-    return {**message, "content": "\n".join(filter(None, (message.get("content"), text)))}
+    if isinstance(content := message.get("content"), list):
+        return {**message, "content": [*content, {"type": "text", "text": f"\n{text}"}]}
+    return {**message, "content": "\n".join(filter(None, (content, text)))}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Final
 
-# TGI's expression: a link with an empty name, up to the first bracket that closes.
-_LINK: Final = re.compile(r"!\[\]\(([^)]*)\)")
+_BEGIN: Final = "![]("
+_END: Final = ")"
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,17 +14,28 @@ class ImageLink:
     """Where an image of a prompt is: an http(s) or a data URL, not yet looked at."""
 
     url: str
+    where: str = "the prompt"  # of a request, for messages
 
 
-def split_text(text: str) -> list[str | ImageLink]:
-    """Return the pieces of a prompt in their order, none of them an empty text."""
-    pieces: list[str | ImageLink] = []
-    begin = 0
-    for match in _LINK.finditer(text):
-        if match.start() > begin:
-            pieces.append(text[begin : match.start()])
-        pieces.append(ImageLink(match[1]))
-        begin = match.end()
-    if begin < len(text):
-        pieces.append(text[begin:])
+Piece = str | ImageLink
+
+
+def split_text(text: str) -> list[Piece]:
+    """Return the pieces of a prompt in their order, none of them an empty text.
+
+    A URL ends at the first bracket that closes, as TGI has it. Without expressions: a data URL may
+    have millions of letters, and nothing else runs while one is matched.
+    """
+    pieces: list[Piece] = []
+    done = 0
+    while (begin := text.find(_BEGIN, done)) >= 0:
+        end = text.find(_END, begin)
+        if end < 0:
+            break
+        if begin > done:
+            pieces.append(text[done:begin])
+        pieces.append(ImageLink(text[begin + len(_BEGIN) : end]))
+        done = end + len(_END)
+    if done < len(text):
+        pieces.append(text[done:])
     return pieces

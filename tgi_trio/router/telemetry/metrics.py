@@ -174,6 +174,11 @@ METRICS: Final[tuple[Metric, ...]] = (
         "End of one step's compute to the start of the next, seconds",
         "G",
     ),
+    Metric("tgi_image_count", "counter", "Images of prompts"),
+    Metric("tgi_image_tokens", "counter", "Feature tokens that they took"),
+    Metric("tgi_image_cache_hits", "counter", "Images that were known, and not decoded anew"),
+    Metric("tgi_image_fetch_duration", "histogram", "Seconds to fetch an image", "D"),
+    Metric("tgi_image_decode_duration", "histogram", "Seconds to decode an image", "D"),
     Metric("tgi_adapters_loaded", "gauge", "LoRA adapters in the shard's memory"),
     Metric("tgi_adapter_bytes", "gauge", "Bytes that they take there, on the first rank"),
     Metric(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ TemplateMessage = Mapping[str, Any]
 Clock = Callable[[], datetime]
 
 _CONTINUE = "\ue000continue-here\ue000 "  # marks the end of the message to continue; ends in space
+_MARK = "Probe0x"  # no word of any template
 _PROBE: Mapping[str, Any] = {
     "type": "function",
     "function": {
@@ -69,6 +71,8 @@ class ChatTemplate:
                     f"The chat template '{name}' does not compile: line {error.lineno}: "
                     f"{error.message}. Give another with --chat-template."
                 ) from error
+        self._lists: frozenset[str] = frozenset()  # templates that read no text but in a list
+        self._lists = frozenset(name for name in sources if self._reads_lists_alone(name))
 
     @classmethod
     def given(
@@ -123,12 +127,15 @@ class ChatTemplate:
         `continue_final_message` ends the prompt inside the last message; it excludes a generation
         prompt, which is then left out. Raises TemplateError with the template's own message.
         """
-        template = self._templates.get(self._name(tools is not None))
+        name = self._name(tools is not None)
+        template = self._templates.get(name)
         if template is None:
             raise TemplateError(self._explain_missing())
         if not messages:
             raise TemplateError("messages must not be empty")
         chat = [_prepare_message(message) for message in messages]
+        if name in self._lists:
+            chat = [_with_list(message) for message in chat]
         final = _mark_final(chat) if continue_final_message else ""
         try:
             text = template.render(
@@ -145,6 +152,27 @@ class ChatTemplate:
         except Exception as error:  # a template is a program of its own: it may fail in any way
             raise TemplateError(str(error) or type(error).__name__) from error
         return _cut_final(text, final) if continue_final_message else text
+
+    def writes_parts(self, placeholder: str) -> bool:
+        """Return whether an image in a message's list of parts becomes its placeholder."""
+        parts = [{"type": "image"}, {"type": "text", "text": _MARK}]
+        try:
+            text = self.render([{"role": "user", "content": parts}])
+        except TemplateError:
+            return False
+        return text.count(placeholder) == 1 and _MARK in text
+
+    def _reads_lists_alone(self, name: str) -> bool:
+        """Return whether a template loses a text that is no list of parts, as for some that see."""
+        template = self._templates[name]
+
+        def reads(content: Any) -> bool:
+            messages = [{"role": "user", "content": content}]
+            with suppress(Exception):  # a template is a program of its own
+                return _MARK in template.render({**self._special_tokens, "messages": messages})
+            return False
+
+        return not reads(_MARK) and reads([{"type": "text", "text": _MARK}])
 
     def _name(self, tools: bool) -> str:
         return "tool_use" if tools and "tool_use" in self._templates else "default"
@@ -163,6 +191,14 @@ def _prepare_message(message: TemplateMessage) -> dict[str, Any]:
     if reasoning is None:
         return kept
     return {"thinking": reasoning} | kept | {"reasoning_content": reasoning}
+
+
+def _with_list(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose content is a list of parts."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
 def _mark_final(chat: list[dict[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.roles import Roles
 
 _BREAK = "\n\n"  # between texts that come to share a turn
@@ -40,17 +41,38 @@ class Turn:
     """One message of a conversation."""
 
     role: str  # system, user, assistant, tool, or whatever else a template knows
-    text: str | None = None
+    text: str | None = None  # without images
     calls: Sequence[PastCall] | None = None
     name: str | None = None  # of who speaks, or of the function whose result this is
     call_id: str | None = None  # of the call whose result this is
     thought: str | None = None
+    parts: tuple[Piece, ...] = ()  # texts and images in their order, where there are images
+
+    @property
+    def images(self) -> list[ImageLink]:
+        """The images that it shows."""
+        return [part for part in self.parts if isinstance(part, ImageLink)]
+
+    @classmethod
+    def of(cls, role: str, pieces: Sequence[Piece], between: str = "", **fields: Any) -> Turn:
+        """Return a turn that says these pieces, with `between` them where both are texts."""
+        texts = [piece for piece in pieces if isinstance(piece, str)]
+        turn = cls(role, between.join(texts), **fields)
+        if len(texts) == len(pieces):
+            return turn
+        parts: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, str) and parts and isinstance(parts[-1], str):
+                parts[-1] += between + piece
+            elif piece:
+                parts.append(piece)
+        return replace(turn, parts=tuple(parts))
 
     def message(self) -> dict[str, Any]:
         """Return the turn as templates expect it: plain values, the thought by every name."""
         fields = {
             "role": self.role,
-            "content": self.text,
+            "content": [_part(each) for each in self.parts] if self.parts else self.text,
             "tool_calls": None if self.calls is None else [each.field() for each in self.calls],
             "name": self.name,
             "tool_call_id": self.call_id,
@@ -79,12 +101,12 @@ def arrange_turns(turns: Iterable[Turn], roles: Roles) -> list[Turn]:
             text = _join(*waiting)
             waiting.clear()
             if turn.role in ("user", "tool"):
-                turn = replace(turn, text=_join(text, turn.text))
+                turn = _saying(turn, Turn(turn.role, text), turn)
             else:
                 arranged.append(Turn("user", text))
         last = arranged[-1] if arranged else None
         if turn.role == "user" and last is not None and not _may_follow(last, roles):
-            arranged[-1] = replace(last, text=_join(last.text, turn.text))
+            arranged[-1] = _saying(last, last, turn)
         else:
             arranged.append(turn)
     if waiting:
@@ -126,7 +148,7 @@ def _add_system(arranged: list[Turn], waiting: list[str], turn: Turn, roles: Rol
     elif roles.late_system and not waiting:
         arranged.append(turn)
     elif last.role in ("user", "tool") and not waiting:
-        arranged[-1] = replace(last, text=_join(last.text, text))
+        arranged[-1] = _saying(last, last, turn)
     else:
         waiting.append(text)
 
@@ -136,6 +158,20 @@ def _may_follow(last: Turn, roles: Roles) -> bool:
     if last.role == "user":
         return roles.user_after_user
     return last.role != "tool" or roles.user_after_result
+
+
+def _saying(turn: Turn, first: Turn, second: Turn) -> Turn:
+    """Return `turn` as it says what two others say."""
+    said = replace(turn, text=_join(first.text, second.text))
+    if not first.parts and not second.parts:
+        return said
+    ends = [each.parts or tuple(filter(None, (each.text,))) for each in (first, second)]
+    return replace(said, parts=(*ends[0], *((_BREAK,) if all(ends) else ()), *ends[1]))
+
+
+def _part(piece: Piece) -> dict[str, str]:
+    """Return a part of a message as templates expect it."""
+    return {"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image"}
 
 
 def _join(*texts: str | None) -> str:

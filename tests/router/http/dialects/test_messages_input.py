@@ -84,7 +84,7 @@ async def test_a_whole_round_of_tools():
     call = 'abc{"name": "weather", "arguments": {"city": "Rome"}}'
     assert prompt == (
         f"<user>Rain?<end><assistant>Look.I look.{call}<end>"
-        "<tool>Rain\n[An image was here. This model does not see images.]\ntodayabcweather<end>"
+        "<tool>Rain\n[An image was here; results are read as text.]\ntodayabcweather<end>"
         "<user>And?<end><assistant>"
     )
 

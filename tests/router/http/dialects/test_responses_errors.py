@@ -30,7 +30,7 @@ SMALL = ServedLimits(max_input_tokens=20, max_total_tokens=40)
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             400,
             None,
-            "input_image",
+            "input[0] holds an image, and this model does not see images",
         ),
         ({"model": "other"}, 404, "model_not_found", "`other`"),
         ({"previous_response_id": "resp_1"}, 404, "previous_response_not_found", "resp_1"),

@@ -86,7 +86,7 @@ async def test_a_whole_round_of_tools():
     assert await prompt_of(input=items) == (
         f"<user>Rain?<end><assistant>Look.I look.{calls}<end>"
         "<tool>Rainabcweather<end>"
-        "<tool>noon\n[An image was here. This model does not see images.]xmcp.now<end><assistant>"
+        "<tool>noon\n[An image was here; results are read as text.]xmcp.now<end><assistant>"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.response_format import forms
+from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.turns import PastCall, Turn
@@ -127,22 +129,23 @@ def _budget(request: schema.ChatRequest) -> int | None:
 
 def _turn(message: schema.Message, i: int) -> Turn:
     """Return a message as a turn: text content in one piece. Raises BodyRejected and Refused."""
-    text: str | None
-    parts: list[str | None] = []
+    pieces: list[Piece] = []
+    thinking: list[str | None] = []
     if isinstance(message.content, list):
-        parts = [each.thinking for each in message.content if each.type == "thinking"]
+        thinking = [each.thinking for each in message.content if each.type == "thinking"]
         spoken = (each for each in message.content if each.type != "thinking")
-        text = "".join(_text_of(chunk, i) for chunk in spoken)
-    else:
-        text = message.content
-        if text is None and message.tool_calls is None:
-            raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
+        pieces = [_piece_of(chunk, i) for chunk in spoken]
+    elif message.content is not None:
+        pieces = [message.content]
+    elif message.tool_calls is None:
+        raise schema.invalid_value(f"messages[{i}]", "needs `content` or `tool_calls`")
     calls = message.tool_calls
-    within = "\n".join(filter(None, parts)) or None
+    within = "\n".join(filter(None, thinking)) or None
     thoughts = (message.reasoning_content, message.thinking, message.reasoning, within)
-    return Turn(
-        role=message.role,
-        text=text,
+    turn = Turn.of(message.role, pieces)
+    return replace(
+        turn,
+        text=None if message.content is None else turn.text,
         calls=None if calls is None else [_past_call(each) for each in calls],
         name=message.name,
         call_id=message.tool_call_id,
@@ -150,10 +153,11 @@ def _turn(message: schema.Message, i: int) -> Turn:
     )
 
 
-def _text_of(chunk: schema.MessageChunk, i: int) -> str:
+def _piece_of(chunk: schema.MessageChunk, i: int) -> Piece:
     if chunk.type == "image_url":
-        text = f"messages[{i}] holds an image, and images are not supported yet"
-        raise Refused(422, f"Input validation error: {text}", "validation")
+        if chunk.image_url is None:
+            raise schema.invalid_value(f"messages[{i}].content", "an image needs `image_url`")
+        return ImageLink(chunk.image_url.url, f"messages[{i}]")
     if chunk.text is None:
         raise schema.invalid_value(f"messages[{i}].content", "a text part needs `text`")
     return chunk.text

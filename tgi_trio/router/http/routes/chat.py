@@ -35,7 +35,7 @@ from tgi_trio.router.http.messages.usage import StreamUsage, UsageCount
 from tgi_trio.router.http.preparing import Prepared, prepare
 from tgi_trio.router.http.rendering import render_prompt
 from tgi_trio.router.http.routes import openai
-from tgi_trio.router.http.routes.tokens import simple_tokens_json, tokenize_text
+from tgi_trio.router.http.routes.tokens import expand_text, simple_tokens_json, tokenize_text
 from tgi_trio.router.http.sse import DONE
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import fan_out
@@ -81,7 +81,7 @@ async def chat_tokenize(call: Call) -> Reply:
     """POST /chat_tokenize: the rendered prompt and its tokens."""
     request = _read(call)
     call.engine.metrics.inc("tgi_request_count")
-    prompt = render_prompt(call, to_conversation(call, request))
+    prompt = await expand_text(call, render_prompt(call, to_conversation(call, request)))
     tokens = simple_tokens_json(await tokenize_text(call, prompt, add_special_tokens=False))
     return Reply(b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, text_json(prompt)))
 

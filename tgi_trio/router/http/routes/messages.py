@@ -22,7 +22,7 @@ from tgi_trio.router.http.messages.error_shapes import ANTHROPIC
 from tgi_trio.router.http.messages.schema import BodyReader
 from tgi_trio.router.http.preparing import prepare
 from tgi_trio.router.http.rendering import render_prompt
-from tgi_trio.router.http.routes.tokens import tokenize_text
+from tgi_trio.router.http.routes.tokens import expand_text, tokenize_text
 
 _MESSAGES = BodyReader(schema.MessagesRequest)
 _COUNT = BodyReader(schema.CountTokensRequest)
@@ -53,7 +53,7 @@ async def count_tokens(call: Call) -> Reply:
     request: schema.CountTokensRequest = _COUNT.read(call.headers, call.body)
     call.engine.metrics.inc("tgi_request_count")
     resolve_model(call, request.model)
-    prompt = render_prompt(call, to_conversation(request))
+    prompt = await expand_text(call, render_prompt(call, to_conversation(request)))
     found = await tokenize_text(call, prompt, add_special_tokens=False)
     return Reply(orjson.dumps({"input_tokens": len(found.ids)}))
 

@@ -22,6 +22,7 @@ from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.events import NativeEvents, QueryEvents
 from tgi_trio.router.http.messages.render import optional_json, prefill_json, text_json, tokens_json
 from tgi_trio.router.http.messages.response_format import native_grammar
+from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters, fan_out
 
@@ -63,6 +64,12 @@ def queries_of(call: Call, request: AnyRequest) -> list[str]:
         return [request.inputs]
     check_batch_size(call, len(request.inputs))
     return request.inputs
+
+
+def find_images(call: Call, query: str) -> Prompt:
+    """Return a prompt whose links to images are found; text for a model that sees none."""
+    images = call.engine.images
+    return query if images is None else ImagePrompt.parse(query, images.layout.around) or query
 
 
 def parameters_of(request: WithParameters) -> schema.GenerateParameters:
@@ -107,7 +114,7 @@ async def generate_all(
     take_permits(call, len(queries), count)
     requests: list[Request] = []
     for query in queries:
-        one = await validate_request(call, query, asked, parameters)
+        one = await validate_request(call, find_images(call, query), asked, parameters)
         requests += [one] if count == 1 else fan_out(one, count)
     results = await collect_results(call, requests, keep_tokens=keep or count > 1)
     groups: list[list[Result]] = []
@@ -153,7 +160,10 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
         asked = to_parameters(call, parameters)
         call.engine.validator.check_endpoint(asked, streaming=True)
         take_permits(call, len(queries))
-        requests = [await validate_request(call, query, asked, parameters) for query in queries]
+        requests = [
+            await validate_request(call, find_images(call, query), asked, parameters)
+            for query in queries
+        ]
         body = stream_events(call, requests, events)
     except TgiTrioError as error:
         return event_stream(call, explain(call, error).native_event(), characters)

@@ -7,11 +7,13 @@ import orjson
 import trio
 
 from tgi_trio.router.http.call import Call, Reply, Route
+from tgi_trio.router.http.deadlines import expand_images
 from tgi_trio.router.http.dialects.chat import to_conversation
 from tgi_trio.router.http.generation import resolve_model
 from tgi_trio.router.http.messages import schema, token_schema
 from tgi_trio.router.http.messages.render import NUMPY, text_json
 from tgi_trio.router.http.rendering import render_prompt
+from tgi_trio.router.images.image_prompt import Prompt
 from tgi_trio.router.text.tokenizer import INLINE_CHARACTERS, Encoding
 
 # In this order: a body with `inputs` is TGI's, whatever else it has.
@@ -35,7 +37,7 @@ async def tokenize(call: Call) -> Reply:
         return Reply(simple_tokens_json(await tokenize_text(call, request.inputs, True)))
     resolve_model(call, request.model)
     if isinstance(request, token_schema.TokenizeChatRequest):
-        text = render_prompt(call, to_conversation(call, request))
+        text = await expand_text(call, render_prompt(call, to_conversation(call, request)))
     else:
         text = request.prompt
     ids = (await tokenize_text(call, text, request.add_special_tokens)).ids
@@ -59,6 +61,11 @@ async def detokenize(call: Call) -> Reply:
     if request.model is None:  # llama.cpp's clients, which read `content`, never name one
         answer["content"] = text
     return Reply(orjson.dumps(answer))
+
+
+async def expand_text(call: Call, prompt: Prompt) -> str:
+    """Return a prompt as its tokenizer reads it, its images fetched and counted."""
+    return prompt if isinstance(prompt, str) else (await expand_images(call, prompt)).text
 
 
 async def tokenize_text(call: Call, text: str, add_special_tokens: bool) -> Encoding:

@@ -48,7 +48,9 @@ async def _request(call: Call, instance: schema.VertexInstance | schema.ChatRequ
     resolve_model(call, None)  # a chat before it may have named one
     parameters = native.parameters_of(instance)
     asked = replace(native.to_parameters(call, parameters), do_sample=True, best_of=None)
-    return await validate_request(call, instance.inputs, asked, parameters)
+    return await validate_request(
+        call, native.find_images(call, instance.inputs), asked, parameters
+    )
 
 
 def vertex_routes(http: HttpSettings) -> tuple[Route, ...]:

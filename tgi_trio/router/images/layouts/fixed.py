@@ -33,6 +33,8 @@ class FixedLayout(PlainFinish):
 class PaligemmaLayout(FixedLayout):
     """Images first, then the text's first token, and a newline at its end."""
 
+    writes_bos = True
+
     def finish(self, text: str, bos: str) -> str:
         end = text.rfind(self.feature_token) + len(self.feature_token)
         if self.feature_token not in text:

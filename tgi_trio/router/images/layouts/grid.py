@@ -26,6 +26,7 @@ class GridLayout(PlainFinish):
     most: int
     placeholder: str = "<|image_pad|>"
     feature_token: str = "<|image_pad|>"
+    around = ("<|vision_start|>", "<|vision_end|>")
 
     def expand(self, size: ImageSize) -> str:
         return self.feature_token * self.count_features(size)

@@ -33,6 +33,18 @@ class ImageLayout(Protocol):
     def feature_token(self) -> str:
         """The token at whose places the tower's features stand instead of an embedding."""
 
+    @property
+    def around(self) -> tuple[str, str]:
+        """What a chat template writes around the placeholder, and `expand` does not."""
+
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        """What the family's processor hands to its image processor with each image."""
+
+    @property
+    def writes_bos(self) -> bool:
+        """Whether `finish` writes the tokenizer's first token, so that nobody else must."""
+
     def expand(self, size: ImageSize) -> str:
         """Return the text that takes the placeholder's place, a feature token for each feature.
 
@@ -51,6 +63,13 @@ class ImageLayout(Protocol):
 
 class PlainFinish:
     """For families that change nothing but the placeholders."""
+
+    around = ("", "")
+    writes_bos = False
+
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        return {}
 
     def finish(self, text: str, bos: str) -> str:
         return text

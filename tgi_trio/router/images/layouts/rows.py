@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
+from typing import Any
 
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.images.layouts.fixed import patch_size
@@ -23,6 +25,10 @@ class RowLayout(PlainFinish):
     longest: int  # pixels
     placeholder: str = "[IMG]"
     feature_token: str = "[IMG]"
+
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        return {"patch_size": self.unit}
 
     def expand(self, size: ImageSize) -> str:
         rows, columns = self.count_units(size)

@@ -12,6 +12,7 @@ from tgi_trio.router.http.conversation import Conversation
 from tgi_trio.router.http.dialects.anthropic import schema
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value
+from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text import grammars
 from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.turns import PastCall, Turn
@@ -23,7 +24,7 @@ CALL_PREFIX: Final = "toolu_"  # of ids, as Anthropic's begin; the template sees
 # which would keep the whole prompt out of the prefix cache.
 _BILLING: Final = "x-anthropic-billing-header:"
 _BREAK: Final = "\n\n"  # between the texts of one turn
-_NO_IMAGE: Final = "[An image was here. This model does not see images.]"
+_NO_IMAGE: Final = "[An image was here; results are read as text.]"
 _ROLES: Final[Mapping[str, str]] = {
     "user": "user",
     "assistant": "assistant",
@@ -187,7 +188,7 @@ def _user_turns(content: schema.Content, names: Mapping[str, str], i: int) -> It
     if isinstance(content, str):
         yield Turn("user", content)
         return
-    texts: list[str] = []
+    pieces: list[Piece] = []
     results = 0
     for block in content:
         if block.type == "tool_result":
@@ -196,19 +197,30 @@ def _user_turns(content: schema.Content, names: Mapping[str, str], i: int) -> It
             text = _result_text(block, i)
             yield Turn("tool", text, name=names.get(id or ""), call_id=id)
         else:
-            texts += _said(block, i)
-    if texts or not results:
-        yield Turn("user", _BREAK.join(texts))
+            pieces += _said(block, i)
+    if pieces or not results:
+        yield Turn.of("user", pieces, _BREAK)
 
 
-def _said(block: schema.ContentBlock, i: int) -> list[str]:
-    """Return what a block of the user's says; raises Refused for what the model cannot read."""
+def _said(block: schema.ContentBlock, i: int) -> list[Piece]:
+    """Return what a block of the user's says; raises Refused for what nobody can read."""
     if block.type == "image":
-        text = f"messages[{i}] holds an image, and this model does not see images"
-        raise Refused(400, text, "validation")
+        return [_image(block, i)]
     if block.type == "document":
         return [_document_text(block, i)]
     return [block.text] if block.text else []
+
+
+def _image(block: schema.ContentBlock, i: int) -> ImageLink:
+    source = block.source if isinstance(block.source, dict) else {}
+    where, kind = f"messages[{i}]", source.get("type")
+    data, url = source.get("data"), source.get("url")
+    if kind == "base64" and isinstance(data, str):
+        return ImageLink(f"data:{source.get('media_type')};base64,{data}", where)
+    if kind == "url" and isinstance(url, str):
+        return ImageLink(url, where)
+    text = f"{where} holds an image whose `source` is neither `base64` with `data` nor `url`"
+    raise Refused(400, text, "validation")
 
 
 def _document_text(block: schema.ContentBlock, i: int) -> str:

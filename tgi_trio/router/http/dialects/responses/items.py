@@ -15,12 +15,13 @@ from tgi_trio.router.http.dialects.responses import schema
 from tgi_trio.router.http.dialects.responses.tools import INPUT, SHELL, model_name
 from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.schema import convert_body, invalid_value
+from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.turns import PastCall, Turn
 
 CALL_PREFIX: Final = "call_"  # of ids, as OpenAI's begin; the template sees what is behind it
 _CARRIER: Final = "tgi-trio:"  # of a thought that the client carries for us
 _BREAK: Final = "\n\n"  # between the texts of one turn
-_NO_IMAGE: Final = "[An image was here. This model does not see images.]"
+_NO_IMAGE: Final = "[An image was here; results are read as text.]"
 _ROLES: Final = frozenset({"user", "system", "developer", "assistant"})
 
 
@@ -54,7 +55,7 @@ def to_turns(items: Sequence[schema.InputItem]) -> Iterator[Turn]:
         path = f"input[{i}]"
         match item.type or "message":
             case "message" if item.role == "assistant":
-                answer.texts += _texts(item.content, path, seen=False)
+                answer.texts += _texts(item.content, path)
             case "reasoning":
                 answer.thoughts += _thoughts(item, path)
             case "function_call" | "custom_tool_call" | "local_shell_call":
@@ -106,29 +107,42 @@ def _said(item: schema.InputItem, path: str) -> Turn:
     if item.role not in _ROLES:
         roles = ", ".join(f"`{each}`" for each in sorted(_ROLES))
         raise invalid_value(f"{path}.role", f"`{item.role}` is none of {roles}")
-    return Turn(item.role, _BREAK.join(_texts(item.content, path, seen=True)))
+    return Turn.of(item.role, _pieces(item.content, path), _BREAK)
 
 
-def _texts(content: Any, path: str, seen: bool) -> list[str]:
-    """Return the texts of a message.
-
-    `seen`: what the model cannot read is refused with Refused; else it leaves a note.
-    """
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content] if content else []
-    found: list[str] = []
-    for part in convert_body(content, list[schema.InputPart], f"{path}.content"):
+def _pieces(content: Any, path: str) -> list[Piece]:
+    """Return the texts and images of a message; raises Refused for what nobody can read."""
+    found: list[Piece] = []
+    for part in _parts(content, path):
         text = part.text if part.text is not None else part.refusal
         if text is not None:
             found.append(text)
-        elif seen:
-            why = f"{path} holds `{part.type}`, and this model reads text alone"
+        elif part.type == "input_image" and part.image_url is not None:
+            found.append(ImageLink(part.image_url, path))
+        elif part.type == "input_image":
+            why = f"{path} holds an image without `image_url`: files are not stored here"
             raise Refused(400, why, "validation")
         else:
-            found.append(_NO_IMAGE if "image" in part.type else f"[{part.type}]")
+            why = f"{path} holds `{part.type}`: `input_text` and `input_image` are read"
+            raise Refused(400, why, "validation")
     return list(filter(None, found))
+
+
+def _texts(content: Any, path: str) -> list[str]:
+    """Return the texts of an earlier answer or of a result; what is no text leaves a note."""
+    found: list[str] = []
+    for part in _parts(content, path):
+        text = part.text if part.text is not None else part.refusal
+        if text is None:
+            text = _NO_IMAGE if "image" in part.type else f"[{part.type}]"
+        found.append(text)
+    return list(filter(None, found))
+
+
+def _parts(content: Any, path: str) -> list[schema.InputPart]:
+    if content is None or isinstance(content, str):
+        return [schema.InputPart("input_text", content or "")]
+    return convert_body(content, list[schema.InputPart], f"{path}.content")
 
 
 def _call(item: schema.InputItem) -> PastCall:
@@ -151,7 +165,7 @@ def _output(item: schema.InputItem, path: str) -> str:
     """Return what a tool answered; what is neither text nor parts is shown as JSON."""
     output = item.output
     if isinstance(output, list):
-        return "\n".join(_texts(output, path, seen=False))
+        return "\n".join(_texts(output, path))
     if output is None or isinstance(output, str):
         return output or ""
     if isinstance(output, Mapping) and isinstance(content := output.get("content"), str):

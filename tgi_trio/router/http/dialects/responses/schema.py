@@ -21,6 +21,7 @@ class InputPart(Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None  # of an image; a data URL, or one to fetch
 
 
 class ReasoningText(Struct):

@@ -1,0 +1,60 @@
+"""An engine of a model that sees images, with everything real but the shard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from tests.router.http.fake_engine import FakeEngine, byte_tokenizer
+from tgi_trio.ipc.images import ArenaPlace
+from tgi_trio.router.http.engine_api import ServedLimits
+from tgi_trio.router.images.fetch import ImageFetcher
+from tgi_trio.router.images.image_model import ImageModel
+from tgi_trio.router.images.image_service import ImageFlags, ImageService
+from tgi_trio.router.images.layouts.grid import GridLayout
+from tgi_trio.router.text.chat_template import ChatTemplate
+
+PAD, START, STOP = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+    "{% endif %}{% endfor %}<assistant>"
+)
+UNIT = 28  # pixels, the side of what one token sees
+MODEL = ImageModel(
+    "qwen2_vl", GridLayout(UNIT, UNIT**2, 64 * UNIT**2), {"min_pixels": 784, "max_pixels": 50176}
+)
+FLAGS = ImageFlags(
+    max_image_fetch_size=200_000, max_image_pixels=1_000_000, max_images_per_prompt=3
+)
+
+
+class Memory:
+    """An arena of this process alone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._bytes = bytearray(nbytes)
+
+    def view(self, place: ArenaPlace) -> memoryview:
+        return memoryview(self._bytes)[place.offset : place.offset + place.nbytes]
+
+
+@asynccontextmanager
+async def seeing_engine(
+    fetcher: ImageFetcher | None = None, nbytes: int = 4 * 2**20, most: int = 200
+) -> AsyncIterator[FakeEngine]:
+    """Yield an engine that takes images; `most` tokens of a prompt."""
+    tokenizer = byte_tokenizer((PAD, START, STOP))
+    limits = ServedLimits(max_input_tokens=most, max_total_tokens=2 * most)
+    engine = FakeEngine(lambda prompt: "Hi", limits=limits, tokenizer=tokenizer)
+    engine.chat_template = ChatTemplate({"default": TEMPLATE}, {})
+    service = ImageService(MODEL, FLAGS, Memory(nbytes), tokenizer, engine.metrics, 1, fetcher)
+    engine.images = service.reader
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.run)
+        yield engine
+        nursery.cancel_scope.cancel()

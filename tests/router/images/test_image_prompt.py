@@ -1,0 +1,83 @@
+"""Prompts with images: their pieces, their texts, and where the images are among the ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.images.image_prompt import ImagePrompt, SeenImage, expand_prompt
+from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.layouts.rows import RowLayout
+from tgi_trio.router.images.links import ImageLink
+
+LAYOUT = RowLayout(unit=1, longest=8)
+IDS = {"[IMG]": 1, "[IMG_BREAK]": 2, "[IMG_END]": 3}
+
+
+def encode(text: str) -> np.ndarray:
+    """One id for each mark and for each other letter."""
+    ids: list[int] = []
+    while text:
+        mark = next((each for each in IDS if text.startswith(each)), text[0])
+        ids.append(IDS.get(mark, 9))
+        text = text[len(mark) :]
+    return np.array(ids, np.int32)
+
+
+def seen(height: int, width: int) -> SeenImage:
+    return SeenImage(b"", bytes(32), ImageSize(height, width), 64)
+
+
+def test_runs_are_the_rows_between_marks() -> None:
+    prompt = ImagePrompt(("ab", ImageLink("x"), "c"))
+    found = expand_prompt(prompt, [seen(2, 3)], LAYOUT, "", 1)
+    assert found.text == "ab[IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]c"
+    (image,) = found.place(encode(found.text), cut_off=False)
+    assert (image.first, image.tokens) == (2, 7)
+    assert image.feature_places == ((0, 3), (4, 3)) and image.features == 6
+    assert found.features == 6
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(["a", "[IMG]", "b[IMG][IMG]", "[IMG_END]"]),
+            st.tuples(st.integers(1, 4), st.integers(1, 4)),
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 10),
+)
+def test_what_was_typed_is_nobodys_and_images_have_all_of_theirs(
+    pieces: list[str | tuple[int, int]], cut: int
+) -> None:
+    prompt = ImagePrompt(tuple(p if isinstance(p, str) else ImageLink("x") for p in pieces))
+    images = [seen(*piece) for piece in pieces if not isinstance(piece, str)]
+    found = expand_prompt(prompt, images, LAYOUT, "", 1)
+    ids = encode(found.text)
+    places = found.place(ids, cut_off=False)
+    assert len(places) == len(images)
+    end = 0
+    for image, place in zip(images, places, strict=True):
+        assert place.first >= end and place.features == image.size.pixels
+        own = ids[place.first : place.end]
+        assert (own == 1).sum() == place.features and (own == 2).sum() == image.size.height - 1
+        assert ids[place.end] == IDS["[IMG_END]"]
+        end = place.end
+    cut = min(cut, len(ids))
+    inside = [p for p in places if p.first < cut < p.end and 1 in ids[cut : p.end]]
+    if inside:
+        with pytest.raises(ValidationError, match=r"`truncate` cuts image \d in two"):
+            found.place(ids[cut:], cut_off=True)
+    else:
+        kept = found.place(ids[cut:], cut_off=True)
+        assert [p.first for p in kept] == [p.first - cut for p in places if p.first >= cut]
+
+
+def test_tokens_that_do_not_add_up_are_refused() -> None:
+    found = expand_prompt(ImagePrompt((ImageLink("x"),)), [seen(1, 2)], LAYOUT, "", 1)
+    with pytest.raises(ValidationError, match=r"has 1 tokens '\[IMG\]', where .* have 2"):
+        found.place(np.array([1, 3], np.int32), cut_off=False)

@@ -1,0 +1,57 @@
+"""What a model's folder says of images: whether it sees any, and how it takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.model.config import read_json, read_values
+from tgi_trio.router.images.decoder import DecoderSettings
+from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
+from tgi_trio.router.images.layouts.table import find_layout
+
+# Of an image processor's settings, what names it and how it was saved.
+_NAMES: Final = ("image_processor_type", "processor_class", "feature_extractor_type", "auto_map")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageModel:
+    """How one model takes images."""
+
+    family: str
+    layout: ImageLayout
+    processor: Mapping[str, Any]  # settings of its image processor
+
+    def decoder_settings(self, max_pixels: int) -> DecoderSettings:
+        """Return how its images are decoded."""
+        options = self.layout.processor_options
+        return DecoderSettings(self.family, self.processor, options, max_pixels)
+
+
+def read_image_settings(folder: Path) -> ImageSettings:
+    """Return what the files of a folder say of images; raises ModelLoadError."""
+    processor = read_json(folder / "processor_config.json") or {}
+    image_processor = read_json(folder / "preprocessor_config.json")
+    if image_processor is None:
+        found = processor.get("image_processor")
+        image_processor = found if isinstance(found, dict) else {}
+    return ImageSettings(read_values(folder) or {}, image_processor, processor)
+
+
+def find_image_model(folder: Path) -> ImageModel | None:
+    """Return how the model in a folder takes images, None where it sees none.
+
+    Raises ModelLoadError where its settings cannot be used.
+    """
+    settings = read_image_settings(folder)
+    if not settings.vision:
+        return None
+    layout = find_layout(settings)
+    if layout is None:
+        return None
+    pixtral = settings.vision.get("model_type") == "pixtral"
+    family = "pixtral" if pixtral else str(settings.config["model_type"])
+    kept = {name: value for name, value in settings.image_processor.items() if name not in _NAMES}
+    return ImageModel(family, layout, kept)

@@ -1,0 +1,150 @@
+"""A prompt with images: first as texts and links, then as one text that has all their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize
+from tgi_trio.router.images.links import ImageLink, Piece, split_text
+from tgi_trio.router.images.prompt_image import PromptImage
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """Texts and images in their order."""
+
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def parse(cls, text: str, around: tuple[str, str] = ("", "")) -> ImagePrompt | None:
+        """Return what a text with links says, None where it has none.
+
+        `around`: what is to be written around each image.
+        """
+        found = split_text(text)
+        if not any(isinstance(each, ImageLink) for each in found):
+            return None
+        before, after = around
+        pieces: list[Piece] = []
+        for piece in found:
+            pieces += [before, piece, after] if isinstance(piece, ImageLink) else [piece]
+        return cls(tuple(filter(None, pieces)))
+
+    @property
+    def text(self) -> str:
+        """What it says beside the images."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def links(self) -> list[ImageLink]:
+        """Its images."""
+        return [piece for piece in self.pieces if isinstance(piece, ImageLink)]
+
+    def __len__(self) -> int:
+        """Return its characters, without the images'."""
+        return sum(len(piece) for piece in self.pieces if isinstance(piece, str))
+
+
+Prompt = str | ImagePrompt  # as a conversation is rendered, or as a client wrote it
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImage:
+    """An image whose bytes are here and can be decoded."""
+
+    data: bytes  # compressed
+    key: bytes  # 32 bytes
+    size: ImageSize
+    nbytes: int  # of its pixels
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedPrompt:
+    """A prompt as its tokenizer is to read it, and which of its feature tokens are whose.
+
+    What a client typed may read as a feature token too: it is known by its turn, and is no image.
+    """
+
+    text: str
+    images: tuple[SeenImage, ...]
+    owners: tuple[tuple[int, int], ...]  # whose tokens (-1: nobody's), and how many, in their order
+    feature_token: str
+    feature_id: int
+    writes_bos: bool = False  # it begins with the tokenizer's first token, where one is wanted
+
+    @property
+    def features(self) -> int:
+        """How many feature tokens are images'."""
+        return sum(count for owner, count in self.owners if owner >= 0)
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def place(self, ids: NDArray[np.int32], cut_off: bool) -> tuple[PromptImage, ...]:
+        """Return where the images are among the ids of the text.
+
+        `cut_off`: those are the last ones only, and images before them are left out. Raises
+        ValidationError where one is cut in two.
+        """
+        owners = np.repeat(*np.array(self.owners or [(-1, 0)], np.int64).T)
+        places = np.flatnonzero(ids == self.feature_id)
+        cut = len(owners) - len(places)
+        if cut < 0 or (cut and not cut_off):
+            raise ValidationError(
+                f"the prompt has {len(places)} tokens {self.feature_token!r}, where its images and "
+                f"texts have {len(owners)}: leave it out of texts"
+            )
+        owners = owners[cut:]
+        found: list[PromptImage] = []
+        for i, image in enumerate(self.images):
+            wanted = sum(count for owner, count in self.owners if owner == i)
+            own = places[owners == i]
+            if 0 < len(own) < wanted:
+                raise ValidationError(
+                    f"`truncate` cuts image {i + 1} in two: keep its {wanted} tokens, or none"
+                )
+            if len(own):
+                found.append(_placed(image, own))
+        return tuple(found)
+
+
+def _placed(image: SeenImage, places: NDArray[np.int64]) -> PromptImage:
+    first, last = int(places[0]), int(places[-1])
+    begins = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    counts = np.diff(begins, append=len(places))
+    runs = zip((places[begins] - first).tolist(), counts.tolist(), strict=True)
+    return PromptImage(
+        first=first,
+        tokens=last + 1 - first,
+        feature_places=tuple(runs),
+        size=image.size,
+        key=image.key,
+        data=image.data,
+        nbytes=image.nbytes,
+    )
+
+
+def expand_prompt(
+    prompt: ImagePrompt, images: Sequence[SeenImage], layout: ImageLayout, bos: str, feature_id: int
+) -> ExpandedPrompt:
+    """Return a prompt with all tokens of its images; raises as `ImageLayout.expand` does."""
+    token = layout.feature_token
+    texts: list[str] = []
+    owners: list[tuple[int, int]] = []
+    seen = 0
+    for piece in prompt.pieces:
+        if isinstance(piece, str):
+            texts.append(piece)
+            owners.append((-1, piece.count(token)))
+        else:
+            size = images[seen].size
+            texts.append(layout.expand(size))
+            owners.append((seen, layout.count_features(size)))
+            seen += 1
+    text = layout.finish("".join(texts), bos)
+    return ExpandedPrompt(text, tuple(images), tuple(owners), token, feature_id, layout.writes_bos)

@@ -1,0 +1,160 @@
+"""From the images that a prompt names to its text: fetched, decoded and counted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import trio
+
+from tgi_trio.errors import ModelLoadError, PromptTooLong, TgiTrioError, ValidationError
+from tgi_trio.router.images.data_urls import decode_data_url
+from tgi_trio.router.images.image_prompt import (
+    ExpandedPrompt,
+    ImagePrompt,
+    SeenImage,
+    expand_prompt,
+)
+from tgi_trio.router.images.layouts.layout import ImageLayout
+from tgi_trio.router.images.links import ImageLink
+from tgi_trio.router.images.pixel_store import PixelStore
+
+_INLINE: Final = 1 << 14  # bytes that are read on the spot, as fast as they are given to a thread
+_FETCHES: Final = 16  # images that are fetched at the same time, of all requests
+
+
+class Fetch(Protocol):
+    """Fetches a URL (`ImageFetcher`); raises ValidationError."""
+
+    async def fetch(self, url: str) -> bytes: ...
+
+
+class Tokens(Protocol):
+    """What a tokenizer knows (`text.tokenizer.Tokenizer`)."""
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]: ...
+    @property
+    def special_tokens(self) -> Mapping[str, str]: ...
+
+
+class Counts(Protocol):
+    """Where is counted (`telemetry.metrics.Metrics`)."""
+
+    def inc(self, name: str, value: float = 1) -> None: ...
+    def observe(self, name: str, value: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What the images of one prompt may be; each field is named after its flag."""
+
+    max_images_per_prompt: int = 8
+    max_image_fetch_size: int = 20 * 2**20  # bytes, of data URLs as well
+
+
+class ImageReader:
+    """Reads the images of prompts. One for all requests of a model."""
+
+    def __init__(
+        self,
+        layout: ImageLayout,
+        tokenizer: Tokens,
+        fetcher: Fetch,
+        store: PixelStore,
+        metrics: Counts,
+        limits: ImageLimits,
+        processed_as: str = "",
+    ) -> None:
+        """`processed_as` tells apart what makes other pixels of the same bytes.
+
+        Raises ModelLoadError for a tokenizer that does not know the layout's tokens.
+        """
+        for token in (layout.placeholder, layout.feature_token):
+            if token not in tokenizer.added_tokens:
+                raise ModelLoadError(
+                    f"the tokenizer has no token {token!r}, which this model's images need"
+                )
+        self.layout = layout
+        self._feature_id = tokenizer.added_tokens[layout.feature_token]
+        self._bos = tokenizer.special_tokens.get("bos_token", "")
+        self._fetcher = fetcher
+        self._store = store
+        self._metrics = metrics
+        self._limits = limits
+        self._fetching = trio.CapacityLimiter(_FETCHES)
+        self._salt = hashlib.sha256(processed_as.encode()).digest()
+
+    async def read(self, prompt: ImagePrompt, max_input_tokens: int) -> ExpandedPrompt:
+        """Return a prompt with all tokens of its images.
+
+        Raises ValidationError, and Overloaded or Unavailable where the machine is too busy.
+        """
+        links = prompt.links
+        if len(links) > self._limits.max_images_per_prompt:
+            raise ValidationError(
+                f"the prompt has {len(links)} images, {self._limits.max_images_per_prompt} are "
+                "allowed (--max-images-per-prompt)"
+            )
+        images = await self._see_all(links)
+        found = expand_prompt(prompt, images, self.layout, self._bos, self._feature_id)
+        if found.features > max_input_tokens:
+            raise PromptTooLong(
+                f"`inputs` must have less than {max_input_tokens} tokens. Given: "
+                f"{found.features} of images alone",
+                tokens=found.features,
+                most=max_input_tokens,
+            )
+        self._metrics.inc("tgi_image_count", len(images))
+        self._metrics.inc("tgi_image_tokens", found.features)
+        return found
+
+    async def _see_all(self, links: Sequence[ImageLink]) -> list[SeenImage]:
+        """Return all images in their order; the first that fails is raised, the others are left."""
+        found: dict[int, SeenImage] = {}
+        failures: list[TgiTrioError] = []
+
+        async def see(i: int) -> None:
+            try:
+                found[i] = await self._see(links[i])
+            except TgiTrioError as error:
+                failures.append(error)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for i in range(len(links)):
+                nursery.start_soon(see, i)
+        if failures:
+            raise failures[0]
+        return [found[i] for i in range(len(links))]
+
+    async def _see(self, link: ImageLink) -> SeenImage:
+        data = await self._load(link.url)
+        key = await _in_thread(len(data), lambda: hashlib.sha256(self._salt + data).digest())
+        hit, began = self._store.knows(key), trio.current_time()
+        known = await self._store.look_at(key, data)
+        if hit:
+            self._metrics.inc("tgi_image_cache_hits")
+        else:
+            self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
+        return SeenImage(data, key, known.size, known.nbytes)
+
+    async def _load(self, url: str) -> bytes:
+        """Return an image's bytes; raises ValidationError."""
+        if url.startswith("data:") or ":" not in url:
+            most = self._limits.max_image_fetch_size
+            return await _in_thread(len(url), lambda: decode_data_url(url, most))
+        async with self._fetching:
+            began = trio.current_time()
+            data = await self._fetcher.fetch(url)
+            self._metrics.observe("tgi_image_fetch_duration", trio.current_time() - began)
+        return data
+
+
+async def _in_thread(size: int, function: Callable[[], bytes]) -> bytes:
+    """Return what a function makes of `size` bytes, away from the loop where they are many."""
+    if size <= _INLINE:
+        return function()
+    return await trio.to_thread.run_sync(function, abandon_on_cancel=True)

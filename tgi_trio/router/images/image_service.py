@@ -1,0 +1,68 @@
+"""All that serves a model's images, put together: what decodes, keeps and reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import trio
+
+from tgi_trio.router.images.decoder import ImageDecoder
+from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
+from tgi_trio.router.images.image_model import ImageModel
+from tgi_trio.router.images.image_reader import Counts, Fetch, ImageLimits, ImageReader, Tokens
+from tgi_trio.router.images.pixel_store import Arena, PixelStore
+from tgi_trio.router.images.policy import parse_policy
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFlags:
+    """What the operator allows; each field is named after its flag."""
+
+    image_urls: str = "public"
+    max_image_fetch_size: int = 20 * 2**20  # bytes
+    max_image_pixels: int = 20_000_000
+    max_images_per_prompt: int = 8
+
+
+class ImageService:
+    """Images of one model, for as long as the server runs."""
+
+    def __init__(
+        self,
+        model: ImageModel,
+        flags: ImageFlags,
+        arena: Arena,
+        tokens: Tokens,
+        counts: Counts,
+        workers: int,
+        fetcher: Fetch | None = None,
+    ) -> None:
+        """`workers`: images that are decoded at the same time.
+
+        Raises ConfigurationError for `image_urls`, ModelLoadError for a tokenizer that does not
+        know the tokens of images.
+        """
+        settings = model.decoder_settings(flags.max_image_pixels)
+        self._decoder = ImageDecoder(settings, workers)
+        self.store = PixelStore(arena, self._decoder.decode, workers)
+        if fetcher is None:
+            limits = FetchLimits(flags.max_image_fetch_size)
+            fetcher = ImageFetcher(parse_policy(flags.image_urls), limits)
+        self.reader = ImageReader(
+            model.layout,
+            tokens,
+            fetcher,
+            self.store,
+            counts,
+            ImageLimits(flags.max_images_per_prompt, flags.max_image_fetch_size),
+            processed_as=settings.dump(),
+        )
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; started once images can be decoded, or raises ModelLoadError."""
+        try:
+            await self._decoder.start()
+            task_status.started()
+            await self.store.run()
+        finally:
+            await self._decoder.close()
