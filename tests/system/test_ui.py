@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from selenium import webdriver
@@ -17,6 +19,9 @@ from tests.system.client import get
 from tests.system.scripted_server import FILES, Script, scripted_server
 from tests.system.server import PATIENCE, ServerProcess, serving
 
+RED = (  # a PNG of one red pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+)
 INPUT = "#chat > form textarea"
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -197,6 +202,45 @@ def test_thoughts_stream_and_are_folded_when_the_answer_begins(
     script.say(content="Because.")
     page.wait("#chat .assistant", "Because.")
     assert page.all("#chat details.thought")[1].get_attribute("open") is not None
+    script.end()
+    assert page.complaints() == []
+
+
+def test_pictures_are_chosen_dropped_and_pasted_and_go_with_the_next_message(
+    browser: webdriver.Chrome, script: Script, tmp_path: Path
+) -> None:
+    page = Page(browser, script.url, "chat")
+    file = tmp_path / "red.png"
+    file.write_bytes(base64.b64decode(RED))
+    page.wait(INPUT)
+    page.one("#chat .files").send_keys(str(file))
+    page.wait("#chat .picture img")
+    hand_over = """
+        const bytes = Uint8Array.from(atob(arguments[0]), letter => letter.charCodeAt(0));
+        const data = new DataTransfer();
+        data.items.add(new File([bytes], "red.png", { type: "image/png" }));
+        data.items.add(new File(["text"], "notes.txt", { type: "text/plain" }));
+        const options = { bubbles: true, cancelable: true };
+        const event = arguments[1] === "drop"
+          ? new DragEvent("drop", { ...options, dataTransfer: data })
+          : new ClipboardEvent("paste", { ...options, clipboardData: data });
+        document.querySelector("#chat form textarea").dispatchEvent(event);
+    """
+    for count, how in [(2, "drop"), (3, "paste")]:
+        browser.execute_script(hand_over, RED, how)
+        page.wait(f"#chat .picture:nth-of-type({count}) img")
+    page.one("#chat .picture:nth-of-type(2)").click()  # taken back
+    page.one(INPUT).send_keys("What is it?\n")
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED}"}}
+    content = [picture, picture, {"type": "text", "text": "What is it?"}]
+    assert script.asked()["messages"] == [{"role": "user", "content": content}]
+    assert len(page.all("#chat .user img")) == 2 and not page.all("#chat .picture")
+    script.say(content="Red.")
+    script.end()
+    page.wait("#chat .assistant", "Red.")
+    page.one(INPUT).send_keys("Sure?\n")
+    messages = script.asked()["messages"]
+    assert messages[0]["content"] == content and messages[2]["content"] == "Sure?"
     script.end()
     assert page.complaints() == []
 

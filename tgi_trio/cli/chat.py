@@ -25,7 +25,8 @@ Interrupts = AsyncIterator[int]  # yields at each Ctrl-C
 
 HELP: Final = (
     "/reset forgets the conversation, /system TEXT sets the system message, /thoughts shows or "
-    "folds what the model thinks, /think on|off|auto asks it to, /quit leaves"
+    "folds what the model thinks, /think on|off|auto asks it to, /image FILE shows one with what "
+    "you say next, /quit leaves"
 )
 _THINKING: Final = {"on": True, "off": False, "auto": None}
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
@@ -149,8 +150,18 @@ class _Chat:
                 terminal.show_thought(conversation.thought)
         elif command == "/think" and rest in _THINKING:
             conversation.thinking = _THINKING[rest]
+        elif command == "/image" and rest:
+            self._attach(Path(rest).expanduser())
         else:
             print(HELP, file=terminal.output)
+
+    def _attach(self, path: Path) -> None:
+        try:
+            self.conversation.attach(path)
+        except OSError as error:
+            print(f"[{path} cannot be read: {error.strerror}]", file=self.terminal.output)
+        else:
+            print(f"[{path.name} goes with what you say next]", file=self.terminal.output)
 
     async def _give_results(self) -> bool:
         """Ask for the results of calls as long as there are any; False at the end of input."""

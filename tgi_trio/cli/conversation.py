@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import mimetypes
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tgi_trio.cli.options import ChatOptions
@@ -89,25 +92,37 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)  # of the last answer: they want results
     thought: str = ""  # of the last answer
+    images: list[str] = field(default_factory=list)  # data URLs, for what is said next
+
+    def attach(self, path: Path) -> None:
+        """Show a file with what is said next; raises OSError. What it is, the server finds out."""
+        kind = mimetypes.guess_type(path.name)[0] or "image/png"
+        self.images.append(f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}")
 
     def reset(self, system: str | None = None) -> None:
         """Begin anew; the system message stays unless another is given."""
         text = system if system is not None else self.options.system
         self.messages = [{"role": "system", "content": text}] if text else []
-        self.calls, self.thought = [], ""
+        self.calls, self.thought, self.images = [], "", []
 
     async def say(self, text: str) -> AsyncGenerator[Piece]:
-        """Say `text` and yield the pieces of the answer; both become part of the history.
+        """Say `text`, with images that wait, and yield the pieces of the answer.
 
-        An answer that is broken off leaves what was heard of it; one that failed leaves nothing.
+        All become part of the history. An answer that is broken off leaves what was heard of it;
+        one that failed leaves nothing.
         Raises GenerationError for an error event, and what `Client.events` raises.
         """
         unanswered = [_result(call, NO_RESULT) for call in self.calls]
-        async with aclosing(
-            self._answer([*unanswered, {"role": "user", "content": text}])
-        ) as pieces:
-            async for piece in pieces:
-                yield piece
+        shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        content = [*shown, {"type": "text", "text": text}] if shown else text
+        said = {"role": "user", "content": content}
+        try:
+            async with aclosing(self._answer([*unanswered, said])) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            if said in self.messages:
+                self.images = []
 
     async def give_results(self, results: list[str]) -> AsyncGenerator[Piece]:
         """Say what the calls have found, in their order; as `say`."""

@@ -21,6 +21,7 @@ _FILES: Final = (
     "answer.js",
     "example_tools.js",
     "generating.js",
+    "pictures.js",
     "server.js",
     "chances.js",
     "dashboard.js",

@@ -4,11 +4,13 @@ import { events } from "./server.js";
 import { Answer } from "./answer.js";
 import { EXAMPLE } from "./example_tools.js";
 import { RIVALS, add, runner, sendOnEnter, wish } from "./generating.js";
+import { content, pictures, show } from "./pictures.js";
 
 const chat = document.getElementById("chat");
 const log = chat.querySelector(".log");
 const form = chat.querySelector("form");
 const tools = document.getElementById("settings").elements.tools;
+const takePictures = pictures(form, chat);
 let history = [];
 let answer = null; // the last one; its results are part of it until something follows
 
@@ -57,14 +59,17 @@ const run = runner(form, log, async (heard, signal, news) => {
 form.addEventListener("submit", event => {
   event.preventDefault();
   if (chat.querySelector(".stop").hidden === false) return;
-  const content = form.elements.text.value;
+  const text = form.elements.text.value, urls = takePictures();
   form.reset();
-  add(log, "message user").textContent = content;
-  run([{ role: "user", content }]);
+  const message = add(log, "message user");
+  for (const url of urls) show(message, url);
+  message.append(text);
+  run([{ role: "user", content: content(text, urls) }]);
 });
 sendOnEnter(form.elements.text);
 
 chat.querySelector(".reset").addEventListener("click", () => {
+  takePictures();
   history = [];
   answer = null;
   log.replaceChildren();

@@ -1,0 +1,58 @@
+"""What `chat` sends: images go with the next message, once it is answered."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tgi_trio.cli.conversation import Conversation
+from tgi_trio.cli.options import ChatOptions
+from tgi_trio.client.http import Client
+from tgi_trio.errors import GenerationError
+
+pytestmark = pytest.mark.trio
+
+
+class Scripted:
+    """A client that answers as it is told."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    async def events(
+        self, path: str, body: dict[str, Any]
+    ) -> AsyncGenerator[tuple[float, dict[str, Any]]]:
+        self.asked.append(body)
+        yield 0.0, self.answers.pop(0)
+
+
+FAILS = {"error": {"message": "overloaded"}}
+SAYS = {"choices": [{"delta": {"content": "Red."}}]}
+
+
+async def test_an_image_waits_until_it_was_seen(tmp_path: Path) -> None:
+    client = Scripted(FAILS, SAYS, SAYS)
+    conversation = Conversation(cast(Client, client), ChatOptions())
+    conversation.reset()
+    file = tmp_path / "red.jpg"
+    file.write_bytes(b"bytes")
+    conversation.attach(file)
+    with pytest.raises(OSError):
+        conversation.attach(tmp_path / "none.png")
+    with pytest.raises(GenerationError):
+        [piece async for piece in conversation.say("What is it?")]
+    for text in ("What is it?", "Sure?"):
+        assert [piece.text async for piece in conversation.say(text)] == ["Red."]
+    url = f"data:image/jpeg;base64,{base64.b64encode(b'bytes').decode()}"
+    content = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    sent = [body["messages"][-1]["content"] for body in client.asked]
+    assert sent == [content, content, "Sure?"]
+    assert client.asked[2]["messages"][0]["content"] == content
