@@ -323,8 +323,10 @@ class FakeRunner:
 
     def _advance_state(self, plan: StepPlan, i: int) -> str | None:
         """Have a row's state take in its tokens; say what is wrong with that of before."""
-        if plan.state_reads is None or plan.state_writes is None:
+        if not len(self._states):
             return None
+        if plan.state_reads is None or plan.state_writes is None:
+            return "the row has no slots for its states"
         context, start = int(plan.context_lengths[i]), int(plan.query_starts[i])
         first = int(plan.positions[start])
         ids = plan.rows[i].token_ids[:context].tolist()

@@ -14,11 +14,9 @@ from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 def decodes_alone(table: RowTable) -> bool:
     """Return whether a table has one row, whose next step is its last token and no prompt's.
 
-    Not one that has states, or is turned otherwise than by its positions.
+    Not where images change positions.
     """
-    if len(table.sequences) != 1 or table.held[0] or table.last[0] == UNKNOWN:
-        return False
-    if table.shaped or table.sequences[0].states is not None:
+    if len(table.sequences) != 1 or table.shaped or table.held[0] or table.last[0] == UNKNOWN:
         return False
     computed = table.computed[0]
     return bool(
@@ -35,6 +33,9 @@ def plan_alone(table: RowTable, drafts: int) -> StepPlan:
     positions = np.arange(first, end)
     blocks = table.blocks[:1, : -(-end // size)].copy()
     places, offsets = np.divmod(positions, size)
+    reads = writes = None
+    if sequence.states is not None:
+        reads, writes = table.state_slots(np.zeros(1, np.int64), np.array((end,)))
     return StepPlan(
         rows=[sequence],
         token_ids=sequence.token_ids[first:end].astype(np.int64),
@@ -46,6 +47,8 @@ def plan_alone(table: RowTable, drafts: int) -> StepPlan:
         samples=np.ones(1, np.bool_),
         drafts=np.array((drafts,), np.int32) if drafts else None,
         prefills=np.zeros(1, np.bool_),
+        state_reads=reads,
+        state_writes=writes,
         places=np.zeros(1, np.int64),
         taken=np.ones(1, np.int64),
         moment=table.moment,

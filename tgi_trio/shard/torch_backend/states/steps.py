@@ -65,12 +65,16 @@ class StateSteps:
 
 
 def state_steps(plan: StepPlan, device: torch.device) -> StateSteps:
-    """Return what a plan reads and writes; made-up rows, which have no slots, use the null slot."""
+    """Return what a plan reads and writes; made-up rows, which have no slots, use the null slot.
+
+    Raises ValueError for rows without slots that do not start from nothing.
+    """
     rows, starts = len(plan.query_starts) - 1, plan.query_starts
     reads, writes, fresh = plan.state_reads, plan.state_writes, plan.positions[starts[:-1]] == 0
     if reads is None or writes is None:
+        if not fresh.all():
+            raise ValueError("rows of a model that keeps states go on without any")
         reads = writes = np.full(rows, NULL_SLOT, np.int64)
-        fresh = np.ones(rows, np.bool_)
     return StateSteps(
         starts=starts.tolist(),
         reads=torch.from_numpy(reads).to(device),
