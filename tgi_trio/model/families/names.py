@@ -211,6 +211,24 @@ QWEN3_NEXT = replace(
 
 QWEN3_5 = replace(QWEN3, mixer="linear_attn")
 
+KIMI_LINEAR = replace(
+    LLAMA,
+    mixer="self_attn",
+    router="block_sparse_moe.gate",
+    choice_bias="block_sparse_moe.gate.e_score_correction_bias",
+    experts="block_sparse_moe.experts.{}.",
+    expert_gate="w1",
+    expert_up="w3",
+    expert_down="w2",
+    shared_expert="block_sparse_moe.shared_experts.",
+    query_down="self_attn.q_a_proj",
+    query_norm="self_attn.q_a_layernorm",
+    query_up="self_attn.q_b_proj",
+    latent_down="self_attn.kv_a_proj_with_mqa",
+    latent_norm="self_attn.kv_a_layernorm",
+    latent_up="self_attn.kv_b_proj",
+)
+
 GLM4_MOE = replace(
     QWEN3_MOE,
     shared_expert="mlp.shared_experts.",

@@ -28,6 +28,7 @@ HYBRIDS: dict[str, SpecFunction] = {
     "qwen3_next": linear_attention.qwen3_next,
     "qwen3_5_text": linear_attention.qwen3_5,
     "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
+    "kimi_linear": linear_attention.kimi_linear,
     "granitemoehybrid": state_spaces.granite_hybrid,
     "nemotron_h": state_spaces.nemotron_h,
     "bamba": state_spaces.bamba,
