@@ -61,12 +61,13 @@ RULES: dict[str, Rule] = {
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
     "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
-    "router": Rule(ours("errors settings model.config logs ipc"), banned=MODEL),
+    "router": Rule(ours("errors settings model.config model.image_rules logs ipc"), banned=MODEL),
     "router.request": Rule(
         ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")
     ),
     "router.scheduling": Rule(
-        ours("errors router.request ipc.messages ipc.frames"), only=ours("numpy")
+        ours("errors model.image_rules router.request ipc.messages ipc.frames"),
+        only=ours("numpy"),
     ),
     "router.http.wire": Rule(ours("errors"), only=ours("trio")),
     "router.http.wire.http1": Rule(

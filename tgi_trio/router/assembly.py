@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import trio
 
 from tgi_trio.ipc.startup import ShardInfo
+from tgi_trio.model.config import read_config
+from tgi_trio.model.image_rules import image_rules
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
 from tgi_trio.router.facade import EngineFacade
@@ -141,7 +143,10 @@ class Assembly:
 
 
 def scheduling_limits(settings: Settings) -> SchedulingLimits:
-    """Return the scheduler's numbers from settings that the loaded model has finished."""
+    """Return the scheduler's numbers from settings that the loaded model has finished.
+
+    Raises ModelLoadError as `image_rules`.
+    """
     return SchedulingLimits(
         blocks=settings.kv_blocks + 1,  # block 0, never handed out
         block_size=settings.kv_block_size,
@@ -160,6 +165,7 @@ def scheduling_limits(settings: Settings) -> SchedulingLimits:
         speculate=settings.speculate or 0,
         target_itl=settings.target_itl,
         target_ttft=settings.target_ttft,
+        image_sight=image_rules(read_config(settings.model_path)).sight,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tgi_trio.model.image_rules import Sight
+
 
 @dataclass(frozen=True)
 class SchedulingLimits:
@@ -31,6 +33,7 @@ class SchedulingLimits:
     stretch: float = 2.0  # how much longer prompts may make a step for those who generate
     target_itl: float = 0.05  # seconds a step may take all the same while requests wait
     target_ttft: float | None = None  # seconds to a first token; None: derived
+    image_sight: Sight = "causal"  # what of prompts with images no step may cut
     patience: int = 64  # how many later requests that or a priority may put before one
 
     @property

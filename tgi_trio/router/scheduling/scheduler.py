@@ -17,6 +17,7 @@ from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling import preemption
 from tgi_trio.router.scheduling.admission import Admission
+from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
 from tgi_trio.router.scheduling.isolation import Isolation
 from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.lifecycle import HELD, Event, SequenceState
@@ -63,6 +64,7 @@ class Scheduler:
         self._queue = WaitingQueue(limits, self._ttft_target)
         self._batch = RunningBatch(limits, self._memory)
         self._sequence_table = SequenceTable(self._queue, self._batch, self._memory)
+        self._image_prefixes = ImagePrefixes(limits.image_sight)
         self._isolation = Isolation()
         self._admission = Admission(limits, self._queue, self._batch, self._memory, self._isolation)
         self._step_budget = StepBudget(limits)
@@ -97,6 +99,13 @@ class Scheduler:
                 f"{sequence.need} KV tokens are needed, the cache holds "
                 f"{self._memory.total * limits.block_size}: "
                 "raise `--max-batch-total-tokens` or shorten the request"
+            )
+        self._image_prefixes.enter(sequence)
+        if sequence.uncut > limits.max_batch_prefill_tokens:
+            raise ValidationError(
+                f"{sequence.uncut} tokens around an image must be computed in one step, which has "
+                f"{limits.max_batch_prefill_tokens}: raise `--max-batch-prefill-tokens` or send a "
+                "smaller image or a shorter text"
             )
         full = len(self._queue) >= limits.max_queued_requests
         if full or (queued and queued + sequence.length > limits.max_queued_tokens):

@@ -42,6 +42,7 @@ class Sequence:
         "emitted_at_death",
         "extend_at",
         "id",
+        "image_numbers",
         "key",
         "need",
         "node",
@@ -54,6 +55,7 @@ class Sequence:
         "queued",
         "rank",
         "request",
+        "salt",
         "shared",
         "short_at",
         "skipped",
@@ -62,6 +64,7 @@ class Sequence:
         "states",
         "target",
         "turn",
+        "uncut",
     )
 
     def __init__(self, id: int, request: Request, arrival: int, now: float, speculate: int) -> None:
@@ -79,6 +82,10 @@ class Sequence:
         self.queued = now
         self.started: float | None = None  # first sent to the shard
         self.cached = 0  # prompt tokens found in the prefix cache at the first admission
+        # Set by ImagePrefixes.
+        self.salt = request.cache_salt  # sequences share prefixes only within one
+        self.image_numbers: tuple[int, ...] = ()  # of its images, in the prefix cache's keys
+        self.uncut = 0  # tokens of the prompt that a step computes together or not at all, at most
         # Set by Isolation.
         self.deaths = 0  # of the shard while it was there, without getting further in between
         self.emitted_at_death = 0  # tokens it had at the last of them
@@ -112,7 +119,7 @@ class Sequence:
     @property
     def namespace(self) -> Namespace:
         """Within which sequences prefixes are shared."""
-        return (self.request.sampling.adapter, self.request.cache_salt)
+        return (self.request.sampling.adapter, self.salt)
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -127,8 +134,18 @@ class Sequence:
         return np.concatenate([self.request.prompt_ids, np.array(self.emitted, dtype=np.int32)])
 
     def token_bytes(self) -> bytes:
-        """Return all known tokens as the bytes of int32: what the prefix cache compares."""
-        prompt = np.ascontiguousarray(self.request.prompt_ids, dtype=np.int32).tobytes()
+        """Return all known tokens as the bytes of int32: what the prefix cache compares.
+
+        Those of an image are the image's number instead, below 0.
+        """
+        ids = np.ascontiguousarray(self.request.prompt_ids, dtype=np.int32)
+        if self.image_numbers:
+            ids = ids.copy()
+            for image, number in zip(self.request.images, self.image_numbers, strict=True):
+                for offset, count in image.feature_places:
+                    first = image.first + offset
+                    ids[first : first + count] = -1 - number
+        prompt = ids.tobytes()
         return prompt + array("i", self.emitted).tobytes() if self.emitted else prompt
 
     def prefill_row(self) -> PrefillRow:

@@ -46,6 +46,7 @@ class StepBudget:
       `max_batch_prefill_tokens`; those who generate have been promised no more. When fewer wait,
       that goes for one step after every `max_waiting_tokens`. Those who wait for memory do not
       count: larger steps give them none.
+    - A prompt has images whose tokens are computed together: at least as many as those are.
     """
 
     def __init__(self, limits: SchedulingLimits) -> None:
@@ -90,6 +91,10 @@ class StepBudget:
             share = len(batch) + int((self._pressed_share if pressed else self._unhurried).tokens)
             most = limits.max_batch_prefill_tokens if pressed else budget
             budget = min(most, -(-share // _ROUND) * _ROUND)
+        if limits.image_sight != "causal":
+            uncut = max(sequence.uncut for sequence in batch.prefilling.values())
+            if uncut:
+                budget = max(budget, min(len(batch) + uncut, limits.max_batch_prefill_tokens))
         self._budget = budget
         return budget
 
