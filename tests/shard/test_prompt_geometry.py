@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.ipc.images import ArenaPlace, SequenceImage
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.image_rules import ImageRules, image_rules
 from tgi_trio.model.reading import with_sections
 from tgi_trio.model.spec import RotarySpec
-from tgi_trio.shard.prompt_geometry import ImageGrid, PromptGeometry, turn_by_grids
+from tgi_trio.shard.prompt_geometry import (
+    ImageGrid,
+    PromptGeometry,
+    shape_prompt,
+    turn_by_grids,
+)
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 FAMILIES = ["Qwen2VL", "Qwen2_5_VL", "Qwen3VL"]
 MERGE = 2
+ROTARIES = {
+    "Qwen2VL": ("qwen2_vl", "Qwen2VLRotaryEmbedding"),
+    "Qwen3VL": ("qwen3_vl", "Qwen3VLTextRotaryEmbedding"),
+}
 # Text before each image, and its rows and columns.
 IMAGES = st.lists(
     st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3
@@ -76,11 +90,8 @@ def test_turns_are_those_of_transformers(
 ) -> None:
     import transformers
 
-    module = __import__(
-        f"transformers.models.{'qwen2_vl' if family == 'Qwen2VL' else 'qwen3_vl'}",
-        fromlist=["modeling"],
-    )
-    name = "Qwen2VLRotaryEmbedding" if family == "Qwen2VL" else "Qwen3VLTextRotaryEmbedding"
+    kind, name = ROTARIES[family]
+    module = import_module(f"transformers.models.{kind}.modeling_{kind}")
     config = getattr(transformers, f"{family}TextConfig")(
         hidden_size=32,
         num_attention_heads=2,
@@ -91,8 +102,7 @@ def test_turns_are_those_of_transformers(
             "mrope_section": list(sections),
         },
     )
-    modeling = module.modeling_qwen2_vl if family == "Qwen2VL" else module.modeling_qwen3_vl
-    theirs = getattr(modeling, name)(config)
+    theirs = getattr(module, name)(config)
     positions = torch.from_numpy(turn_by_grids([ImageGrid(3, 2, 4), ImageGrid(13, 5, 2)]))
     cos, sin = theirs(torch.zeros(1), positions[:, None])
     spec = RotarySpec(dim=16, theta=100.0, parameters={"mrope_section": sections})
@@ -137,3 +147,46 @@ def test_spans_are_seen_whole_and_never_cut() -> None:
     ]:
         assert geometry.fit(first, count) == fits, (first, count)
     assert [geometry.least(first) for first in (2, 3, 4, 6, 9, 13, 14)] == [1, 3, 2, 2, 1, 1, 1]
+
+
+def test_a_prompt_is_shaped_by_its_models_rules() -> None:
+    place = ArenaPlace(0, 64)
+    images = [
+        SequenceImage(2, 8, ((1, 6),), b"", place),
+        SequenceImage(12, 7, ((0, 2), (3, 4)), b"", place),
+    ]
+    assert shape_prompt(ImageRules("image"), [], [], 9) is None
+    assert shape_prompt(ImageRules(), images, [], 20) is None
+    whole = shape_prompt(ImageRules("prompt"), images, [], 20)
+    assert whole is not None and whole.spans.tolist() == [[0, 20]]
+    several = shape_prompt(ImageRules("image"), images, [], 20)
+    assert several is not None and several.spans.tolist() == [[3, 9], [12, 14], [15, 19]]
+    turned = shape_prompt(ImageRules(merge=2), images[:1], [(2, 3)], 20)
+    assert turned is not None and turned.turns is not None
+    np.testing.assert_array_equal(turned.turns, turn_by_grids([ImageGrid(3, 2, 3)]))
+    for grid, wrong in (((2, 2), images[:1]), ((2, 3), images[1:])):
+        with pytest.raises(ValueError, match="features has 6 tokens"):
+            shape_prompt(ImageRules(merge=2), wrong, [grid], 20)
+
+
+@pytest.mark.parametrize(
+    ("family", "rules"),
+    [
+        ("gemma3", ImageRules("image")),
+        ("paligemma", ImageRules("prompt")),
+        ("qwen2_vl", ImageRules(merge=2)),
+        ("qwen3_vl", ImageRules(merge=3)),
+        ("llava", ImageRules()),
+    ],
+)
+def test_a_familys_rules(family: str, rules: ImageRules) -> None:
+    vision = {"spatial_merge_size": rules.merge} if rules.merge == 3 else {}
+    config = ModelConfig(Path(), family, None, 0, 0, (), {"vision_config": vision})
+    assert image_rules(config) == rules
+
+
+@pytest.mark.parametrize("vision", ["none", {"spatial_merge_size": 0}])
+def test_rules_that_make_no_sense(vision: Any) -> None:
+    config = ModelConfig(Path(), "qwen2_vl", None, 0, 0, (), {"vision_config": vision})
+    with pytest.raises(ModelLoadError, match=r"spatial_merge_size .* no positive number"):
+        image_rules(config)

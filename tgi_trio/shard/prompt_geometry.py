@@ -18,6 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.ipc.images import SequenceImage
+from tgi_trio.model.image_rules import ImageRules
+
 Ints = NDArray[np.int64]
 
 
@@ -85,6 +88,37 @@ class PromptGeometry:
         firsts, ends = self.spans.T
         around = np.flatnonzero((firsts <= first) & (first < ends))
         return int(ends[around[0]]) - first if len(around) else 1
+
+
+def shape_prompt(
+    rules: ImageRules,
+    images: Sequence[SequenceImage],
+    grids: Sequence[tuple[int, int]],
+    prompt_length: int,
+) -> PromptGeometry | None:
+    """Return what a prompt's images change by a model's rules; None: nothing.
+
+    `grids`: rows and columns of each image's features, looked at where tokens turn by them. Raises
+    ValueError for one that does not make up the image's features, which are to be together then.
+    """
+    if not images:
+        return None
+    runs = [[(each.first + at, count) for at, count in each.runs] for each in images]
+    if rules.merge:
+        for each, (rows, columns) in zip(images, grids, strict=True):
+            if len(each.runs) != 1 or rows * columns != each.features:
+                raise ValueError(
+                    f"an image of {rows} x {columns} features has {each.features} tokens for them, "
+                    f"in {len(each.runs)} runs"
+                )
+        placed = zip(runs, grids, strict=True)
+        return PromptGeometry(turn_by_grids([ImageGrid(run[0][0], *grid) for run, grid in placed]))
+    if rules.sight == "prompt":
+        return PromptGeometry(spans=np.array([[0, prompt_length]]))
+    if rules.sight == "image":
+        spans = [(first, first + count) for run in runs for first, count in run]
+        return PromptGeometry(spans=np.array(spans))
+    return None
 
 
 def turn_by_grids(grids: Sequence[ImageGrid]) -> Ints:
