@@ -151,13 +151,13 @@ class Whole:
         )
 
 
-def geometry(family: str, asked: Prompt) -> PromptGeometry:
-    """Return what images of a family change of a prompt."""
+def geometry(family: str, asked: Prompt, length: int) -> PromptGeometry:
+    """Return what images of a family change of a prompt of `length` tokens."""
     placed = list(zip(asked.firsts, asked.pictures, strict=True))
     if family.startswith("qwen"):
         return PromptGeometry(turns=turn_by_grids([ImageGrid(at, *p.grid) for at, p in placed]))
     if family == "paligemma":
-        return PromptGeometry(spans=np.array([[0, len(asked.ids)]]))
+        return PromptGeometry(spans=np.array([[0, length]]))
     return PromptGeometry(spans=np.array([[at, at + len(p.rows)] for at, p in placed]))
 
 
@@ -214,8 +214,14 @@ def run(
     budget: int = 10_000,
     joins: int = 10,
     drafter: Drafter | None = None,
+    emitted: int = 0,
+    cached: int = 0,
 ) -> list[list[int]]:
-    """Return the tokens of all prompts, `joins` of which begin in a step; a batch plans them."""
+    """Return the tokens of all prompts, `joins` of which begin in a step; a batch plans them.
+
+    `emitted`: how many of a prompt's last ids were chosen before, in another life of the shard;
+    `cached`: its first blocks, which hold what was computed for the same prompt before.
+    """
     batch = Batch(
         vocab_size=VOCAB_SIZE,
         block_size=BLOCK,
@@ -229,13 +235,14 @@ def run(
         for i, asked in waiting[:joins]:
             count = -(-(len(asked.ids) + NEW) // BLOCK)
             ids = np.array(asked.ids, np.int32)
-            granted = range(blocks, blocks + count)
+            own = range(blocks + cached, blocks + count)
+            granted = [*range(1, 1 + cached), *(own if not cached else (100 + b for b in own))]
             blocks += count
-            begun.append(
-                batch.add(PrefillRow(i, ids, len(ids), 0, granted, NEW, 0, SamplingParameters()))
-            )
+            length, new = len(ids) - emitted, NEW - emitted
+            row = PrefillRow(i, ids, length, cached * BLOCK, granted, new, 0, SamplingParameters())
+            begun.append(batch.add(row))
             if asked.pictures:
-                batch.shape(i, geometry(family, asked))
+                batch.shape(i, geometry(family, asked, length))
         del waiting[:joins]
         plan = batch.plan(budget)
         assert plan is not None
@@ -315,6 +322,31 @@ def test_images_cut_by_chunks_where_they_may_be(
 def test_images_beside_guesses(case: Case, runner: tuple[Runner, GreedyRecorder]) -> None:
     drafter = Told([tokens for tokens, _ in case.expected], case.prompts)
     check(case, runner, [0, 1, 2, 3], joins=1, drafter=drafter)
+
+
+def test_images_of_a_prompt_that_is_computed_again(
+    case: Case, runner: tuple[Runner, GreedyRecorder]
+) -> None:
+    """With the tokens it had when the shard was lost; what it wrote sees nothing behind itself."""
+    runner[1].by_place.clear()
+    done = 2
+    prompts = [
+        Prompt([*asked.ids, *tokens[:done]], asked.firsts, asked.pictures)
+        for asked, (tokens, _) in zip(case.prompts, case.expected, strict=True)
+    ]
+    found = run(runner[0], case.family, prompts, emitted=done)
+    for row, (tokens, logits) in enumerate(case.expected):
+        assert found[row] == tokens
+        chosen = runner[1].logits(row)[: NEW - done]
+        torch.testing.assert_close(chosen, logits[done:], atol=1e-4, rtol=1e-4)
+
+
+def test_images_in_a_prefix_that_was_computed_before(
+    case: Case, runner: tuple[Runner, GreedyRecorder]
+) -> None:
+    """It ends within the second image, whose other tokens are computed with what is there."""
+    check(case, runner, [1])
+    check(case, runner, [1], cached=1)
 
 
 def test_images_matter(case: Case) -> None:
