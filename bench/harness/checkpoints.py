@@ -78,6 +78,24 @@ SHAPES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 8192,
         },
     },
+    "E": {  # nobody's: OLMoE's experts and Qwen3's layers, small enough to be held several times
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
 }
 _ALL = {
     "bos_token_id": 0,
@@ -131,10 +149,15 @@ def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.v_proj.weight": (key, hidden),
         "self_attn.o_proj.weight": (hidden, query),
         "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
     }
+    places = ["mlp."]
+    if count := config.get("num_experts", 0):
+        inner, places = config["moe_intermediate_size"], [f"mlp.experts.{i}." for i in range(count)]
+        layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+        layer["mlp.gate.weight"] = (count, hidden)
+    for place in places:
+        layer[f"{place}gate_proj.weight"] = layer[f"{place}up_proj.weight"] = (inner, hidden)
+        layer[f"{place}down_proj.weight"] = (hidden, inner)
     if config["model_type"] == "qwen2":
         for name, size in (("q", query), ("k", key), ("v", key)):
             layer[f"self_attn.{name}_proj.bias"] = (size,)

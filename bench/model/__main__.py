@@ -10,10 +10,11 @@ With `--merge` what the file holds of other shapes, cases and contenders stays i
 `--numbers`: not the shapes in bfloat16, but GGUF files that llama.cpp makes of them; `--files`:
 GGUF files, as they are. Everybody then reads the very same file, and the contender "bfloat16" is
 ours on the shape as it was. Contenders take turns, each reading between two probes of memory
-bandwidth and arithmetic. The floor of a case is the time to read all weights once, or to do the
-multiply-adds of its linear layers, whichever is longer. For each reading it is counted how much of
-the machine others used meanwhile. Readings that were disturbed are taken again, a few times; what
-remains disturbed is marked, for a ratio of two such readings means little.
+bandwidth and arithmetic. The floor of a case is the time to read all weights once (of experts,
+those that as many rows go to on average), or to do the multiply-adds of its linear layers,
+whichever is longer. For each reading it is counted how much of the machine others used meanwhile.
+Readings that were disturbed are taken again, a few times; what remains disturbed is marked, for a
+ratio of two such readings means little.
 """
 
 from __future__ import annotations
@@ -197,10 +198,11 @@ def results_of(subject: Subject, readings: Readings) -> list[dict[str, Any]]:
 
 def floor_ms(case: Case, subject: Subject, contender: str, reading: Reading) -> float:
     """Return the milliseconds that no program can do without that reads what `contender` does."""
-    rows, weights, head = len(case.contexts), subject.weights, subject.head
+    rows, weights, head = len(case.contexts), subject.multiplied(), subject.head
     products = case.contexts[0] * (weights - head) + head if case.prefill else rows * weights
-    stored = {INT8: weights, ORIGINAL: 2 * weights}.get(contender, subject.stored)
-    reads = stored / reading.gigabytes_per_second
+    stored = {INT8: subject.weights, ORIGINAL: 2 * subject.weights}.get(contender, subject.stored)
+    tokens = case.contexts[0] if case.prefill else rows
+    reads = stored * subject.read(tokens) / reading.gigabytes_per_second
     return max(reads, 2 * products / reading.gigaflops) / 1e6
 
 

@@ -32,6 +32,17 @@ class Subject:
     stored: int  # bytes of all weights
     gguf: Path | None = None  # the file, which llama.cpp is given; None: to be written of `folder`
     original: Path | None = None  # the folder of the same model in bfloat16
+    expert_weights: int = 0  # of `weights`, those of mixtures of experts
+    used: float = 1.0  # of those, the share that a token goes through
+
+    def multiplied(self) -> float:
+        """Return the weights that a token is multiplied with."""
+        return self.weights - self.expert_weights * (1 - self.used)
+
+    def read(self, rows: int) -> float:
+        """Return the share of the weights that a step reads, where any expert is as likely."""
+        unread = self.expert_weights * (1 - self.used) ** rows
+        return 1 - unread / self.weights if self.used < 1 else 1.0
 
 
 def find_subjects(
@@ -63,8 +74,14 @@ def shape_subject(shape: str, checkpoints: Path) -> Subject:
     """Return a shape's model in bfloat16, made where it is not there."""
     folder = make(shape, checkpoints / f"tgi-trio-{shape}")
     stored = (folder / "model.safetensors").stat().st_size  # the head's weights are the embedding's
-    head = SHAPES[shape]["vocab_size"] * SHAPES[shape]["hidden_size"]
-    return Subject(shape, folder, stored // 2, head, stored)
+    config = SHAPES[shape]
+    head = config["vocab_size"] * config["hidden_size"]
+    experts, used = 0, 1.0
+    if count := config.get("num_experts", 0):
+        experts = 3 * config["hidden_size"] * config["moe_intermediate_size"]
+        experts *= count * config["num_hidden_layers"]
+        used = config["num_experts_per_tok"] / count
+    return Subject(shape, folder, stored // 2, head, stored, expert_weights=experts, used=used)
 
 
 def file_subject(file: Path, cache: Path, name: str = "", original: Path | None = None) -> Subject:

@@ -29,7 +29,14 @@ _LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.gate_proj_exps": "ffn_gate_exps",
+    "mlp.up_proj_exps": "ffn_up_exps",
+    "mlp.down_proj_exps": "ffn_down_exps",
 }
+_EXPERTS = ".mlp.experts."
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -46,6 +53,20 @@ def tensors(file: Path) -> Iterator[tuple[str, Any]]:
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
             yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
+
+
+def with_stacked_experts(tensors: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield one tensor for all experts of a layer, as if it were that of an MLP."""
+    stacks: dict[str, dict[int, Any]] = {}
+    for name, bits in tensors:
+        layer, _, rest = name.partition(_EXPERTS)
+        if rest:
+            number, _, part = rest.partition(".")
+            stacks.setdefault(f"{layer}.mlp.{part}", {})[int(number)] = bits
+        else:
+            yield name, bits
+    for name, stack in stacks.items():
+        yield name, np.stack([stack[i] for i in range(len(stack))])
 
 
 def renamed(name: str) -> str:
@@ -93,6 +114,10 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], numbers: str) ->
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
+    if "num_experts" in config:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{numbers}"])
 
 
@@ -121,10 +146,12 @@ def to_float32(bits: Any) -> Any:
 def add_tensor(
     writer: gguf.GGUFWriter, name: str, bits: Any, config: dict[str, Any], numbers: str
 ) -> None:
-    """Add a matrix as BF16 or Q8_0, a vector as float32, as llama.cpp wants them."""
-    if bits.ndim == 1:
+    """Add a matrix as BF16 or Q8_0, a vector and a router as float32, as llama.cpp wants them."""
+    if bits.ndim == 1 or name.endswith("mlp.gate.weight"):
         writer.add_tensor(renamed(name), to_float32(bits))
         return
+    if bits.ndim == 3:
+        name = name.replace("_proj", "_proj_exps")
     if config["model_type"] == "llama" and "q_proj" in name:
         bits = rotary_pairs_side_by_side(bits, config["num_attention_heads"])
     if config["model_type"] == "llama" and "k_proj" in name:
@@ -138,10 +165,10 @@ def add_tensor(
 
 def main(checkpoint: Path, output: Path, numbers: str) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(output, config["model_type"])
+    writer = gguf.GGUFWriter(output, config["model_type"].replace("_", ""))
     add_config(writer, config, numbers)
     add_tokenizer(writer, checkpoint, config)
-    for name, bits in tensors(checkpoint / "model.safetensors"):
+    for name, bits in with_stacked_experts(tensors(checkpoint / "model.safetensors")):
         add_tensor(writer, name, bits, config, numbers)
     if "rope_scaling" in config:
         writer.add_tensor("rope_freqs.weight", rotary_divisors(config))
