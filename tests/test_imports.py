@@ -118,7 +118,7 @@ RULES: dict[str, Rule] = {
         ours("__main__ cli demo model.facts"), banned=MODEL
     ),  # a program, like __main__
     "testing.checkpoints": Rule(
-        ours("errors testing.tiny_families"), banned=SERVER
+        ours("errors testing.tiny_families testing.tiny_hybrids"), banned=SERVER
     ),  # writes tiny model folders
     "testing.wrapped_checkpoints": Rule(ours("testing.checkpoints"), banned=SERVER),
     "demo": Rule(ours("errors"), banned=SERVER),

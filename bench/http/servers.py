@@ -85,6 +85,7 @@ class BenchEngine:
         self.tokenizer = Tokenizer(backend, TokenizerConfig({}, (), {}))
         self.chat_template: ChatTemplate | None = None
         self.thoughts = None
+        self.images = None
         self.call_style = find_call_style(None, {})
         self.validator = Validator(
             TokenizerPool(self.tokenizer, 1), ValidationLimits(most, most, 256)

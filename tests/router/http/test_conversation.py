@@ -104,7 +104,9 @@ def prompt_of(template: str = TEMPLATE, /, **body: Any) -> str:
         )
     )
     request = msgspec.convert(body, schema.ChatRequest)
-    return render_prompt(call, to_conversation(call, request))
+    prompt = render_prompt(call, to_conversation(call, request))
+    assert isinstance(prompt, str)
+    return prompt
 
 
 TOKENIZER = byte_tokenizer()
