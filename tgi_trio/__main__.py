@@ -111,7 +111,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
             progress=not options.json_output,
             own_tokenizer=options.tokenizer_name is None,
         )
-        options = replace(options, draft_model=_find_drafter(options, found))
+        options = _bound_guesses(replace(options, draft_model=_find_drafter(options, found)))
         tokenizer = None
         if options.tokenizer_name is not None:
             tokenizer = resolve_tokenizer(
@@ -160,14 +160,34 @@ def _find_drafter(options: Options, found: Served) -> Path | None:
 
 
 def _embedded_heads(options: Options, model: Path) -> Path | None:
-    """Return the heads of the embedded model, where guesses are wanted and there are as many."""
+    """Return the heads of the embedded model, where guesses are wanted."""
+    from tgi_trio import demo
+
+    heads = demo.heads_path()
+    wanted = options.speculate and model == demo.model_path() and heads.is_dir()
+    return heads if wanted else None
+
+
+def _bound_guesses(options: Options) -> Options:
+    """Have the embedded model's own heads guess as far as they can; others are refused as in TGI.
+
+    Nobody has named these, so they are no reason to refuse more.
+    """
+    import logging
+
     from tgi_trio import demo
     from tgi_trio.model.speculators.recognise import count_heads
 
-    heads = demo.heads_path()
-    if not options.speculate or model != demo.model_path() or not heads.is_dir():
-        return None
-    return heads if options.speculate <= count_heads(heads) else None
+    if options.draft_model != demo.heads_path() or not options.speculate:
+        return options
+    most = count_heads(options.draft_model)
+    if options.speculate <= most:
+        return options
+    logging.getLogger("tgi_trio.cli").warning(
+        "--speculate %d: the embedded model has %d heads, so %d tokens a step are guessed",
+        *(options.speculate, most, most),
+    )
+    return replace(options, speculate=most)
 
 
 def _tell_machine(options: Options) -> None:

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, beside the loading
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
 
@@ -116,6 +117,27 @@ def _tell(settings: Settings, started: Started) -> None:
         say_record("memory in bytes", memory=memory_sizes(started))
     else:
         say(settings_table(settings), memory_table(started))
+
+
+def _tell_drafter(settings: Settings) -> None:
+    """Say what guesses for which model: --model-id may name either."""
+    if settings.drafter is None:
+        return
+    source = "" if settings.draft_model is None else f" of {settings.draft_model}"
+    log.info(
+        "guesses: %s%s for the model in %s, up to %d tokens a step",
+        *(settings.drafter, source, settings.model_path, settings.speculate),
+    )
+
+
+def _tell_guesses(metrics: Metrics) -> None:
+    """Say what guesses have brought."""
+    guessed, extra = (int(metrics.value("tgi_batch_draft_tokens")), metrics.histogram(_SKIPPED))
+    if guessed and (rows := sum(extra.counts)):
+        log.info(
+            "guesses: %d of %d were right, %.2f tokens of a sequence a step",
+            *(extra.sum, guessed, 1 + extra.sum / rows),
+        )
 
 
 def _tell_addresses(settings: Settings, addresses: Sequence[str]) -> None:
@@ -320,6 +342,7 @@ class Launcher:
         )
         timeline.mark("listening")
         log.info("start-up: %s", timeline)
+        _tell_drafter(settings)
         _tell_addresses(settings, addresses)
 
         await self._stopping.wait()
@@ -332,6 +355,8 @@ class Launcher:
             engine.fail_all("the server is shutting down")
             with trio.move_on_after(FAREWELL):
                 await engine.wait_drained()
+        if settings.drafter is not None:
+            _tell_guesses(self._metrics)
         shutdown.set()
         supervisor.stop()
         await front.closed.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import httpx
@@ -49,11 +50,9 @@ def ending(answer: dict[str, Any]) -> tuple[object, ...]:
     return answer["generated_text"], reason, count, tokens
 
 
-@pytest.mark.parametrize(("most_guesses", "drafter"), [(6, "ngram"), (3, "medusa")])
-def test_guesses_change_neither_text_nor_end(
-    demo: ServerProcess, most_guesses: int, drafter: str
-) -> None:
-    """The embedded model's own heads are fewer than six: then n-grams guess."""
+@pytest.mark.parametrize("asked_for", [3, 6])
+def test_guesses_change_neither_text_nor_end(demo: ServerProcess, asked_for: int) -> None:
+    """Of the embedded model's own heads, which are four."""
     said = generate(demo.url, CHAT, max_new_tokens=100)["generated_text"]
     prompt = f"{CHAT}{said}<|end|>{CHAT.removeprefix('<|begin|>')}"  # it may say that again
     asked = [
@@ -61,13 +60,20 @@ def test_guesses_change_neither_text_nor_end(
         for stop in (["e"], ["o", "re"], [" t", "\n"], ["|"])
         for most in range(1, 26, 3)
     ]
-    with serving("--speculate", str(most_guesses)) as server:
-        assert f'"drafter":"{drafter}"' in get(f"{server.url}/info").text
+    with serving("--speculate", str(asked_for)) as server:
+        settings = get(f"{server.url}/info").json()["settings"]
+        assert (settings["drafter"], settings["speculate"]) == ("medusa", min(asked_for, 4))
+        bounded = f"--speculate {asked_for}: the embedded model has 4 heads" in server.output
+        assert bounded is (asked_for > 4)
+        assert "guesses: medusa of" in server.output
         for parameters in asked:
             guessed = generate(server.url, prompt, **parameters)
             alone = generate(demo.url, prompt, **parameters)
             assert ending(guessed) == ending(alone), parameters
         assert server.metric("tgi_batch_draft_tokens") > 0
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert "tokens of a sequence a step" in server.output
 
 
 @pytest.mark.trio
