@@ -52,6 +52,7 @@ class Ranks:
 
     def __init__(self, together: Together, runners: list[Runner]) -> None:
         self.runners = runners
+        self.kv_beside = 0  # nobody sizes memory by it here
         self._together = together
 
     @property

@@ -24,6 +24,7 @@ from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.speculation.drafted_runner import DraftedRunner
 from tgi_trio.testing.checkpoints import make_checkpoint
 
 HIDDEN, VOCAB, NEW, MOST = 64, 512, 14, 3
@@ -129,7 +130,7 @@ def test_right_and_wrong_guesses_of_every_kind_take_turns(tmp_path: Path) -> Non
             assert found.tokens == expected.tokens and found.drafts > 0
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle"])
+@pytest.mark.parametrize("kind", ["medusa", "mlp", "eagle"])
 def test_beside_two_ranks_as_well(kind: str, base: Path, tmp_path: Path) -> None:
     folder = DRAFTERS[kind](tmp_path, base)
     greedy = [SamplingParameters(ignore_eos=True)] * 3
@@ -139,3 +140,21 @@ def test_beside_two_ranks_as_well(kind: str, base: Path, tmp_path: Path) -> None
             drafter = runner.drafter(MOST)
             found = answer(runner, PROMPTS[:3], greedy, NEW, drafter=drafter, **event)
             assert found.tokens == expected.tokens and found.drafts > 0
+
+
+@pytest.mark.parametrize("kind", ["n-grams", "model"])
+def test_beside_two_ranks_of_a_model_that_counts(kind: str, tmp_path: Path) -> None:
+    """N-grams find 22 behind 21 and 52 behind 51; the smaller model is the same one, whole on rank 0."""
+    base = counting_model(tmp_path / "model", tmp_path / "heads")
+    greedy = [SamplingParameters(ignore_eos=True)] * 2
+    prompts = [[*range(20, 40), 20, 21], [*range(50, 70), 50, 51]]
+    with ranks_of(base, 2, GreedyRecorder()) as ranks:
+        expected = answer(ranks, prompts, greedy, NEW)
+        runner: Runner = ranks
+        if kind == "model":
+            settings = ShardSettings(model_path=base, cpu_backend="torch", cpu_threads=1)
+            runner = DraftedRunner(ranks, load_runner(settings))
+        for event in (EVENTS["nothing"], EVENTS["killed"]):
+            found = answer(runner, prompts, greedy, NEW, drafter=runner.drafter(MOST), **event)
+            assert found.tokens == expected.tokens and found.drafts > 0
+            assert found.steps < expected.steps
