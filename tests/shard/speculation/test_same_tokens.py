@@ -144,7 +144,7 @@ def test_beside_two_ranks_as_well(kind: str, base: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["n-grams", "model"])
 def test_beside_two_ranks_of_a_model_that_counts(kind: str, tmp_path: Path) -> None:
-    """N-grams find 22 behind 21 and 52 behind 51; the smaller model is the same one, whole on rank 0."""
+    """N-grams find 22 behind 21, 52 behind 51; the smaller model is the same one, on rank 0."""
     base = counting_model(tmp_path / "model", tmp_path / "heads")
     greedy = [SamplingParameters(ignore_eos=True)] * 2
     prompts = [[*range(20, 40), 20, 21], [*range(50, 70), 50, 51]]
