@@ -14,6 +14,7 @@ from tests.shard.numba_backend.numba_support import FITTING
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model import kernel_fit
+from tgi_trio.model.activation_names import PLAIN
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.families import names
 from tgi_trio.model.mixers import DeltaRule, Mamba2, ShortConvolution
@@ -28,6 +29,7 @@ from tgi_trio.model.spec import (
 )
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend import support as torch_support
+from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 
 RECORDS = (
     DecoderSpec,
@@ -59,6 +61,10 @@ LLAMA = DecoderSpec(
     layers=(LayerSpec(scale=0.2, rotary=RotarySpec(dim=32)),) * 2,
     names=names.LLAMA,
 )
+
+
+def test_the_activations_that_a_start_lets_in_are_those_there_are() -> None:
+    assert sorted(ACTIVATIONS) == sorted(PLAIN)
 
 
 def test_torch_claims_every_field_of_a_model() -> None:

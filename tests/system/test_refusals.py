@@ -60,6 +60,7 @@ def start(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         ({"model_type": "mlp_speculator"}, (), "does not say which model its heads guess for"),
         ({"model_type": "codegen"}, ("--rope-factor", "2"), "--rope-scaling and --rope-factor"),
         ({"rope_scaling": {"type": "spiral"}}, (), "Rotary scaling 'spiral' is not known"),
+        ({"hidden_act": "mish"}, (), "Activation 'mish' is not known"),
     ],
 )
 def test_a_start_that_cannot_work_ends_before_a_shard_is_spawned(

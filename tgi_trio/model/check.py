@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model.activation_names import check_activation
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig, RopeScaling
@@ -69,6 +70,8 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     """
     warnings = check_drafter(config)
     spec = model_spec(config)
+    if isinstance(spec, DecoderSpec):
+        check_activation(spec.activation, learned=bool(spec.names.activation))
     if scales := check_checkpoint(config, spec):
         from tgi_trio.model.scales import check_scales  # numpy: 60 ms
 

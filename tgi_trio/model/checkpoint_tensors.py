@@ -10,7 +10,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.files import find_gguf
 from tgi_trio.model.gguf.tensors import read_gguf_tensors
-from tgi_trio.model.stacked_experts import flatten_biases, split_experts
+from tgi_trio.model.stacked_experts import flatten_vectors, split_experts
 from tgi_trio.model.wrappers import rename_text
 
 SUFFIXES: Final = (".safetensors", ".gguf")  # of files of weights
@@ -28,7 +28,7 @@ def read_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
         return tensors
     if config.wraps_text:
         tensors = rename_text(tensors)
-    return flatten_biases(split_experts(tensors, spec), spec)
+    return flatten_vectors(split_experts(tensors, spec), spec)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -34,6 +34,7 @@ from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec
 
 _LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
 _SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # of every family that has one
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 # The names that are read below: what backends need not look at.
 NAMES: Final[Claims] = {
@@ -51,6 +52,7 @@ NAMES: Final[Claims] = {
     "Names.up": ANY,
     "Names.gate": ANY,
     "Names.gate_up": ANY,
+    "Names.activation": ANY,
     "Names.mlp_norm": ANY,
     "Names.attention_post_norm": ANY,
     "Names.mlp_post_norm": ANY,
@@ -270,7 +272,11 @@ def _dense_mlp(spec: DecoderSpec, prefix: str) -> MlpRefs:
         matrices = [_matrix(spec, prefix + part, width, hidden, bias=biased) for part in parts]
         inner = stack_matrices(matrices, columns)
     down = _matrix(spec, prefix + names.down, hidden, width, bias=biased)
-    return MlpRefs(inner, split_inputs(down, columns), spec.gated)
+    learned = ()
+    if names.activation:
+        place = prefix + names.activation
+        learned = tuple(VectorRef(f"{place}.{name}", 1) for name in _XIELU)
+    return MlpRefs(inner, split_inputs(down, columns), spec.gated, learned=learned)
 
 
 def _experts(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRefs:

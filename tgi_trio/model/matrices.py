@@ -128,6 +128,8 @@ class MlpRefs:
     down: LinearRef
     gated: bool
     paired: bool = False  # gate and up rows alternate in one piece
+    # Of xIELU, one number each: alpha of what is positive, of what is negative, beta, epsilon.
+    learned: tuple[VectorRef, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class Names:
     value: str = ""
     up: str = ""
     gate: str = ""
+    activation: str = ""  # what has the numbers of an activation that is learned
     gate_up: str = ""  # gate rows, then up rows, in one tensor
     mlp_norm: str = ""
     attention_post_norm: str = ""

@@ -44,17 +44,20 @@ def split_experts(
     return split
 
 
-def flatten_biases(
+def flatten_vectors(
     tensors: Mapping[str, StoredTensor], spec: DecoderSpec
 ) -> dict[str, StoredTensor]:
-    """Return the tensors with the experts' biases [experts], where ERNIE has [1, experts]."""
-    end = f".{spec.names.choice_bias}"
-    return {
-        name: replace(stored, shape=stored.shape[1:])
-        if spec.names.choice_bias and name.endswith(end) and stored.shape[:-1] == (1,)
-        else stored
-        for name, stored in tensors.items()
-    }
+    """Return the tensors with vectors as such: the experts' biases, where ERNIE has [1, experts],
+    and the single numbers of an activation.
+    """
+    names, flat = spec.names, dict(tensors)
+    for name, stored in tensors.items():
+        if names.choice_bias and name.endswith(f".{names.choice_bias}"):
+            if stored.shape[:-1] == (1,):
+                flat[name] = replace(stored, shape=stored.shape[1:])
+        elif names.activation and f".{names.activation}." in name and not stored.shape:
+            flat[name] = replace(stored, shape=(1,))
+    return flat
 
 
 def split_first_axis(stored: StoredTensor) -> Iterator[StoredTensor]:

@@ -26,6 +26,7 @@ _SHARPER: dict[str, Any] = {
     "llama_4_scaling_beta": 0.3,
 }
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
+    "apertus": {},
     "arcee": {},
     "dots1": _EXPERTS
     | {

@@ -38,6 +38,9 @@ both are there; `--rope-scaling` and `--rope-factor` stand in for it.
 | transformers, recompute | the same without a cache, every token from the first: slow, but right |
 | transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
 
+What a model cannot do is said when it starts, with the reason, and by `/info`: which backend and way
+serves it, that guesses (`--speculate`) have no effect, and that its prefix cache has none.
+
 A type that is not listed here and that `transformers` knows, or whose code comes with the model, is
 tried in the same ways. At load each way's logits are compared with those of a plain forward pass
 over the whole sequence, and the first that agrees is taken; `/info` and the shard's log say which.
@@ -180,7 +183,9 @@ EXACT = ("deepseek_v3", "gpt2", "gpt_oss", "llama", "mistral", "qwen2", "qwen3")
 
 def render() -> str:
     """Return the document."""
-    families = table(("family", "path", "tensor parallel", "prefix cache", "tested"), _rows())
+    families = table(
+        ("family", "path", "tensor parallel", "prefix cache", "guesses", "tested"), _rows()
+    )
     formats = table(("format", "`--quantize`", "read", "refused by name"), _READ)
     gguf = _GGUF.format(
         types=", ".join(BY_NAME),
@@ -193,16 +198,17 @@ def render() -> str:
     return head + families + _TESTS + stored + render_quantised() + gguf
 
 
-def _rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield (family, path, tensor parallel, prefix cache, tested)."""
+def _rows() -> Iterator[tuple[str, str, str, str, str, str]]:
+    """Yield (family, path, tensor parallel, prefix cache, guesses, tested)."""
     for family in sorted(FAMILIES, key=str.lower):
         tested = "exactness, families, ranks" if family in EXACT else "families, ranks"
         if family in INNER:
             tested = "wrappers"
-        yield f"`{family}`", "decoder", "yes", "yes, unless its rotary scaling is by length", tested
+        reuse = "yes, unless its rotary scaling is by length"
+        yield f"`{family}`", "decoder", "yes", reuse, "yes", tested
     for family in sorted(T5_FAMILIES):
-        yield f"`{family}`", "encoder-decoder", "yes", "no", "encoder-decoder"
+        yield f"`{family}`", "encoder-decoder", "yes", "no", "no", "encoder-decoder"
     for family, way in sorted(THROUGH_TRANSFORMERS.items()):
         reuse = "no" if way in ("cached", "encoder-decoder") else "yes"
         tested = "encoder-decoder" if way == "encoder-decoder" else "families"
-        yield f"`{family}`", f"transformers, {way}", "no", reuse, tested
+        yield f"`{family}`", f"transformers, {way}", "no", reuse, "no", tested

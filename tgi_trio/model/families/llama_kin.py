@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec, same_window
 from tgi_trio.model.reading import rotary, sliding_windows
 from tgi_trio.model.spec import DecoderSpec, RotarySpec
+
+# What Apertus turns by where config.json does not say.
+_APERTUS_ROTARY: Final = {
+    "rope_type": "llama3",
+    "rope_theta": 12000000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 
 
 def smollm3(config: ModelConfig) -> DecoderSpec:
@@ -177,5 +187,24 @@ def nemotron(config: ModelConfig) -> DecoderSpec:
         gated=False,
         activation=config.get("hidden_act", "relu2"),
         mlp_bias=bool(config.get("mlp_bias", False)),
+        **attention_bias(config),
+    )
+
+
+def apertus(config: ModelConfig) -> DecoderSpec:
+    """Apertus (Swiss AI 2025): xIELU, of which every layer has learned its own."""
+    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+        values = {**config.values, "rope_parameters": _APERTUS_ROTARY}
+        config = replace(config, values=values)
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    return llama_spec(
+        config,
+        turning=rotary(config, head_dim, theta=12000000.0),
+        names=names.APERTUS,
+        query_key_norm="head",
+        gated=False,
+        activation=config.get("hidden_act", "xielu"),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         **attention_bias(config),
     )

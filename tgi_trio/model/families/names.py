@@ -93,6 +93,15 @@ HUNYUAN = replace(LLAMA, query_norm="self_attn.query_layernorm", key_norm="self_
 # No gate: one matrix up, one down.
 ARCEE = replace(LLAMA, gate="")
 
+APERTUS = replace(
+    ARCEE,
+    attention_norm="attention_layernorm",
+    mlp_norm="feedforward_layernorm",
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    activation="mlp.act_fn",
+)
+
 STARCODER2 = replace(LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj")
 
 OLMO2 = replace(

@@ -77,6 +77,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "hunyuan_v1_dense": llama_kin.hunyuan,
     "hunyuan_v1_moe": mixtures.hunyuan_moe,
     "nemotron": llama_kin.nemotron,
+    "apertus": llama_kin.apertus,
     "arcee": llama_kin.arcee,
     "internlm3": llama_kin.internlm3,
     "cohere": llama_like.cohere,

@@ -8,10 +8,10 @@ from typing import Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model import mixer_matrices
+from tgi_trio.model.activation_names import LEARNED, PLAIN
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, only
 from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.spec import DecoderSpec
-from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 
 _ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -58,8 +58,8 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.transposed": ANY,
     "DecoderSpec.gated": ANY,
     "DecoderSpec.activation": only(
-        *ACTIVATIONS,
-        refusal=f"activation {{!r}} is not known; known are {', '.join(sorted(ACTIVATIONS))}",
+        *(*PLAIN, LEARNED),
+        refusal=f"activation {{!r}} is not known; known are {', '.join((*PLAIN, LEARNED))}",
     ),
     "DecoderSpec.tied_head": ANY,
     "DecoderSpec.normalised_head": ANY,

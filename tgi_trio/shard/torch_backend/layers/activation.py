@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.activation_names import check_activation
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -51,10 +52,29 @@ ACTIVATIONS: dict[str, Activation] = {
 
 def activation(name: str) -> Activation:
     """Return the function called `name`; raises ModelLoadError for one we do not have."""
-    if name not in ACTIVATIONS:
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise ModelLoadError(f"Activation {name!r} is not known; known are {known}.")
+    check_activation(name, learned=False)
     return ACTIVATIONS[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Xielu:
+    """xIELU (Huang 2024, arXiv 2411.13010), of which every layer learns its own."""
+
+    positive: torch.Tensor  # [1] each: what x * x is multiplied by
+    negative: torch.Tensor
+    beta: torch.Tensor
+    eps: torch.Tensor
+
+    @staticmethod
+    def of(
+        alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
+    ) -> Xielu:
+        """Return it from what a checkpoint has, [1] each."""
+        return Xielu(functional.softplus(alpha_p), beta + functional.softplus(alpha_n), beta, eps)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        below = (torch.expm1(torch.minimum(x, self.eps)) - x) * self.negative
+        return torch.where(x > 0, self.positive * x * x, below) + self.beta * x
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:

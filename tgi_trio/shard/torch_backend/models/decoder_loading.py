@@ -51,7 +51,8 @@ class DecoderLoader(WeightLoader):
         self.spec = spec
         self.heads = even_share(spec.heads, "attention heads", source.rank, source.world_size)
         self.kv_heads = kv_head_share(spec, source.rank, source.world_size)
-        self.act = activation(spec.activation)
+        # None: every layer has its own.
+        self.act = None if spec.names.activation else activation(spec.activation)
         self.rotaries: list[RotarySpec] = []
 
     def decoder(self, ranks: Ranks | None) -> Decoder:

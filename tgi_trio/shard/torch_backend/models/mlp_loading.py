@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tgi_trio.model.matrices import ExpertsRefs, MlpRefs
 from tgi_trio.model.spec import ExpertsSpec
-from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.activation import Activation, Xielu
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
@@ -12,16 +12,19 @@ from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 
 
 def load_dense_mlp(
-    loader: WeightLoader, refs: MlpRefs, act: Activation, limit: float = 0.0
+    loader: WeightLoader, refs: MlpRefs, act: Activation | None, limit: float = 0.0
 ) -> DenseMlp:
-    """Return a dense MLP, or one expert; `limit` as for `Gate`."""
+    """Return a dense MLP, or one expert; `limit` as for `Gate`, `act` None: it is learned."""
+    if act is None:
+        parts = (loader.source.vector(part.name, part.size) for part in refs.learned)
+        act = Xielu.of(*parts)
     if refs.gated:
         act = Gate(act, limit, refs.paired)
     return DenseMlp(loader.linear(refs.inner), loader.linear(refs.down), act)
 
 
 def load_experts(
-    loader: WeightLoader, refs: ExpertsRefs, spec: ExpertsSpec, act: Activation
+    loader: WeightLoader, refs: ExpertsRefs, spec: ExpertsSpec, act: Activation | None
 ) -> ExpertsMlp:
     """Return a mixture of experts."""
     choice_bias = None
