@@ -66,7 +66,10 @@ RULES: dict[str, Rule] = {
         ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")
     ),
     "router.scheduling": Rule(
-        ours("errors model.image_rules router.request ipc.messages ipc.frames"),
+        ours(
+            "errors model.image_rules router.request router.images.prompt_image "
+            "ipc.messages ipc.frames ipc.images"
+        ),
         only=ours("numpy"),
     ),
     "router.http.wire": Rule(ours("errors"), only=ours("trio")),

@@ -10,7 +10,9 @@ import numpy as np
 
 from tests.router.scheduling.model_shard import EOS, ModelShard, next_token
 from tgi_trio.ipc.frames import Finish
+from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
+from tgi_trio.router.images.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
 from tgi_trio.router.scheduling import (
     Command,
@@ -64,11 +66,22 @@ def expected(
     return ids[start:]
 
 
+class AllPixels:
+    """Has the pixels of every image."""
+
+    def pin(self, image: PromptImage) -> ArenaPlace:
+        return ArenaPlace(0, 64)
+
+    def unpin(self, image: PromptImage) -> None:
+        return None
+
+
 class Pair:
     """A scheduler with its shard; `step` moves both, checking everything."""
 
     def __init__(self, limits: SchedulingLimits) -> None:
         self.scheduler = Scheduler(limits)
+        self.scheduler.use_pixels(AllPixels())
         self.shard = ModelShard(limits.block_size, stateful=limits.state_slots > 0)
         self.now = 0.0
         self.tokens: dict[int, list[int]] = {}

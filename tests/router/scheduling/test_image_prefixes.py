@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.router.scheduling.harness import Pair, limits, request
+from tests.router.scheduling.harness import AllPixels, Pair, limits, request
 from tgi_trio.errors import ValidationError
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.prompt_image import PromptImage
@@ -112,6 +112,7 @@ def test_a_step_has_room_for_what_may_not_be_cut() -> None:
     """While others generate, prompts get a small part of a step; an image gets what it needs."""
     for sight, least in (("causal", 1), ("image", 1 + 48)):
         scheduler = Scheduler(limits(token_budget=16, image_sight=sight))
+        scheduler.use_pixels(AllPixels())
         prompt = [*TEXT, MARK, *[PAD] * 48, *TEXT]
         scheduler.add(1, seen(prompt, (8, 48, "cat")), 0.0)
         budgets = [c.token_budget for c in scheduler.schedule(0.0) if isinstance(c, Limits)]
@@ -120,10 +121,12 @@ def test_a_step_has_room_for_what_may_not_be_cut() -> None:
 
 def test_what_no_step_has_room_for_is_refused() -> None:
     scheduler = Scheduler(limits(max_batch_prefill_tokens=20, image_sight="image"))
+    scheduler.use_pixels(AllPixels())
     with pytest.raises(ValidationError, match=r"21 tokens around an image .* which has 20: raise"):
         scheduler.add(1, seen([MARK, *[PAD] * 21, 5], (0, 21, "cat")), 0.0)
     scheduler.add(2, seen([MARK, *[PAD] * 20, 5], (0, 20, "cat")), 0.0)
     whole = Scheduler(limits(max_batch_prefill_tokens=20, image_sight="prompt"))
+    whole.use_pixels(AllPixels())
     with pytest.raises(ValidationError, match="21 tokens"):
         whole.add(1, seen([MARK, *[PAD] * 15, *range(5)], (0, 15, "cat")), 0.0)
     whole.add(2, request(list(range(100, 125))), 0.0)

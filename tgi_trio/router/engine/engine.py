@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -23,6 +24,7 @@ from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import StreamEnd, TokenStream
 from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Token
+from tgi_trio.router.scheduling.image_pins import Pixels
 from tgi_trio.router.scheduling.scheduler import (
     Prefill,
     Progress,
@@ -51,6 +53,14 @@ COUNTERS = {
 _FAILURE = "tgi_batch_inference_failure"
 
 
+class PixelSource(Pixels, Protocol):
+    """Pixels that are decoded again when somebody wants to pin them."""
+
+    def on_ready(self, call: Callable[[bytes], None]) -> None:
+        """Have `call` told the key of each image that is there by now."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
     """How much the engine lets in."""
@@ -71,8 +81,13 @@ class Engine:
         clock: Callable[[], float] = trio.current_time,
         scheduler: Callable[[SchedulingLimits], Scheduler] = Scheduler,
         adapters: AdapterRegistry | None = None,
+        pixels: PixelSource | None = None,
     ) -> None:
+        """`pixels`: what keeps those of requests' images; None: no request may have any."""
         self.scheduler = scheduler(limits)
+        if pixels is not None:
+            self.scheduler.use_pixels(pixels)
+            pixels.on_ready(lambda key: self._dispatch())
         self.last_step_at = clock()  # when the shard last showed progress; the supervisor reads it
         self._admission = admission
         self._adapters = AdapterRegistry() if adapters is None else adapters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from tgi_trio.router.scheduling.image_pins import ImagePins
 from tgi_trio.router.scheduling.isolation import Isolation
 from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.limits import SchedulingLimits
@@ -18,6 +19,7 @@ class AdmissionVerdict(enum.Enum):
     ADMITTED = "admitted"
     NO_ROOM = "no room"  # too few blocks can be had
     NOT_ITS_TURN = "not its turn"  # enough prompt tokens are to be computed before its own
+    NO_PIXELS = "no pixels"  # images of it are to be decoded first
     SHARES_SOON = "shares soon"  # what it starts with is being computed for another: wait for that
 
 
@@ -31,12 +33,14 @@ class Admission:
         batch: RunningBatch,
         memory: KvMemory,
         isolation: Isolation,
+        pins: ImagePins,
     ) -> None:
         self._limits = limits
         self._queue = queue
         self._batch = batch
         self._memory = memory
         self._isolation = isolation
+        self._pins = pins
         self.behind = 0  # waiting sequences that wait for other prompts, not for memory
         # State of queue and memory when a look at the queue found that nobody has room.
         self._no_room_at = (-1, 0)
@@ -146,6 +150,8 @@ class Admission:
             # all of them is too long: others may compute meanwhile what it starts with.
             sequence.short_at = available + lacking // 2
             return AdmissionVerdict.NO_ROOM
+        if not self._pins.pin(sequence):
+            return AdmissionVerdict.NO_PIXELS
         memory.admit(sequence, match, wanted)
         sequence.short_at = -1
         return AdmissionVerdict.ADMITTED

@@ -17,6 +17,7 @@ from tgi_trio.ipc.messages import ExtendRow, Fault, StepReport
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling import preemption
 from tgi_trio.router.scheduling.admission import Admission
+from tgi_trio.router.scheduling.image_pins import ImagePins, Pixels
 from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
 from tgi_trio.router.scheduling.isolation import Isolation
 from tgi_trio.router.scheduling.kv_memory import KvMemory
@@ -63,10 +64,13 @@ class Scheduler:
         self._ttft_target = TtftTarget(limits.target_ttft)
         self._queue = WaitingQueue(limits, self._ttft_target)
         self._batch = RunningBatch(limits, self._memory)
-        self._sequence_table = SequenceTable(self._queue, self._batch, self._memory)
+        self._pins = ImagePins()
+        self._sequence_table = SequenceTable(self._queue, self._batch, self._memory, self._pins)
         self._image_prefixes = ImagePrefixes(limits.image_sight)
         self._isolation = Isolation()
-        self._admission = Admission(limits, self._queue, self._batch, self._memory, self._isolation)
+        self._admission = Admission(
+            limits, self._queue, self._batch, self._memory, self._isolation, self._pins
+        )
         self._step_budget = StepBudget(limits)
         self._drain = DrainRate()
         self._deadlines: list[tuple[float, int]] = []  # heap; entries of ended ones go lazily
@@ -81,6 +85,12 @@ class Scheduler:
             self._sequence_table, self._batch, self._ttft_target, self.counters
         )
 
+    def use_pixels(self, pixels: Pixels) -> None:
+        """Have `pixels` keep those of requests' images. A moment to `schedule` anew is when it has
+        decoded some.
+        """
+        self._pins.use(pixels)
+
     # -- what happened -------------------------------------------------------------------------
 
     def add(self, sequence_id: int, request: Request, now: float) -> None:
@@ -88,11 +98,13 @@ class Scheduler:
 
         Raises Overloaded when the queue is full or the deadline cannot be met, ValidationError
         when the request can never fit (validation against the same limits lets none such
-        through), ValueError when the id is in use.
+        through), ValueError when the id is in use, or there are images and nothing keeps their
+        pixels.
         """
         limits, queued = self.limits, self._queue.tokens
         if sequence_id in self._sequence_table.living:
             raise ValueError(f"sequence {sequence_id} is known already")
+        self._pins.check(request)
         sequence = Sequence(sequence_id, request, self._arrivals, now, limits.speculate)
         if self._memory.blocks_for(sequence.need) > self._memory.total:
             raise ValidationError(
@@ -167,6 +179,8 @@ class Scheduler:
         """Take in what a step did: progress of every row whose client still listens."""
         self._sequence_table.ended.clear()
         self._sequence_table.acknowledge(step.acknowledged)
+        if step.seen_sequence:
+            self._pins.take_in(step, self._sequence_table.living)
         self._step_budget.observe(step)
         return self._reports.apply_step(step, now)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tgi_trio.ipc.images import ArenaPlace, SequenceImage
 from tgi_trio.ipc.messages import IntArray, PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling.lifecycle import Event, SequenceState, next_state
@@ -48,6 +49,7 @@ class Sequence:
         "node",
         "order",
         "overtaken",
+        "places",
         "priority",
         "prompt_length",
         "prompt_logprobs_delivered",
@@ -102,6 +104,8 @@ class Sequence:
         self.target = 0  # tokens to compute before the next one is sampled
         self.prompt_logprobs_reported = 0  # by the shard since it was last admitted
         self.prompt_logprobs_delivered = 0  # to the client
+        # Set by ImagePins.
+        self.places: dict[int, ArenaPlace] = {}  # of its pinned images, by their number
         # Set by KvMemory.
         self.blocks: list[int] = []  # block table
         self.shared = 0  # leading blocks that belong to the prefix cache
@@ -161,6 +165,10 @@ class Sequence:
             min_new_tokens=max(0, stopping.min_new_tokens - emitted),
             sampling=self._sampling(),
             states=self._state_grant(),
+            images=tuple(
+                SequenceImage(image.first, image.tokens, image.feature_places, image.key, place)
+                for image, place in zip(self.request.images, self.places.values(), strict=True)
+            ),
         )
 
     def _state_grant(self) -> StateGrant | None:

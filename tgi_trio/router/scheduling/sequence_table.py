@@ -6,6 +6,7 @@ A sequence that is dropped keeps its blocks until a step acknowledges the FILTER
 
 from __future__ import annotations
 
+from tgi_trio.router.scheduling.image_pins import ImagePins
 from tgi_trio.router.scheduling.invariants import check_states
 from tgi_trio.router.scheduling.kv_memory import KvMemory
 from tgi_trio.router.scheduling.lifecycle import Event, SequenceState
@@ -18,7 +19,10 @@ from tgi_trio.router.scheduling.sequence import Sequence
 class SequenceTable:
     """All sequences, and moves of one sequence between queue, batch and departures."""
 
-    def __init__(self, queue: WaitingQueue, batch: RunningBatch, memory: KvMemory) -> None:
+    def __init__(
+        self, queue: WaitingQueue, batch: RunningBatch, memory: KvMemory, pins: ImagePins
+    ) -> None:
+        self._pins = pins
         self._queue = queue
         self._batch = batch
         self._memory = memory
@@ -59,12 +63,14 @@ class SequenceTable:
             self._batch.leave(sequence)
         sequence.advance(event)
         self._memory.release(sequence, sound)
+        self._pins.release(sequence)
         self._forget(sequence)
 
     def acknowledge(self, number: int) -> None:
         """Commands up to `number` are applied: what they dropped is touched no more."""
         for sequence in self.pending_frees.acknowledge(number):
             self._memory.release(sequence)
+            self._pins.release(sequence)
             sequence.advance(Event.ACKNOWLEDGE)
             self._settle(sequence)
 
@@ -78,6 +84,7 @@ class SequenceTable:
             if sequence.state is SequenceState.WAITING:
                 continue
             self._memory.forget(sequence)
+            self._pins.release(sequence)
             sequence.advance(Event.FAIL if sequence is culprit else Event.LOSE)
             again += self._settle(sequence)
         return again

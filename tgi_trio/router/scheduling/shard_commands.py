@@ -45,6 +45,7 @@ class Prefill:
 
 # Of one PREFILL; a frame may take half of a ring, and one row has much less than the rest.
 _PREFILL_BYTES = 2**19
+_IMAGE_BYTES = 64  # of an image's columns, but for its runs
 
 
 def prefills(rows: Iterable[PrefillRow], number: Callable[[], int]) -> Iterator[Prefill]:
@@ -64,8 +65,9 @@ def prefills(rows: Iterable[PrefillRow], number: Callable[[], int]) -> Iterator[
 def _bytes(row: PrefillRow) -> int:
     """Return at least what the columns of changing length take for a row."""
     sampling = row.sampling
+    images = sum(_IMAGE_BYTES + 8 * len(image.runs) for image in row.images)
     # A character takes 4 bytes at most.
-    return 4 * (len(row.token_ids) + len(sampling.grammar)) + 8 * len(sampling.logit_bias)
+    return 4 * (len(row.token_ids) + len(sampling.grammar)) + 8 * len(sampling.logit_bias) + images
 
 
 Command: TypeAlias = Limits | Filter | Extend | Prefill
