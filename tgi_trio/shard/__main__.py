@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tgi_trio.devices import hide_devices
-from tgi_trio.errors import ConfigurationError
+from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.shard import process
@@ -109,7 +109,11 @@ def _images_of(settings: ShardSettings) -> ImageSource | None:
     def load_desk(cores: Set[int]) -> ImageDesk:
         from tgi_trio.shard.images.loading import load_encoder
 
-        encoder = load_encoder(settings, cores)
+        try:
+            encoder = load_encoder(settings, cores)
+        except ModelLoadError as error:  # its text is served all the same
+            print(f"images are not served: {error}", file=sys.stderr)
+            return ImageDesk(None, None, 0, f"its images are not served: {error}")
         return ImageDesk(encoder, ImageArena.open(settings.image_arena), settings.feature_memory)
 
     return load_desk

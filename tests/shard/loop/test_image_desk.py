@@ -183,6 +183,9 @@ def test_images_that_do_not_fit_are_refused(
 def test_without_a_tower_images_are_refused() -> None:
     with pytest.raises(ValueError, match="this server computes no images of this model"):
         ImageDesk(None, None, 0).add(sequence(1), images(1))
+    with pytest.raises(ValueError, match="its images are not served: of no family"):
+        desk = ImageDesk(None, None, 0, "its images are not served: of no family")
+        desk.add(sequence(1), images(1))
 
 
 def test_the_least_recently_used_features_are_dropped() -> None:

@@ -42,11 +42,17 @@ class ImageDesk:
     """The images of a shard's sequences."""
 
     def __init__(
-        self, encoder: ImageEncoder | None, arena: ImageArena | None, feature_memory: int
+        self,
+        encoder: ImageEncoder | None,
+        arena: ImageArena | None,
+        feature_memory: int,
+        refusal: str = _NO_TOWER,
     ) -> None:
         """`feature_memory`: bytes of features that are kept by content; those of sequences whose
-        prompts are being computed may be as many again, and one sequence's more.
+        prompts are being computed may be as many again, and one sequence's more. `refusal`: what is
+        said of sequences with images where there is no encoder.
         """
+        self._refusal = refusal
         self._encoder = encoder
         self._arena = arena
         self._most = feature_memory
@@ -84,7 +90,7 @@ class ImageDesk:
     def add(self, sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:
         """Take in the images of a sequence; ValueError says why it cannot be run."""
         if self._encoder is None or self._arena is None:
-            raise ValueError(_NO_TOWER)
+            raise ValueError(self._refusal)
         _check(sequence, images)
         needed = [i for i, image in enumerate(images) if image.end > sequence.computed]
         self.seen += [(sequence.id, i) for i in range(len(images)) if i not in needed]
@@ -128,7 +134,7 @@ class ImageDesk:
         image = work.images[work.missing[0]]
         try:
             if self._encoder is None or self._arena is None:
-                raise ValueError(_NO_TOWER)
+                raise ValueError(self._refusal)
             bundle = read_bundle(self._arena.view(image.place))
             features = self._encoder.encode(bundle)
             if (found := len(features.rows)) != image.features:
