@@ -170,6 +170,26 @@ async def test_an_image_that_can_never_be_there_is_refused(
 
 
 @pytest.mark.trio
+async def test_what_was_used_makes_room_before_what_nobody_has_pinned(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    store = PixelStore(Memory(3), Decoder().decode)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.run)
+        await looked_at(store, "a1", "b1", "c1")
+        assert store.pin(image("b1")) is not None
+        store.unpin(image("b1"))  # the most recently used, and the only one that was used
+        assert store.pin(image("d1")) is None
+        await trio.sleep(10)
+        pinned = [name for name in ("a1", "b1", "c1", "d1") if store.pin(image(name)) is not None]
+        nursery.cancel_scope.cancel()
+    assert pinned == ["a1", "c1", "d1"]
+    store.check_room({b"a": 64, b"b": 100})
+    with pytest.raises(ValidationError, match=r"192 bytes .* together, and there are 128 .*memory"):
+        PixelStore(Memory(2), Decoder().decode).check_room({b"a": 64, b"b": 100})
+
+
+@pytest.mark.trio
 async def test_an_image_that_cannot_be_decoded_again_waits_in_line(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,6 +99,7 @@ class ImageReader:
                 "allowed (--max-images-per-prompt)"
             )
         images = await self._see_all(links)
+        self._store.check_room({image.key: image.nbytes for image in images})
         found = expand_prompt(prompt, images, self.layout, self._bos, self._feature_id)
         if found.features > max_input_tokens:
             raise PromptTooLong(

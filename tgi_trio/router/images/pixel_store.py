@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -127,6 +127,15 @@ class PixelStore:
 
     # ---- the requests' side ---------------------------------------------------------------------
 
+    def check_room(self, sizes: Mapping[bytes, int]) -> None:
+        """Raise ValidationError for images, bytes by key, that can never be there together."""
+        wanted = sum(map(align, sizes.values()))
+        if wanted > self._arena.nbytes:
+            raise ValidationError(
+                f"the images of the prompt take {wanted} bytes of pixels together, and there are "
+                f"{self._arena.nbytes} for all images (--image-memory)"
+            )
+
     def knows(self, key: bytes) -> bool:
         """Return whether an image need not be decoded to know what it is."""
         return key in self._known
@@ -233,13 +242,12 @@ class PixelStore:
     def _make_room(self, nbytes: int, *, spare_fresh: bool = False) -> ArenaPlace | None:
         """Return a place that is taken now, or None; others are dropped for it.
 
-        `spare_fresh`: not those that somebody will pin for the first time.
+        Those that somebody is to pin for the first time go last; `spare_fresh`: they never go.
         """
-        others = {
-            key: align(kept.place.nbytes)
-            for key, kept in self._kept.items()
-            if kept.evictable and not (spare_fresh and kept.fresh)
-        }
+        evictable = [(key, kept) for key, kept in self._kept.items() if kept.evictable]
+        used = [each for each in evictable if not each[1].fresh]
+        fresh = [] if spare_fresh else [each for each in evictable if each[1].fresh]
+        others = {key: align(kept.place.nbytes) for key, kept in (*used, *fresh)}
         if self._free.nbytes + sum(others.values()) < align(nbytes):
             return None
         victims = iter(others)

@@ -51,8 +51,9 @@ async def compat(call: Call) -> Reply:
     request: schema.CompatGenerateRequest = _COMPAT.read(call.headers, call.body)
     parameters = parameters_of(request)
     if parameters.return_full_text is None:
-        tag = call.engine.model.pipeline_tag
-        parameters.return_full_text = tag in (None, "text-generation")
+        tag, sees = call.engine.model.pipeline_tag, call.engine.images is not None
+        # The hub has another tag for models that see.
+        parameters.return_full_text = tag == "text-generation" or (tag is None and not sees)
     if request.stream:
         return await _stream(call, request, parameters)
     return await _whole(call, queries_of(call, request), parameters, array=True)
