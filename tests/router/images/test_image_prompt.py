@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.routes.native import find_images
 from tgi_trio.router.images.image_prompt import ImagePrompt, SeenImage, expand_prompt
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.layouts.rows import RowLayout
@@ -75,6 +79,12 @@ def test_what_was_typed_is_nobodys_and_images_have_all_of_theirs(
     else:
         kept = found.place(ids[cut:], cut_off=True)
         assert [p.first for p in kept] == [p.first - cut for p in places if p.first >= cut]
+
+
+def test_an_image_alone_is_a_prompt() -> None:
+    call: Any = SimpleNamespace(engine=SimpleNamespace(images=SimpleNamespace(layout=LAYOUT)))
+    assert find_images(call, "![](x)") == ImagePrompt((ImageLink("x"),))
+    assert find_images(call, "[](x)") == "[](x)"
 
 
 def test_tokens_that_do_not_add_up_are_refused() -> None:

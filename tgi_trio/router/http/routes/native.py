@@ -70,7 +70,8 @@ def queries_of(call: Call, request: AnyRequest) -> list[str]:
 def find_images(call: Call, query: str) -> Prompt:
     """Return a prompt whose links to images are found; text for a model that sees none."""
     images = call.engine.images
-    return query if images is None else ImagePrompt.parse(query, images.layout.around) or query
+    found = None if images is None else ImagePrompt.parse(query, images.layout.around)
+    return query if found is None else found
 
 
 def parameters_of(request: WithParameters) -> schema.GenerateParameters:
