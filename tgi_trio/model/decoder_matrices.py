@@ -44,6 +44,7 @@ NAMES: Final[Claims] = {
     "Names.final_norm": ANY,
     "Names.attention_norm": ANY,
     "Names.output": ANY,
+    "Names.head_gate": ANY,
     "Names.down": ANY,
     "Names.qkv": ANY,
     "Names.query": ANY,
@@ -171,6 +172,9 @@ def _qkv(spec: DecoderSpec, prefix: str) -> LinearRef:
         matrices = [both, *matrices[1:], both]
         queries, gates = (Units("heads", range(i, rows, 2 * size), size) for i in (0, size))
         units = [queries, *units[1:], gates]
+    if spec.gated_heads:
+        matrices = [*matrices, _matrix(spec, prefix + names.head_gate, heads, hidden)]
+        units = [*units, run_of("heads", heads)]
     pairs = zip(matrices, units, strict=True)
     return LinearRef(
         tuple(LinearPiece(matrix, rows, whole_units(hidden)) for matrix, rows in pairs)

@@ -69,6 +69,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.query_key_norm": only(
         "none", "head", refusal="queries and keys are normed over all heads"
     ),
+    "DecoderSpec.gated_heads": only(False, refusal="attention has a gate for each head"),
     "DecoderSpec.gated_attention": only(False, refusal="attention has a gate on what it says"),
     "DecoderSpec.norm_after_rotary": only(
         False, refusal="queries and keys are normed after they are turned"
@@ -101,7 +102,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.rotary": ANY,
     "RotarySpec.interleaved": only(False, refusal="rotary pairs are neighbours"),
     "RotarySpec.kind": only(  # the same frequencies at every length
-        *("default", "linear", "llama3", "yarn"),
+        *("default", "linear", "llama3", "yarn", "proportional"),
         refusal="rotary frequencies depend on the length",
     ),
     "RotarySpec.dim": multiples(

@@ -17,6 +17,7 @@ _SCALINGS: Final[dict[str, tuple[str, ...]]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
 # "mrope": text has one position where images have three.
 _OLDER_NAMES: Final = {"su": "longrope", "mrope": "default"}
@@ -47,6 +48,8 @@ def rotary(
                 f"its {name!r}."
             )
     part = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor", partial)
+    if kind == "proportional":  # turns by less than a head, but over all of it
+        part = 1.0
     original = config.get("original_max_position_embeddings")
     if original:
         parameters["original_max_position_embeddings"] = original

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tgi_trio.model.mixers import Mixer
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
-RotaryKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RotaryKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 QueryKeyNorm = Literal["none", "head", "whole"]
 
 # How a checkpoint stores the three projections.
@@ -44,6 +44,7 @@ class Names:
     attention_norm: str
     output: str
     down: str
+    head_gate: str = ""  # a row for each head, see `DecoderSpec.gated_heads`
     qkv: str = ""  # unless `query`, `key`, `value`
     query: str = ""
     key: str = ""
@@ -182,6 +183,7 @@ class DecoderSpec:
     # beside the queries: per head its query, then its gate.
     gated_attention: bool = False
     norm_after_rotary: bool = False  # of query and key heads
+    gated_heads: bool = False  # what a head says is multiplied by a sigmoid, of a matrix beside qkv
     qkv_layout: QkvLayout = "separate"
     qkv_bias: bool = False
     output_bias: bool = False

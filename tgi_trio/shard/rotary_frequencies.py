@@ -128,7 +128,16 @@ def _longrope(spec: RotarySpec, length: str = "short") -> tuple[Floats, float]:
     return 1.0 / (np.array(p[f"{length}_factor"], np.float32) * _periods(spec)), float(scale)
 
 
+def _proportional(spec: RotarySpec) -> tuple[Floats, float]:
+    """The first pairs turn as if all did, the others stand still (Gemma 4, LFM3)."""
+    p, frequencies = spec.parameters, _default(spec)[0]
+    turning = int(p.get("partial_rotary_factor", 1.0) * spec.dim // 2)
+    frequencies[turning:] = 0.0
+    return frequencies / np.float32(p.get("factor", 1.0)), 1.0
+
+
 _FREQUENCIES = {
+    "proportional": _proportional,
     "default": _default,
     "linear": _linear,
     "dynamic": _default,

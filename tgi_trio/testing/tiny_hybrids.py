@@ -113,6 +113,12 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "layer_types": ["conv", "full_attention", "conv"],
         "block_auto_adjust_ff_dim": False,
     },
+    "lfm3": {
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+        "head_dim": 32,
+        "sliding_window": 24,
+    },
     "lfm2_moe": _MOE
     | {
         "num_hidden_layers": 3,

@@ -94,6 +94,7 @@ ROPE = {
         "original_max_position_embeddings": 64,
     },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    "proportional": {"partial_rotary_factor": 0.5, "factor": 1.0},
 }
 
 

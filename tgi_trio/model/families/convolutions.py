@@ -1,4 +1,4 @@
-"""Families of short convolutions among layers of attention (LFM2, Liquid AI 2025)."""
+"""Families of short convolutions among layers of attention (LFM2, LFM3; Liquid AI 2025)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from typing import Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
-from tgi_trio.model.families.llama_like import llama_spec
+from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.mixers import ShortConvolution
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, Names
 
 _THETA: Final = 1000000.0
+
+# What LFM3 is where config.json does not say.
+_LFM3_PATTERN: Final = ("sliding_attention", "conv", "full_attention", "conv")
+_LFM3_ROTARY: Final = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": _THETA,
+        "partial_rotary_factor": 0.5,
+    },
+}
 
 
 def lfm2(config: ModelConfig) -> DecoderSpec:
@@ -44,6 +55,44 @@ def lfm2_moe(config: ModelConfig) -> DecoderSpec:
     return replace(spec, layers=tuple(layers))
 
 
+def lfm3(config: ModelConfig) -> DecoderSpec:
+    """LFM3: norms behind both parts of a layer, windows, a gate for each head."""
+    count, head_dim = int(config.need("num_hidden_layers")), int(config.get("head_dim", 128))
+    pattern = ["conv", *(_LFM3_PATTERN[i % 4] for i in range(1, count))]
+    kinds = config.get("layer_types", pattern)
+    if not config.get("rope_parameters"):
+        config = replace(config, values={**config.values, "rope_parameters": _LFM3_ROTARY})
+    kept = names.LFM3
+    if not config.get("use_sandwich_norm", True):
+        kept = replace(kept, attention_post_norm="", mlp_post_norm="")
+    window = int(config.get("sliding_window", 256))
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        windows=[window if kind == "sliding_attention" else 0 for kind in kinds],
+        rotates=False,
+        names=kept,
+        norm_eps=float(config.get("norm_eps", 1e-5)),
+        query_key_norm="head",
+        activation="silu",
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        gated_heads=bool(config.get("use_attention_gate", True)),
+        **attention_bias(config),
+    )
+    turnings = {
+        kind: rotary(config, head_dim, theta=_THETA, layer_type=kind)
+        for kind in set(kinds) - {"conv"}
+    }
+    mixer = _convolution(config, spec.hidden_size, taps=7)
+    layers = (
+        replace(layer, mixer=mixer, attends=False)
+        if kind == "conv"
+        else replace(layer, rotary=turnings[kind])
+        for layer, kind in zip(spec.layers, kinds, strict=True)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
 def _lfm2(config: ModelConfig, kept: Names, width: int) -> DecoderSpec:
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
     spec = llama_spec(
@@ -56,16 +105,20 @@ def _lfm2(config: ModelConfig, kept: Names, width: int) -> DecoderSpec:
         activation="silu",
         tied_head=bool(config.get("tie_embedding", config.get("tie_word_embeddings", True))),
     )
-    mixer = ShortConvolution(
-        channels=hidden,
-        taps=int(config.get("conv_L_cache", 3)),
-        bias=bool(config.get("conv_bias", False)),
-    )
+    mixer = _convolution(config, hidden, taps=3)
     layers = (
         layer if attends else replace(layer, mixer=mixer, attends=False, rotary=None)
         for layer, attends in zip(spec.layers, _attending(config, len(spec.layers)), strict=True)
     )
     return replace(spec, layers=tuple(layers))
+
+
+def _convolution(config: ModelConfig, hidden: int, taps: int) -> ShortConvolution:
+    return ShortConvolution(
+        channels=hidden,
+        taps=int(config.get("conv_L_cache", taps)),
+        bias=bool(config.get("conv_bias", False)),
+    )
 
 
 def _attending(config: ModelConfig, count: int) -> list[bool]:

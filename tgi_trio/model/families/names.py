@@ -374,6 +374,16 @@ LFM2 = replace(
     mixer="conv",
 )
 
+LFM3 = replace(
+    LFM2,
+    query_norm="self_attn.q_norm",
+    key_norm="self_attn.k_norm",
+    output="self_attn.o_proj",
+    head_gate="self_attn.gate_proj",
+    attention_post_norm="post_operator_norm",
+    mlp_post_norm="post_ffn_norm",
+)
+
 LFM2_MOE = replace(
     LFM2,
     router="feed_forward.gate",

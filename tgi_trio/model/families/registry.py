@@ -64,6 +64,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "dots1": balanced.dots1,
     "lfm2": convolutions.lfm2,
     "lfm2_moe": convolutions.lfm2_moe,
+    "lfm3": convolutions.lfm3,
     "granite": llama_like.granite,
     "granitemoe": granite.granitemoe,
     "granitemoehybrid": granite.granitemoehybrid,

@@ -13,7 +13,7 @@ from tgi_trio.model.claims import ANY, Claims, find_unclaimed, only
 from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.spec import DecoderSpec
 
-_ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 CLAIMS: Final[Claims] = {
     **NAMES,
@@ -46,6 +46,7 @@ CLAIMS: Final[Claims] = {
         "none", "head", "whole", refusal="query and key norm {!r} is not known"
     ),
     "DecoderSpec.gated_attention": ANY,
+    "DecoderSpec.gated_heads": ANY,
     "DecoderSpec.query_key_norm_bias": ANY,
     "DecoderSpec.norm_after_rotary": ANY,
     "DecoderSpec.qkv_layout": only(

@@ -27,7 +27,7 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("lfm2", "lfm2_moe")
+FAMILIES = ("lfm2", "lfm2_moe", "lfm3")
 NEW = 12
 PROMPTS = [prompt for prompt in prompts(9) if len(prompt) > 2]
 SLOTS = 64

@@ -322,8 +322,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Return this rank's part of the sum that attention is."""
         qkv, gate = layer.qkv(x), None
-        if self.spec.gated_attention:
-            width = layer.shape.heads * layer.shape.head_dim
+        if self.spec.gated_attention or self.spec.gated_heads:
+            width = layer.shape.heads * (layer.shape.head_dim if self.spec.gated_attention else 1)
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
             rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
@@ -340,7 +340,11 @@ class Decoder:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
         steps = self._head_steps[layer.shape.index]
         attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)
-        return layer.output(attended if gate is None else attended * gate.sigmoid())
+        if gate is not None:
+            by_head = (layer.shape.heads, -1)
+            gated = attended.unflatten(-1, by_head) * gate.sigmoid().unflatten(-1, by_head)
+            attended = gated.flatten(-2)
+        return layer.output(attended)
 
     def _steps_of(self, layer: Attention) -> HeadSteps:
         shape, spec = layer.shape, self.spec
