@@ -100,7 +100,7 @@ def run(
 ) -> Run:
     """Answer all prompts, `size` at a time; `ends`: an answer may end before `new` tokens.
 
-    `clock`: nanoseconds; whether guessing pays is judged by it as well.
+    `clock`: nanoseconds; whether guessing pays is judged by it where a step does not say its own.
     """
     info = runner.info
     batch = Batch(
@@ -133,7 +133,7 @@ def run(
         counts = batch.counts
         stepped = clock()
         result = runner.step(plan)
-        result.forward_ns, result.sample_ns, result.processor_ns = clock() - stepped, 0, 0
+        result.forward_ns, result.sample_ns = clock() - stepped, 0
         moved = batch.advance(plan, result)
         if moved.faults:
             raise RuntimeError(moved.faults[0].message)

@@ -276,7 +276,7 @@ def _dense_mlp(spec: DecoderSpec, prefix: str) -> MlpRefs:
         matrices = [_matrix(spec, prefix + part, width, hidden, bias=biased) for part in parts]
         inner = stack_matrices(matrices, columns)
     down = _matrix(spec, prefix + names.down, hidden, width, bias=biased)
-    learned = ()
+    learned: tuple[VectorRef, ...] = ()
     if names.activation:
         place = prefix + names.activation
         learned = tuple(VectorRef(f"{place}.{name}", 1) for name in _XIELU)

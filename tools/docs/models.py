@@ -38,8 +38,8 @@ both are there; `--rope-scaling` and `--rope-factor` stand in for it.
 | transformers, recompute | the same without a cache, every token from the first: slow, but right |
 | transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
 
-What a model cannot do is said when it starts, with the reason, and by `/info`: which backend and way
-serves it, that guesses (`--speculate`) have no effect, and that its prefix cache has none.
+What a model cannot do is said when it starts, with the reason, and by `/info`: which backend and
+way serves it, that guesses (`--speculate`) have no effect, and that its prefix cache has none.
 
 A type that is not listed here and that `transformers` knows, or whose code comes with the model, is
 tried in the same ways. At load each way's logits are compared with those of a plain forward pass

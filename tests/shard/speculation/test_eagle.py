@@ -37,15 +37,16 @@ def load(base: Path, heads: Path, backend: str = "torch") -> Runner:
     )
 
 
+@pytest.mark.parametrize("backend", ["torch", "numba"])
 @pytest.mark.parametrize(
     ("speculators", "budget"),
     [(False, 64), (True, 6)],  # the second computes prompts in pieces
 )
 def test_it_guesses_what_its_format_says(
-    speculators: bool, budget: int, base: Path, tmp_path: Path
+    speculators: bool, budget: int, backend: str, base: Path, tmp_path: Path
 ) -> None:
     folder = eagle(tmp_path, base, VOCAB, speculators=speculators, own_table=speculators)
-    runner, reference = load(base, folder), EagleReference(folder, base)
+    runner, reference = load(base, folder, backend), EagleReference(folder, base)
     for prompts in (PROMPTS, PROMPTS[:1]):
         check_guesses(runner, prompts, reference, budget)
 

@@ -71,31 +71,38 @@ def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(base: Path, adapter: Path) -> dict[int, list[int]]:
-    """The tokens of each prompt with nothing that guesses."""
-    return answer(load(base, None, adapter), PROMPTS, with_adapters(), NEW).tokens
+def plain(base: Path, adapter: Path) -> dict[str, dict[int, list[int]]]:
+    """The tokens of each prompt with nothing that guesses, by backend."""
+    found = {}
+    for backend in ("torch", "numba"):
+        runner = load(base, None, adapter, backend)
+        found[backend] = answer(runner, PROMPTS, with_adapters(), NEW).tokens
+    return found
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(
+    scope="module", params=[*((kind, "torch") for kind in DRAFTERS), ("eagle", "numba")]
+)
 def run(
     request: pytest.FixtureRequest,
     base: Path,
     adapter: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., Answers]]:
-    folder = DRAFTERS[request.param](tmp_path_factory.mktemp("drafter"), base)
-    runner = load(base, folder, adapter)
+) -> Iterator[tuple[str, Callable[..., Answers]]]:
+    kind, backend = request.param
+    folder = DRAFTERS[kind](tmp_path_factory.mktemp("drafter"), base)
+    runner = load(base, folder, adapter, backend)
 
     def drafted(**event: Any) -> Answers:
         drafter = runner.drafter(MOST)
         return answer(runner, PROMPTS, with_adapters(), NEW, drafter=drafter, **event)
 
-    yield drafted
+    yield backend, drafted
 
 
-def load(base: Path, folder: Path | None, adapter: Path) -> Runner:
+def load(base: Path, folder: Path | None, adapter: Path, backend: str) -> Runner:
     settings = ShardSettings(
-        model_path=base, draft_model=folder, cpu_backend="torch", cpu_threads=1,
+        model_path=base, draft_model=folder, cpu_backend=backend, cpu_threads=1,
         tokenizer_file=base / "tokenizer.json", max_lora_rank=64,
     )  # fmt: skip
     runner = load_runner(settings)
@@ -110,10 +117,13 @@ def with_adapters() -> list[SamplingParameters]:
 
 @pytest.mark.parametrize("event", EVENTS)
 def test_the_tokens_are_those_of_decoding_one_by_one(
-    event: str, run: Callable[..., Answers], plain: dict[int, list[int]]
+    event: str,
+    run: tuple[str, Callable[..., Answers]],
+    plain: dict[str, dict[int, list[int]]],
 ) -> None:
-    found = run(**EVENTS[event])
-    assert found.tokens == plain
+    backend, drafted = run
+    found = drafted(**EVENTS[event])
+    assert found.tokens == plain[backend]
     assert found.drafts > 0
 
 

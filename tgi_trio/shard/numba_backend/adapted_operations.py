@@ -90,6 +90,10 @@ class AdaptedOperations:
                 if table[row]["code"] == Code.QUANTISE:
                     table[place]["target"] = Buffer.ACTIVE
 
+    def find(self, row: int) -> int:
+        """Return where the second copy has an operation of the first."""
+        return self.first + next(i for i, (own, _) in enumerate(self._order) if own == row)
+
     def install(self, number: int, sites: NDArray[np.int64]) -> None:
         """Have steps compute with an adapter; `sites` as `kernels/adapters.py` reads them."""
         self._loaded[number] = sites

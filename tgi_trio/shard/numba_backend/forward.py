@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -94,6 +97,8 @@ class Forward:
         self._room = (0, 0, 0)  # tokens, wanted rows, context
         self._scratch = allocate_zeroed((0,))
         self._first = 0  # operation of the step
+        self.taps: tuple[int, ...] = ()  # layers whose input `run` keeps, see `EagleSpec.taps`
+        self._tapped = np.zeros((0, 0), np.float32)
         self._held: Any = None  # arrays whose addresses the step holds
         for name in ("heads", "kv_heads", "head_dim"):
             self._step[name] = getattr(self.spec, name)
@@ -152,9 +157,45 @@ class Forward:
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
             step["run_of"] = address(runs.of_tokens)
             self._held = tokens, runs
-        if tokens.features is not None:
-            return self._place_features(tokens.features, wanted)
-        return self._operate(self._first, wanted)
+        first = self._first
+        if tokens.features is not None or self.taps:
+            first = self._run_to_stops(tokens)
+        return self._operate(first, wanted)
+
+    def tapped(self, places: NDArray[np.int64]) -> Floats:
+        """Return a copy of what went into the layers of `taps` in the last `run`, side by side."""
+        return self._tapped[places]
+
+    def _run_to_stops(self, tokens: Tokens) -> int:
+        """Compute up to where hidden states are last changed or kept; return what comes next.
+
+        Features go in behind the embedding and behind the first layers, before anyone looks there.
+        """
+        step, first = self._step, self._first
+        hidden = self._buffers[Buffer.HIDDEN].view(np.float32).reshape(-1, self.spec.hidden_size)
+        stops: list[tuple[int, Callable[[], None]]] = []  # before which operation, what to do
+        if (features := tokens.features) is not None:
+            places = features.places
+            stops.append((first + 1, partial(hidden.__setitem__, places, features.rows)))
+            for i, rows in enumerate(features.deep):
+                behind = self.program.find_layer(i + 1, adapted=first > 0)
+                stops.append((behind, partial(_add_rows, hidden, places, rows)))
+        if self.taps:
+            count, width = len(tokens.ids), hidden.shape[1]
+            self._tapped = np.empty((count, len(self.taps) * width), np.float32)
+            for i, layer in enumerate(self.taps):
+                part = self._tapped[:, i * width : (i + 1) * width]
+                before = self.program.find_layer(layer, adapted=first > 0)
+                stops.append((before, partial(np.copyto, part, hidden[:count])))
+        at = first
+        step["wanted"] = 0
+        for end, act in sorted(stops, key=itemgetter(0)):
+            if end > at:
+                step["first"], step["end"] = at, end
+                self.team.run()
+                at = end
+            act()
+        return at
 
     def logits(self, wanted: Ints) -> Floats:
         """Return logits of other tokens of the last `run`, at most as many rows as reserved."""
@@ -195,22 +236,6 @@ class Forward:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _place_features(self, features: PlacedFeatures, wanted: Ints) -> Floats:
-        """Run a step's operations, and between them change the hidden states of images' tokens."""
-        step, places = self._step, features.places
-        hidden = self._buffers[Buffer.HIDDEN].view(np.float32).reshape(-1, self.spec.hidden_size)
-        begin = self._first
-        step["first"], step["end"] = begin, begin + 1  # the embedding
-        self.team.run()
-        hidden[places] = features.rows
-        begin += 1
-        for rows, end in zip(features.deep, self.program.layer_ends(self._first), strict=False):
-            step["first"], step["end"] = begin, end
-            self.team.run()
-            hidden[places] += rows
-            begin = end
-        return self._operate(begin, wanted)
-
     def _operate(self, first: int, wanted: Ints) -> Floats:
         step, program = self._step, self.program
         step["first"] = first
@@ -220,3 +245,7 @@ class Forward:
         step["wanted"], step["wanted_ids"] = len(wanted), address(wanted)
         self.team.run()
         return self._logits[: len(wanted), : self.spec.vocab_size]
+
+
+def _add_rows(hidden: Floats, places: NDArray[np.int64], rows: Floats) -> None:
+    hidden[places] += rows

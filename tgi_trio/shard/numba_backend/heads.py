@@ -28,12 +28,16 @@ _EPS: Final = 1e-6
 
 def find_unfit(spec: HeadsSpec) -> str | None:
     """Return why the kernels do not compute heads, None where they do."""
-    if isinstance(spec, EagleSpec):
-        return (
-            "an EAGLE-3 drafter reads hidden states of several layers, which they do not hand out"
-        )
     if spec.widest % _FEATURES:
         return f"heads with {spec.widest} features, which is no multiple of {_FEATURES}"
+    if not isinstance(spec, EagleSpec):
+        return None
+    pieces = [piece for ref in spec.linears.values() for piece in ref.pieces[:-1]]
+    if any(piece.matrix.rows % _FEATURES for piece in pieces):  # others follow in the same rows
+        return f"an EAGLE-3 drafter whose matrices have rows in no multiples of {_FEATURES}"
+    rotary = spec.layer.layers[0].rotary
+    if rotary is not None and rotary.interleaved:
+        return "an EAGLE-3 drafter that rotates neighbours"
     return None
 
 

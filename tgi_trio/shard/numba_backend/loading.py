@@ -8,19 +8,22 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import check_checkpoint
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.matrices import every_unit
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
-from tgi_trio.model.speculators.spec import HeadsSpec
+from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.checkpoint.heads import open_heads
-from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
+from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint, read_table
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.dtypes import compute_dtype
@@ -89,6 +92,7 @@ def load(
             kv=_cache_numbers(settings.kv_cache_dtype, spec, checkpoint),
         ) as program,
     ):
+        _lend_embedding(heads, spec, checkpoint)
         # numba and the self-tests take a second of one core: the weights are packed meanwhile.
         from tgi_trio.shard.numba_backend.forward import Forward
         from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
@@ -174,9 +178,19 @@ def _cache_numbers(
 def _open_heads(heads: HeadsSpec, int8: bool) -> Checkpoint:
     """Open the linear layers of heads, rounded to 8 bits: half the time, and they only guess.
 
-    `int8`: packing rounds all of the program's.
+    `int8`: packing rounds all of the program's. Those of a drafter that goes on from its own
+    numbers stay as they are.
     """
-    return open_heads(heads, None if int8 else ENCODINGS[_OF_HEADS])
+    exact = int8 or isinstance(heads, EagleSpec)
+    return open_heads(heads, None if exact else ENCODINGS[_OF_HEADS])
+
+
+def _lend_embedding(heads: LoadedHeads | None, spec: DecoderSpec, checkpoint: Checkpoint) -> None:
+    """Give a drafter without an embedding of its own the model's."""
+    if heads is None or not isinstance(heads.spec, EagleSpec) or "embedding" in heads.tables:
+        return
+    table = read_table(checkpoint, outer_refs(spec).embedding, every_unit).dequantised()
+    heads.tables["embedding"] = np.array(table)  # the file is closed
 
 
 def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:

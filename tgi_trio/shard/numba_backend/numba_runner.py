@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.ipc.startup import ShardInfo, WarmupRequest, WarmupResult
 from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.shard.contract import (
     BLOCK_SIZE,
     AdapterHost,
@@ -27,10 +28,12 @@ from tgi_trio.shard.contract import (
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
 from tgi_trio.shard.machine.memory import free_bytes
+from tgi_trio.shard.numba_backend.eagle import KernelEagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
 from tgi_trio.shard.numba_backend.heads import KernelArithmetic, LoadedHeads
 from tgi_trio.shard.sampling import choosing
 from tgi_trio.shard.sampling.base import RowSampler
+from tgi_trio.shard.speculation.eagle import EagleDrafter, EagleReader
 from tgi_trio.shard.speculation.heads import HeadsDrafter
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import NgramDrafter
@@ -59,9 +62,13 @@ class CpuRunner:
         self._adapters = adapters
         self.sampler = sampler
         self._heads = heads
+        self._eagle = None
+        self._reader: EagleReader | None = None  # once somebody guesses
+        if heads is not None and isinstance(heads.spec, EagleSpec):
+            self._heads, self._eagle = None, KernelEagle(forward, heads.spec, heads)
         self._last = LastStep()
         self._guesses = False  # somebody guesses, and asks what steps cost
-        self.kv_beside = 0
+        self.kv_beside = 0 if self._eagle is None else self._eagle.kv_bytes_per_token
         self.bytes_per_adapter = 0
         self._forward = forward
         self.close = weakref.finalize(self, forward.close)
@@ -111,6 +118,10 @@ class CpuRunner:
         )
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         kv_bytes = program.allocate_kv(blocks)
+        if self._eagle is not None:
+            kv_bytes += self._eagle.make_room(blocks)
+        if self._reader is not None:
+            self._reader.backlog.clear()
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
@@ -133,6 +144,8 @@ class CpuRunner:
             choices = choosing.choose_tokens(self.sampler, logits, plan, sampled)
             if self._heads is not None:
                 self._last.keep(plan, sampled, choices, self._forward.hidden)
+        if self._reader is not None:
+            self._reader.keep(plan, sampled, choices, self._forward.tapped)
         ended = time.monotonic_ns()
         spans = prompt_spans(plan).items()
         prompts = {row: self._prompt_values(plan, row, *span) for row, span in spans}
@@ -154,6 +167,10 @@ class CpuRunner:
 
     def drafter(self, most: int) -> Drafter | None:
         self._guesses = True
+        if self._eagle is not None:
+            self._forward.taps = self._eagle.spec.taps(self._info.layers)
+            self._reader = self._reader or EagleReader(self._eagle)
+            return EagleDrafter(self._reader, most, self._info.eos_ids)
         if self._heads is None:
             return NgramDrafter(most, self._info.eos_ids)
         arithmetic = KernelArithmetic(self._forward, self._forward.program, self._heads)
@@ -165,6 +182,8 @@ class CpuRunner:
 
     def drop(self, sequence: ShardSequence) -> None:
         self.sampler.drop(sequence)
+        if self._reader is not None:
+            self._reader.backlog.drop(sequence)
 
     def prove_sound(self) -> None:
         prove_by_step(self.step, self.info.vocab_size)

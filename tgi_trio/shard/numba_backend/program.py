@@ -113,6 +113,14 @@ class Program:
         spec = self.spec
         return 2 * len(spec.layers) * spec.kv_heads * spec.head_dim * self._kv_number.itemsize
 
+    def find_layer(self, index: int, *, adapted: bool) -> int:
+        """Return the first operation of a layer, in the copy for adapters or in the model's own.
+
+        The number of layers stands for what follows the last one.
+        """
+        row = [*self._built.layer_rows, self.body][index]
+        return self.adapted.find(row) if adapted and self.adapted is not None else row
+
     @property
     def kinds(self) -> Collection[Kind]:
         """Of all weights that are multiplied as whole numbers, or as they are stored."""
@@ -199,19 +207,6 @@ class Program:
                 self.operations[place]["axes"] = address(axes[layer.rotary])
         self._tables, self._axes = tables, axes  # operations hold addresses only
         self._mirror()
-
-    def layer_ends(self, first: int) -> list[int]:
-        """Return the operation behind each layer's last, of the copy that begins with `first`.
-
-        A layer begins with the norm before its ROTATE.
-        """
-        codes = self.operations["code"][first:]
-        norms, turning = (np.flatnonzero(codes == code) for code in (Code.NORM, Code.ROTATE))
-        turning = turning[: len(self.spec.layers)]
-        begins = norms[np.searchsorted(norms, turning) - 1]
-        final = norms[norms > turning[-1]]
-        last = final[np.flatnonzero(self.operations["wanted_only"][first + final])[0]]
-        return [*(first + begins[1:]).tolist(), first + int(last)]
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
         """Return the size of every buffer for so many tokens and rows of logits."""

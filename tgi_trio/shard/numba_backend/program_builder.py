@@ -78,6 +78,7 @@ class ProgramBuilder:
         self._bf16 = bf16
         self._kv_scales = kv.scales if kv else [(1.0, 1.0)] * len(spec.layers)
         self._index = 0  # of the layer whose operations are written
+        self.layer_rows: list[int] = []  # the first operation of each
         self._build()
         self.end = len(self.writer.rows)  # of the model's own
         self.final_norm = self._read_final_norm()
@@ -106,6 +107,7 @@ class ProgramBuilder:
         )
         for index, layer in enumerate(spec.layers):
             self._index = index
+            self.layer_rows.append(len(self.writer.rows))
             self._layer(layer_refs(spec, index), layer)
         self._norm(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         self.writer.linear(

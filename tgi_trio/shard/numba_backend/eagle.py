@@ -1,0 +1,130 @@
+"""The one layer of an EAGLE-3 drafter beside a program: its linear layers in the kernels.
+
+Norms, rotary positions and attention of its few tokens are numpy's, over K and V of its own in
+blocks of the same numbers as the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.speculators.spec import EagleSpec
+from tgi_trio.shard.checkpoint.numbers import to_float32
+from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.numba_backend.arena import allocate_zeroed
+from tgi_trio.shard.rotary_frequencies import rotary_frequencies
+
+if TYPE_CHECKING:
+    from tgi_trio.shard.numba_backend.forward import Forward
+    from tgi_trio.shard.numba_backend.heads import LoadedHeads
+
+Floats = NDArray[np.float32]
+
+
+class KernelEagle:
+    """See `EagleLayer` in `speculation/eagle.py`. States are float32."""
+
+    def __init__(self, forward: Forward, spec: EagleSpec, heads: LoadedHeads) -> None:
+        """`heads`: its weights that are no linear layers, with an embedding."""
+        self.spec = spec
+        self.token_map = heads.token_map
+        self._forward = forward
+        self._vectors = heads.vectors
+        self._embedding = heads.tables["embedding"]
+        layer = spec.layer
+        self._shape = layer.heads, layer.kv_heads, layer.head_dim
+        rotary = layer.layers[0].rotary
+        self._turning = None if rotary is None else rotary_frequencies(rotary)
+        self._cache: tuple[Floats, Floats] | None = None  # set by make_room
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        _, kv_heads, dim = self._shape
+        return 2 * kv_heads * dim * 4
+
+    def make_room(self, blocks: int) -> int:
+        """Make a cache of as many blocks as the model's; return its bytes."""
+        self._cache = None  # before the new one: both may not fit
+        _, kv_heads, dim = self._shape
+        shape = (blocks * BLOCK_SIZE, kv_heads, dim)
+        self._cache = allocate_zeroed(shape, np.float32), allocate_zeroed(shape, np.float32)
+        return sum(each.nbytes for each in self._cache)
+
+    def join(self, parts: Sequence[Floats]) -> Floats:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def fuse(self, states: Floats) -> Floats:
+        return self._forward.multiply("fuse", states)
+
+    def run(
+        self, plan: StepPlan, states: Floats, wanted: NDArray[np.int64]
+    ) -> tuple[Floats, NDArray[np.int64]]:
+        embedded = self._normalise("embedding norm", to_float32(self._embedding[plan.token_ids]))
+        normed = self._normalise("state norm", states)
+        qkv = self._forward.multiply("qkv", np.concatenate((embedded, normed), axis=1))
+        queries = self._keep(plan, qkv)
+        if not len(wanted):
+            return states[:0], np.empty(0, np.int64)
+        attended = self._attend(plan, queries, wanted)
+        residual = normed if self.spec.norms_residual else states
+        x = residual[wanted] + self._forward.multiply("output", attended)
+        inner = self._forward.multiply("inner", self._normalise("mlp norm", x))
+        gate, up = np.split(inner, 2, axis=1)
+        half = np.float32(0.5)
+        gate = gate * (half + half * np.tanh(half * gate))  # SiLU
+        x = x + self._forward.multiply("down", gate * up)
+        logits = self._forward.multiply("head", self._normalise("final norm", x))
+        best: NDArray[np.int64] = logits.argmax(axis=1)
+        return x, best
+
+    def _keep(self, plan: StepPlan, qkv: Floats) -> Floats:
+        """Write K and V to the cache; return queries [T, heads, dim], turned."""
+        if self._cache is None:
+            raise RuntimeError("the drafter has no KV cache before the warm-up")
+        heads, kv_heads, dim = self._shape
+        split = qkv.reshape(len(qkv), -1, dim)
+        turned = self._turn(split[:, : heads + kv_heads], plan.positions)
+        keys, values = self._cache
+        keys[plan.kv_slots] = turned[:, heads:]
+        values[plan.kv_slots] = split[:, heads + kv_heads :]
+        return turned[:, :heads]
+
+    def _turn(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
+        """Rotate [T, heads, dim], pairs half of the rotated dimensions apart."""
+        if self._turning is None:
+            return x
+        frequencies, scale = self._turning
+        count = len(frequencies)
+        angles = positions[:, None, None].astype(np.float32) * frequencies
+        cosines, sines = np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)
+        first, second = x[..., :count], x[..., count : 2 * count]
+        turned = (first * cosines - second * sines, second * cosines + first * sines)
+        return np.concatenate((*turned, x[..., 2 * count :]), axis=-1)
+
+    def _attend(self, plan: StepPlan, queries: Floats, wanted: NDArray[np.int64]) -> Floats:
+        """Return what the queries at `wanted` see: [n, heads * dim]."""
+        if self._cache is None:
+            raise RuntimeError("the drafter has no KV cache before the warm-up")
+        heads, kv_heads, dim = self._shape
+        found = np.empty((len(wanted), heads * dim), np.float32)
+        rows = np.searchsorted(plan.query_starts, wanted, side="right") - 1
+        for i, (place, row) in enumerate(zip(wanted.tolist(), rows.tolist(), strict=True)):
+            count = int(plan.positions[place]) + 1
+            own = plan.block_tables[row, : -(-count // BLOCK_SIZE)].astype(np.int64)
+            slots = (own[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)[:count]
+            keys, values = (each[slots].transpose(1, 0, 2) for each in self._cache)
+            query = queries[place].reshape(kv_heads, heads // kv_heads, dim)
+            scores = query @ keys.transpose(0, 2, 1) * np.float32(self.spec.layer.layers[0].scale)
+            weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+            weights /= weights.sum(axis=2, keepdims=True)
+            found[i] = (weights @ values).reshape(-1)
+        return found
+
+    def _normalise(self, role: str, x: Floats) -> Floats:
+        squares: Any = np.add.reduce(x * x, axis=1, keepdims=True) * np.float32(1 / x.shape[1])
+        found: Floats = x / np.sqrt(squares + np.float32(self.spec.layer.norm_eps))
+        return found * self._vectors[role]
