@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +15,13 @@ from tests.shard.torch_backend.models_support import (
     Golden,
     generated,
     load,
+    plan,
     prompts,
     run,
     sequences,
 )
 from tgi_trio.model.families.registry import THROUGH_TRANSFORMERS
+from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.torch_backend.fallback import fallback_runner, modes
 from tgi_trio.shard.torch_backend.fallback import probe as probe_module
 from tgi_trio.shard.torch_backend.fallback import twin as twin_module
@@ -208,3 +211,13 @@ def test_a_twin_notices_where_a_token_stands(checkpoint: Checkpoint) -> None:
             right = twin(input_ids=ids).logits
             wrong = twin(input_ids=ids, position_ids=torch.zeros_like(ids)).logits
         assert (right - wrong).abs().max() > 0.05 * right.abs().max()
+
+
+def test_a_row_with_an_image_is_refused(checkpoint: Checkpoint) -> None:
+    """Its features would be left out."""
+    runner, _ = load(checkpoint("codegen"))
+    step = plan(sequences([[5, 6, 7], [8, 9]], new=2), [3, 2])
+    step.features = PlacedFeatures(np.array([1, 2]), np.ones((2, 64), np.float32))
+    first, second = runner.step(step).rows
+    assert first.fault is not None and "images of this model are not served" in first.fault
+    assert second.fault is None and len(second.token_ids) == 1

@@ -67,6 +67,7 @@ _LOAD_ERRORS = (
     TypeError,
     SafetensorError,
 )
+_NO_IMAGES = "images of this model are not served: transformers computes its text as a whole"
 
 
 class FallbackRunner:
@@ -166,6 +167,10 @@ class FallbackRunner:
     def step(self, plan: StepPlan) -> StepResult:
         began = time.monotonic_ns()
         results = [RowResult() for _ in plan.rows]
+        if plan.features is not None:
+            places = np.searchsorted(plan.query_starts, plan.features.places, side="right")
+            for index in set((places - 1).tolist()):
+                results[index].fault = _NO_IMAGES
         plan = self._prompts_ahead(plan, results)
         predicts = self.way.predicts_prompt
         wanted = [_list_wanted(plan, i, predicts) for i in range(len(plan.rows))]
