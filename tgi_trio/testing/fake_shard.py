@@ -19,6 +19,7 @@ from tgi_trio.ipc.channel import ChannelSpec, ControlPage, ShardEnd
 from tgi_trio.settings.records import ShardOptions
 from tgi_trio.shard import process
 from tgi_trio.shard.loop import worker
+from tgi_trio.shard.loop.image_desk import ImageSource
 from tgi_trio.testing.fake_model import FakeCrash, FakeRunner, FakeSettings
 
 _STOP_POLL_S = 0.02
@@ -32,8 +33,14 @@ class FakeShard:
     it runs and after a regular end.
     """
 
-    def __init__(self, spec: ChannelSpec, settings: FakeSettings | None = None) -> None:
+    def __init__(
+        self,
+        spec: ChannelSpec,
+        settings: FakeSettings | None = None,
+        images: ImageSource | None = None,
+    ) -> None:
         """Serve the upper end of the channel `spec`, in the same process."""
+        self._images = images
         self.settings = settings or FakeSettings()
         self.runner: FakeRunner | None = None
         self.error: BaseException | None = None
@@ -83,6 +90,7 @@ class FakeShard:
                 ShardOptions(speculate=self.settings.speculate),
                 rank=end.spec.rank,
                 incarnation=end.page.incarnation,
+                images=self._images,
             )
         except FakeCrash:
             return

@@ -32,6 +32,7 @@ from tgi_trio.ipc.messages import (
     encode_prefill,
 )
 from tgi_trio.ipc.startup import Hello, encode_hello
+from tgi_trio.shard.loop.image_desk import ImageSource
 from tgi_trio.testing.fake_model import FakeSettings, continuation
 from tgi_trio.testing.fake_shard import FakeShard
 
@@ -283,11 +284,15 @@ def fake_shard(
     reply_bytes: int = 2**16,
     max_prefill_tokens: int = 1000,
     blocks: int = 256,
+    images: ImageSource | None = None,
     **settings: object,
 ) -> Iterator[tuple[ScriptedRouter, FakeShard]]:
     """A warmed-up fake shard in a thread; leaving checks that its loop did not fail."""
     fake = FakeSettings(block_size=BLOCK, **settings)  # type: ignore[arg-type]
-    with channel(reply_bytes) as (endpoints, router), FakeShard(endpoints.spec, fake) as shard:
+    with (
+        channel(reply_bytes) as (endpoints, router),
+        FakeShard(endpoints.spec, fake, images) as shard,
+    ):
         router.start(max_prefill_tokens=max_prefill_tokens, blocks=blocks)
         yield router, shard
         assert shard.error is None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.shard.loop.scripted_router import answer, fake_shard
+from tests.shard.loop.scripted_router import row as prefill
 from tgi_trio.ipc.images import ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import SamplingParameters
 from tgi_trio.shard.contract import ShardSequence
@@ -199,3 +202,38 @@ def test_the_least_recently_used_features_are_dropped() -> None:
     assert store.nbytes == 2 * EACH
     store.keep(b"3", ImageFeatures(np.zeros((9, 8), np.float32)))
     assert store.find(b"3") is None and store.find(b"2") is each[2]
+
+
+# --- in the loop --------------------------------------------------------------------------------
+
+
+def test_the_loop_computes_images_and_says_which_it_has_seen(arena: ImageArena) -> None:
+    tower = FakeTower()
+    prompt = list(range(3, 23))
+    with fake_shard(images=lambda cores: ImageDesk(tower, arena, 10 * EACH)) as (router, _):
+        requests = [
+            replace(prefill(1, prompt, 4), images=images(1, 2)),
+            prefill(2, prompt, 4),
+            replace(prefill(3, prompt, 4), images=images(2, 13)),
+            replace(prefill(4, prompt, 4), images=images(2, gap=20)),
+        ]
+        router.prefill(*requests)
+        router.finished(1, 2, 3, 4)
+        assert router.tokens(1) == router.tokens(2) == answer(prompt, 4)
+        assert "RuntimeError: an unlucky image" in (router.fault(3) or "")
+        assert "an image of 6 tokens at 20 does not fit" in (router.fault(4) or "")
+        seen = [
+            pair
+            for report in router.reports
+            for pair in zip(report.seen_sequence, report.seen_image, strict=True)
+        ]
+    assert sorted(seen) == [(1, 0), (1, 1), (3, 0)]
+    assert sorted(tower.encoded) == [1, 2, 13]
+
+
+def test_a_shard_without_a_tower_refuses_images_and_serves_text() -> None:
+    with fake_shard() as (router, _):
+        router.prefill(replace(prefill(1, [5] * 20, 2), images=images(1)), prefill(2, [5, 6], 2))
+        router.finished(1, 2)
+        assert router.fault(1) == "cannot be run: this server computes no images of this model"
+        assert router.tokens(2) == answer([5, 6], 2)
