@@ -18,7 +18,15 @@ from tgi_trio.model.checkpoint_tensors import read_tensors
 from tgi_trio.model.config import read_config
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import LinearRef, MatrixRef, NormRef, Units, VectorRef, run_of
+from tgi_trio.model.matrices import (
+    LinearRef,
+    MatrixRef,
+    NormRef,
+    TensorRef,
+    Units,
+    VectorRef,
+    run_of,
+)
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import unit_share
 
@@ -60,6 +68,8 @@ def shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
             found |= {part.weight: (part.size,), part.bias: (part.size,)}
         elif isinstance(part, VectorRef):
             found[part.name] = (part.size,)
+        elif isinstance(part, TensorRef):
+            found[part.name] = part.shape
     found.pop("", None)
     return found
 
