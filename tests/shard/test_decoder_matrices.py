@@ -98,7 +98,7 @@ def test_every_number_is_in_one_cut_of_one_rank(
     linears = [part for part in records(spec) if isinstance(part, LinearRef)]
     for piece in (piece for linear in linears for piece in linear.pieces):
         splits = {piece.outputs.split, piece.inputs.split} - {"whole"}
-        alone = not splits or (splits == {"kv_heads"} and spec.kv_heads < ranks)
+        alone = not splits or (splits == {"kv_heads"} and len(piece.outputs.starts) < ranks)
         matrix = piece.matrix
         counts = seen.setdefault(matrix.name, np.zeros((matrix.rows, matrix.columns), int))
         for rank in range(1 if alone else ranks):

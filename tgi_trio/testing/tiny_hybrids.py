@@ -51,6 +51,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "num_experts_per_tok": 2,
         "intermediate_size": 32,
         "shared_intermediate_size": 48,
+        "mamba_n_groups": 2,
         "mamba_n_heads": 8,
         "mamba_d_head": 16,
         "mamba_d_state": 16,

@@ -18,9 +18,11 @@ from tgi_trio.model.families import (
     glm,
     gpt_like,
     granite,
+    linear_attention,
     llama_kin,
     llama_like,
     mixtures,
+    state_spaces,
 )
 from tgi_trio.model.families.told_by_files import fit_checkpoint
 from tgi_trio.model.spec import DecoderSpec
@@ -67,7 +69,13 @@ FAMILIES: dict[str, SpecFunction] = {
     "lfm3": convolutions.lfm3,
     "granite": llama_like.granite,
     "granitemoe": granite.granitemoe,
-    "granitemoehybrid": granite.granitemoehybrid,
+    "granitemoehybrid": state_spaces.granite_hybrid,
+    "nemotron_h": state_spaces.nemotron_h,
+    "bamba": state_spaces.bamba,
+    "qwen3_next": linear_attention.qwen3_next,
+    "qwen3_5_text": linear_attention.qwen3_5,
+    "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
+    "kimi_linear": linear_attention.kimi_linear,
     "smollm3": llama_kin.smollm3,
     "seed_oss": llama_kin.seed_oss,
     "ernie4_5": llama_kin.ernie4_5,
@@ -101,15 +109,13 @@ FAMILIES: dict[str, SpecFunction] = {
 # Types that are known to run through transformers, and the way each takes
 # (see `fallback_runner.py`). Any other type that transformers knows is tried in the same ways.
 THROUGH_TRANSFORMERS: dict[str, str] = {
-    "bamba": "cached",  # a state beside its attention, as the next ones have
     "bart": "encoder-decoder",
     "codegen": "cached",
-    "falcon_h1": "cached",
+    "falcon_h1": "cached",  # a state beside its attention, as the next ones have
     "jamba": "cached",
     "llama4_text": "cached",
     "mamba": "cached",
     "mamba2": "cached",
-    "qwen3_next": "cached",
     "vaultgemma": "paged",
     "recurrent_gemma": "recompute",  # a state that is the module's own
 }
