@@ -38,12 +38,12 @@ both are there; `--rope-scaling` and `--rope-factor` stand in for it.
 | transformers, recompute | the same without a cache, every token from the first: slow, but right |
 | transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
 
-What a model cannot do is said when it starts, with the reason, and by `/info`: which backend and
-way serves it, that guesses (`--speculate`) have no effect, and that its prefix cache has none.
+The log of the start says which backend and way serves a model, and warns, with the reason, where
+guesses (`--speculate`) or the prefix cache have no effect; `settings` of `/info` are those that act.
 
 A type that is not listed here and that `transformers` knows, or whose code comes with the model, is
 tried in the same ways. At load each way's logits are compared with those of a plain forward pass
-over the whole sequence, and the first that agrees is taken; `/info` and the shard's log say which.
+over the whole sequence, and the first that agrees is taken; the log says which.
 They are compared on a small twin of the model, in float32 whatever is served: the same code and
 kinds of layers, narrow, with random weights, and with windows and scan chunks shorter than the
 sequences (`twin.py`). It takes seconds and tens of MB; in bfloat16 a wrong way could hide
