@@ -39,7 +39,7 @@ both are there; `--rope-scaling` and `--rope-factor` stand in for it.
 | transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
 
 The log of the start says which backend and way serves a model, and warns, with the reason, where
-guesses (`--speculate`) or the prefix cache have no effect; `settings` of `/info` are those that act.
+guesses (`--speculate`) or the prefix cache have no effect; `settings` of `/info` are what acts.
 
 A type that is not listed here and that `transformers` knows, or whose code comes with the model, is
 tried in the same ways. At load each way's logits are compared with those of a plain forward pass
