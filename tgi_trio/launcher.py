@@ -14,17 +14,20 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import trio
 
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import ModelLoadError, TgiTrioError
 from tgi_trio.hub import read_pipeline_tag
+from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
+from tgi_trio.router.images.image_model import ImageModel, find_image_model
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
@@ -154,10 +157,28 @@ def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def shard_settings(settings: Settings, tokenizer: Path) -> ShardSettings:
+def find_images(folder: Path) -> ImageModel | None:
+    """Return how a model takes images; None, and a word in the log, where it cannot be served any.
+
+    Its text is served all the same.
+    """
+    try:
+        model = find_image_model(folder)
+    except ModelLoadError as error:
+        log.warning("images are not served: %s", error)
+        return None
+    if model is not None and find_spec("PIL") is None:
+        log.warning("images are not served: they need Pillow, pip install 'tgi-trio[images]'")
+        return None
+    return model
+
+
+def shard_settings(
+    settings: Settings, tokenizer: Path, arena: ImageArena | None = None
+) -> ShardSettings:
     """Return what every rank is told on its command line, but for its place in the group.
 
-    `tokenizer`: the tokenizer.json that grammars are compiled for.
+    `tokenizer`: the tokenizer.json that grammars are compiled for; `arena`: of pixels.
     """
     return ShardSettings.of(
         settings,
@@ -167,6 +188,7 @@ def shard_settings(settings: Settings, tokenizer: Path) -> ShardSettings:
         world_size=settings.num_shard,
         max_lora_rank=settings.max_lora_rank if settings.serves_adapters else 0,
         max_loaded_adapters=_most_adapters(settings),
+        image_arena=-1 if arena is None else arena.fd,
     )
 
 
@@ -225,6 +247,10 @@ class Launcher:
         self._metrics = Metrics(
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
+        self._image_model = find_images(settings.model_path)
+        self._arena = None
+        if self._image_model is not None:
+            self._arena = ImageArena.create(settings.image_memory)  # it outlives every shard
         tokenizer = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
         self._adapters = AdapterRegistry(
             settings.adapter_folders,
@@ -233,7 +259,9 @@ class Launcher:
         )
         self._supervisor = Supervisor(
             self._metrics,
-            LocalGroup.starter(argv, shard_settings(settings, tokenizer), settings.spin_us),
+            LocalGroup.starter(
+                argv, shard_settings(settings, tokenizer, self._arena), settings.spin_us
+            ),
             WarmupRequest(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,
@@ -309,6 +337,10 @@ class Launcher:
             from tgi_trio.router.assembly import load_front, scheduling_limits
 
             front = await load_front(self._settings, self._metrics)
+            images = None
+            if self._image_model is not None and self._arena is not None:
+                images = front.open_images(self._image_model, self._settings, self._arena)
+                await nursery.start(images.run)
             timeline.mark("router loaded")
         if supervisor.started is None:  # told to stop before it was ready
             return
@@ -333,7 +365,7 @@ class Launcher:
             recorder = ScheduleRecorder(settings.record_schedule)
             await nursery.start(recorder.run)
         limits = scheduling_limits(settings)
-        engine = front.open(settings, limits, supervisor, info, recorder, self._adapters)
+        engine = front.open(settings, limits, supervisor, info, recorder, self._adapters, images)
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import fields
 
 import trio
 
@@ -21,6 +22,9 @@ from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.routes import operations
 from tgi_trio.router.http.wire.server import ServerSettings, serve
+from tgi_trio.router.images.image_model import ImageModel
+from tgi_trio.router.images.image_service import ImageFlags, ImageService
+from tgi_trio.router.images.pixel_store import Arena
 from tgi_trio.router.scheduling.scheduler import Scheduler, SchedulingLimits
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -63,6 +67,13 @@ class Assembly:
         self._grammars = grammars
         self._tracer = tracer
 
+    def open_images(self, model: ImageModel, settings: Settings, arena: Arena) -> ImageService:
+        """Make what serves the images of a model; raises ModelLoadError."""
+        names = (each.name for each in fields(ImageFlags))
+        flags = ImageFlags(**{name: getattr(settings, name) for name in names})
+        workers = settings.validation_workers
+        return ImageService(model, flags, arena, self._tokenizer, self._metrics, workers)
+
     def open(
         self,
         settings: Settings,
@@ -71,6 +82,7 @@ class Assembly:
         info: ShardInfo,
         recorder: ScheduleRecorder | None = None,
         adapters: AdapterRegistry | None = None,
+        images: ImageService | None = None,
     ) -> Engine:
         """Make the engine and the application in front of it."""
         engine = Engine(
@@ -80,6 +92,7 @@ class Assembly:
             self._metrics,
             scheduler=Scheduler if recorder is None else recorder.scheduler,
             adapters=adapters,
+            pixels=None if images is None else images.store,
         )
         pool = TokenizerPool(self._tokenizer, settings.validation_workers)
         validation = ValidationLimits(
@@ -105,6 +118,7 @@ class Assembly:
             thoughts=self._thoughts,
             call_style=self._call_style,
             adapters=adapters,
+            images=None if images is None else images.reader,
         )
         http = http_settings(settings, compute_type(info, settings.num_shard))
         self._application = Application(self._service, http, self._tracer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_json, read_values
 from tgi_trio.router.images.decoder import DecoderSettings
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
@@ -53,5 +54,9 @@ def find_image_model(folder: Path) -> ImageModel | None:
         return None
     pixtral = settings.vision.get("model_type") == "pixtral"
     family = "pixtral" if pixtral else str(settings.config["model_type"])
+    if not settings.image_processor:
+        raise ModelLoadError(
+            f"{folder} has no preprocessor_config.json, which says how images are processed"
+        )
     kept = {name: value for name, value in settings.image_processor.items() if name not in _NAMES}
     return ImageModel(family, layout, kept)
