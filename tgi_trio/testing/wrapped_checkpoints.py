@@ -90,6 +90,15 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
     "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 64}),
+    "qwen3_5": (
+        {
+            **{"num_hidden_layers": 3, "head_dim": 16, "rope_parameters": _IN_TURNS | _HALF},
+            **{"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+            **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+        },
+        _QWEN_EYES,
+    ),
     "qwen3_vl": ({"head_dim": 16, "rope_parameters": _IN_TURNS}, _QWEN_EYES),
     "qwen3_vl_moe": (
         {

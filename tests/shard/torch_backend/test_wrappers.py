@@ -42,7 +42,16 @@ NEW = 8
 PROMPTS = prompts(8)[4:]
 OURS = (
     *("gemma3", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "internvl", "llava"),
-    *("llava_next", "mistral3", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"),
+    *(
+        "llava_next",
+        "mistral3",
+        "paligemma",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_5",
+        "qwen3_vl",
+        "smolvlm",
+    ),
 )
 
 
