@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -71,3 +72,24 @@ def test_pieces_of_a_tensor_follow_each_other(tmp_path: Path) -> None:
     assert [piece.shape for piece in pieces] == [(2, 3)] * 5
     assert [piece.end - piece.first for piece in pieces] == [6] * 5
     assert pieces[0].first == whole.first and pieces[-1].end == whole.end
+
+
+def test_gates_and_ups_in_one_are_shown_by_the_names_of_each(tmp_path: Path) -> None:
+    """As Qwen 3.5's mixtures are on the hub."""
+    values = numbers(EXPERTS, 2 * WIDTH, HIDDEN), numbers(EXPERTS, HIDDEN, WIDTH)
+    write(tmp_path, gate_up_proj=values[0], down_proj=values[1])
+    stated = json.loads((tmp_path / "config.json").read_text())
+    stated |= {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": WIDTH}
+    write_json(tmp_path, stated | {"model_type": "qwen3_5_moe_text"})
+    content, tensors = (
+        (tmp_path / "m.safetensors").read_bytes(),
+        read_tensors(read_config(tmp_path)),
+    )
+    assert len(tensors) == 3 * EXPERTS
+    gate_up, down = values
+    for index in range(EXPERTS):
+        matrices = {"gate": gate_up[index, :WIDTH], "up": gate_up[index, WIDTH:]}
+        for name, wanted in (matrices | {"down": down[index]}).items():
+            stored = tensors[f"{PLACE}{index}.{name}_proj.weight"]
+            assert stored.shape == wanted.shape
+            assert content[stored.first : stored.end] == wanted.tobytes()

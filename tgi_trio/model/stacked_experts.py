@@ -13,7 +13,10 @@ from dataclasses import replace
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.spec import DecoderSpec, Names
+
+# What newer checkpoints call the tensors of all experts, whose family has matrices for each.
+_GATES_UPS, _DOWNS = "gate_up_proj", "down_proj"
 
 
 def split_experts(
@@ -24,21 +27,26 @@ def split_experts(
     Raises ModelLoadError for one that does not hold as many as its layer has experts.
     """
     names, mixtures = spec.names, [layer.experts for layer in spec.layers if layer.experts]
-    if not names.expert_gate_up or not mixtures:
+    if not mixtures or "{}." not in names.experts:
         return dict(tensors)
     count, place = mixtures[0].count, names.experts.replace("{}.", "")
-    parts = "|".join(map(re.escape, (names.expert_gate_up, names.expert_down)))
-    whole = re.compile(rf"(.*\.{re.escape(place)})((?:{parts})\w*)")
+    if names.expert_gate_up:
+        parts = "|".join(map(re.escape, (names.expert_gate_up, names.expert_down)))
+        whole = re.compile(rf"(.*\.{re.escape(place)})((?:{parts})\w*)")
+    else:
+        whole = re.compile(rf"(.*\.{re.escape(place)})({_GATES_UPS}|{_DOWNS})")
     split: dict[str, StoredTensor] = {}
     for name, stored in tensors.items():
-        if found := whole.fullmatch(name):
+        found = whole.fullmatch(name)
+        if found and (names.expert_gate_up or len(stored.shape) == 3):
             if stored.shape[:1] != (count,):
                 raise ModelLoadError(
                     f"Tensor {name!r} in {stored.file} has shape {list(stored.shape)}, but "
                     f"config.json says that there are {count} experts."
                 )
-            pieces = enumerate(split_first_axis(stored))
-            split.update((f"{found[1]}{i}.{found[2]}", piece) for i, piece in pieces)
+            for i, piece in enumerate(split_first_axis(stored)):
+                own = _name_parts(found[2], piece, names)
+                split.update((f"{found[1]}{i}.{part}", each) for part, each in own.items())
         else:
             split[name] = stored
     return split
@@ -58,6 +66,21 @@ def flatten_vectors(
         elif names.activation and f".{names.activation}." in name and not stored.shape:
             flat[name] = replace(stored, shape=(1,))
     return flat
+
+
+def _name_parts(whole: str, piece: StoredTensor, names: Names) -> dict[str, StoredTensor]:
+    """Return the matrices in one expert's part of the tensor `whole`, by its family's names.
+
+    Gates' rows lie before those of ups.
+    """
+    if names.expert_gate_up:
+        return {whole: piece}
+    if whole == _DOWNS:
+        return {f"{names.expert_down}.weight": piece}
+    rows, columns = piece.shape
+    gate_up = (names.expert_gate, names.expert_up)
+    halves = split_first_axis(replace(piece, shape=(2, rows // 2, columns)))
+    return {f"{part}.weight": half for part, half in zip(gate_up, halves, strict=True)}
 
 
 def split_first_axis(stored: StoredTensor) -> Iterator[StoredTensor]:
