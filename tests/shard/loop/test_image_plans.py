@@ -55,6 +55,18 @@ def test_tokens_of_an_image_turn_by_their_grid_and_later_ones_lag() -> None:
         batch.advance(steady, answer(steady))
 
 
+def test_a_lone_row_behind_an_image_turns_with_what_it_lags() -> None:
+    batch = new_batch()
+    batch.add(row(1, range(10, 20), 4))
+    batch.shape(1, PromptGeometry(turns=TURNS))
+    step(batch)
+    for at in (10, 11, 12):
+        plan = planned(batch, 20)
+        assert plan.positions.tolist() == [at] and plan.visible is None
+        np.testing.assert_array_equal(plan.rotary_positions, [[at - 3]] * 3)
+        batch.advance(plan, answer(plan))
+
+
 def test_a_batch_without_images_says_nothing_of_them() -> None:
     batch = new_batch()
     batch.add(row(1, range(10, 20), 3))
