@@ -17,6 +17,8 @@ from tgi_trio.devices import hide_devices
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.config import read_config
+from tgi_trio.model.image_rules import image_rules
 from tgi_trio.shard import process
 from tgi_trio.shard.checkpoint.readahead import reading_ahead
 from tgi_trio.shard.contract import Runner
@@ -113,8 +115,10 @@ def _images_of(settings: ShardSettings) -> ImageSource | None:
             encoder = load_encoder(settings, cores)
         except ModelLoadError as error:  # its text is served all the same
             print(f"images are not served: {error}", file=sys.stderr)
-            return ImageDesk(None, None, 0, f"its images are not served: {error}")
-        return ImageDesk(encoder, ImageArena.open(settings.image_arena), settings.feature_memory)
+            return ImageDesk(None, None, 0, refusal=f"its images are not served: {error}")
+        arena = ImageArena.open(settings.image_arena)
+        rules = image_rules(read_config(settings.model_path))
+        return ImageDesk(encoder, arena, settings.feature_memory, rules)
 
     return load_desk
 

@@ -114,8 +114,10 @@ _PERCEIVER = {
     "num_key_value_heads": 1,
 }
 _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
+    "gemma3": {"mm_tokens_per_image": 4},
     "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
     "llava_next": {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]},
+    "paligemma": {"projection_dim": 64},
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
 }
 _TYPES = {"pixtral": "llava"}  # of the whole, where it is not the family's name

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated
 from tgi_trio.ipc.images import ALIGNMENT, ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import Runner, ShardSequence
 from tgi_trio.shard.images.features import Bundle, ImageEncoder, ImageFeatures
 from tgi_trio.shard.loop.batch import Batch
@@ -24,12 +25,15 @@ from tgi_trio.shard.loop.image_desk import ImageDesk
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 IMAGE_TOKEN = 100
-FAMILIES = ("idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
+CAUSAL = ("idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
+QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+FAMILIES = (*CAUSAL, "gemma3", "paligemma", *QWEN)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
 }
 NEW = 6
+PLAIN = ImageRules()
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,11 @@ def picture(family: str, seed: int) -> Picture:
             return Picture(
                 {"pixel_values": pixels(1, 3, 3, 16, 16), "pixel_attention_mask": mask}, 3
             )
+        case "gemma3" | "paligemma":
+            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
+        case "qwen2_5_vl" | "qwen2_vl" | "qwen3_vl":  # patches of two frames, merged two by two
+            grid = np.array([[1, 4, 6]])
+            return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
         case "pixtral":
             sizes = np.array([[16, 24]])
             return Picture({"pixel_values": pixels(1, 3, 16, 24), "image_sizes": sizes}, 6)
@@ -90,12 +99,13 @@ def together(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
     for name in pictures[0].bundle:
         whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
         if name == "pixel_values":
+            channels = whole.reshape(len(whole), 3, -1, 1) if whole.ndim == 2 else whole
             mean, deviation = (
                 np.array(PROCESSOR[f"image_{what}"], np.float32)[:, None, None]
                 for what in ("mean", "std")
             )
-            whole = (whole.astype(np.float32) * np.float32(1 / 255) - mean) / deviation
-            found[name] = torch.from_numpy(whole.astype(np.float32))
+            channels = (channels.astype(np.float32) * np.float32(1 / 255) - mean) / deviation
+            found[name] = torch.from_numpy(channels.astype(np.float32).reshape(whole.shape))
         else:
             found[name] = torch.from_numpy(whole.astype(np.int64))
     return found
@@ -133,11 +143,16 @@ class Shard:
     """One runner's batch and desk, stepped by hand."""
 
     def __init__(
-        self, runner: Runner, tower: ImageEncoder, arena: ImageArena, memory: int = 2**20
+        self,
+        runner: Runner,
+        tower: ImageEncoder,
+        arena: ImageArena,
+        memory: int = 2**20,
+        rules: ImageRules = PLAIN,
     ) -> None:
         self.runner = runner
         self.tower = CountingTower(tower)
-        self.desk = ImageDesk(self.tower, arena, memory)
+        self.desk = ImageDesk(self.tower, arena, memory, rules)
         self.seen: list[tuple[int, int]] = []
         self.pieces: list[int] = []  # tokens of each step
         self._arena = arena
@@ -187,7 +202,9 @@ class Shard:
         sequence = self.batch.add(row)
         if images:
             self.batch.hold(id)
-            self.desk.add(sequence, row.images)
+            geometry = self.desk.add(sequence, row.images)
+            if geometry is not None:
+                self.batch.shape(id, geometry)
         return sequence
 
     def step(self, budget: int = 1000) -> bool:
@@ -221,9 +238,26 @@ class Golden:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForImageTextToText
 
+        # With torch's own kernel, PaliGemma without an image sees what follows, and so never meant.
         self.model: Any = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32
+            folder, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+
+    def _inputs(self, prompt: Prompt, more: int = 0) -> dict[str, torch.Tensor]:
+        """Return what the model is given of images beside a prompt's ids and `more` behind them."""
+        if not prompt.pictures:
+            return {}
+        inputs, family = together(prompt.pictures), self.model.config.model_type
+        kinds = torch.tensor([[id == IMAGE_TOKEN for id in prompt.ids] + [False] * more]).long()
+        if family == "gemma3":
+            inputs["token_type_ids"] = kinds
+        elif family == "paligemma":  # 0: sees all that is
+            inputs["token_type_ids"] = (torch.arange(kinds.shape[1]) >= len(prompt.ids))[
+                None
+            ].long()
+        elif family in QWEN:
+            inputs["mm_token_type_ids"] = kinds
+        return inputs
 
     @torch.no_grad()
     def generate(self, prompt: Prompt, new: int = NEW) -> list[int]:
@@ -234,7 +268,7 @@ class Golden:
             max_new_tokens=new,
             min_new_tokens=new,
             do_sample=False,
-            **(together(prompt.pictures) if prompt.pictures else {}),
+            **self._inputs(prompt),
         )
         return found[0, len(prompt.ids) :].tolist()
 
@@ -242,7 +276,7 @@ class Golden:
     def logits(self, prompt: Prompt, tokens: list[int]) -> torch.Tensor:
         """Return what each of `tokens` is chosen from, by one pass over everything."""
         ids = torch.tensor([[*prompt.ids, *tokens]])
-        inputs = together(prompt.pictures) if prompt.pictures else {}
+        inputs = self._inputs(prompt, len(tokens))
         found = self.model(input_ids=ids, **inputs).logits[0, len(prompt.ids) - 1 : -1]
         return found.float()
 

@@ -187,7 +187,7 @@ def test_without_a_tower_images_are_refused() -> None:
     with pytest.raises(ValueError, match="this server computes no images of this model"):
         ImageDesk(None, None, 0).add(sequence(1), images(1))
     with pytest.raises(ValueError, match="its images are not served: of no family"):
-        desk = ImageDesk(None, None, 0, "its images are not served: of no family")
+        desk = ImageDesk(None, None, 0, refusal="its images are not served: of no family")
         desk.add(sequence(1), images(1))
 
 

@@ -300,15 +300,14 @@ def test_any_mixture_is_answered_exactly_as_alone(
 
 def test_right_guesses_save_steps_and_wrong_ones_change_nothing() -> None:
     """A model with three words repeats itself now and then; its KV is checked at every step."""
-    few = {"vocab_size": 6}
     prompts = {i: [3, 4, 5, 3 + i % 3] for i in range(1, 7)}
-    with fake_shard(speculate=4, **few) as (router, _):
+    with fake_shard(speculate=4, vocab_size=6) as (router, _):
         for i, prompt in prompts.items():
             router.prefill(row(i, prompt, 60, top_n=2))
         router.finished(*prompts)
     drafts = sum(report.draft_tokens for report in router.reports)
     for i, prompt in prompts.items():
-        assert router.tokens(i) == answer(prompt, 60, **few)
+        assert router.tokens(i) == answer(prompt, 60, vocab_size=6)
         assert all(len(r.tops) == len(r.token_ids) for r in router.rows(i))
     steps = sum(len(report.sequence) for report in router.reports)
     tokens = sum(len(report.token_ids) for report in router.reports)

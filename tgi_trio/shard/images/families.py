@@ -11,11 +11,16 @@ from typing import Final
 
 # By `model_type` of config.json: the module that writes the text, which is ours to compute.
 TEXT_PARTS: Final = {
+    "gemma3": "language_model",
     "idefics2": "text_model",
     "idefics3": "text_model",
     "llava": "language_model",
     "llava_next": "language_model",
     "mistral3": "language_model",
+    "paligemma": "language_model",
+    "qwen2_5_vl": "language_model",
+    "qwen2_vl": "language_model",
+    "qwen3_vl": "language_model",
     "smolvlm": "text_model",
 }
 

@@ -11,21 +11,24 @@ import sys
 import traceback
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from tgi_trio.errors import CorruptFrame
 from tgi_trio.ipc.images import ImageArena, SequenceImage, read_bundle
 from tgi_trio.ipc.messages import Fault
+from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import ShardSequence
-from tgi_trio.shard.images.features import FeatureStore, ImageEncoder, ImageFeatures
+from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageEncoder, ImageFeatures
 from tgi_trio.shard.images.held_image import HeldImage
 from tgi_trio.shard.loop.step_columns import Columns
+from tgi_trio.shard.prompt_geometry import PromptGeometry, shape_prompt
 
 # Makes a desk once the model is loaded; told the cores that towers may be computed on.
 ImageSource: TypeAlias = "Callable[[Set[int]], ImageDesk]"
 
+_PLAIN: Final = ImageRules()
 _NO_TOWER = "this server computes no images of this model"
 
 
@@ -46,16 +49,18 @@ class ImageDesk:
         encoder: ImageEncoder | None,
         arena: ImageArena | None,
         feature_memory: int,
+        rules: ImageRules = _PLAIN,
         refusal: str = _NO_TOWER,
     ) -> None:
-        """`feature_memory`: bytes of features that are kept by content; those of sequences whose
-        prompts are being computed may be as many again, and one sequence's more. `refusal`: what is
-        said of sequences with images where there is no encoder.
+        """`rules`: of the model. `feature_memory`: bytes of features that are kept by content;
+        those of sequences whose prompts are being computed may be as many again, and one
+        sequence's more. `refusal`: what is said of sequences with images where there is no encoder.
         """
         self._refusal = refusal
         self._encoder = encoder
         self._arena = arena
         self._most = feature_memory
+        self._rules = rules
         self._store = FeatureStore(feature_memory)
         self._waiting: dict[int, _Work] = {}  # by sequence, in order of arrival
         self._using: dict[int, ShardSequence] = {}  # whose features are held
@@ -87,15 +92,39 @@ class ImageDesk:
         faults, self._faults = self._faults, []
         return faults
 
-    def add(self, sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:
-        """Take in the images of a sequence; ValueError says why it cannot be run."""
+    def add(
+        self, sequence: ShardSequence, images: tuple[SequenceImage, ...]
+    ) -> PromptGeometry | None:
+        """Take in the images of a sequence; ValueError says why it cannot be run.
+
+        Returns what they change of its prompt; None: nothing.
+        """
         if self._encoder is None or self._arena is None:
             raise ValueError(self._refusal)
         _check(sequence, images)
+        geometry = self._shape(sequence, images)
         needed = [i for i, image in enumerate(images) if image.end > sequence.computed]
         self.seen += [(sequence.id, i) for i in range(len(images)) if i not in needed]
         if needed:
             self._waiting[sequence.id] = _Work(sequence, images, needed)
+        return geometry
+
+    def _shape(
+        self, sequence: ShardSequence, images: tuple[SequenceImage, ...]
+    ) -> PromptGeometry | None:
+        """Return what a sequence's images change of its prompt.
+
+        Grids are read of those as well whose features no step needs: they say how what follows
+        turns.
+        """
+        grids: list[tuple[int, int]] = []
+        if self._rules.merge and self._arena is not None:
+            try:
+                bundles = [read_bundle(self._arena.view(image.place)) for image in images]
+            except CorruptFrame as error:
+                raise ValueError(f"its image cannot be read: {error}") from error
+            grids = [_read_grid(bundle, self._rules.merge) for bundle in bundles]
+        return shape_prompt(self._rules, images, grids, sequence.prompt_length)
 
     def drop(self, sequence: int) -> None:
         """Forget a sequence: it has ended, or its prompt is computed."""
@@ -160,6 +189,15 @@ class ImageDesk:
     def _fail(self, work: _Work, why: str) -> None:
         self._faults.append(Fault(work.sequence.id, why))
         self.drop(work.sequence.id)
+
+
+def _read_grid(bundle: Bundle, merge: int) -> tuple[int, int]:
+    """Return rows and columns of an image's features; raises ValueError where it says none."""
+    found = bundle.get("image_grid_thw")
+    if found is None or found.shape != (1, 3) or (found < 1).any():
+        raise ValueError("its image does not say its rows and columns")
+    _, rows, columns = found[0].tolist()
+    return rows // merge, columns // merge
 
 
 def _check(sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:

@@ -270,10 +270,13 @@ class Worker:
 
     def _take_images(self, sequence: ShardSequence, images: tuple[SequenceImage, ...]) -> None:
         try:
-            self._images.add(sequence, images)
+            geometry = self._images.add(sequence, images)
         except ValueError as error:
             self._faults.append(Fault(sequence.id, f"cannot be run: {error}"))
             self._drop(self._batch.remove([sequence.id]))
+            return
+        if geometry is not None:
+            self._batch.shape(sequence.id, geometry)
 
     def _compute_images(self) -> None:
         """Have the features of one image computed, if any are wanted."""
