@@ -12,6 +12,7 @@ from tests.shard.loop.scripted_router import answer, fake_shard
 from tests.shard.loop.scripted_router import row as prefill
 from tgi_trio.ipc.images import ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.images.features import Bundle, FeatureStore, ImageFeatures
 from tgi_trio.shard.loop.image_desk import ImageDesk
@@ -202,6 +203,26 @@ def test_the_least_recently_used_features_are_dropped() -> None:
     assert store.nbytes == 2 * EACH
     store.keep(b"3", ImageFeatures(np.zeros((9, 8), np.float32)))
     assert store.find(b"3") is None and store.find(b"2") is each[2]
+
+
+def test_a_prompt_is_shaped_by_its_images(arena: ImageArena) -> None:
+    """By grids of images, too, of which no feature is needed."""
+    grids = {0: [1, 4, 4], 1: [1, 2, 8], 2: [1, 4, 6], 3: [1, 4]}
+    for number, grid in grids.items():
+        bundle = {"image_grid_thw": np.array([grid])}  # no pixels: nothing computes it
+        write_bundle(arena.view(ArenaPlace(256 * number, 256)), bundle)
+    desk = ImageDesk(FakeTower(), arena, 10 * EACH, ImageRules(merge=2))
+    geometry = desk.add(sequence(1, computed=30), images(0, 1))
+    assert geometry is not None and geometry.turns is not None
+    assert geometry.turns[:, 3:7].tolist() == [[3, 3, 3, 3], [3, 3, 4, 4], [3, 4, 3, 4]]
+    assert geometry.turns[:, 11:].tolist() == [[9] * 4, [9] * 4, [9, 10, 11, 12]]
+    assert 1 not in desk and desk.seen == [(1, 0), (1, 1)]
+    for number, why in ((2, "2 x 3 features has 4"), (3, "rows and columns"), (9, "rows and")):
+        with pytest.raises(ValueError, match=why):
+            desk.add(sequence(2), images(number))
+    assert 2 not in desk and ImageDesk(FakeTower(), arena, EACH).add(sequence(3), images(9)) is None
+    spans = ImageDesk(FakeTower(), arena, EACH, ImageRules("image")).add(sequence(3), images(9, 8))
+    assert spans is not None and spans.spans.tolist() == [[3, 7], [11, 15]]
 
 
 # --- in the loop --------------------------------------------------------------------------------
