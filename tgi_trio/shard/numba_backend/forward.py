@@ -45,7 +45,8 @@ class Tokens:
     longest: int  # the largest context
     adapters: Ints | None = None  # [T] the adapter of each token; None: none has any
     lasts: Ints | None = None  # [T] the last position that each sees, rising; None: its own
-    turns: Ints | None = None  # [3, T] rotary positions on each axis; None: `positions`
+    # [3, T] rotary positions on each axis, [1, T] where they are the same; None: `positions`
+    turns: Ints | None = None
     features: PlacedFeatures | None = None  # in the places of some tokens' embeddings
 
     @classmethod
@@ -65,13 +66,19 @@ class Tokens:
             longest=int(plan.context_lengths.max()),
             adapters=numbers[rows] if numbers.any() else None,
             lasts=None if plan.visible is None else plan.visible.astype(np.int32),
-            turns=(
-                None
-                if plan.rotary_positions is None
-                else np.ascontiguousarray(plan.rotary_positions, np.int32)
-            ),
+            turns=_turns(plan),
             features=plan.features,
         )
+
+
+def _turns(plan: StepPlan) -> Ints | None:
+    """Return `Tokens.turns`: behind images, tokens turn with one position, which costs less."""
+    turns = plan.rotary_positions
+    if turns is None:
+        return None
+    if (turns == turns[0]).all():
+        turns = turns[:1]
+    return np.ascontiguousarray(turns, np.int32)
 
 
 class Forward:
@@ -147,7 +154,8 @@ class Forward:
             step[name] = address(getattr(tokens, name))
         step["lasts"] = address(tokens.positions if tokens.lasts is None else tokens.lasts)
         step["turns"] = address(tokens.positions if tokens.turns is None else tokens.turns)
-        step["turn_stride"] = 0 if tokens.turns is None else tokens.turns.strides[0]
+        three = tokens.turns is not None and len(tokens.turns) > 1
+        step["turn_stride"] = 4 * len(tokens.ids) if three else 0
         step["token_ids"] = address(tokens.ids)
         step["table_width"] = tokens.tables.shape[1]
         self._held = tokens
