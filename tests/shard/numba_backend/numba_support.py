@@ -27,6 +27,7 @@ from tgi_trio.shard.numba_backend.verified import (
     choose_adapter_kernels,
     choose_mixture_kernel,
     choose_panel_kernels,
+    choose_rare_kernel,
 )
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
@@ -41,6 +42,25 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"moe_intermediate_size": 96, "num_experts": 24, "num_experts_per_tok": 3},
     "phimoe": {"hidden_size": 128},
     "dbrx": {"d_model": 128},
+    "olmoe": {"hidden_size": 128},
+    "gpt_oss": {"head_dim": 32, "intermediate_size": 64},
+}
+
+# Those with operations that few have.
+RARE: dict[str, dict[str, Any]] = {
+    "olmo2": {"hidden_size": 128},
+    "olmo3": {"hidden_size": 128},
+    "gpt2": {"n_embd": 128},
+    "gpt_bigcode": {"n_embd": 128},
+    "gptj": {"n_embd": 128},
+    "gpt_neox": {"hidden_size": 128},
+    "phi": {"hidden_size": 128},
+    "opt": {"hidden_size": 128, "word_embed_proj_dim": 128},
+    "falcon": {"hidden_size": 128},
+    "bloom": {"hidden_size": 128},
+    "mpt": {"d_model": 128},
+    "cohere": {"hidden_size": 128},
+    "stablelm": {"hidden_size": 128},
 }
 
 # Families the kernels serve, in sizes that they fit.
@@ -56,6 +76,7 @@ FITTING: dict[str, dict[str, Any]] = {
     "olmo": {"hidden_size": 128},
     "granite": {"hidden_size": 128},
     "starcoder2": {"hidden_size": 128},
+    **RARE,
     **MIXTURES,
 }
 
@@ -92,6 +113,8 @@ def cpu_runner(
     program.link(choose_panel_kernels(multipliers))
     if program.mixes:
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
+    if program.is_rare:
+        program.link_rare(choose_rare_kernel(variant))
     adapters = None
     if max_lora_rank:
         program.link_adapters(choose_adapter_kernels(variant))

@@ -34,6 +34,7 @@ class AdaptedSite:
     inputs: int
     outputs: int
     paired: bool  # gate and up in turns of 16
+    feeder: int  # the row that leaves its activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class AdaptedOperations:
                 copy["site"] = number
                 copy["expand"] = self.kernels.expand if self.kernels else 0
         for place, (row, _) in enumerate(self._order, self.first):
-            if row in feeds and table[row]["code"] in (Code.NORM, Code.QUANTISE):
+            if row in feeds and table[row]["code"] in (Code.NORM, Code.QUANTISE, Code.PASS_ON):
                 table[place]["forms"] |= Form.PLAIN
                 if table[row]["code"] == Code.QUANTISE:
                     table[place]["target"] = Buffer.ACTIVE
@@ -116,7 +117,7 @@ class AdaptedOperations:
         """Return the row that leaves a site's activations."""
         own = self.table[site.row]
         is_own = own["code"] == Code.QUANTISE and not own["order"]
-        return site.row if is_own else site.row - 1
+        return site.row if is_own else site.feeder
 
     def _copies(self, base: NDArray[np.void]) -> Any:
         """Yield (row, site) of the second copy; row -1: a SHRINK, site -1: not a site's linear."""

@@ -123,6 +123,7 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
     from tgi_trio.shard.numba_backend.verified import (
         choose_mixture_kernel,
         choose_panel_kernels,
+        choose_rare_kernel,
         choose_variant,
     )
 
@@ -140,6 +141,8 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
     program.link(choose_panel_kernels(multipliers))
     if program.mixes:
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
+    if program.is_rare:
+        program.link_rare(choose_rare_kernel(variant))
     if settings.activations is not None and not program.has_stored_kinds:
         print(
             f"--activations {settings.activations} changes nothing: no weights of this "

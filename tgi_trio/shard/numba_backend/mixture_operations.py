@@ -42,13 +42,12 @@ def pad_to_panel(count: int) -> int:
 
 
 def add_mixture(
-    writer: OperationWriter, refs: ExpertsRefs, spec: ExpertsSpec, branch: Branch
+    writer: OperationWriter, refs: ExpertsRefs, spec: ExpertsSpec, branch: Branch, feeder: int
 ) -> None:
-    """Add a mixture behind the norm that leaves its activations.
+    """Add a mixture; `feeder`: the row of the norm that leaves its activations.
 
     Raises ModelLoadError as the weights do.
     """
-    feeder = len(writer.rows) - 1
     _Mixture(writer, refs, spec, branch, feeder).add()
 
 

@@ -37,7 +37,7 @@ def compile_mixtures(variant: Variant) -> int:
 
     Raises what the compiler raises without instructions for it.
     """
-    where = compile_apart(mix_experts, _needed(variant))
+    where = compile_apart(mix_experts, variant)
     mark(_name(variant))
     return where
 
@@ -47,11 +47,6 @@ def words(variant: Variant) -> list[str]:
     if is_marked(_name(variant)):
         return []
     return [__name__, json.dumps(asdict(variant))]
-
-
-def _needed(variant: Variant) -> Variant:
-    """Return the variant without what is of attention alone: fewer ways to compile."""
-    return replace(variant, cache=variant.kv, heads=1, value_vectors=2, tokens=1)
 
 
 def _name(variant: Variant) -> str:

@@ -22,6 +22,8 @@ from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 Array = NDArray[Any]
 
+_FEEDERS = (Code.NORM, Code.PASS_ON, Code.QUANTISE)  # whose results can have any form
+
 
 class OperationWriter:
     """Writes operations one after the other; holds what they point to.
@@ -101,7 +103,7 @@ class OperationWriter:
         where.
         """
         self.rows[self.feeder]["forms"] |= Form.WIDE
-        if self.rows[self.feeder]["code"] == Code.NORM:
+        if self.rows[self.feeder]["code"] in (Code.NORM, Code.PASS_ON):
             return Buffer.UNSORTED
         # Adapters find the activations here, in the order of the model.
         self.add(Code.QUANTISE, source=source, inputs=inputs, width=inputs, wanted_only=wanted_only)
@@ -113,7 +115,7 @@ class OperationWriter:
         if packing is None:
             feeder["forms"] |= Form.PLAIN
             return
-        if feeder["forms"] & Form.WIDE or feeder["code"] not in (Code.NORM, Code.QUANTISE):
+        if feeder["forms"] & Form.WIDE or feeder["code"] not in _FEEDERS:
             feeder["forms"] |= Form.WIDE
             order = self.keep(packing.sources) if packing.order else 0
             count = packing.count_inputs(inputs)

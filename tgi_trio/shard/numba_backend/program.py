@@ -15,11 +15,12 @@ from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.head_order import needs_order, widen
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
-from tgi_trio.shard.numba_backend.tables import Buffer, Code
+from tgi_trio.shard.numba_backend.tables import RARE, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_axes, rotary_frequencies
 
@@ -161,6 +162,16 @@ class Program:
         self.operations["kernel"][self._mixing] = kernel
         self._mirror()
 
+    @property
+    def is_rare(self) -> bool:
+        """Whether there are operations of few families."""
+        return bool(np.isin(self.operations["code"], RARE).any())
+
+    def link_rare(self, kernel: int) -> None:
+        """Have the entry at this address compute operations of few families."""
+        self.operations["kernel"][np.isin(self.operations["code"], RARE)] = kernel
+        self._mirror()
+
     def link_adapters(self, kernels: AdapterKernels) -> None:
         """Have these kernels compute what adapters add."""
         if self.adapted is not None:
@@ -196,13 +207,18 @@ class Program:
             if layer.rotary is None:
                 continue
             if layer.rotary not in tables:
-                tables[layer.rotary] = _cosines_and_sines(layer.rotary, count)
+                cosines, sines = _cosines_and_sines(layer.rotary, count)
+                if needs_order(layer.rotary):
+                    cosines = widen(cosines, self.spec.head_dim, 1.0)
+                    sines = widen(sines, self.spec.head_dim, 0.0)
+                tables[layer.rotary] = cosines, sines
             cosines, sines = tables[layer.rotary]
             self.operations[place]["cosines"] = address(cosines)
             self.operations[place]["sines"] = address(sines)
-            self.operations[place]["rotated"] = layer.rotary.dim
+            self.operations[place]["rotated"] = 2 * cosines.shape[1]
             if layer.rotary not in axes and (own := rotary_axes(layer.rotary)) is not None:
-                axes[layer.rotary] = own.astype(np.int32)
+                padding = (0, cosines.shape[1] - len(own))  # of pairs that do not turn
+                axes[layer.rotary] = np.pad(own.astype(np.int32), padding)
             if layer.rotary in axes:
                 self.operations[place]["axes"] = address(axes[layer.rotary])
         self._tables, self._axes = tables, axes  # operations hold addresses only

@@ -23,7 +23,9 @@ from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
+from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
+from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
 from tgi_trio.shard.numba_backend.mixture_operations import Branch, add_mixture
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.packing import Packer, to_storage
@@ -105,6 +107,17 @@ class ProgramBuilder:
             width=spec.hidden_size,
             scale=scale[0],
         )
+        if outer.positions is not None:
+            rows = read_table(self.writer.source, outer.positions, every_unit).dequantised()
+            self.writer.add(
+                Code.PLACE,
+                target=Buffer.HIDDEN,
+                weights=self.writer.keep(to_storage(rows, self._bf16)),
+                width=spec.hidden_size,
+                offset=spec.position_offset,
+            )
+        if outer.embedding_norm is not None:
+            self._norm_rows(outer.embedding_norm, Buffer.HIDDEN, spec.hidden_size)
         for index, layer in enumerate(spec.layers):
             self._index = index
             self.layer_rows.append(len(self.writer.rows))
@@ -157,32 +170,57 @@ class ProgramBuilder:
         )
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
-        spec, attention = self._spec, refs.attention
+        attention = refs.attention
         if attention is None:
             raise ValueError("the kernels know no layers without attention; see `kernel_fit.py`")
         self._norm(refs.attention_norm, Buffer.HIDDEN)
+        feeder = len(self.writer.rows) - 1
         self._adapt("qkv", attention.qkv, Buffer.NORMED)
-        self.writer.linear(attention.qkv, Buffer.NORMED, Buffer.QKV, clip=spec.qkv_clip)
-        self._rotate(attention, layer)
-        value_scale = self._kv_scales[self._index][1]
-        self.writer.add(
-            Code.ATTEND, window=layer.window, cap=spec.attention_soft_cap, value_scale=value_scale
-        )
+        self.writer.linear(attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip)
+        if self._spec.parallel:  # what reads the norm comes first; nobody has added anything yet
+            if refs.mlp_norm is not None:
+                self._norm(refs.mlp_norm, Buffer.HIDDEN)
+                feeder = len(self.writer.rows) - 1
+            self._mlp(refs, layer, feeder)
+        self._attend(attention, layer)
         self._adapt("output", attention.output, Buffer.ATTENDED)
         self._branch(attention.output, Buffer.ATTENDED, refs.attention_post_norm)
-        self._norm(refs.mlp_norm, Buffer.HIDDEN)
-        if isinstance(refs.mlp, MlpRefs):
-            self._dense(refs.mlp, refs.mlp_post_norm)
-        elif refs.mlp is not None and layer.experts is not None:
-            self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm)
+        if not self._spec.parallel:
+            self._norm(refs.mlp_norm, Buffer.HIDDEN)
+            self._mlp(refs, layer, len(self.writer.rows) - 1)
 
-    def _dense(self, mlp: MlpRefs, post_norm: NormRef | None) -> None:
-        self._adapt("inner", mlp.inner, Buffer.NORMED, paired=mlp.gated)
+    def _attend(self, refs: AttentionRefs, layer: LayerSpec) -> None:
+        spec, slopes, sinks = self._spec, 0, 0
+        self._rotate(refs, layer)
+        if spec.alibi:
+            found = alibi_slopes(spec.heads) * np.float32(spec.alibi_scale)
+            slopes = self.writer.keep(found)
+        if refs.sinks is not None:
+            sinks = self.writer.keep(self.writer.source.vector(refs.sinks.name, refs.sinks.size))
+        self.writer.add(
+            Code.ATTEND,
+            window=layer.window,
+            cap=spec.attention_soft_cap,
+            value_scale=self._kv_scales[self._index][1],
+            slopes=slopes,
+            sinks=sinks,
+        )
+
+    def _mlp(self, refs: LayerRefs, layer: LayerSpec, feeder: int) -> None:
+        """Add what follows the norm in row `feeder`."""
+        if isinstance(refs.mlp, MlpRefs):
+            self._dense(refs.mlp, refs.mlp_post_norm, feeder)
+        elif refs.mlp is not None and layer.experts is not None:
+            self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm, feeder)
+
+    def _dense(self, mlp: MlpRefs, post_norm: NormRef | None, feeder: int) -> None:
+        self._adapt("inner", mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
         self.writer.linear(
             mlp.inner,
             Buffer.NORMED,
             Buffer.INNER,
             paired=mlp.gated,
+            feeder=feeder,
             width=self._spec.mlp_width,
             epilogue=Epilogue.GATE if mlp.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[self._spec.activation],
@@ -190,33 +228,72 @@ class ProgramBuilder:
         self._adapt("down", mlp.down, Buffer.INNER)
         self._branch(mlp.down, Buffer.INNER, post_norm)
 
-    def _mixture(self, refs: ExpertsRefs, experts: ExpertsSpec, post_norm: NormRef | None) -> None:
+    def _mixture(
+        self, refs: ExpertsRefs, experts: ExpertsSpec, post_norm: NormRef | None, feeder: int
+    ) -> None:
         spec = self._spec
         target, scale = Buffer.HIDDEN, spec.residual_scale
         if post_norm is not None:
             target, scale = Buffer.BRANCH, 1.0
         branch = Branch(target, scale, spec.activation, spec.hidden_size)
-        add_mixture(self.writer, refs, experts, branch)
+        add_mixture(self.writer, refs, experts, branch, feeder)
         if post_norm is not None:
             self._join(post_norm)
 
     def _adapt(
-        self, role: Role, linear: LinearRef, source: Buffer, *, paired: bool = False
+        self,
+        role: Role,
+        linear: LinearRef,
+        source: Buffer,
+        *,
+        paired: bool = False,
+        feeder: int | None = None,
     ) -> None:
         """Take note that adapters may change the linear layer whose operations come next."""
         inputs = linear.pieces[0].matrix.columns
         outputs = sum(piece.outputs.size * len(piece.outputs.starts) for piece in linear.pieces)
-        site = Site(self._index, role)
-        self.sites.append(AdaptedSite(site, len(self.writer.rows), source, inputs, outputs, paired))
+        row, site = len(self.writer.rows), Site(self._index, role)
+        before = row - 1 if feeder is None else feeder
+        self.sites.append(AdaptedSite(site, row, source, inputs, outputs, paired, before))
 
     def _rotate(self, refs: AttentionRefs, layer: LayerSpec) -> None:
-        norms = {
-            "query_norm": self._norm_weight(refs.query_norm),
-            "key_norm": self._norm_weight(refs.key_norm),
-        }
-        key, value = self._kv_scales[self._index]
-        scales = {"scale": layer.scale * key, "key_scale": key, "value_scale": value}
-        self.writer.add(Code.ROTATE, eps=self._spec.norm_eps, **norms, **scales)
+        spec, order = self._spec, None
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * spec.head_dim)
+        if spec.query_key_norm == "whole":
+            for norm, offset in heads:
+                if norm is not None:
+                    self._norm_rows(norm, Buffer.QKV, width, offset)
+            heads = (None, 0), (None, 0)
+        if layer.rotary is not None and needs_order(layer.rotary):
+            order = head_order(layer.rotary, spec.head_dim)
+            self.writer.add(Code.REORDER, order=self.writer.keep(order))
+        query, key = (self._norm_weight(norm, order) for norm, _ in heads)
+        scale, value = self._kv_scales[self._index]
+        self.writer.add(
+            Code.ROTATE,
+            eps=spec.norm_eps,
+            query_norm=query,
+            key_norm=key,
+            scale=layer.scale * scale,
+            key_scale=scale,
+            value_scale=value,
+        )
+
+    def _norm_rows(self, ref: NormRef, target: Buffer, width: int, offset: int = 0) -> None:
+        """Norm part of every row of a buffer, in place."""
+        bias = self.writer.source.vector(ref.bias, ref.size) if ref.bias else None
+        self.writer.add(
+            Code.NORM_ROWS,
+            target=target,
+            width=width,
+            offset=offset,
+            inputs=ref.size,
+            weights=self._norm_weight(ref),
+            bias=self.writer.keep(bias),
+            centred=self._spec.norm == "layer",
+            eps=ref.eps,
+        )
 
     def _branch(self, linear: LinearRef, source: Buffer, post_norm: NormRef | None) -> None:
         """End a branch: it joins the residual stream, through a norm of its own if it has one."""
@@ -236,7 +313,13 @@ class ProgramBuilder:
 
     def _norm(self, ref: NormRef | None, source: Buffer, **fields: Any) -> None:
         if ref is None:
-            raise ValueError("the kernels need a norm before every branch; see `kernel_fit.py`")
+            self.writer.add(
+                Code.PASS_ON,
+                source=source,
+                target=Buffer.NORMED,
+                inputs=self._spec.hidden_size,
+            )
+            return
         bias = self.writer.source.vector(ref.bias, ref.size) if ref.bias else None
         defaults = {"target": Buffer.NORMED, "epilogue": Epilogue.PASS, "scale": 1.0}
         self.writer.add(
@@ -250,11 +333,10 @@ class ProgramBuilder:
             **(defaults | fields),
         )
 
-    def _norm_weight(self, ref: NormRef | None) -> int:
-        """Keep a norm's weight; return its address, 0 for none."""
-        if ref is None or not ref.weight:
-            return 0
-        return self.writer.keep(self._norm_values(ref))
+    def _norm_weight(self, ref: NormRef | None, order: Array | None = None) -> int:
+        """Keep a norm's weight, in an `order` if there is one; return its address, 0 for none."""
+        values = None if ref is None else self._norm_values(ref)
+        return self.writer.keep(values if values is None or order is None else values[order])
 
     def _norm_values(self, ref: NormRef) -> Array | None:
         if not ref.weight:

@@ -25,6 +25,14 @@ class Code(IntEnum):
     ARRANGE = 8  # activations, in rows by expert
     EXPERTS = 9  # a linear of every expert that has rows
     JOIN = 10  # the expert that all share, as much of it as its router opens
+    # Of few families, see `kernels/rare.py`:
+    PLACE = 11  # learned positions join the embeddings
+    NORM_ROWS = 12  # part of every row of a buffer, in place
+    PASS_ON = 13  # the residual stream, to products without a norm before them
+    REORDER = 14  # dimensions of queries and keys, so that those that turn are half a head apart
+
+
+RARE = (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER)
 
 
 class Epilogue(IntEnum):
@@ -44,6 +52,7 @@ class Activation(IntEnum):
     GELU_TANH = 1
     GELU = 2
     RELU = 3
+    QUICK_GELU = 4
 
 
 ACTIVATIONS = {
@@ -53,6 +62,8 @@ ACTIVATIONS = {
     "gelu_new": Activation.GELU_TANH,
     "gelu_fast": Activation.GELU_TANH,
     "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "gelu_bloom": Activation.GELU_TANH,  # which writes a constant with fewer digits
+    "quick_gelu": Activation.QUICK_GELU,
     "relu": Activation.RELU,
 }
 
@@ -134,10 +145,9 @@ OPERATION = np.dtype(
         ("multiply", "i8"),  # `multiply_panel` of quantised weights; 0: the step's own
         ("active_bytes", "i8"),  # of a block of whole activations
         ("panel_bytes", "i8"),  # of quantised weights
-        (
-            "order",
-            "i8",
-        ),  # int32 [inputs]: of QUANTISE, the feature that each is, -1: 0; 0: as they are
+        # int32 [inputs], of QUANTISE the feature that each is, -1: 0; of REORDER [head_dim];
+        # 0: as they are
+        ("order", "i8"),
         ("span_blocks", "i8"),
         ("expand", "i8"),  # `expand` (of SHRINK: `shrink`) of adapters; 0: the step has none
         ("site", "i8"),  # a linear's number among those that adapters change
@@ -155,6 +165,8 @@ OPERATION = np.dtype(
         ("axes", "i8"),  # int32 [rotated / 2]: with which position of three; 0: with the first
         ("query_norm", "i8"),  # float32 [head_dim]; 0: none
         ("key_norm", "i8"),
+        ("slopes", "i8"),  # float32 [heads]: of linear biases; 0: none
+        ("sinks", "i8"),  # float32 [heads]: scores of nothing; 0: none
         ("eps", "f4"),
         ("scale", "f4"),
         ("cap", "f4"),  # 0: none

@@ -11,17 +11,20 @@ from tgi_trio.shard.numba_backend import (
     adapter_self_test,
     kind_self_test,
     mixture_self_test,
+    rare_self_test,
     sampler_self_test,
     self_test,
 )
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
+from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
 from tgi_trio.shard.numba_backend.kernels.quantised.link import (
     PanelKernel,
     compile_panel_kernel,
     is_compiled,
 )
 from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
+from tgi_trio.shard.numba_backend.kernels.rare import run_rare
 from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
@@ -106,6 +109,18 @@ def choose_mixture_kernel(dtype: str, variant: Variant) -> int:
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
         raise UnsupportedError(f"the self-test of the kernels of mixtures failed: {fault}")
+    return kernel
+
+
+def choose_rare_kernel(variant: Variant) -> int:
+    """Return the address of what few families have; raises UnsupportedError if it does not work."""
+    try:
+        kernel = compile_apart(run_rare, variant)
+        fault = rare_self_test.find_fault(variant)
+    except Exception as error:  # as in `choose_variant`
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
     return kernel
 
 

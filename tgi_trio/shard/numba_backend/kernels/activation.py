@@ -16,7 +16,9 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 )
 from tgi_trio.shard.numba_backend.tables import Activation
 
-SILU, GELU_TANH, GELU = (int(a) for a in (Activation.SILU, Activation.GELU_TANH, Activation.GELU))
+SILU, GELU_TANH, GELU, QUICK_GELU = (
+    int(a) for a in (Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.QUICK_GELU)
+)
 
 
 @kernel
@@ -51,6 +53,8 @@ def activate(kind, x):
     if kind == GELU_TANH:  # (1 + tanh(u)) / 2 is sigmoid(2u)
         cubic = fma(multiply(multiply(x, x), x), fill(0.044715), x)
         return sigmoid_times(x, multiply(cubic, fill(2.0 * 0.7978845608)))
+    if kind == QUICK_GELU:
+        return sigmoid_times(x, multiply(x, fill(1.702)))
     if kind == GELU:
         return gelu(x)
     return maximum(x, fill(0.0))

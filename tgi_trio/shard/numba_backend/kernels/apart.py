@@ -8,6 +8,7 @@ were taken, and of the thread's own memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import llvmlite.ir as ir
@@ -22,12 +23,17 @@ from tgi_trio.shard.numba_backend.tables import MIXTURE, OPERATION, STEP
 _ARGUMENTS = 5  # integers, behind the variant
 
 
+def narrowed(variant: Variant) -> Variant:
+    """Return the variant without what is of attention alone: there are fewer of these."""
+    return replace(variant, cache=variant.kv, heads=1, value_vectors=2, tokens=1)
+
+
 def compile_apart(function: Any, variant: Variant) -> int:
-    """Compile an entry, or take it from the cache; return its address.
+    """Compile an entry for a narrowed variant, or take it from the cache; return its address.
 
     Raises what the compiler raises without instructions for it.
     """
-    signature = (typeof(variant), *[types.int64] * _ARGUMENTS)
+    signature = (typeof(narrowed(variant)), *[types.int64] * _ARGUMENTS)
     function.compile(signature)
     made = function.overloads[signature]
     where: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)

@@ -27,10 +27,13 @@ from tgi_trio.shard.numba_backend.kernels.tiles import add_weighted, multiply_ad
 from tgi_trio.shard.numba_backend.kernels.variant import count, number
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
+    count_from,
     fill,
     first_lanes,
+    fma,
     largest,
     load,
+    load_float,
     load_int,
     maximum,
     multiply,
@@ -136,8 +139,8 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
     for row in range(number(rows)):
         own_token = token + row // variant.heads
         softmax(
-            scores + row * step.scores_bytes, begin, end, hidden_tokens(step, op, own_token),
-            seen_tokens(step, own_token), op.cap,
+            op, own * variant.heads + row % variant.heads, scores + row * step.scores_bytes,
+            begin, end, hidden_tokens(step, op, own_token), seen_tokens(step, own_token),
         )  # fmt: skip
     sum_values(
         variant, rows, columns, step, op, table, begin, end, seen, values, following, parts, stride,
@@ -198,11 +201,22 @@ def score_blocks(variant, rows, step, table, begin, end, keys, values, stride, q
 
 
 @kernel
-def softmax(scores, begin, end, hidden, seen, cap):
-    """Turn one head's scores into weights that sum to 1; of tokens not seen, 0."""
-    best = fill(_NOTHING)
+def softmax(op, head, scores, begin, end, hidden, seen):
+    """Turn one head's scores into weights that sum to 1; of tokens not seen, 0.
+
+    With linear biases (Press et al. 2022) tokens count for less the farther they are behind. A sink
+    (gpt-oss) takes part in the softmax and has no value.
+    """
+    slope, sink = np.float32(0.0), np.float32(_NOTHING)
+    if op.slopes:
+        slope = load_float(op.slopes + 4 * head)
+    if op.sinks:
+        sink = load_float(op.sinks + 4 * head)
+    best = fill(sink)
     for block in range(begin, end):
-        value = apply_soft_cap(load(scores + 64 * block), cap)
+        value = apply_soft_cap(load(scores + 64 * block), op.cap)
+        if op.slopes:
+            value = fma(count_from(block * BLOCK - seen + 1), fill(slope), value)
         if seen < (block + 1) * BLOCK:
             value = first_lanes(seen - block * BLOCK, value, fill(_NOTHING))
         if hidden > block * BLOCK:
@@ -214,7 +228,10 @@ def softmax(scores, begin, end, hidden, seen, cap):
         value = weight(subtract(load(scores + 64 * block), best))
         store(scores + 64 * block, value)
         sums = add(sums, value)
-    factor = fill(1.0 / total(sums))
+    whole = total(sums)
+    if op.sinks:
+        whole += largest(weight(subtract(fill(sink), best)))
+    factor = fill(1.0 / whole)
     for block in range(begin, end):
         store(scores + 64 * block, multiply(load(scores + 64 * block), factor))
 

@@ -299,6 +299,15 @@ def where_bits(builder: Any, where: Any, a: Any, b: Any) -> Any:
     return builder.select(bits, a, b)
 
 
+@operation(vector, i64)
+def count_from(builder: Any, first: Any) -> Any:
+    """Return first, first + 1, ..., as float32."""
+    lanes = ir.Constant(INTS, list(range(LANES)))
+    return builder.sitofp(
+        builder.add(splat(builder, builder.trunc(first, I32), INTS), lanes), FLOATS
+    )
+
+
 @operation(vector, i64, vector, vector)
 def first_lanes(builder: Any, wanted: Any, a: Any, b: Any) -> Any:
     """Return the lanes below `wanted` of a, the others of b."""

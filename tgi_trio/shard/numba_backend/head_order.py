@@ -1,0 +1,40 @@
+"""Rotary positions of pairs that are not half a head apart: dimensions in an order where they are.
+
+Scores are sums over the dimensions of a query and a key; so both may be in any order, if it is the
+same. V is none of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.spec import RotarySpec
+from tgi_trio.shard.numba_backend.weight_layout import LANES
+
+
+def needs_order(rotary: RotarySpec | None) -> bool:
+    """Return whether the kernels turn this only in another order of a head's dimensions."""
+    return rotary is not None and (rotary.interleaved or rotary.dim % (2 * LANES) != 0)
+
+
+def head_order(rotary: RotarySpec, head_dim: int) -> NDArray[np.int32]:
+    """Return which dimension each is to become, int32 [head_dim].
+
+    First come the first ones of all pairs, half a head later their second ones; what does not turn
+    are pairs, too.
+    """
+    half, count = head_dim // 2, rotary.dim // 2
+    order = np.zeros(head_dim, np.int32)
+    pairs = np.arange(count)
+    order[:count] = 2 * pairs if rotary.interleaved else pairs
+    order[half : half + count] = order[:count] + (1 if rotary.interleaved else count)
+    order[count:half] = np.arange(rotary.dim, rotary.dim + half - count)
+    order[half + count :] = np.arange(rotary.dim + half - count, head_dim)
+    return order
+
+
+def widen(angles: NDArray[np.float32], head_dim: int, rest: float) -> NDArray[np.float32]:
+    """Return cosines or sines [positions, head_dim / 2], `rest` for pairs that do not turn."""
+    missing = head_dim // 2 - angles.shape[1]
+    return np.pad(angles, ((0, 0), (0, missing)), constant_values=rest)

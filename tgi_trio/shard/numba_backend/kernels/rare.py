@@ -1,0 +1,88 @@
+"""Small operations that few families have, in float32 rows of a buffer; see `apart.py`."""
+
+from __future__ import annotations
+
+from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.apart import operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.norm import inverse_deviation, normed
+from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms
+from tgi_trio.shard.numba_backend.kernels.vectors import (
+    add,
+    copy_word,
+    fill,
+    load,
+    load_int,
+    load_stored,
+    store,
+    total,
+)
+from tgi_trio.shard.numba_backend.tables import Buffer, Code
+from tgi_trio.shard.numba_backend.weight_layout import LANES
+
+PLACE, NORM_ROWS, PASS_ON = int(Code.PLACE), int(Code.NORM_ROWS), int(Code.PASS_ON)
+QKV = int(Buffer.QKV)
+
+
+@entry
+def run_rare(variant, rank, step_address, op_address, counter, scratch):
+    """Run one thread's part of one of them: every thread has its own tokens."""
+    step, op = step_at(step_address), operation_at(op_address)
+    for t in range(rank, step.tokens, step.threads):
+        if op.code == PLACE:
+            place(variant, step, op, t)
+        elif op.code == NORM_ROWS:
+            norm_row(step, op, t)
+        elif op.code == PASS_ON:
+            pass_on(variant, step, op, t)
+        else:
+            reorder(step, op, t, scratch)
+
+
+@kernel
+def place(variant, step, op, t):
+    """hidden[t] += table[position of t + offset]."""
+    row = load_int(step.positions + 4 * t) + op.offset
+    source = op.weights + row * op.width * variant.kv.bytes
+    target = step.buffers[op.target] + t * op.width * 4
+    for i in range(0, op.width, LANES):
+        value = load_stored(variant.kv, source + i * variant.kv.bytes)
+        store(target + 4 * i, add(value, load(target + 4 * i)))
+
+
+@kernel
+def norm_row(step, op, t):
+    """Norm `inputs` features of a row of `width` from `offset` on, in place."""
+    row = step.buffers[op.target] + (t * op.width + op.offset) * 4
+    mean = 0.0
+    if op.centred:
+        sums = fill(0.0)
+        for i in range(0, op.inputs, LANES):
+            sums = add(sums, load(row + 4 * i))
+        mean = total(sums) / op.inputs
+    centre, factor = fill(mean), fill(inverse_deviation(row, op.inputs, mean, op.eps))
+    for i in range(0, op.inputs, LANES):
+        store(row + 4 * i, normed(op, row, i, centre, factor))
+
+
+@kernel
+def pass_on(variant, step, op, t):
+    """Leave the residual stream as it is for the products that follow."""
+    source = step.buffers[op.source] + t * op.inputs * 4
+    for i in range(0, op.inputs, 2 * LANES):
+        first, second = load(source + 4 * i), load(source + 4 * i + 4 * LANES)
+        store_forms(variant, step, op, t * op.inputs + i, first, second)
+
+
+@kernel
+def reorder(step, op, t, scratch):
+    """Bring the dimensions of every query and key into an order in which pairs are half a head
+    apart: dimension i becomes what `order[i]` was.
+    """
+    size, heads = step.head_dim, step.heads + step.kv_heads
+    row = step.buffers[QKV] + t * (heads + step.kv_heads) * size * 4
+    for head in range(heads):
+        x = row + head * size * 4
+        for i in range(0, 4 * size, 4 * LANES):
+            store(scratch + i, load(x + i))
+        for i in range(size):
+            copy_word(x + 4 * i, scratch + 4 * load_int(op.order + 4 * i))

@@ -1,0 +1,72 @@
+"""The operations of few families, with made-up numbers, at every start of a model that has any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels.apart import narrowed
+from tgi_trio.shard.numba_backend.kernels.rare import run_rare
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.tables import OPERATION, STEP, Buffer, Code, Form
+
+_TOKENS, _SIZE, _EPS = 3, 64, 1e-5
+_POSITIONS = (5, 0, 2)
+
+
+def find_fault(variant: Variant) -> str | None:
+    """Return what is wrong with the kernels of these numbers, or None."""
+    draw = np.random.default_rng(7)
+    x = to_float32(to_bfloat16(draw.standard_normal((_TOKENS, _SIZE), np.float32)))
+    table = to_float32(to_bfloat16(draw.standard_normal((8, _SIZE), np.float32)))
+    weight, bias = draw.standard_normal((2, 32), np.float32)
+    stored = to_bfloat16(table) if variant.kv.bf16 else table
+    order = np.arange(31, -1, -1, dtype=np.int32)
+    placed = x + table[np.array(_POSITIONS) + 1]
+    normed, part = x.copy(), x[:, 32:]
+    centred = part - part.mean(axis=1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + _EPS)
+    normed[:, 32:] = centred / deviation * weight + bias
+    norm = {"weights": address(weight), "bias": address(bias), "eps": _EPS, "centred": 1}
+    cases: list[tuple[Code, Floats, dict[str, Any]]] = [
+        (Code.PLACE, placed, {"weights": address(stored), "offset": 1}),
+        (Code.NORM_ROWS, normed, {"inputs": 32, "offset": 32, **norm}),
+        (Code.PASS_ON, x, {"inputs": _SIZE, "forms": Form.WIDE}),
+        (Code.REORDER, _turned(x), {"order": address(order)}),
+    ]
+    for code, expected, fields in cases:
+        found = _run(variant, code, x, fields)
+        error = float(np.abs(found - expected).max())
+        if not error < 1e-5:
+            return f"{code.name} is {error:.2g} away from the reference"
+    return None
+
+
+def _turned(x: Floats) -> Floats:
+    """Return rows of a query and a key of 32 numbers, each turned round."""
+    return x.reshape(_TOKENS, 2, 32)[:, :, ::-1].reshape(_TOKENS, _SIZE)
+
+
+def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Floats:
+    """Return what one operation makes of rows, in their buffer or in that for QUANTISE."""
+    step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
+    width = 96 if code == Code.REORDER else _SIZE  # a query, a key and a value
+    rows, unsorted = (allocate_zeroed((_TOKENS, width), np.float32) for _ in range(2))
+    rows[:, :_SIZE] = x
+    buffer = Buffer.QKV if code == Code.REORDER else Buffer.HIDDEN
+    scratch, positions = allocate_zeroed((4096,)), np.array(_POSITIONS, np.int32)
+    step["tokens"], step["positions"] = _TOKENS, address(positions)
+    step["heads"], step["kv_heads"], step["head_dim"] = 1, 1, 32
+    step["buffers"][0, buffer] = address(rows)
+    step["buffers"][0, Buffer.UNSORTED] = address(unsorted)
+    op["code"], op["source"], op["target"], op["width"] = code, buffer, buffer, width
+    for name, value in fields.items():
+        op[name] = value
+    for rank in range(2):
+        step["threads"] = 2
+        run_rare(narrowed(variant), rank, address(step), address(op), 0, address(scratch))
+    found: Floats = (unsorted if code == Code.PASS_ON else rows)[:, :_SIZE].copy()
+    return found
