@@ -99,6 +99,6 @@ def variant_for(
         cache=Storage(kv_dtype) if kv_dtype else kv,
         heads=heads,
         value_vectors=4 if heads * 4 <= _VALUE_TILE and spec.head_dim % (4 * LANES) == 0 else 2,
-        rows=8 if has("avx512f") else 2,
+        rows=8 if has("avx512f") else 6,
         tokens=max(1, min(_MOST_TOKENS, _MOST_ROWS // heads)) if has("avx512f") else 1,
     )

@@ -41,7 +41,7 @@ from tgi_trio.shard.speculation.ngram import NgramDrafter
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
 # Of a step, by the rows of a matrix product's tile: up to there reading the weights sets the pace,
 # from there on arithmetic.
-_CHEAP_TOKENS = {8: 8, 2: 4}
+_CHEAP_TOKENS = {8: 8, 6: 4}
 
 
 class CpuRunner:

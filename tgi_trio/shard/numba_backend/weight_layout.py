@@ -67,6 +67,11 @@ class Storage:
         return 4 // self.bytes
 
     @property
+    def half_bytes(self) -> int:
+        """Bytes of a packed step before the second half of a panel; int8 has a feature's first."""
+        return LANES if self.int8 else 4 * LANES
+
+    @property
     def products(self) -> int:
         """Multiply-adds per step and output: one per feature, or per pair."""
         return 1 if self.dot else self.step

@@ -9,7 +9,8 @@ vectors. So the kernel reads weights strictly in order, at the speed of memory:
 For up to eight rows of x, the 32 sums of each row stay in registers (a *tile* of 8 x 2 vectors)
 over the whole panel: per step two loads of weights, and per row one load of a pair of x, given to
 all lanes, and two multiply-adds. The tile is then written once, and `finish` does what is left to
-do with a result: bias, activation, adding to the residual stream.
+do with a result: bias, activation, adding to the residual stream. Where there are 16 registers of
+half the size, a tile is six rows of half a panel, one half after the other.
 
 Each thread has a share of the panels, one after the other in memory. But no two threads get the
 same speed out of memory, and all wait for the slowest: so the last eighth of every share goes panel
@@ -32,7 +33,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.link import call_panel_kerne
 from tgi_trio.shard.numba_backend.kernels.quantised.panels import DIRECT, UNPACK, UNPACKED
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
 from tgi_trio.shard.numba_backend.kernels.tiles import fold, multiply_add, store_tile, zeros
-from tgi_trio.shard.numba_backend.kernels.variant import count, number, twice
+from tgi_trio.shard.numba_backend.kernels.variant import count, number, times
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     fill,
@@ -78,7 +79,7 @@ def linear(variant, rank, step, op, counter, sums):
     panel_bytes = steps * _STEP_BYTES
     if op.multiply:
         stride, panel_bytes = op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
-    tiles = rows // variant.rows
+    tiles = count_tiles(variant, rows)
     shared = np.int64(0)  # panels at the end of every share that are anybody's
     if tiles <= 1 and step.threads > 1:
         shared = op.outputs // PANEL // step.threads // _SHARED
@@ -120,9 +121,21 @@ def linear(variant, rank, step, op, counter, sums):
                     variant, rows - row, inputs, stride, weights, steps, ahead, pace, sums
                 )
             finish(variant, step, op, panel, row, taken, sums, deltas)
+            if taken == variant.rows:  # in one or two halves
+                ahead += steps * pace * (2 // variant.columns - 1)
             ahead += steps * pace
             row += taken
         panel += 1
+
+
+@kernel
+def count_tiles(variant, rows):
+    """Return how many tiles fetch their share of the next panel; those of the last rows do not,
+    where a tile has many.
+    """
+    if variant.rows >= 8:
+        return rows // variant.rows
+    return rows // variant.rows * 2 + rows % variant.rows // 2
 
 
 @kernel
@@ -145,34 +158,40 @@ def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
 @kernel
 def multiply_rows(variant, rows, inputs, stride, weights, steps, ahead, pace, sums):
     """Multiply as many of the `rows` as one tile takes; return how many."""
-    if rows >= 8 and variant.rows >= 8:
+    both = count(2)
+    if rows >= variant.rows:
+        for column in range(0, 2, variant.columns):
+            panel_product(
+                variant, count(variant.rows), count(variant.columns), count(1),
+                inputs, stride, weights + column * variant.weights.half_bytes, steps,
+                ahead + column * steps * pace, pace, sums + column * 4 * LANES,
+            )  # fmt: skip
+        return variant.rows
+    if rows >= 4 and variant.rows >= 8:
         return panel_product(
-            variant, count(8), count(1), inputs, stride, weights, steps, ahead, pace, sums
-        )
-    if rows >= 4 and variant.rows >= 4:
-        return panel_product(
-            variant, count(4), count(1), inputs, stride, weights, steps, ahead, pace, sums
+            variant, count(4), both, count(1), inputs, stride, weights, steps, ahead, pace, sums
         )
     if rows >= 2:
         twofold = count(variant.unroll_two)
         return panel_product(
-            variant, count(2), twofold, inputs, stride, weights, steps, ahead, pace, sums
+            variant, count(2), both, twofold, inputs, stride, weights, steps, ahead, pace, sums
         )
     fourfold = count(variant.unroll_one)
     return panel_product(
-        variant, count(1), fourfold, inputs, stride, weights, steps, ahead, pace, sums
+        variant, count(1), both, fourfold, inputs, stride, weights, steps, ahead, pace, sums
     )
 
 
 @kernel
-def panel_product(variant, rows, unroll, inputs, stride, weights, steps, ahead, pace, sums):
-    """sums[rows, 32] = inputs[rows, K] x one panel. See the module.
+def panel_product(
+    variant, rows, columns, unroll, inputs, stride, weights, steps, ahead, pace, sums
+):
+    """sums[rows, 16 * columns] = inputs[rows, K] x one panel, or one half of it. See the module.
 
     A tile of few rows has few sums, and each multiply-add waits for the one before it; `unroll`
     steps at a time keep sums of their own.
     """
-    columns = count(2)
-    tile = zeros(rows, twice(unroll))
+    tile = zeros(rows, times(columns, unroll))
     for _ in range(steps // number(unroll)):
         for i in range(number(unroll)):
             prefetch(ahead + i * pace)

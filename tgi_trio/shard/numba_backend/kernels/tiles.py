@@ -31,7 +31,7 @@ from tgi_trio.shard.numba_backend.kernels.emit import (
 )
 from tgi_trio.shard.numba_backend.kernels.variant import CountType, StorageType
 from tgi_trio.shard.numba_backend.kernels.vectors import fma_of, widen
-from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
 
 i64 = types.int64
 
@@ -116,7 +116,7 @@ def _weights(builder: Any, step: Any, feature: int, columns: int, storage: Stora
     For dot they are vectors of pairs.
     """
     if storage.int8:
-        first = LANES * columns * feature
+        first = PANEL * feature  # also where it is of one half of the panel
         places = [builder.add(step, I64(first + LANES * column)) for column in range(columns)]
         return [builder.sitofp(load_as(builder, place, BYTES, 1), FLOATS) for place in places]
     places = [builder.add(step, I64(64 * column)) for column in range(columns)]

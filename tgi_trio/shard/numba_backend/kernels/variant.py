@@ -36,7 +36,7 @@ class Variant:
     cache: Storage  # K and V: as `kv`, or of 8 bits
     heads: int  # query heads that attend together; they share their KV head
     value_vectors: int  # vectors of a head's values that are summed at once
-    rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 2
+    rows: int  # most rows of a tile of a matrix product: 8 where there are 32 registers, else 6
     tokens: int = 1  # of a sequence that attend together
 
     @property
@@ -71,6 +71,11 @@ class Variant:
     def tile_vectors(self) -> int:
         """As `value_vectors`, of these."""
         return 2 if self.tokens > 1 else self.value_vectors
+
+    @property
+    def columns(self) -> int:
+        """Vectors of a panel that a tile of so many rows has at once."""
+        return 2 if self.rows >= 8 else 1
 
     @property
     def unroll_one(self) -> int:
@@ -178,8 +183,8 @@ def number(context: Any, value: CountType) -> Any:
 
 
 @intrinsic
-def twice(context: Any, value: CountType) -> Any:
-    """Return the Count of twice as many."""
-    return CountType(2 * value.value)(
-        value
+def times(context: Any, a: CountType, b: CountType) -> Any:
+    """Return the Count of a times b."""
+    return CountType(a.value * b.value)(
+        a, b
     ), lambda ctx, builder, signature, arguments: ctx.get_dummy_value()
