@@ -109,7 +109,7 @@ def test_a_module_s_state_dict_and_what_a_trainer_wraps_it_in(tmp_path: Path) ->
         ({}, False),
         ({"tie_word_embeddings": False}, True),
         ({"text_config": {"tie_word_embeddings": False}}, True),
-        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, False),
+        ({"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": True}}, True),
     ],
 )
 def test_tied_weights_are_written_once_unless_the_model_wants_them_apart(

@@ -125,7 +125,7 @@ def test_any_family_is_rounded_by_torch(checkpoint: Checkpoint, family: str) -> 
 
 def linears(runner: Runner) -> list[Any]:
     layers = runner.model.layers  # type: ignore[attr-defined]
-    return [each for layer in layers for each in (layer.qkv, layer.output)]
+    return [each for layer in layers for each in (layer.attention.qkv, layer.attention.output)]
 
 
 @pytest.mark.parametrize("word", MADE_AT_LOAD)

@@ -141,7 +141,7 @@ def _attend(
     mode = "decode" if decodes else "prefill"
     named = ({"DIVIDED": True} if divided else {}) | kind
     more = "".join(f" {n.lower() if n != 'CODES' else word}" for n, word in named.items())
-    tables = (I32,) * 6 + (F32, F32)
+    tables = (I32,) * 6 + (F32, F32, I32)  # slopes, sinks and lasts behind them
     return Variant(
         f"attend_tile {mode} {TYPES[dtype]} {dim} g{group}{more}",
         paged_kernel.attend_tile,
