@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tgi_trio.shard.speculation.payoff import FIRST_REST, LONGEST_REST, PROBES, Payoff
+from tgi_trio.shard.speculation.payoff import (
+    BELIEVED,
+    EVERY,
+    FIRST_REST,
+    LONGEST_REST,
+    PLAIN,
+    PROBES,
+    TRIAL,
+    Payoff,
+)
 
 STEP = 1_000_000  # nanoseconds of a plain step
 
@@ -51,6 +60,20 @@ def test_guesses_that_are_always_wrong_cost_less_than_three_hundredths(
 def test_what_is_right_too_seldom_rests_after_few_steps(cost: float) -> None:
     rate, guessed = serve(Payoff(), 4000, cost=lambda _: cost, tokens=1.2)
     assert rate >= 0.97 and guessed > 0
+
+
+def test_luck_excuses_few_steps_and_not_many() -> None:
+    payoff, rates = Payoff(), iter([4, 1, 1, 1] * 100)  # 1.75 tokens for the time of 2: uneven
+    rests: list[int] = []
+    for step in range(300):
+        if payoff.allows(1):
+            payoff.note(1, drafted=True, tokens=next(rates), took_ns=2 * STEP)
+        else:
+            payoff.note(1, drafted=False, tokens=1, took_ns=STEP)
+        if payoff.is_resting(1):
+            rests.append(step)
+    assert rests and rests[0] > TRIAL + PLAIN, "the first few were not given the benefit of doubt"
+    assert rests[0] <= BELIEVED + TRIAL + PLAIN + EVERY
 
 
 def test_a_trial_rests_as_long_as_it_was_dear() -> None:

@@ -24,7 +24,8 @@ REFRESH: Final = 96  # steps with guesses after which some are plain, as context
 EVERY: Final = 8  # steps with guesses, behind as many, are judged together: it takes time as well
 FIRST_REST: Final = 32  # steps without guesses after a trial that did not pay, at least
 LONGEST_REST: Final = 2048
-SPENT: Final = 0.015  # what a trial may cost of the time that passes until the next
+BELIEVED: Final = 16  # steps with guesses from which on luck is no excuse: their mean must win
+SPENT: Final = 0.01  # what a trial may cost of the time that passes until the next
 _WINDOW: Final = 48  # the latest steps of a kind that count
 _LATEST: Final = 8  # of them, among which the quickest says how long such a step takes
 _LEAST_GAIN: Final = 1.01  # tokens a second with guesses, in those without: less is a loss
@@ -109,13 +110,13 @@ class Payoff:
         return fmean(found.tokens) / _worth(rows, found)
 
     def _judge(self, rows: int, found: _Measured) -> None:
-        """Have guesses rest that lose, by more than what luck may be."""
-        worth, brought = _worth(rows, found), fmean(found.tokens)
-        doubt = _spread(found.tokens) / sqrt(len(found.tokens))
+        """Have guesses rest that lose: few of them by more than what luck may be."""
+        worth, brought, steps = _worth(rows, found), fmean(found.tokens), len(found.tokens)
+        doubt = _spread(found.tokens) / sqrt(steps) if steps < BELIEVED else 0.0
         if found.right and (brought + doubt) / worth >= _LEAST_GAIN:
             found.failures = 0
             return
-        lost = (worth - brought) / rows * len(found.tokens)  # in plain steps
+        lost = (worth - brought) / rows * steps  # in plain steps
         rest = max(FIRST_REST, round(lost / SPENT)) << min(found.failures, 16)
         found.rest, found.failures = min(LONGEST_REST, rest), found.failures + 1
         found.right = False
