@@ -61,13 +61,16 @@ RULES: dict[str, Rule] = {
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
     "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
-    "router": Rule(ours("errors settings model.config model.image_rules logs ipc"), banned=MODEL),
+    "router": Rule(
+        ours("errors settings model.config model.image_families model.image_rules logs ipc"),
+        banned=MODEL,
+    ),
     "router.request": Rule(
         ours("ipc.messages router.delta router.images.prompt_image"), only=ours("numpy")
     ),
     "router.scheduling": Rule(
         ours(
-            "errors model.image_rules router.request router.images.prompt_image "
+            "errors model.image_families router.request router.images.prompt_image "
             "ipc.messages ipc.frames ipc.images"
         ),
         only=ours("numpy"),

@@ -157,20 +157,19 @@ def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
     return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-def find_images(folder: Path) -> ImageModel | None:
-    """Return how a model takes images; None, and a word in the log, where it cannot be served any.
+def find_images(folder: Path) -> tuple[ImageModel | None, str | None]:
+    """Return how a model takes images, or why one that sees is shown none: a word in the log too.
 
     Its text is served all the same.
     """
     try:
         model = find_image_model(folder)
+        if model is not None and find_spec("PIL") is None:
+            raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")
     except ModelLoadError as error:
         log.warning("images are not served: %s", error)
-        return None
-    if model is not None and find_spec("PIL") is None:
-        log.warning("images are not served: they need Pillow, pip install 'tgi-trio[images]'")
-        return None
-    return model
+        return None, str(error)
+    return model, None
 
 
 def shard_settings(
@@ -247,7 +246,7 @@ class Launcher:
         self._metrics = Metrics(
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
-        self._image_model = find_images(settings.model_path)
+        self._image_model, self._unserved_images = find_images(settings.model_path)
         self._arena = None
         if self._image_model is not None:
             self._arena = ImageArena.create(settings.image_memory)  # it outlives every shard
@@ -365,7 +364,10 @@ class Launcher:
             recorder = ScheduleRecorder(settings.record_schedule)
             await nursery.start(recorder.run)
         limits = scheduling_limits(settings)
-        engine = front.open(settings, limits, supervisor, info, recorder, self._adapters, images)
+        engine = front.open(
+            *(settings, limits, supervisor, info, recorder, self._adapters, images),
+            unserved_images=self._unserved_images,
+        )
         supervisor.attach(engine)
         nursery.start_soon(engine.watch_deadlines)
         shutdown = trio.Event()

@@ -28,8 +28,7 @@ class Processor:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
-_QWEN: Final = Processor("qwen2_vl", "Qwen2VL")
-# By `model_type` of config.json.
+# By family; `model.image_families` says which families of models have which.
 PROCESSORS: Final[Mapping[str, Processor]] = {
     "gemma3": Processor("gemma3", "Gemma3", {"do_pan_and_scan": False}),
     "gemma4": Processor("gemma4", "Gemma4"),
@@ -37,13 +36,9 @@ PROCESSORS: Final[Mapping[str, Processor]] = {
     "idefics3": Processor("idefics3", "Idefics3"),
     "llava": Processor("llava", "Llava"),
     "llava_next": Processor("llava_next", "LlavaNext"),
-    "mistral3": Processor("pixtral", "Pixtral"),
-    "paligemma": Processor("siglip", "Siglip"),
     "pixtral": Processor("pixtral", "Pixtral"),
-    "qwen2_5_vl": _QWEN,
-    "qwen2_vl": _QWEN,
-    "qwen3_5": _QWEN,
-    "qwen3_vl": _QWEN,
+    "qwen2_vl": Processor("qwen2_vl", "Qwen2VL"),
+    "siglip": Processor("siglip", "Siglip"),
     "smolvlm": Processor("smolvlm", "SmolVLM"),
 }
 # Rescaling and normalising are the shard's: until then pixels are bytes.

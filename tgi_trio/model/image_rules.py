@@ -1,25 +1,14 @@
-"""What images change of how a family's text layers attend. No torch in this file: the router asks.
-
-Sources: the mask functions of transformers' `modeling_*.py`, and its `get_rope_index`.
-"""
+"""What images change of how one model's text attends. No torch in this file: the router asks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig
-
-# Which tokens of a prompt with images see one another both ways, and so are computed in one step.
-#   causal: none; each sees those before it
-#   image:  the feature tokens of each image
-#   prompt: all of the prompt
-Sight = Literal["causal", "image", "prompt"]
-
-_SIGHTS: Final[dict[str, Sight]] = {"gemma3": "image", "paligemma": "prompt"}
-_TURNING: Final = ("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_vl", "qwen3_vl_moe")
+from tgi_trio.model.image_families import IMAGE_FAMILIES, Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +22,15 @@ class ImageRules:
 
 
 def image_rules(config: ModelConfig) -> ImageRules:
-    """Return a model's rules; raises ModelLoadError for a config.json that makes no sense."""
-    sight = _SIGHTS.get(config.model_type, "causal")
-    if config.model_type not in _TURNING:
-        return ImageRules(sight)
+    """Return a model's rules, those of plain text for a model whose images are not served.
+
+    Raises ModelLoadError for a config.json that makes no sense.
+    """
+    family = IMAGE_FAMILIES.get(config.model_type)
+    if family is None:
+        return ImageRules()
+    if not family.turns:
+        return ImageRules(family.sight)
     vision: Any = config.get("vision_config", {})
     merge = vision.get("spatial_merge_size", 2) if isinstance(vision, Mapping) else None
     if not isinstance(merge, int) or isinstance(merge, bool) or merge < 1:
@@ -44,4 +38,4 @@ def image_rules(config: ModelConfig) -> ImageRules:
             f"{config.folder / 'config.json'} says spatial_merge_size {merge!r}, which is no "
             "positive number."
         )
-    return ImageRules(sight, merge)
+    return ImageRules(family.sight, merge)

@@ -83,8 +83,12 @@ class Assembly:
         recorder: ScheduleRecorder | None = None,
         adapters: AdapterRegistry | None = None,
         images: ImageService | None = None,
+        unserved_images: str | None = None,
     ) -> Engine:
-        """Make the engine and the application in front of it."""
+        """Make the engine and the application in front of it.
+
+        `unserved_images`: why a model that sees has no `images`.
+        """
         engine = Engine(
             AdmissionLimits(settings.max_concurrent_requests),
             limits,
@@ -119,6 +123,7 @@ class Assembly:
             call_style=self._call_style,
             adapters=adapters,
             images=None if images is None else images.reader,
+            unserved_images=unserved_images,
         )
         http = http_settings(settings, compute_type(info, settings.num_shard))
         self._application = Application(self._service, http, self._tracer)

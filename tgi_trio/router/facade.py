@@ -37,10 +37,16 @@ class EngineFacade:
         call_style: CallStyle | None = None,
         adapters: AdapterRegistry | None = None,
         images: ImageReader | None = None,
+        unserved_images: str | None = None,
     ) -> None:
+        """`unserved_images`: why there is no `images` for a model that sees."""
         aliases = tuple(n for n in settings.served_model_names if n != settings.model_id)
         self.model = ModelCard(
-            settings.model_id, settings.model_sha, aliases, settings.model_pipeline_tag
+            settings.model_id,
+            settings.model_sha,
+            aliases,
+            settings.model_pipeline_tag,
+            unserved_images,
         )
         self.limits = ServedLimits(
             **{f.name: getattr(settings, f.name) for f in fields(ServedLimits)}

@@ -15,6 +15,7 @@ from tests.router.http.seeing import PAD, START, STOP, UNIT, seeing_engine
 from tests.router.http.served import Client, served
 from tests.router.images.image_files import claimed_png, encode, noise
 from tests.router.images.test_fetch import Names, serving
+from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
 from tgi_trio.router.images.policy import parse_policy
 
@@ -131,6 +132,28 @@ async def test_a_model_that_sees_nothing_says_so_and_reads_links_as_text() -> No
             answer = await client.post(path, {**body, "max_tokens": 5})
             assert answer.status == status
             assert "messages[0] holds an image, and this model does not see images" in answer.text
+
+
+async def test_a_model_whose_images_are_not_served_says_which_are() -> None:
+    card = ModelCard("m", unserved_images="model type 'mllama' has no vision tower here")
+    engine = FakeEngine(lambda prompt: "Hi", model=card)
+    async with served(engine) as server:
+        client = await server.connect()
+        chat = {"messages": [{"role": "user", "content": [part(IMAGE)]}]}
+        link = {"inputs": f"![]({data_url(IMAGE)})What?"}
+        for path, body, where in [
+            ("/v1/chat/completions", chat, "messages[0]"),
+            ("/chat_tokenize", chat, "messages[0]"),
+            ("/generate", link, "the prompt"),
+            ("/generate_stream", link, "the prompt"),
+            ("/", link, "the prompt"),
+        ]:
+            answer = await client.post(path, body)
+            why = f"{where} holds an image, and images are not served: {card.unserved_images}"
+            assert answer.status == (200 if "stream" in path else 422), path
+            assert why in answer.text
+        assert (await client.post("/generate", {"inputs": "[](x)"})).status == 200
+    assert len(engine.submitted) == 1
 
 
 async def refusal(client: Client, url: str) -> str:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.http.routes.native import find_images
 from tgi_trio.router.images.image_prompt import ImagePrompt, SeenImage, expand_prompt
 from tgi_trio.router.images.layouts.layout import ImageSize
@@ -82,7 +83,8 @@ def test_what_was_typed_is_nobodys_and_images_have_all_of_theirs(
 
 
 def test_an_image_alone_is_a_prompt() -> None:
-    call: Any = SimpleNamespace(engine=SimpleNamespace(images=SimpleNamespace(layout=LAYOUT)))
+    images = SimpleNamespace(layout=LAYOUT)
+    call: Any = SimpleNamespace(engine=SimpleNamespace(images=images, model=ModelCard("m")))
     assert find_images(call, "![](x)") == ImagePrompt((ImageLink("x"),))
     assert find_images(call, "[](x)") == "[](x)"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import trio
 
@@ -13,6 +13,7 @@ from tgi_trio.errors import GenerationError, ValidationError
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.images.image_prompt import ExpandedPrompt, ImagePrompt, Prompt
+from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.request import Request
 from tgi_trio.router.validation import GenerationParameters
 
@@ -68,10 +69,16 @@ async def validate_request(
 async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
     """Return a prompt with all tokens of its images; raises ValidationError."""
     if call.engine.images is None:
-        raise ValidationError(
-            f"{prompt.links[0].where} holds an image, and this model does not see images"
-        )
+        refuse_image(call, prompt.links[0])
     return await call.engine.images.read(prompt, call.engine.limits.max_input_tokens)
+
+
+def refuse_image(call: Call, image: ImageLink) -> NoReturn:
+    """Raise ValidationError for an image that a model is shown, and takes none."""
+    why = call.engine.model.unserved_images
+    if why is None:
+        raise ValidationError(f"{image.where} holds an image, and this model does not see images")
+    raise ValidationError(f"{image.where} holds an image, and images are not served: {why}")
 
 
 async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> None:

@@ -35,6 +35,7 @@ class ModelCard:
     sha: str | None = None
     aliases: tuple[str, ...] = ()  # --served-model-name
     pipeline_tag: str | None = None  # of the hub; None for local folders
+    unserved_images: str | None = None  # of a model that sees: why it is shown none
 
 
 @dataclass(frozen=True, slots=True)

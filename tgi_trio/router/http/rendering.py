@@ -8,9 +8,10 @@ from typing import Any
 
 import orjson
 
-from tgi_trio.errors import TemplateError, ValidationError
+from tgi_trio.errors import TemplateError
 from tgi_trio.router.http.call import Call
 from tgi_trio.router.http.conversation import ChatTools, Conversation, choose_tools
+from tgi_trio.router.http.deadlines import refuse_image
 from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.text.chat_template import ChatTemplate
@@ -44,9 +45,7 @@ def render_with_tools(call: Call, conversation: Conversation, tools: ChatTools |
         raise TemplateError("template not found")
     links = [link for turn in conversation.turns for link in turn.images]
     if links and call.engine.images is None:
-        raise ValidationError(
-            f"{links[0].where} holds an image, and this model does not see images"
-        )
+        refuse_image(call, links[0])
     shown = tools is not None and template.uses("tools", tools=True)
     style = call.engine.call_style
     turns = arrange_turns(conversation.turns, template.roles(tools=shown))

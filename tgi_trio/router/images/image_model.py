@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_json, read_values
+from tgi_trio.model.image_families import find_family
 from tgi_trio.router.images.decoder import DecoderSettings
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSettings
-from tgi_trio.router.images.layouts.table import find_layout
+from tgi_trio.router.images.layouts.table import LAYOUTS
 
 # Of an image processor's settings, what names it and how it was saved.
 _NAMES: Final = ("image_processor_type", "processor_class", "feature_extractor_type", "auto_map")
@@ -21,7 +22,7 @@ _NAMES: Final = ("image_processor_type", "processor_class", "feature_extractor_t
 class ImageModel:
     """How one model takes images."""
 
-    family: str
+    family: str  # of image processors, as `images.processors.PROCESSORS` has it
     layout: ImageLayout
     processor: Mapping[str, Any]  # settings of its image processor
 
@@ -44,19 +45,16 @@ def read_image_settings(folder: Path) -> ImageSettings:
 def find_image_model(folder: Path) -> ImageModel | None:
     """Return how the model in a folder takes images, None where it sees none.
 
-    Raises ModelLoadError where its settings cannot be used.
+    Raises ModelLoadError where its images are not served, or its settings cannot be used.
     """
     settings = read_image_settings(folder)
     if not settings.vision:
         return None
-    layout = find_layout(settings)
-    if layout is None:
-        return None
-    pixtral = settings.vision.get("model_type") == "pixtral"
-    family = "pixtral" if pixtral else str(settings.config["model_type"])
+    family = find_family(settings.config)
+    layout = LAYOUTS[family.layout](settings)
     if not settings.image_processor:
         raise ModelLoadError(
             f"{folder} has no preprocessor_config.json, which says how images are processed"
         )
     kept = {name: value for name, value in settings.image_processor.items() if name not in _NAMES}
-    return ImageModel(family, layout, kept)
+    return ImageModel(family.processor, layout, kept)

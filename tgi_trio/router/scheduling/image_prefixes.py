@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from tgi_trio.model.image_rules import Sight
+from tgi_trio.model.image_families import Sight
 from tgi_trio.router.request import Request
 from tgi_trio.router.scheduling.sequence import Sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tgi_trio.model.image_rules import Sight
+from tgi_trio.model.image_families import Sight
 
 
 @dataclass(frozen=True)

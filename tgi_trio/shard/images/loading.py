@@ -9,10 +9,9 @@ import os
 from collections.abc import Set
 from pathlib import Path
 
-from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
-from tgi_trio.shard.images.families import TEXT_PARTS
+from tgi_trio.model.image_families import find_family
 from tgi_trio.shard.images.features import ImageEncoder
 from tgi_trio.shard.machine.cores import running_on, usable_cores
 from tgi_trio.shard.machine.device import CPU, choose_device
@@ -26,14 +25,10 @@ def load_encoder(settings: ShardSettings, cores: Set[int]) -> ImageEncoder:
     """Load the tower of the model in `settings.model_path`.
 
     `cores`: where it may compute on a CPU, whatever this thread is bound to by then. Raises
-    ModelLoadError for a model whose images are not computed, and as `load_tower` does.
+    ModelLoadError as `find_family` and `load_tower` do.
     """
     config = read_config(settings.model_path)
-    if config.model_type not in TEXT_PARTS:
-        raise ModelLoadError(
-            f"Images of model type {config.model_type!r} are not computed, only those of "
-            f"{', '.join(sorted(TEXT_PARTS))}."
-        )
+    find_family(config.values)
     device = choose_device(settings.device, settings.rank, settings.world_size)
     on_cpu = device == CPU
     dtype = compute_dtype(settings.dtype, config, on_cpu=on_cpu)

@@ -17,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.image_families import IMAGE_FAMILIES
 from tgi_trio.shard.checkpoint.container import Container, find_tensor
 from tgi_trio.shard.checkpoint.formats.plain import number_type
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
-from tgi_trio.shard.images.families import TEXT_PARTS, spellings
 from tgi_trio.shard.images.features import Bundle, ImageFeatures
 from tgi_trio.shard.images.normalising import Normalising
+from tgi_trio.shard.images.spellings import spellings
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
@@ -81,7 +82,7 @@ def load_tower(
     Raises ModelLoadError where transformers cannot build it, or a tensor of it is missing.
     """
     normalising = Normalising.read(folder)
-    model = _build(folder, TEXT_PARTS[model_type])
+    model = _build(folder, IMAGE_FAMILIES[model_type].text_part)
     files = SafetensorsFiles(folder)
     try:
         _fill(model, files, device, dtype)

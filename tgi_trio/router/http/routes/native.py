@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tgi_trio.errors import TgiTrioError
 from tgi_trio.router.http.call import Call, Reply, Route
-from tgi_trio.router.http.deadlines import validate_request
+from tgi_trio.router.http.deadlines import refuse_image, validate_request
 from tgi_trio.router.http.generation import (
     Result,
     check_batch_size,
@@ -68,9 +68,16 @@ def queries_of(call: Call, request: AnyRequest) -> list[str]:
 
 
 def find_images(call: Call, query: str) -> Prompt:
-    """Return a prompt whose links to images are found; text for a model that sees none."""
+    """Return a prompt whose links to images are found; text for a model that sees none.
+
+    Raises ValidationError for images that a model sees and is not shown.
+    """
     images = call.engine.images
-    found = None if images is None else ImagePrompt.parse(query, images.layout.around)
+    if images is None and call.engine.model.unserved_images is None:
+        return query
+    found = ImagePrompt.parse(query, ("", "") if images is None else images.layout.around)
+    if found is not None and images is None:
+        refuse_image(call, found.links[0])
     return query if found is None else found
 
 

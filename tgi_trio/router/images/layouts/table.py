@@ -1,4 +1,4 @@
-"""Which family of models lays images out in which way."""
+"""The ways in which images are laid out, by the names that `model.image_families` has of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tgi_trio.router.images.layouts.pinpoints import lay_out_llava_next
 from tgi_trio.router.images.layouts.rows import lay_out_pixtral
 from tgi_trio.router.images.layouts.tiles import lay_out_idefics2, lay_out_idefics3
 
-# By `model_type` of config.json.
 LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "gemma3": lay_out_gemma3,
     "gemma4": lay_out_gemma4,
@@ -21,22 +20,7 @@ LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
     "idefics3": lay_out_idefics3,
     "llava": lay_out_llava,
     "llava_next": lay_out_llava_next,
-    "mistral3": lay_out_pixtral,
     "paligemma": lay_out_paligemma,
-    "qwen2_5_vl": lay_out_qwen,
-    "qwen2_vl": lay_out_qwen,
-    "qwen3_5": lay_out_qwen,
-    "qwen3_vl": lay_out_qwen,
-    "smolvlm": lay_out_idefics3,
+    "pixtral": lay_out_pixtral,
+    "qwen": lay_out_qwen,
 }
-
-
-def find_layout(settings: ImageSettings) -> ImageLayout | None:
-    """Return a model's layout, None for a family that has none; raises ModelLoadError.
-
-    Pixtral calls itself `llava`, with a tower of its own.
-    """
-    if settings.vision.get("model_type") == "pixtral":
-        return lay_out_pixtral(settings)
-    family = LAYOUTS.get(str(settings.config.get("model_type")))
-    return family(settings) if family else None

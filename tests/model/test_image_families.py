@@ -1,0 +1,46 @@
+"""The families whose images are served: what the router has of each, and what the shard has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.shard.images.images_support import FAMILIES
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.images.processors import PROCESSORS
+from tgi_trio.launcher import find_images
+from tgi_trio.model.image_families import IMAGE_FAMILIES, find_family
+from tgi_trio.router.images.layouts.table import LAYOUTS
+
+UNBUILT = {"gemma4"}  # layouts whose tower is not built
+
+
+def test_router_and_shard_have_the_same_families() -> None:
+    rows = IMAGE_FAMILIES.values()
+    assert {row.layout for row in rows} == LAYOUTS.keys() - UNBUILT
+    assert {row.processor for row in rows} == PROCESSORS.keys() - UNBUILT
+    assert set(FAMILIES) == IMAGE_FAMILIES.keys(), "each is held to transformers' whole model"
+
+
+def test_pixtral_is_known_by_its_tower() -> None:
+    pixtral = {"model_type": "llava", "vision_config": {"model_type": "pixtral"}}
+    assert find_family(pixtral) is IMAGE_FAMILIES["pixtral"]
+    assert find_family({"model_type": "llava"}) is IMAGE_FAMILIES["llava"]
+
+
+@pytest.mark.parametrize("kind", ["aya_vision", "llama"])
+def test_others_are_refused_by_name(kind: str) -> None:
+    why = rf"'{kind}' has no vision tower here; images of gemma3, .*, smolvlm are"
+    with pytest.raises(ModelLoadError, match=why):
+        find_family({"model_type": kind})
+
+
+def test_a_server_knows_why_it_shows_none(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama"}))
+    assert find_images(tmp_path) == (None, None)
+    config.write_text(json.dumps({"model_type": "aya_vision", "vision_config": {"depth": 1}}))
+    model, why = find_images(tmp_path)
+    assert model is None and why is not None and "model type 'aya_vision'" in why

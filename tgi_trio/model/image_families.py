@@ -1,0 +1,69 @@
+"""The families of models whose images are served: one table, for the router and for the shard.
+
+A row says how an image is written into a prompt, what makes its pixels, where the tower is, and
+what images change of how the text attends. No torch in this file: the router asks.
+
+Sources: transformers' processors, the mask functions of its `modeling_*.py`, its `get_rope_index`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from tgi_trio.errors import ModelLoadError
+
+# Which tokens of a prompt with images see one another both ways, and so are computed in one step.
+#   causal: none; each sees those before it
+#   image:  the feature tokens of each image
+#   prompt: all of the prompt
+Sight = Literal["causal", "image", "prompt"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFamily:
+    """How one family takes images."""
+
+    layout: str  # a row of `router.images.layouts.table.LAYOUTS`
+    processor: str  # a row of `images.processors.PROCESSORS`
+    # Of transformers' class: the module that writes the text, which is ours to compute. What is
+    # left of the class without it is the tower.
+    text_part: str = "language_model"
+    sight: Sight = "causal"
+    turns: bool = False  # tokens have rotary positions by row and column of their image
+
+
+_QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
+
+# By `model_type` of config.json.
+IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
+    "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
+    "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
+    "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
+    "llava": ImageFamily("llava", "llava"),
+    "llava_next": ImageFamily("llava_next", "llava_next"),
+    "mistral3": ImageFamily("pixtral", "pixtral"),
+    "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
+    "pixtral": ImageFamily("pixtral", "pixtral"),  # calls itself llava
+    "qwen2_5_vl": _QWEN,
+    "qwen2_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "smolvlm": ImageFamily("idefics3", "smolvlm", text_part="text_model"),
+}
+
+
+def find_family(config: Mapping[str, Any]) -> ImageFamily:
+    """Return the row of a model; `config`: its config.json.
+
+    Raises ModelLoadError for a model type that has none.
+    """
+    kind, vision = config.get("model_type"), config.get("vision_config")
+    tower = vision.get("model_type") if isinstance(vision, Mapping) else None
+    name = "pixtral" if kind == "llava" and tower == "pixtral" else str(kind)
+    if name not in IMAGE_FAMILIES:
+        raise ModelLoadError(
+            f"model type {kind!r} has no vision tower here; images of "
+            f"{', '.join(sorted(IMAGE_FAMILIES))} are"
+        )
+    return IMAGE_FAMILIES[name]
