@@ -201,7 +201,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
                 "folder or repository of what guesses: heads, or a smaller model",
                 "the heads of the model, else the text so far",
             ),
-            Flag("feature-memory", "int", "bytes of images' features kept for who asks again"),
+            Flag("feature-memory", "bytes", "for features of images that may be asked about again"),
             Flag("image-memory", "bytes", "for pixels of images, shared with the shard"),
             Flag("watermark-gamma", "ratio", "share of the vocabulary that a watermark prefers"),
             Flag("watermark-delta", "ratio", "what it adds to their logits"),

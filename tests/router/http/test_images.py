@@ -156,6 +156,18 @@ async def test_a_model_whose_images_are_not_served_says_which_are() -> None:
     assert len(engine.submitted) == 1
 
 
+async def test_parts_that_are_not_read_are_named_with_those_that_are() -> None:
+    engine = FakeEngine(lambda prompt: "Hi")
+    sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    async with served(engine) as server:
+        client = await server.connect()
+        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, sound]}]}
+        answer = await client.post("/v1/chat/completions", body)
+    assert answer.status == 422
+    assert "messages[0].content: parts of type `input_audio` are not read, only" in answer.text
+    assert "only `text` and `image_url`" in answer.text
+
+
 async def refusal(client: Client, url: str) -> str:
     answer = await client.post("/generate", {"inputs": f"![]({url})"})
     assert answer.status == 422, (url[:80], answer.text)

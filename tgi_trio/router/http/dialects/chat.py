@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,8 @@ from tgi_trio.router.images.links import ImageLink, Piece
 from tgi_trio.router.text.chat_template import ChatTemplate
 from tgi_trio.router.text.tools.functions import Function
 from tgi_trio.router.text.turns import PastCall, Turn
+
+_SHOWN: Final = 60  # characters of an unknown type that its refusal repeats
 
 
 def to_conversation(call: Call, request: schema.ChatRequest) -> Conversation:
@@ -158,6 +160,11 @@ def _piece_of(chunk: schema.MessageChunk, i: int) -> Piece:
         if chunk.image_url is None:
             raise schema.invalid_value(f"messages[{i}].content", "an image needs `image_url`")
         return ImageLink(chunk.image_url.url, f"messages[{i}]")
+    if chunk.type != "text":
+        raise schema.invalid_value(
+            f"messages[{i}].content",
+            f"parts of type `{chunk.type[:_SHOWN]}` are not read, only `text` and `image_url`",
+        )
     if chunk.text is None:
         raise schema.invalid_value(f"messages[{i}].content", "a text part needs `text`")
     return chunk.text

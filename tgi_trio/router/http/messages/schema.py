@@ -96,10 +96,14 @@ class Url(Struct):
     url: str
 
 
+CHUNK_TYPES = ("text", "image_url", "thinking")
+
+
 class MessageChunk(Struct):
     """A part of a message's content."""
 
-    type: Literal["text", "image_url", "thinking"]
+    # Of another type is refused where it is read, by a sentence that says what is served.
+    type: Annotated[str, Meta(extra_json_schema={"enum": list(CHUNK_TYPES)})]
     text: str | None = None
     image_url: Url | None = None
     thinking: str | None = None  # what a model thought in an earlier turn, as Mistral's have it
