@@ -22,6 +22,7 @@ from tgi_trio.router.images.policy import parse_policy
 pytestmark = pytest.mark.trio
 
 IMAGE = encode(noise(2 * UNIT, 3 * UNIT))  # 6 tokens
+LARGE = encode(noise(8 * UNIT, 8 * UNIT))  # 64 tokens, 150 kB
 OTHER = encode(noise(UNIT, 2 * UNIT), "JPEG")  # 2 tokens
 
 
@@ -102,6 +103,49 @@ async def test_texts_and_images_keep_their_order_in_every_dialect() -> None:
         rendered = engine.metrics.render().decode()
     assert "tgi_image_count 9\n" in rendered  # of /chat_tokenize and counts as well
     assert "tgi_image_cache_hits 7\n" in rendered
+
+
+async def test_large_images_are_cut_out_of_bodies_in_every_dialect() -> None:
+    url, mime = data_url(LARGE), "image/png"
+    source = {"type": "base64", "media_type": mime, "data": base64.b64encode(LARGE).decode()}
+    said = [{"role": "user", "content": [part(LARGE)]}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": said, "max_tokens": 5},
+        "/v1/messages": {
+            "model": "tgi",
+            "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
+            "max_tokens": 5,
+        },
+        "/v1/responses": {
+            "model": "tgi",
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}],
+        },
+        "/generate": {"inputs": f"![]({url})"},
+        "/": {"inputs": [f"![]({url})"], "parameters": {"return_full_text": True}},
+        "/vertex": {"instances": [{"inputs": f"![]({url})"}, {"messages": said}]},
+        "/invocations": {"inputs": f"![]({url})"},
+        "/chat_tokenize": {"messages": said},
+    }
+    async with seeing_engine() as engine, served(engine) as server:
+        client = await server.connect()
+        keys: set[bytes] = set()
+        for path, body in bodies.items():
+            answer = await client.post(path, body)
+            assert answer.status == 200, (path, answer.text)
+            keys |= {image.key for image in engine.submitted[-1].images}
+            assert [tokens for _, tokens in seen(engine)] == [64], path
+            if path == "/":
+                assert answer.json()[0]["generated_text"] == f"![]({url})Hi"
+                assert answer.headers["x-compute-characters"] == str(len(url) + 5)
+        assert len(keys) == 1
+        text = {"type": "text", "text": url}  # as text it stays what it is, and is too long
+        answer = await client.post(
+            "/v1/chat/completions", {"messages": [said[0] | {"content": [text]}]}
+        )
+        assert answer.status == 422 and f"Given: {len(url) + 17}" in answer.text
+        broken = url.replace("A", "-")
+        answer = await client.post("/generate", {"inputs": f"![]({broken})"})
+        assert answer.status == 422 and "base64 encoding is invalid" in answer.text
 
 
 async def test_truncation_leaves_images_whole_or_out() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import random
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.images.data_urls import decode_data_url
+from tgi_trio.router.images.data_urls import EncodedImage, decode_data_url
 from tgi_trio.router.images.links import ImageLink, split_text
 
 MOST = 1000
@@ -41,7 +43,7 @@ def test_no_letter_is_lost(text: str) -> None:
 @given(st.binary(max_size=MOST))
 def test_data_urls_carry_any_bytes(data: bytes) -> None:
     url = "data:image/png;base64," + base64.b64encode(data).decode()
-    assert decode_data_url(url, MOST) == data
+    assert trio.run(decode_data_url, url, MOST) == data
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,10 @@ def test_data_urls_carry_any_bytes(data: bytes) -> None:
         ("data:image/png;charset=x;base64,AAAA", "invalid image content"),
         ("data:image/png;base64,AAA", "base64 encoding is invalid"),
         ("data:image/png;base64,AA A", "base64 encoding is invalid"),
+        ("data:image/png;base64,AA\\/A", "base64 encoding is invalid"),
+        ('data:image/png;base64,AAAA"', "base64 encoding is invalid"),
+        ("data:image/png;base64,A===", "base64 encoding is invalid"),
+        ("data:image/png;base64,\ud800AAA", "base64 encoding is invalid"),
         ("data:image/png;base64,ÄÄÄÄ", "base64 encoding is invalid"),
         ("file:///etc/passwd", "invalid image content: file:///etc/passwd"),
         ("data:image/png;base64," + "A" * 1336, "Image size 1002 bytes exceeds maximum allowed"),
@@ -62,5 +68,34 @@ def test_data_urls_carry_any_bytes(data: bytes) -> None:
 )
 def test_what_is_not_a_data_url_is_refused(url: str, words: str) -> None:
     with pytest.raises(ValidationError, match=words.replace("+", r"\+")) as caught:
-        decode_data_url(url, MOST)
+        trio.run(decode_data_url, url, MOST)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "letters", [{}, {"/": "\\/"}, {"+": "\\u002B", "/": "\\u002f", "=": "\\u003d"}]
+)
+def test_base64_is_read_as_any_json_writer_escapes_it(letters: dict[str, str]) -> None:
+    data = random.Random(0).randbytes(150_001)
+    written = base64.b64encode(data).decode()
+    for letter, escaped in letters.items():
+        written = written.replace(letter, escaped)
+    body = f'{{"url": "{written}"}}'.encode()
+    image = EncodedImage(body, body.index(b'": "') + 4, len(body) - 2)
+    assert image.text() == base64.b64encode(data).decode()
+    assert trio.run(image.decode, len(data)) == data == trio.run(image.decode, len(data))
+    assert image.length == len(written)
+    with pytest.raises(ValidationError, match="exceeds maximum allowed size of 150000 bytes"):
+        trio.run(EncodedImage(body, body.index(b'": "') + 4, len(body) - 2).decode, 150_000)
+
+
+@pytest.mark.parametrize("written", [b"AA\\", b"AA\\qA", b"AA\nA", b"AA\xffA", b"A\\ud800A"])
+def test_what_json_does_not_escape_so_is_no_base64(written: bytes) -> None:
+    with pytest.raises(ValidationError, match="base64 encoding is invalid"):
+        trio.run(EncodedImage(b'"%b"' % written, 1, len(written) + 1).decode, MOST)
+
+
+def test_padding_ends_base64_wherever_it_is_cut_into_slices() -> None:
+    url = "data:image/png;base64," + "AA==" * 40_000
+    with pytest.raises(ValidationError, match="base64 encoding is invalid"):
+        trio.run(decode_data_url, url, 200_000)

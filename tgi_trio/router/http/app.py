@@ -26,6 +26,7 @@ from werkzeug.exceptions import HTTPException
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.dispatch import Cors, RequestIds, answer, to_rejection, unrouted
 from tgi_trio.router.http.engine_api import EngineApi
+from tgi_trio.router.http.messages.body_images import CutBody, cut_images
 from tgi_trio.router.http.messages.problems import (
     BodyRejected,
     internal,
@@ -144,19 +145,27 @@ class HttpRequest(TrioASGIHTTPConnection):
         """Read the body and have `route` answer; `path` is what the route's path leaves open."""
         self._route = route
         try:
-            body = await self._read_body()
+            cut = await self._read_cut(route)  # a body of megabytes is not kept for the answer
         except BodyRejected as error:
             return to_rejection(error, route.dialect, self.request_id)
         finally:
             self._end_reading()
-        return await answer(route, self._call(body, path))
+        return await answer(route, self._call(cut, path))
 
-    def _call(self, body: bytes, path: Mapping[str, str] | None) -> Call:
+    async def _read_cut(self, route: Route) -> CutBody:
+        """Return the body, without its large images where there may be some; raises as below."""
+        body = await self._read_body()
+        if not route.images or self.app.engine.images is None:
+            return CutBody(body)
+        return cut_images(body)
+
+    def _call(self, cut: CutBody, path: Mapping[str, str] | None) -> Call:
         return Call(
             engine=self.app.engine,
             settings=self.app.http,
             headers=self.headers,
-            body=body,
+            body=cut.body,
+            cut=cut,
             request_id=self.request_id,
             received=self.began,
             resources=self.resources,

@@ -10,6 +10,7 @@ from typing import Any
 
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
+from tgi_trio.router.http.messages.body_images import UNCUT, CutBody
 from tgi_trio.router.http.messages.error_shapes import NATIVE, ErrorShape
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
@@ -44,10 +45,11 @@ class Call:
     engine: EngineApi
     settings: HttpSettings
     headers: dict[bytes, bytes]  # names in lower case
-    body: bytes
+    body: bytes  # without its large images, where the route takes some
     request_id: str
     received: float  # trio clock, seconds
     resources: ExitStack
+    cut: CutBody = UNCUT  # the images of its body
     path: Mapping[str, str] = field(default_factory=dict)  # what the route's path leaves open
     generations: list[Timings] = field(default_factory=list)  # of all that were queued
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
@@ -77,3 +79,4 @@ class Route:
     handler: Handler
     protected: bool = True  # asks for the API key when there is one
     dialect: ErrorShape = NATIVE  # how its errors are told
+    images: bool = False  # its bodies may hold images, each of them as large as a photo

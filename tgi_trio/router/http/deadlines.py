@@ -70,6 +70,7 @@ async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
     """Return a prompt with all tokens of its images; raises ValidationError."""
     if call.engine.images is None:
         refuse_image(call, prompt.links[0])
+    prompt = call.cut.restore(prompt)
     return await call.engine.images.read(prompt, call.engine.limits.max_input_tokens)
 
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.errors import ModelLoadError, PromptTooLong, TgiTrioError, ValidationError
-from tgi_trio.router.images.data_urls import decode_data_url
+from tgi_trio.router.images.data_urls import decode_data_url, find_base64
 from tgi_trio.router.images.image_prompt import (
     ExpandedPrompt,
     ImagePrompt,
@@ -85,6 +85,7 @@ class ImageReader:
         self._metrics = metrics
         self._limits = limits
         self._fetching = trio.CapacityLimiter(_FETCHES)
+        self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
         self._salt = hashlib.sha256(processed_as.encode()).digest()
 
     async def read(self, prompt: ImagePrompt, max_input_tokens: int) -> ExpandedPrompt:
@@ -132,7 +133,7 @@ class ImageReader:
         return [found[i] for i in range(len(links))]
 
     async def _see(self, link: ImageLink) -> SeenImage:
-        data = await self._load(link.url)
+        data = await self._load(link)
         key = await _in_thread(len(data), lambda: hashlib.sha256(self._salt + data).digest())
         hit, began = self._store.knows(key), trio.current_time()
         known = await self._store.look_at(key, data)
@@ -142,11 +143,15 @@ class ImageReader:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
         return SeenImage(data, key, known.size, known.nbytes)
 
-    async def _load(self, url: str) -> bytes:
+    async def _load(self, link: ImageLink) -> bytes:
         """Return an image's bytes; raises ValidationError."""
+        url, most = link.url, self._limits.max_image_fetch_size
         if url.startswith("data:") or ":" not in url:
-            most = self._limits.max_image_fetch_size
-            return await _in_thread(len(url), lambda: decode_data_url(url, most))
+            find_base64(url)
+            async with self._decoding:
+                if link.encoded is not None:
+                    return await link.encoded.decode(most)
+                return await decode_data_url(url, most)
         async with self._fetching:
             began = trio.current_time()
             data = await self._fetcher.fetch(url)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tgi_trio.router.images.data_urls import EncodedImage
+
 _BEGIN: Final = "![]("
 _END: Final = ")"
 
@@ -15,6 +17,7 @@ class ImageLink:
 
     url: str
     where: str = "the prompt"  # of a request, for messages
+    encoded: EncodedImage | None = None  # of a data URL, whose own base64 is a mark then
 
 
 Piece = str | ImageLink

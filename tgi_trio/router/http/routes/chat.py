@@ -184,6 +184,6 @@ def _logprobs(result: Result, shown: Shown) -> bytes:
 
 
 ROUTES = (
-    Route("POST", "/v1/chat/completions", chat_completions, dialect=OPENAI),
-    Route("POST", "/chat_tokenize", chat_tokenize, protected=False),
+    Route("POST", "/v1/chat/completions", chat_completions, dialect=OPENAI, images=True),
+    Route("POST", "/chat_tokenize", chat_tokenize, protected=False, images=True),
 )

@@ -59,6 +59,6 @@ async def count_tokens(call: Call) -> Reply:
 
 
 ROUTES = (
-    Route("POST", "/v1/messages", messages, dialect=ANTHROPIC),
-    Route("POST", "/v1/messages/count_tokens", count_tokens, dialect=ANTHROPIC),
+    Route("POST", "/v1/messages", messages, dialect=ANTHROPIC, images=True),
+    Route("POST", "/v1/messages/count_tokens", count_tokens, dialect=ANTHROPIC, images=True),
 )

@@ -139,24 +139,32 @@ async def _whole(
 ) -> Reply:
     call.engine.metrics.inc("tgi_request_count")
     details = parameters.details or parameters.decoder_input_details
+    characters = sum(map(call.cut.count, queries))
+    prefixes = _prefixes(call, queries, parameters)
     groups = await generate_all(call, queries, parameters, keep=details)
     answers: list[bytes] = []
-    for query, (best, *losers) in zip(queries, groups, strict=True):
-        prefix = query if parameters.return_full_text else ""
+    for prefix, (best, *losers) in zip(prefixes, groups, strict=True):
         answer = b'{"generated_text":%b' % text_json(prefix + best.outcome.text)
         if details:
             answer += b',"details":%b' % _details(call, best, losers, prefix)
         answers.append(answer + b"}")
-    headers = timing_headers(call, sum(map(len, queries)), [best for best, *_ in groups])
+    headers = timing_headers(call, characters, [best for best, *_ in groups])
     return Reply(b"[%b]" % b",".join(answers) if array else answers[0], headers=headers)
+
+
+def _prefixes(call: Call, queries: list[str], parameters: schema.GenerateParameters) -> list[str]:
+    """Return what stands in front of the text of each query's answers."""
+    if not parameters.return_full_text:
+        return [""] * len(queries)
+    return [call.cut.write_out(query) for query in queries]
 
 
 async def _stream(call: Call, request: AnyRequest, parameters: schema.GenerateParameters) -> Reply:
     """Return the stream; like TGI, with status 200 and an error event when it cannot begin."""
     call.engine.metrics.inc("tgi_request_count")
     queries = queries_of(call, request)
-    characters = sum(map(len, queries))
-    prefixes = queries if parameters.return_full_text else [""] * len(queries)
+    characters = sum(map(call.cut.count, queries))
+    prefixes = _prefixes(call, queries, parameters)
     events: list[NativeEvents]
     if isinstance(request.inputs, str):
         events = [NativeEvents(prefixes[0], parameters.details)]
@@ -218,7 +226,7 @@ def _tops(result: Result) -> bytes:
 
 
 ROUTES = (
-    Route("POST", "/", compat),
-    Route("POST", "/generate", generate),
-    Route("POST", "/generate_stream", generate_stream),
+    Route("POST", "/", compat, images=True),
+    Route("POST", "/generate", generate, images=True),
+    Route("POST", "/generate_stream", generate_stream, images=True),
 )

@@ -66,4 +66,4 @@ def _told_tokens(call: Call, request: schema.ResponsesRequest) -> ToldTokens | N
     return ToldTokens(LogprobWriter(call.engine.tokenizer))
 
 
-ROUTES = (Route("POST", "/v1/responses", responses, dialect=RESPONSES),)
+ROUTES = (Route("POST", "/v1/responses", responses, dialect=RESPONSES, images=True),)

@@ -26,4 +26,4 @@ async def invocations(call: Call) -> Reply:
     return await _HANDLERS[type(body)](call)
 
 
-ROUTES = (Route("POST", "/invocations", invocations),)
+ROUTES = (Route("POST", "/invocations", invocations, images=True),)

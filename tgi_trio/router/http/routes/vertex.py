@@ -57,10 +57,10 @@ def vertex_routes(http: HttpSettings) -> tuple[Route, ...]:
     """Return the routes that Vertex AI asks for, where it wants them."""
     found: list[Route] = []
     if http.predict_route is not None:
-        found.append(Route("POST", http.predict_route, predict))
+        found.append(Route("POST", http.predict_route, predict, images=True))
     if http.health_route is not None:
         found.append(Route("GET", http.health_route, health, protected=False))
     return tuple(found)
 
 
-ROUTES = (Route("POST", "/vertex", predict),)
+ROUTES = (Route("POST", "/vertex", predict, images=True),)
