@@ -47,7 +47,7 @@ def test_beside_modules_there_are_the_model_the_page_and_the_marker_of_types() -
 
 
 # What nothing uses yet. Whoever uses one takes it off the list.
-BEGUN = ["shard.torch_backend.states.mamba1", "shard.torch_backend.states.recurrent_gate"]
+BEGUN = ["shard.torch_backend.states.recurrent_gate"]
 
 
 def test_every_module_is_used_by_another_or_is_a_program() -> None:

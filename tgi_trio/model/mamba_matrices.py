@@ -5,15 +5,17 @@ from __future__ import annotations
 from tgi_trio.model.matrices import (
     LinearPiece,
     LinearRef,
+    Mamba1Refs,
     Mamba2Refs,
     MatrixRef,
     Split,
     TensorRef,
     run_of,
     split_inputs,
+    split_outputs,
     whole_units,
 )
-from tgi_trio.model.mixers import Mamba2
+from tgi_trio.model.mixers import Mamba1, Mamba2
 
 
 def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:
@@ -62,4 +64,37 @@ def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:
         if mixer.norm == "none"
         else TensorRef(f"{place}.norm.weight", (width,), run_of("heads", heads, size)),
         output=split_inputs(output, run_of("heads", heads, size)),
+    )
+
+
+def mamba1_refs(mixer: Mamba1, place: str, hidden: int) -> Mamba1Refs:
+    """Return what a `Mamba1` at `place`, between hidden states [hidden], is made of."""
+    channels, state, rank = mixer.channels, mixer.state_dim, mixer.step_rank
+
+    def name(part: str, what: str = "weight") -> str:
+        return f"{place}.{part}.{what}"
+
+    def bias(part: str) -> str:
+        return name(part, "bias") if mixer.bias else ""
+
+    own = run_of("channels", channels)
+    inner = MatrixRef(name("in_proj"), 2 * channels, hidden, bias("in_proj"))
+    halves = (own, run_of("channels", channels, first=channels))
+    selection = MatrixRef(name("x_proj"), rank + 2 * state, channels)
+    sizes = (("dt", rank), ("b", state), ("c", state)) if mixer.norm == "weighted" else ()
+    return Mamba1Refs(
+        inner=LinearRef(tuple(LinearPiece(inner, half, whole_units(hidden)) for half in halves)),
+        kernel=TensorRef(name("conv1d"), (channels, 1, mixer.taps), own),
+        bias=TensorRef(name("conv1d", "bias"), (channels,), own)
+        if mixer.convolution_bias
+        else None,
+        selection=split_inputs(selection, own),
+        norms=tuple(
+            TensorRef(name(f"{part}_layernorm"), (size,), whole_units(size)) for part, size in sizes
+        ),
+        step=split_outputs(MatrixRef(name("dt_proj"), channels, rank), "channels"),
+        step_bias=TensorRef(name("dt_proj", "bias"), (channels,), own),
+        rate=TensorRef(f"{place}.A_log", (channels, state), own),
+        skip=TensorRef(f"{place}.D", (channels,), own),
+        output=split_inputs(MatrixRef(name("out_proj"), hidden, channels, bias("out_proj")), own),
     )

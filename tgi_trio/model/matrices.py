@@ -205,7 +205,23 @@ class Mamba2Refs:
     output: LinearRef
 
 
-MixerRefs: TypeAlias = ConvolutionRefs | DeltaRuleRefs | Mamba2Refs
+@dataclass(frozen=True, slots=True)
+class Mamba1Refs:
+    """A `Mamba1`."""
+
+    inner: LinearRef  # rows of x, of gates
+    kernel: TensorRef  # [channels, 1, taps]
+    bias: TensorRef | None  # [channels]
+    selection: LinearRef  # rows of what steps of time are made of, of b, of c
+    norms: tuple[TensorRef, ...]  # [step_rank], [state_dim] twice: of these; or none
+    step: LinearRef
+    step_bias: TensorRef  # [channels]
+    rate: TensorRef  # [channels, state_dim], logarithms
+    skip: TensorRef  # [channels]
+    output: LinearRef
+
+
+MixerRefs: TypeAlias = ConvolutionRefs | DeltaRuleRefs | Mamba2Refs | Mamba1Refs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Final
 
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.delta_rule_matrices import delta_rule_refs
-from tgi_trio.model.mamba_matrices import mamba2_refs
+from tgi_trio.model.mamba_matrices import mamba1_refs, mamba2_refs
 from tgi_trio.model.matrices import (
     ConvolutionRefs,
     LinearPiece,
@@ -25,12 +25,12 @@ from tgi_trio.model.matrices import (
     split_inputs,
     whole_units,
 )
-from tgi_trio.model.mixers import DeltaRule, Mamba2, Mixer, ShortConvolution
+from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, ShortConvolution
 
 # The fields that are read of them: what backends that have the kinds need not look at.
 FIELDS: Final[Claims] = {
     f"{kind.__name__}.{field.name}": ANY
-    for kind in (ShortConvolution, DeltaRule, Mamba2)
+    for kind in (ShortConvolution, DeltaRule, Mamba2, Mamba1)
     for field in fields(kind)
 }
 
@@ -41,6 +41,8 @@ def mixer_refs(mixer: Mixer, place: str, hidden: int) -> MixerRefs:
         return delta_rule_refs(mixer, place, hidden)
     if isinstance(mixer, Mamba2):
         return mamba2_refs(mixer, place, hidden)
+    if isinstance(mixer, Mamba1):
+        return mamba1_refs(mixer, place, hidden)
     return _convolution(mixer, place, hidden)
 
 

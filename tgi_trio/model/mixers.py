@@ -116,7 +116,34 @@ class Mamba2:
         )
 
 
-Mixer: TypeAlias = ShortConvolution | DeltaRule | Mamba2
+@dataclass(frozen=True, slots=True)
+class Mamba1:
+    """A state space with a decay per channel and number of its state, see `states/mamba1.py`.
+
+    Steps of time, b and c are made of what has passed the convolution; steps in two linears, with
+    `step_rank` numbers between them.
+    """
+
+    channels: int
+    state_dim: int
+    step_rank: int
+    taps: int  # of the convolution
+    # Of those numbers, of b and of c: an RMS norm without weights (Falcon Mamba), or with (Jamba).
+    norm: Literal["none", "plain", "weighted"] = "none"
+    norm_eps: float = 1e-6
+    convolution_bias: bool = True
+    bias: bool = False  # of the first linear and of the last
+
+    def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
+        """Return what a rank keeps: numbers per channel, and the convolution's last inputs."""
+        channels = self.channels // ranks
+        return (
+            StateShape("recurrence", (channels, self.state_dim), "float32"),
+            StateShape("tail", (self.taps - 1, channels), "model"),
+        )
+
+
+Mixer: TypeAlias = ShortConvolution | DeltaRule | Mamba2 | Mamba1
 
 
 def _kv_share(count: int, ranks: int) -> int:

@@ -86,7 +86,7 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
 
 
 def _kv_head_share(count: int, rank: int, ranks: int) -> slice:
-    if count >= ranks or ranks % count:
+    if count >= ranks or not count or ranks % count:
         return even_share(count, "key-value heads", rank, ranks)
     index = rank * count // ranks
     return slice(index, index + 1)

@@ -89,6 +89,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "linear_num_heads": 4,
     },
     "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
     "nemotron_h": {
         "num_hidden_layers": ABSENT,

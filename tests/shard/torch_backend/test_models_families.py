@@ -303,7 +303,7 @@ def test_two_scales_of_rotation(checkpoint: Checkpoint, original: int) -> None:
 
 # --- models outside the table -------------------------------------------------------------------
 
-ELSEWHERE = {"bart", "mamba", "mamba2"}  # have tests of their own
+ELSEWHERE = {"bart"}  # has tests of its own
 OUTSIDE = [
     *((family, way, {}) for family, way in THROUGH_TRANSFORMERS.items()),
     # Variants that their family's function declines.
@@ -322,22 +322,6 @@ def test_through_transformers(
     checkpoint: Checkpoint, family: str, way: str, changes: dict[str, Any]
 ) -> None:
     _check(checkpoint(family, **changes), f"transformers, {way}")
-
-
-@pytest.mark.parametrize("family", ["mamba", "mamba2"])
-def test_a_state_that_takes_one_token_at_a_time(checkpoint: Checkpoint, family: str) -> None:
-    """Mamba's scan and its step round differently, so it is measured against its own steps."""
-    folder = checkpoint(family)
-    runner, recorder = load(folder)
-    assert runner.info.backend == "transformers, cached"
-    rows = sequences(PROMPTS, new=NEW)
-    run(runner, rows, chunk=20, joins=2)
-    golden = Golden(folder)
-    for row in rows:
-        tokens, logits = golden.greedy(PROMPTS[row.id], NEW)
-        assert generated(row) == tokens
-        ours = recorder.logits(row.id)
-        torch.testing.assert_close(ours, logits, atol=1e-4, rtol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

@@ -318,6 +318,27 @@ NEMOTRON_H = Names(
     shared_expert="mixer.shared_experts.",
 )
 
+JAMBA = replace(
+    BAMBA,
+    router="feed_forward.router",
+    experts="feed_forward.experts.{}.",
+    expert_gate="gate_proj",
+    expert_up="up_proj",
+    expert_down="down_proj",
+)
+
+# Every layer is a mixer behind a norm.
+MAMBA = Names(
+    base="backbone.",
+    embedding="backbone.embeddings",
+    layer="backbone.layers.{}.",
+    final_norm="backbone.norm_f",
+    attention_norm="norm",
+    output="",
+    down="",
+    mixer="mixer",
+)
+
 DBRX = Names(
     base="transformer.",
     embedding="transformer.wte",

@@ -72,6 +72,10 @@ FAMILIES: dict[str, SpecFunction] = {
     "granitemoehybrid": state_spaces.granite_hybrid,
     "nemotron_h": state_spaces.nemotron_h,
     "bamba": state_spaces.bamba,
+    "jamba": state_spaces.jamba,
+    "mamba": state_spaces.mamba,
+    "mamba2": state_spaces.mamba2,
+    "falcon_mamba": state_spaces.falcon_mamba,
     "qwen3_next": linear_attention.qwen3_next,
     "qwen3_5_text": linear_attention.qwen3_5,
     "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
@@ -112,10 +116,7 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
     "codegen": "cached",
     "falcon_h1": "cached",  # a state beside its attention, as the next ones have
-    "jamba": "cached",
     "llama4_text": "cached",
-    "mamba": "cached",
-    "mamba2": "cached",
     "vaultgemma": "paged",
     "recurrent_gemma": "recompute",  # a state that is the module's own
 }

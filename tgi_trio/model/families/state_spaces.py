@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
-from tgi_trio.model.mixers import Mamba2
+from tgi_trio.model.mixers import Mamba1, Mamba2, Mixer
 from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
 # What configs call a layer, and what it is; the letters are Nemotron's pattern's.
 _KINDS: Final[Mapping[str, str]] = {
@@ -127,6 +127,105 @@ def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
     }
     layers = (replace(layer, **parts[kind]) for layer, kind in zip(spec.layers, kinds, strict=True))
     return replace(spec, layers=tuple(layers))
+
+
+def jamba(config: ModelConfig) -> DecoderSpec:
+    """Jamba: Mamba in most layers, experts in every other one; no positions anywhere."""
+    spec = llama_spec(config, rotates=False, names=names.JAMBA)
+    mixer = Mamba1(
+        channels=int(config.get("mamba_expand", 2)) * spec.hidden_size,
+        state_dim=int(config.get("mamba_d_state", 16)),
+        step_rank=_step_rank(config, "mamba_dt_rank", spec.hidden_size),
+        taps=int(config.get("mamba_d_conv", 4)),
+        norm="weighted",
+        norm_eps=spec.norm_eps,
+        convolution_bias=bool(config.get("mamba_conv_bias", True)),
+        bias=bool(config.get("mamba_proj_bias", False)),
+    )
+    every, first = int(config.get("attn_layer_period", 8)), int(config.get("attn_layer_offset", 4))
+    indices = range(len(spec.layers))
+    kinds = ["full_attention" if i % every == first else "linear_attention" for i in indices]
+    spec = set_mixers(spec, mixer, kinds)
+    experts = ExpertsSpec(
+        count=int(config.get("num_experts", config.get("num_local_experts", 16))),
+        per_token=int(config.get("num_experts_per_tok", 2)),
+        width=spec.mlp_width,
+        normalise=False,
+    )
+    every = int(config.get("expert_layer_period", 2))
+    first = int(config.get("expert_layer_offset", 1))
+    layers = (
+        replace(layer, experts=experts) if experts.count > 1 and i % every == first else layer
+        for i, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def mamba(config: ModelConfig) -> DecoderSpec:
+    """Mamba, the first."""
+    return _alone(config, _mamba1_alone(config))
+
+
+def falcon_mamba(config: ModelConfig) -> DecoderSpec:
+    """Falcon Mamba: what is made of the text to scan it is normalised."""
+    eps = float(config.get("mixer_rms_eps", 1e-6))
+    return _alone(config, replace(_mamba1_alone(config), norm="plain", norm_eps=eps))
+
+
+def mamba2(config: ModelConfig) -> DecoderSpec:
+    """Mamba 2."""
+    least, most = config.get("time_step_limit") or (0.0, inf)
+    biased = bool(config.get("use_bias", False))
+    mixer = Mamba2(
+        heads=int(config.get("num_heads", 128)),
+        head_dim=int(config.get("head_dim", 64)),
+        groups=int(config.get("n_groups", 8)),
+        state_dim=int(config.get("state_size", 128)),
+        taps=int(config.get("conv_kernel", 4)),
+        norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+        convolution_bias=bool(config.get("use_conv_bias", True)),
+        inner_bias=biased,
+        output_bias=biased,
+        least_step=_number(least),
+        most_step=_number(most),
+    )
+    return _alone(config, mixer, tied=False)
+
+
+def _mamba1_alone(config: ModelConfig) -> Mamba1:
+    hidden = int(config.need("hidden_size"))
+    return Mamba1(
+        channels=int(config.get("intermediate_size", int(config.get("expand", 2)) * hidden)),
+        state_dim=int(config.get("state_size", 16)),
+        step_rank=_step_rank(config, "time_step_rank", hidden),
+        taps=int(config.get("conv_kernel", 4)),
+        convolution_bias=bool(config.get("use_conv_bias", True)),
+        bias=bool(config.get("use_bias", False)),
+    )
+
+
+def _alone(config: ModelConfig, mixer: Mixer, *, tied: bool = True) -> DecoderSpec:
+    """Return a model of nothing but mixers, `tied` by its family's default."""
+    layer = LayerSpec(scale=1.0, mixer=mixer, attends=False, feeds=False)
+    return DecoderSpec(
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        hidden_size=int(config.need("hidden_size")),
+        heads=0,
+        kv_heads=0,
+        head_dim=0,
+        mlp_width=0,
+        layers=(layer,) * int(config.need("num_hidden_layers")),
+        names=names.MAMBA,
+        norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+        tied_head=bool(config.get("tie_word_embeddings", tied)),
+    )
+
+
+def _step_rank(config: ModelConfig, name: str, hidden: int) -> int:
+    """Return the numbers that steps of time are made of; "auto" is Mamba's own choice."""
+    rank = config.get(name, "auto")
+    return ceil(hidden / 16) if rank == "auto" else int(rank)
 
 
 def _mamba2(config: ModelConfig, spec: DecoderSpec, **changes: Any) -> Mamba2:

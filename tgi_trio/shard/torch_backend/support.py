@@ -26,6 +26,9 @@ CLAIMS: Final[Claims] = {
     "Mamba2.norm": only(
         *("none", "before gate", "behind gate"), refusal="norm {!r} of a Mamba is not known"
     ),
+    "Mamba1.norm": only(
+        *("none", "plain", "weighted"), refusal="norm {!r} of a first Mamba is not known"
+    ),
     "DecoderSpec.family": ANY,
     "DecoderSpec.vocab_size": ANY,
     "DecoderSpec.hidden_size": ANY,

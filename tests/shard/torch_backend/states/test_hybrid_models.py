@@ -27,7 +27,10 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-FAMILIES = ("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "kimi_linear", "nemotron_h")
+FAMILIES = (
+    *("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "kimi_linear", "nemotron_h"),
+    *("jamba", "mamba", "mamba2"),
+)
 NEW = 12
 PROMPTS = [prompt for prompt in prompts(9) if len(prompt) > 2]
 SLOTS = 64

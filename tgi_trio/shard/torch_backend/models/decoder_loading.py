@@ -40,14 +40,15 @@ def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = 
     Heads, MLP columns and the vocabulary are split over the ranks; norms are whole on each.
     """
     check_supported(spec)
-    return DecoderLoader(spec, source).decoder(ranks)
+    return DecoderLoader(spec, source, ranks).decoder()
 
 
 class DecoderLoader(WeightLoader):
     """What a decoder is made of, part by part."""
 
-    def __init__(self, spec: DecoderSpec, source: WeightSource) -> None:
+    def __init__(self, spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = None) -> None:
         super().__init__(source, spec.norm)
+        self.ranks = ranks
         self.spec = spec
         self.heads = even_share(spec.heads, "attention heads", source.rank, source.world_size)
         self.kv_heads = kv_head_share(spec, source.rank, source.world_size)
@@ -55,7 +56,7 @@ class DecoderLoader(WeightLoader):
         self.act = None if spec.names.activation else activation(spec.activation)
         self.rotaries: list[RotarySpec] = []
 
-    def decoder(self, ranks: Ranks | None) -> Decoder:
+    def decoder(self) -> Decoder:
         spec, outer = self.spec, outer_refs(self.spec)
         embedding = self.weight(outer.embedding)
         layers = []
@@ -75,7 +76,7 @@ class DecoderLoader(WeightLoader):
             final_norm=self.optional_norm(outer.final_norm),
             head=head,
             vocabulary=self.share(outer.embedding.pieces[0].outputs),
-            ranks=ranks,
+            ranks=self.ranks,
         )
 
     def head(self, embedding: torch.Tensor) -> Linear:
@@ -92,9 +93,12 @@ class DecoderLoader(WeightLoader):
         return self.linear(ref)
 
     def layer(self, index: int, layer: LayerSpec, refs: LayerRefs) -> Layer:
+        mixer = None
+        if refs.mixer is not None and layer.mixer is not None:
+            mixer = load_mixer(self, refs.mixer, layer.mixer, self.ranks)
         return Layer(
             attention=self.attention(index, layer, refs.attention) if refs.attention else None,
-            mixer=load_mixer(self, refs.mixer, layer.mixer) if refs.mixer and layer.mixer else None,
+            mixer=mixer,
             mlp=self.mlp(refs.mlp, layer) if refs.mlp else None,
             attention_norm=self.optional_norm(refs.attention_norm),
             mlp_norm=self.optional_norm(refs.mlp_norm),

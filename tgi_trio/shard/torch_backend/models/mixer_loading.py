@@ -9,25 +9,32 @@ import torch
 from tgi_trio.model.matrices import (
     ConvolutionRefs,
     DeltaRuleRefs,
+    Mamba1Refs,
     Mamba2Refs,
     MixerRefs,
     TensorRef,
 )
-from tgi_trio.model.mixers import DeltaRule, Mamba2, Mixer
+from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule_layer import DeltaRuleLayer
+from tgi_trio.shard.torch_backend.states.mamba1_layer import Mamba1Layer
 from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
 from tgi_trio.shard.torch_backend.states.short_convolution import ShortConvolutionLayer
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
 
 
-def load_mixer(loader: WeightLoader, refs: MixerRefs, mixer: Mixer) -> MixerLayer:
-    """Return this rank's part of a mixer."""
+def load_mixer(
+    loader: WeightLoader, refs: MixerRefs, mixer: Mixer, ranks: Gathering | None
+) -> MixerLayer:
+    """Return this rank's part of a mixer; `ranks` None: there are no others."""
     if isinstance(refs, DeltaRuleRefs) and isinstance(mixer, DeltaRule):
         return _delta_rule(loader, refs, mixer)
     if isinstance(refs, Mamba2Refs) and isinstance(mixer, Mamba2):
         return _mamba2(loader, refs, mixer)
+    if isinstance(refs, Mamba1Refs) and isinstance(mixer, Mamba1):
+        return _mamba1(loader, refs, mixer, ranks)
     assert isinstance(refs, ConvolutionRefs)  # `layer_refs` reads the same spec
     return ShortConvolutionLayer(
         inner=loader.linear(refs.inner),
@@ -71,4 +78,22 @@ def _mamba2(loader: WeightLoader, refs: Mamba2Refs, mixer: Mamba2) -> Mamba2Laye
         skip=loader.tensor(refs.skip, torch.float32),
         norm=loader.tensor(refs.norm, torch.float32) if refs.norm else None,
         output=loader.linear(refs.output),
+    )
+
+
+def _mamba1(
+    loader: WeightLoader, refs: Mamba1Refs, mixer: Mamba1, ranks: Gathering | None
+) -> Mamba1Layer:
+    return Mamba1Layer(
+        mixer,
+        inner=loader.linear(refs.inner),
+        convolution=_convolution(loader, (refs.kernel,), (refs.bias,) if refs.bias else ()),
+        selection=loader.linear(refs.selection),
+        norms=[loader.tensor(ref) for ref in refs.norms],
+        step=loader.linear(refs.step),
+        step_bias=loader.tensor(refs.step_bias, torch.float32),
+        rate=-loader.tensor(refs.rate, torch.float32).exp(),
+        skip=loader.tensor(refs.skip, torch.float32),
+        output=loader.linear(refs.output),
+        ranks=ranks,
     )
