@@ -206,7 +206,7 @@ def _grouped_units(spec: DecoderSpec) -> list[Units]:
 
 def _query_key_norms(spec: DecoderSpec, prefix: str) -> tuple[NormRef | None, NormRef | None]:
     names, size = spec.names, spec.head_dim
-    if spec.query_key_norm == "none":
+    if spec.query_key_norm in ("none", "bare"):
         return None, None
     if spec.query_key_norm == "whole":
         return (

@@ -61,6 +61,7 @@ CLAIMS: Final[Claims] = {
         "turns", "halves", "rows", refusal="layout {!r} of experts is not known"
     ),
     "ExpertsSpec.biased": ANY,
+    "ExpertsSpec.weighs_inputs": only(False, refusal="weights multiply what goes into experts"),
     "ExpertsSpec.limit": ANY,
     "Names.sinks": ANY,
     "DecoderSpec.position_rows": ANY,
@@ -96,6 +97,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.logit_scale": ANY,
     "LayerSpec.scale": ANY,
     "LayerSpec.window": ANY,
+    "LayerSpec.chunk": only(0, refusal="layers see chunks of {} positions"),
     "LayerSpec.rotary": ANY,
     "RotarySpec.interleaved": ANY,
     "RotarySpec.kind": only(  # the same frequencies at every length
@@ -110,6 +112,7 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.query_scale": only(None, refusal="queries are scaled by their position"),
     "QueryScale.beta": ANY,  # of what is refused
     "QueryScale.step": ANY,
+    "QueryScale.offset": ANY,
     "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
 }
 

@@ -12,7 +12,12 @@ from tgi_trio.model.mixers import Mixer
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
 RotaryKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
-QueryKeyNorm = Literal["none", "head", "whole"]
+
+# Which queries and keys are normalised.
+#   head:  every head by itself
+#   whole: all heads of a token together
+#   bare:  as "head", without weights, in layers that turn them
+QueryKeyNorm = Literal["none", "head", "whole", "bare"]
 
 # How a checkpoint stores the three projections.
 #   separate: three tensors
@@ -27,7 +32,9 @@ QkvLayout = Literal["separate", "stacked", "grouped"]
 GateUpLayout = Literal["turns", "halves", "rows"]
 
 # How a token chooses its experts, see `torch_backend/layers/routing.py`.
-Routing = Literal["softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"]
+Routing = Literal[
+    "softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid", "sigmoid"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +88,22 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class QueryScale:
-    """Queries far behind are read more sharply: times 1 + beta * log(1 + floor(position / step)).
+    """Queries far behind are read more sharply.
 
-    Source: Llama 4 (Meta 2025), as Ministral 3 has it.
+    They are multiplied with 1 + beta * log(1 + floor((position + offset) / step)). Source: Llama 4
+    (Meta 2025), which counts positions from 1 there; Ministral 3, from 0.
     """
 
     beta: float
     step: int  # positions
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RotarySpec:
     """One way of rotating. `parameters`: the scaling's own numbers, named as in config.json."""
 
-    dim: int  # leading dimensions of a head that are rotated
+    dim: int  # leading dimensions of a head that are rotated; 0: queries are scaled at most
     theta: float = 10000.0
     kind: RotaryKind = "default"
     interleaved: bool = False  # pairs are neighbours (GPT-J) rather than half a head apart
@@ -126,6 +135,7 @@ class ExpertsSpec:
     )
     gate_up: GateUpLayout = "turns"  # of `Names.expert_gate_up`, and how downs lie
     biased: bool = False  # router and experts have biases
+    weighs_inputs: bool = False  # weights multiply what goes into experts, not what comes out
     limit: float = 0.0  # of what the gate is and is for, see `layers/gating.py`; 0: none
 
 
@@ -147,6 +157,7 @@ class LayerSpec:
 
     scale: float  # of the attention scores
     window: int = 0
+    chunk: int = 0  # a token sees those of its own chunk of so many positions alone; 0: all
     rotary: RotarySpec | None = None
     experts: ExpertsSpec | None = None
     mixer: Mixer | None = None  # what keeps a state per sequence

@@ -93,7 +93,17 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {"num_hidden_layers": 4, "sliding_window": 24},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "llama4_text": _MOE | {"head_dim": 16, "intermediate_size_mlp": 64},
+    "llama4_text": {
+        "num_local_experts": 4,
+        "intermediate_size": 48,
+        "intermediate_size_mlp": 64,
+        "head_dim": 16,
+        "num_hidden_layers": 3,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 3,
+        "attention_chunk_size": 24,
+        "floor_scale": 8,
+    },
     "granite": {
         "embedding_multiplier": 1.5,
         "residual_multiplier": 0.8,

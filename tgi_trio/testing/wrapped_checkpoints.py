@@ -64,6 +64,17 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "idefics2": ({"model_type": "mistral"}, _EYES),
     "idefics3": ({"model_type": "llama"}, _EYES),
     "internvl": ({"model_type": "qwen2"}, _EYES | {"image_size": [16, 16], "patch_size": [8, 8]}),
+    "llama4": (
+        {
+            **{"head_dim": 16, "intermediate_size": 48, "intermediate_size_mlp": 64},
+            **{"num_local_experts": 4, "interleave_moe_layer_step": 2, "attention_chunk_size": 24},
+        },
+        {
+            **{"hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 2},
+            **{"num_hidden_layers": 1, "image_size": 16, "patch_size": 8, "vision_output_dim": 16},
+            **{"projector_input_dim": 16, "projector_output_dim": 16},
+        },
+    ),
     "llava": ({"model_type": "mistral", "sliding_window": None}, _CLIP),
     "llava_next": ({"model_type": "llama"}, _CLIP),
     "mistral3": (

@@ -56,8 +56,13 @@ DeepSeek's keys and values are kept compressed: one vector per token and layer, 
 (`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it.
 
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
-all is read as one for each (`model/stacked_experts.py`). The CPU kernels have no mixtures, and no
-sinks: torch serves it there. Another `swiglu_alpha` than 1.702 runs through transformers.
+all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs
+through transformers.
+
+Llama 4's layers see chunks of positions, or everything without turning by it, their queries scaled
+by their position instead; what a token's experts weigh multiplies what goes into them. There are no
+kernels for either: torch computes it, on a GPU as well, without recorded graphs. Rotary scalings
+that change the length of a head (YaRN, longrope) run through transformers.
 
 Models that read more than text are served as what writes their text (`model/wrappers.py`):
 `text_config` says which family that is, and its weights are found under the names of all versions

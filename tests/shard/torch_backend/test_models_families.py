@@ -91,6 +91,16 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "position_embedding_type": "rope",
         },
     ),
+    (  # nothing is normalised or scaled, and layers turn that see everything
+        "llama4_text",
+        {
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "num_experts_per_tok": 2,
+            "attention_bias": True,
+            "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
+        },
+    ),
     ("gpt_oss", {"swiglu_limit": 0.5, "attention_bias": False, "rope_parameters": SHARPER}),
 )
 

@@ -41,8 +41,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8
 PROMPTS = prompts(8)[4:]
 OURS = (
-    *("gemma3", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "internvl", "llava"),
+    *("gemma3", "glm4v", "glm4v_moe", "glm_ocr", "idefics2", "idefics3", "internvl", "llama4"),
     *(
+        "llava",
         "llava_next",
         "mistral3",
         "paligemma",
@@ -181,10 +182,8 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
     assert spec is not None
     assert read.max_positions == theirs.max_position_embeddings
     assert (spec.vocab_size, spec.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
-    assert (spec.mlp_width, len(spec.layers)) == (
-        theirs.intermediate_size,
-        theirs.num_hidden_layers,
-    )
+    mlp_width = getattr(theirs, "intermediate_size_mlp", theirs.intermediate_size)
+    assert (spec.mlp_width, len(spec.layers)) == (mlp_width, theirs.num_hidden_layers)
     assert spec.norm_eps == getattr(theirs, "rms_norm_eps", 1e-5)
     assert spec.heads == theirs.num_attention_heads
     if spec.latent is None:

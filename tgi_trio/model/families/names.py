@@ -356,6 +356,18 @@ DBRX = Names(
     expert_down="w2",
 )
 
+LLAMA4 = replace(
+    LLAMA,
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    router="feed_forward.router",
+    experts="feed_forward.experts.{}.",
+    expert_gate_up="gate_up_proj",
+    expert_down="down_proj",
+    shared_expert="feed_forward.shared_expert.",
+)
+
 GPT_OSS = replace(
     LLAMA,
     sinks="self_attn.sinks",

@@ -19,6 +19,7 @@ from tgi_trio.model.families import (
     gpt_like,
     granite,
     linear_attention,
+    llama4,
     llama_kin,
     llama_like,
     mixtures,
@@ -31,6 +32,7 @@ SpecFunction = Callable[[ModelConfig], DecoderSpec | None]
 
 FAMILIES: dict[str, SpecFunction] = {
     "llama": llama_like.llama,
+    "llama4_text": llama4.llama4,
     "baichuan": llama_like.baichuan,
     "mistral": llama_like.mistral,
     "mixtral": mixtures.mixtral,
@@ -116,7 +118,6 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
     "codegen": "cached",
     "falcon_h1": "cached",  # a state beside its attention, as the next ones have
-    "llama4_text": "cached",
     "vaultgemma": "paged",
     "recurrent_gemma": "recompute",  # a state that is the module's own
 }

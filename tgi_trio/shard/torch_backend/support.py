@@ -46,7 +46,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.norm_weight": ANY,
     "DecoderSpec.parallel": ANY,
     "DecoderSpec.query_key_norm": only(
-        "none", "head", "whole", refusal="query and key norm {!r} is not known"
+        "none", "head", "whole", "bare", refusal="query and key norm {!r} is not known"
     ),
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.gated_heads": ANY,
@@ -86,6 +86,7 @@ CLAIMS: Final[Claims] = {
     "LatentSpec.bias": ANY,
     "LayerSpec.scale": ANY,
     "LayerSpec.window": ANY,
+    "LayerSpec.chunk": ANY,
     "LayerSpec.rotary": ANY,
     "LayerSpec.experts": ANY,
     "LayerSpec.mixer": ANY,
@@ -105,13 +106,15 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.query_scale": ANY,
     "QueryScale.beta": ANY,
     "QueryScale.step": ANY,
+    "QueryScale.offset": ANY,
     "ExpertsSpec.count": ANY,
     "ExpertsSpec.per_token": ANY,
     "ExpertsSpec.width": ANY,
     "ExpertsSpec.normalise": ANY,
     "ExpertsSpec.shared_width": ANY,
     "ExpertsSpec.routing": only(
-        *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"),
+        *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax"),
+        *("grouped-sigmoid", "sigmoid"),
         refusal="routing {!r} to experts is not known",
     ),
     "ExpertsSpec.jitter": ANY,
@@ -123,6 +126,7 @@ CLAIMS: Final[Claims] = {
         "turns", "halves", "rows", refusal="layout {!r} of experts is not known"
     ),
     "ExpertsSpec.biased": ANY,
+    "ExpertsSpec.weighs_inputs": ANY,
     "ExpertsSpec.limit": ANY,
 }
 

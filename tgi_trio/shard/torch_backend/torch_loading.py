@@ -196,7 +196,11 @@ def _make_runner(
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
     adapters = _adapters(settings, model, target)
     attention = choose_attention(
-        target.device, target.dtype, model.kv_shape, eight_bits=kv_dtype is not None
+        target.device,
+        target.dtype,
+        model.kv_shape,
+        eight_bits=kv_dtype is not None,
+        in_kernels=model.attends_in_kernels,
     )
     last = LastStep()
     guesses = None

@@ -16,14 +16,22 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def choose_attention(
-    device: torch.device, dtype: torch.dtype, shape: KVShape, *, eight_bits: bool = False
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: KVShape,
+    *,
+    eight_bits: bool = False,
+    in_kernels: bool = True,
 ) -> AttentionBackend:
     """Return our own kernels on a GPU, beside flash-attn's where it has one.
 
     That is in half precision and for heads with values of their own; see `flash.py` for which
     steps. With K and V of `eight_bits` all is read from the cache, by our own kernels alone.
-    Plain torch on a CPU, on a GPU without Triton, and for heads that no kernel holds.
+    Plain torch on a CPU, on a GPU without Triton, for heads that no kernel holds, and unless the
+    model's layers attend as `in_kernels` they can.
     """
+    if not in_kernels:
+        return ReferenceAttention()
     own = capturable_attention(device, shape) or ReferenceAttention()
     fits = dtype in _HALF and not shape.same and fits_kernels(shape) and not eight_bits
     if device.type != "cuda" or not fits or importlib.util.find_spec("flash_attn") is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,28 @@ from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, A
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 
+Positions = TypeVar("Positions", np.int64, NDArray[np.int64])
+
 _TILE = 256  # queries whose mask is made at a time
 _WASTE = 2  # a bucket's longest context is at most this many times its shortest
 _LONG = 4096  # a longer context is worth a call of its own rather than a padded copy
 _BUCKET_TOKENS = 1 << 16  # padded KV tokens gathered at a time
+
+
+class _Reach(NamedTuple):
+    """How far back the queries of a layer see, as `AttentionLayer` says."""
+
+    window: int
+    chunk: int
+
+    def first(self, positions: Positions) -> Positions:
+        """Return the first position that each of `positions` sees."""
+        first = positions * 0
+        if self.window:
+            first = np.maximum(first, positions - self.window + 1)
+        if self.chunk:
+            first = np.maximum(first, positions - positions % self.chunk)
+        return first
 
 
 @dataclass(slots=True)
@@ -36,6 +55,7 @@ class _Bucket:
     beyond: torch.Tensor  # int64: gathered keys behind the rows' own, as places in B * keys
     rows: int
     starts: NDArray[np.int64]  # [B] position of each row's first gathered token
+    firsts: NDArray[np.int64]  # [B] the first position that each row sees
     contexts: NDArray[np.int64]  # [B]
     width: int  # blocks per row
     masks: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
@@ -44,13 +64,11 @@ class _Bucket:
         """[B, width * BLOCK_SIZE] position of every gathered key."""
         return self.starts[:, None] + np.arange(self.width * BLOCK_SIZE)
 
-    def mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
+    def mask(self, like: torch.Tensor) -> torch.Tensor:
         """Return the additive mask [B, 1, 1, keys], made at the first layer that asks."""
         if like.dtype not in self.masks:
-            keys, last = self.positions(), self.contexts[:, None]
-            hidden = keys >= last
-            if window:
-                hidden |= keys < last - window
+            keys = self.positions()
+            hidden = (keys >= self.contexts[:, None]) | (keys < self.firsts[:, None])
             mask = torch.zeros(hidden.shape, dtype=like.dtype)
             mask.masked_fill_(torch.from_numpy(hidden), float("-inf"))
             self.masks[like.dtype] = mask[:, None, None].to(like.device)
@@ -76,7 +94,7 @@ class ReferenceBatch:
     cache: KVCache
     plan: StepPlan
     slots: torch.Tensor  # int64 [T]
-    by_window: dict[int, tuple[list[_Bucket], list[_Row]]] = field(default_factory=dict)
+    by_reach: dict[_Reach, tuple[list[_Bucket], list[_Row]]] = field(default_factory=dict)
 
 
 class ReferenceAttention(AttentionBackend):
@@ -98,9 +116,10 @@ class ReferenceAttention(AttentionBackend):
     ) -> torch.Tensor:
         cache, index = batch.cache, layer.index
         key, value = cache.write(index, batch.slots, key, value, layer.kv_scales)
-        if layer.window not in batch.by_window:
-            batch.by_window[layer.window] = _arrange(batch.plan, layer.window, query.device)
-        buckets, rows = batch.by_window[layer.window]
+        reach = _Reach(layer.window, layer.chunk)
+        if reach not in batch.by_reach:
+            batch.by_reach[reach] = _arrange(batch.plan, reach, query.device)
+        buckets, rows = batch.by_reach[reach]
         tokens = query.shape[0]
         if len(buckets) + len(rows) == 1:  # all of the plan, in its order: nothing to scatter
             if buckets:
@@ -116,14 +135,16 @@ class ReferenceAttention(AttentionBackend):
         return out.reshape(tokens, -1)
 
 
-def _arrange(plan: StepPlan, window: int, device: torch.device) -> tuple[list[_Bucket], list[_Row]]:
+def _arrange(
+    plan: StepPlan, reach: _Reach, device: torch.device
+) -> tuple[list[_Bucket], list[_Row]]:
     """Split the plan's rows into buckets of decodes and rows to compute alone."""
     counts = np.diff(plan.query_starts)
     rows = [_row(plan, i, device) for i in np.flatnonzero(counts > 1).tolist()]
     buckets: list[_Bucket] = []
     decodes = np.flatnonzero(counts == 1)
     contexts = plan.context_lengths.astype(np.int64)
-    seen = np.minimum(contexts, window) if window else contexts
+    seen = contexts - reach.first(contexts - 1)
     for group in _groups(decodes, seen):
         if len(group) == 1:
             rows.append(_row(plan, int(group[0]), device))
@@ -181,6 +202,7 @@ def _bucket(
         beyond=torch.from_numpy(np.flatnonzero(beyond)).to(device),
         rows=len(group),
         starts=first * BLOCK_SIZE,
+        firsts=contexts - seen,
         contexts=contexts,
         width=width,
     )
@@ -228,7 +250,7 @@ def _attend_bucket(
     # A block's last owner may have left NaN, which a mask does not hide: NaN times zero is NaN.
     key, value = (of.index_fill_(0, bucket.beyond, 0.0).view(shape) for of in (key, value))
     grouped = query.view(rows, layer.kv_heads, -1, layer.head_dim)
-    mask = bucket.mask(layer.window, query)
+    mask = bucket.mask(query)
     if layer.slopes is not None:
         positions = torch.from_numpy(bucket.positions()).to(query.device)
         slopes = layer.slopes.view(1, layer.kv_heads, -1, 1)
@@ -275,7 +297,8 @@ def _fetch(
 
 def _tiles(layer: AttentionLayer, count: int, row: _Row) -> list[tuple[int, int, bool]]:
     """Return (first query, end, plainly causal) of every tile."""
-    masked = layer.slopes is not None or 0 < layer.window < row.context or row.lasts is not None
+    masked = layer.slopes is not None or row.lasts is not None
+    masked |= 0 < layer.window < row.context or 0 < layer.chunk < row.context
     own = bool(layer.soft_cap) or layer.sinks is not None  # a softmax that torch has no kernel of
     if count == row.context and not masked and not own:
         return [(0, count, True)]
@@ -296,7 +319,8 @@ def _attend_tile(
     count, kv_heads = end - begin, layer.kv_heads
     first = row.context - query.shape[0] + begin  # position of the tile's first query
     lasts = None if row.lasts is None else row.lasts[begin:end]
-    low = max(0, first - layer.window + 1) if layer.window else 0
+    reach = _Reach(layer.window, layer.chunk)
+    low = int(reach.first(np.int64(first)))
     high = row.context if causal else first + count
     if lasts is not None:
         high = int(lasts.max()) + 1
@@ -335,6 +359,8 @@ def _tile_mask(
         hidden = keys > seen
         if layer.window:
             hidden |= keys <= queries - layer.window
+        if layer.chunk:
+            hidden |= keys < queries - queries % layer.chunk
         mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
         mask.masked_fill_(hidden, float("-inf"))
     if layer.slopes is not None:

@@ -102,7 +102,11 @@ class ExpertsMlp:
         out = torch.zeros_like(x)
         for index in chosen.unique().tolist():
             tokens, place = torch.where(chosen == index)
-            part = self.experts[index](x[tokens]) * weights[tokens, place, None]
+            inner, weight = x[tokens], weights[tokens, place, None]
+            if self.spec.weighs_inputs:
+                part = self.experts[index](inner * weight)
+            else:
+                part = self.experts[index](inner) * weight
             out.index_add_(0, tokens, part)
         return out
 
@@ -122,6 +126,8 @@ class ExpertsMlp:
         parts = [linear for expert in every for linear in (expert.up, expert.down)]
         plain = all(type(linear) is Linear and linear.packed is None for linear in parts)
         alike = all(expert.act == every[0].act for expert in every)
+        if self.spec.weighs_inputs:  # the kernels weigh what comes out
+            return
         if not plain or not alike or not runs_kernels(parts[0].weight.device) or not has_triton():
             return
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts

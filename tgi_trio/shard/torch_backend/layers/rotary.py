@@ -107,6 +107,8 @@ class Rotary:
     def apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the leading `dim` dimensions of `x` [T, heads, head_dim]."""
         dim = self.spec.dim
+        if dim == 0:
+            return x
         if dim < x.shape[-1]:
             turned = self.apply(x[..., :dim], cos, sin)
             return torch.cat((turned, x[..., dim:]), dim=-1)
@@ -140,7 +142,8 @@ class Rotary:
 
 def _scale_queries(spec: QueryScale, positions: torch.Tensor) -> torch.Tensor:
     """Return float32 [T]."""
-    return 1 + spec.beta * torch.log1p(torch.floor(positions.float() / spec.step))
+    passed = torch.floor((positions.float() + spec.offset) / spec.step)
+    return 1 + spec.beta * torch.log1p(passed)
 
 
 def _dynamic_at(spec: RotarySpec, lengths: torch.Tensor, powers: torch.Tensor) -> torch.Tensor:

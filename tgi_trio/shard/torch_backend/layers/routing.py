@@ -93,6 +93,12 @@ def _grouped_sigmoid(
     return weights * spec.scale, chosen
 
 
+def _sigmoid(logits: torch.Tensor, spec: ExpertsSpec, bias: torch.Tensor | None) -> ChosenExperts:
+    """The best experts, each weighted by itself (Llama 4, Meta 2025)."""
+    best, chosen = logits.topk(spec.per_token, dim=-1)
+    return best.sigmoid(), chosen
+
+
 def _of_best_groups(
     scores: torch.Tensor, best: torch.Tensor, spec: ExpertsSpec, other: float
 ) -> torch.Tensor:
@@ -108,4 +114,5 @@ _ROUTERS: dict[Routing, Router] = {
     "sparse-mixer": _sparse_mixer,
     "grouped-softmax": _grouped_softmax,
     "grouped-sigmoid": _grouped_sigmoid,
+    "sigmoid": _sigmoid,
 }

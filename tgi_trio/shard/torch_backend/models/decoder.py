@@ -157,12 +157,19 @@ class Decoder:
         return not self.needs_lengths
 
     @property
+    def attends_in_kernels(self) -> bool:
+        """Whether there are kernels for what every layer sees; else plain torch attends."""
+        return all(layer.chunk == 0 for layer in self.spec.layers)
+
+    @property
     def capturable(self) -> bool:
         """Whether decodes run the same kernels whatever the tokens are.
 
-        Not where experts are looked up one by one, nor where states are read and written: a
-        recording has no slots.
+        Not where experts are looked up one by one, nor where states are read and written, as a
+        recording has no slots, nor where no kernel attends.
         """
+        if not self.attends_in_kernels:
+            return False
         mlps = [layer.mlp for layer in self.layers]
         looked_up = any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
         return not looked_up and all(layer.mixer is None for layer in self.layers)

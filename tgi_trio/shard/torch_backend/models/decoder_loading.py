@@ -115,7 +115,7 @@ class DecoderLoader(WeightLoader):
 
     def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
         whole = self.spec.query_key_norm == "whole"
-        head_norm, head_norm_bias = self.head_norms(refs)
+        head_norm, head_norm_bias = self.head_norms(layer, refs)
         return Attention(
             shape=self.attention_shape(index, layer, refs),
             qkv=self.linear(refs.qkv),
@@ -142,6 +142,7 @@ class DecoderLoader(WeightLoader):
             head_dim=spec.head_dim,
             scale=layer.scale,
             window=layer.window,
+            chunk=layer.chunk,
             soft_cap=spec.attention_soft_cap,
             slopes=slopes,
             # Latents are kept once, as keys.
@@ -175,8 +176,13 @@ class DecoderLoader(WeightLoader):
             value_up=value.transpose(1, 2).contiguous(),
         )
 
-    def head_norms(self, refs: AttentionRefs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def head_norms(
+        self, layer: LayerSpec, refs: AttentionRefs
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return per-head norm weights [heads + kv_heads, head_dim] and biases."""
+        if self.spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
+            heads = sum(own.stop - own.start for own in (self.heads, self.kv_heads))
+            return torch.ones(heads, self.spec.head_dim, device=self.source.device), None
         query, key = refs.query_norm, refs.key_norm
         if self.spec.query_key_norm != "head" or query is None or key is None:
             return None, None
