@@ -44,3 +44,10 @@ def test_a_server_knows_why_it_shows_none(tmp_path: Path) -> None:
     config.write_text(json.dumps({"model_type": "aya_vision", "vision_config": {"depth": 1}}))
     model, why = find_images(tmp_path)
     assert model is None and why is not None and "model type 'aya_vision'" in why
+
+
+def test_the_documents_list_them_all() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "images.md").read_text()
+    table = text.split("## Which models")[1].split("\n## ")[0]
+    named = {name for name in IMAGE_FAMILIES if f"`{name}`" in table}
+    assert named == IMAGE_FAMILIES.keys() - {"pixtral"}, "which calls itself llava"

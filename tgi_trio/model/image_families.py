@@ -48,7 +48,10 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "pixtral": ImageFamily("pixtral", "pixtral"),  # calls itself llava
     "qwen2_5_vl": _QWEN,
     "qwen2_vl": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
     "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
     "smolvlm": ImageFamily("idefics3", "smolvlm", text_part="text_model"),
 }
 

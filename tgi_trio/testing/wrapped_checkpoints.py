@@ -46,6 +46,12 @@ _QWEN_EYES: dict[str, Any] = {
 _THREE_POSITIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _HALF = {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 _IN_TURNS = _THREE_POSITIONS | {"mrope_interleaved": True}
+_DELTA: dict[str, Any] = {
+    **{"num_hidden_layers": 3, "head_dim": 16, "rope_parameters": _IN_TURNS | _HALF},
+    **{"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+}
 _CLIP = _EYES | {"model_type": "clip_vision_model"}
 _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
 
@@ -101,12 +107,12 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
     "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 64}),
-    "qwen3_5": (
-        {
-            **{"num_hidden_layers": 3, "head_dim": 16, "rope_parameters": _IN_TURNS | _HALF},
-            **{"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-            **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
-            **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+    "qwen3_5": (_DELTA, _QWEN_EYES),
+    "qwen3_5_moe": (
+        _DELTA
+        | {
+            **{"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+            "shared_expert_intermediate_size": 32,
         },
         _QWEN_EYES,
     ),

@@ -274,7 +274,9 @@ def test_prompts_are_those_of_the_processor(name: str, sizes: list[tuple[int, in
 
 def test_every_row_of_the_table_is_tried() -> None:
     tried = {name.partition("/")[0] for name in FAMILIES}
-    same = {"qwen2_5_vl": "qwen2_vl"}  # by transformers' own classes
+    # By transformers' own classes.
+    same = dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"), "qwen3_vl")
+    same["qwen2_5_vl"] = "qwen2_vl"
     assert {same.get(name, name) for name in IMAGE_FAMILIES} <= tried
 
 

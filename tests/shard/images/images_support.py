@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated
 from tgi_trio.ipc.images import ALIGNMENT, ArenaPlace, ImageArena, SequenceImage, write_bundle
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.model.image_rules import ImageRules
 from tgi_trio.shard.contract import Runner, ShardSequence
 from tgi_trio.shard.images.features import Bundle, ImageEncoder, ImageFeatures
@@ -26,13 +26,15 @@ from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 IMAGE_TOKEN = 100
 CAUSAL = ("idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
-QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+HYBRIDS = ("qwen3_5", "qwen3_5_moe")
+QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 FAMILIES = (*CAUSAL, "gemma3", "paligemma", *QWEN)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
 }
 NEW = 6
+STATE_SLOTS = 32
 PLAIN = ImageRules()
 
 
@@ -81,7 +83,7 @@ def picture(family: str, seed: int) -> Picture:
             )
         case "gemma3" | "paligemma":
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
-        case "qwen2_5_vl" | "qwen2_vl" | "qwen3_vl":  # patches of two frames, merged two by two
+        case _ if family in QWEN:  # patches of two frames, merged two by two
             grid = np.array([[1, 4, 6]])
             return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
         case "pixtral":
@@ -159,6 +161,7 @@ class Shard:
         self._end = 0  # of what is used of the arena
         self._block = 1
         info = runner.info
+        self._keeps_states = info.state_bytes > 0
         self.batch = Batch(
             vocab_size=info.vocab_size,
             block_size=BLOCK,
@@ -166,6 +169,7 @@ class Shard:
             eos_ids=(),
             drafter=runner.drafter(2) if info.speculates else None,
             draft_budget=info.draft_budget,
+            state_slots=STATE_SLOTS if self._keeps_states else 0,
         )
 
     def place(self, picture: Picture) -> ArenaPlace:
@@ -183,9 +187,15 @@ class Shard:
         *,
         blocks: Sequence[int] = (),
         cached: int = 0,
+        states: StateGrant | None = None,
         **sampling: Any,
     ) -> ShardSequence:
-        """Take a sequence in; `blocks`: its first ones, of which `cached` tokens are computed."""
+        """Take a sequence in; `blocks`: its first ones, of which `cached` tokens are computed.
+
+        `states`: where its own lie; None: in two slots of its number.
+        """
+        if self._keeps_states and states is None:
+            states = StateGrant((1 + 2 * id, 2 + 2 * id))
         images, at = [], 0
         for picture in prompt.pictures:
             first = prompt.ids.index(IMAGE_TOKEN, at)
@@ -199,6 +209,7 @@ class Shard:
         ids = np.array(prompt.ids, np.int32)
         asked = SamplingParameters(ignore_eos=True, **sampling)
         row = PrefillRow(id, ids, len(ids), cached, own, new, 0, asked, tuple(images))
+        row = replace(row, states=states)
         sequence = self.batch.add(row)
         if images:
             self.batch.hold(id)

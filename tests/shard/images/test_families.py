@@ -25,6 +25,7 @@ from tests.shard.images.images_support import (
 from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
+from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import ImageRules, image_rules
@@ -185,4 +186,40 @@ def test_guesses_change_nothing(llava: tuple[Model, Shard, GreedyRecorder]) -> N
     plain = shard.add(1, prompt, 16, top_n=1)
     shard.run()
     own.golden.check(prompt, row, recorder)
+    assert generated(row) == generated(plain)
+
+
+@pytest.mark.parametrize("boundary", [BLOCK, 3 * BLOCK])
+def test_a_hybrid_goes_on_behind_a_snapshot_with_images(model: Maker, boundary: int) -> None:
+    """The first boundary is within the image, whose other features are given then."""
+    own = model("qwen3_5")
+    runner, recorder = load(own.folder)
+    image = picture(own.family, 1)
+    with arena() as memory:
+        shard = Shard(runner, own.tower, memory, rules=own.rules)
+        first = Prompt.of(*range(5, 17), image, *range(20, 60))  # tokens 12 to 17 are the image's
+        row = shard.add(0, first, states=StateGrant((1, 2), saves=((boundary, 3),)))
+        shard.run(7)
+        own.golden.check(first, row, recorder)
+        kept = row.block_ids[: boundary // BLOCK]
+        prompts = (first, Prompt([*first.ids[:boundary], 70, 71, 72], (image,)))
+        for id, prompt in enumerate(prompts[: 1 + (boundary > BLOCK)], start=1):
+            grant = StateGrant((2 + 2 * id, 3 + 2 * id), source=3)
+            again = shard.add(id, prompt, blocks=kept, cached=boundary, states=grant)
+            shard.run()
+            own.golden.check(prompt, again, recorder)
+        assert shard.tower.encoded == 1
+
+
+def test_guesses_of_a_hybrid_behind_images(model: Maker) -> None:
+    """Wrong ones are undone in states as well."""
+    own = model("qwen3_5")
+    runner, recorder = load(own.folder, speculate=2)
+    with arena() as memory:
+        shard = Shard(runner, own.tower, memory, rules=own.rules)
+        image = picture(own.family, 3)
+        prompt = Prompt.of(*[7, 8, 9] * 6, image, *[7, 8, 9] * 4)
+        row, plain = shard.add(0, prompt, 16), shard.add(1, prompt, 16, top_n=1)
+        shard.run()
+        own.golden.check(prompt, row, recorder)
     assert generated(row) == generated(plain)

@@ -4,42 +4,56 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
 from tgi_trio.model.mixers import DeltaLayout, DeltaRule, Mixer
-from tgi_trio.model.reading import rotary
+from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec
+
+_PARTIAL: Final = 0.25  # of a head that turns
 
 
 def qwen3_next(config: ModelConfig) -> DecoderSpec:
     """Qwen3-Next: three layers of four attend linearly, all are mixtures of experts."""
-    spec = _qwen(config, names.QWEN3_NEXT, "grouped")
+    turning = rotary(config, _head_dim(config), partial=_PARTIAL)
+    spec = _qwen(config, names.QWEN3_NEXT, turning, "grouped")
     return set_qwen_experts(config, spec, int(config.get("shared_expert_intermediate_size", 512)))
 
 
 def qwen3_5(config: ModelConfig) -> DecoderSpec:
     """Qwen 3.5 and 3.6, the dense ones."""
-    return _qwen(config, names.QWEN3_5, "stacked")
+    return _qwen(config, names.QWEN3_5, _turning_by_grids(config), "stacked")
 
 
 def qwen3_5_moe(config: ModelConfig) -> DecoderSpec:
     """Qwen 3.5 and 3.6, the mixtures of experts; their chosen experts' weights sum to one."""
     stated = {"norm_topk_prob": True, "intermediate_size": 0}  # there is no dense MLP
     config = replace(config, values={**config.values, **stated})
-    spec = _qwen(config, names.QWEN3_NEXT, "stacked")
+    spec = _qwen(config, names.QWEN3_NEXT, _turning_by_grids(config), "stacked")
     return set_qwen_experts(config, spec, int(config.get("shared_expert_intermediate_size", 512)))
 
 
-def _qwen(config: ModelConfig, kept: Names, layout: DeltaLayout) -> DecoderSpec:
-    head_dim = int(config.get("head_dim", 256))
+def _turning_by_grids(config: ModelConfig) -> RotarySpec:
+    """Return how tokens turn where those of an image do by their place in it."""
+    turning = rotary(config, _head_dim(config), partial=_PARTIAL)
+    return with_sections(turning, (11, 11, 10), alternate=True)
+
+
+def _head_dim(config: ModelConfig) -> int:
+    return int(config.get("head_dim", 256))
+
+
+def _qwen(
+    config: ModelConfig, kept: Names, turning: RotarySpec, layout: DeltaLayout
+) -> DecoderSpec:
     spec = llama_spec(
         config,
-        head_dim=head_dim,
-        turning=rotary(config, head_dim, partial=0.25),
+        head_dim=_head_dim(config),
+        turning=turning,
         names=kept,
         norm="rms_plus_one",
         query_key_norm="head",
