@@ -55,6 +55,15 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "smolvlm": ImageFamily("idefics3", "smolvlm", text_part="text_model"),
 }
 
+_BY_LAYERS: Final = "attends to images by layers of their own, which are not computed here"
+# Why others are shown no images. Of one that is not listed: its tower is not built.
+_UNSERVED: Final[Mapping[str, str]] = {
+    "gemma3n": "has a tower of the package timm, which is not built here",
+    "idefics": _BY_LAYERS,
+    "llama4": "has its pixels made by torchvision alone in transformers, which nothing here needs",
+    "mllama": _BY_LAYERS,
+}
+
 
 def find_family(config: Mapping[str, Any]) -> ImageFamily:
     """Return the row of a model; `config`: its config.json.
@@ -66,7 +75,7 @@ def find_family(config: Mapping[str, Any]) -> ImageFamily:
     name = "pixtral" if kind == "llava" and tower == "pixtral" else str(kind)
     if name not in IMAGE_FAMILIES:
         raise ModelLoadError(
-            f"model type {kind!r} has no vision tower here; images of "
-            f"{', '.join(sorted(IMAGE_FAMILIES))} are"
+            f"model type {kind!r} {_UNSERVED.get(name, 'has no vision tower here')}; served are "
+            f"images of {', '.join(sorted(IMAGE_FAMILIES))}"
         )
     return IMAGE_FAMILIES[name]
