@@ -1,4 +1,4 @@
-"""`python -m tgi_trio.demo.vision FOLDER`: make a tiny model that sees, in about a minute.
+"""`python -m tgi_trio.demo.vision FOLDER`: make a tiny model that sees, in seconds.
 
 The embedded model gets an eye of LLaVA's kind, untrained at first, and both are taught on the spot
 to name the colour of plain pictures. It can do nothing else, but the whole path of an image can be
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
 }
 SIDE: Final = 32  # pixels, of what the tower sees
 _PATCH: Final = 16
-_STEPS: Final = 120
+_STEPS: Final = 60
 _BATCH: Final = 12
 _RATE: Final = 1e-3
 _NOISE: Final = 12.0  # of each colour, so that its neighbours are known too
@@ -39,21 +40,23 @@ _MEAN: Final = (0.5, 0.5, 0.5)
 _PART: Final = "{{- part['text'] | trim }}"  # of the embedded model's chat template
 
 
-def make_vision_model(folder: Path, steps: int = _STEPS) -> float:
+def make_vision_model(folder: Path, steps: int = _STEPS, side: int = SIDE) -> float:
     """Write a model that sees to `folder`, as `save_pretrained` does; return its last loss.
 
-    `steps` of training; 0 leaves it blind.
+    `steps` of training; 0 leaves it blind. `side`: pixels that its tower sees, one feature for each
+    16 x 16.
     """
     import torch
 
     torch.manual_seed(0)
     tokenizer = _make_tokenizer(folder)
     image_id = tokenizer.token_to_id(IMAGE)
-    model = _make_model(image_id)
-    loss = _train(model, tokenizer, image_id, steps)
+    model = _make_model(image_id, side)
+    with _one_thread():
+        loss = _train(model, tokenizer, image_id, steps, side)
     model.save_pretrained(folder)
     shutil.copy(model_path() / "generation_config.json", folder)
-    _write(folder / "preprocessor_config.json", _processor_settings())
+    _write(folder / "preprocessor_config.json", _processor_settings(side))
     options = {
         "processor_class": "LlavaProcessor",
         "patch_size": _PATCH,
@@ -62,6 +65,23 @@ def make_vision_model(folder: Path, steps: int = _STEPS) -> float:
     }
     _write(folder / "processor_config.json", options)
     return loss
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch compute with one thread.
+
+    Its matrices are too small to be divided, and on a busy machine threads that wait for each other
+    take eight times as long.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _make_tokenizer(folder: Path) -> Any:
@@ -80,7 +100,7 @@ def _make_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _make_model(image_id: int) -> Any:
+def _make_model(image_id: int, side: int) -> Any:
     """Return LLaVA around the embedded model, its tower and projector random."""
     from transformers import (
         AutoModelForCausalLM,
@@ -96,7 +116,7 @@ def _make_model(image_id: int) -> Any:
         intermediate_size=64,
         num_hidden_layers=1,
         num_attention_heads=2,
-        image_size=SIDE,
+        image_size=side,
         patch_size=_PATCH,
         projection_dim=32,
     )
@@ -115,11 +135,11 @@ def _make_model(image_id: int) -> Any:
     return model
 
 
-def _train(model: Any, tokenizer: Any, image_id: int, steps: int) -> float:
+def _train(model: Any, tokenizer: Any, image_id: int, steps: int, side: int) -> float:
     """Teach a model colours; return the loss of the last step, in nats a token of the answers."""
     import torch
 
-    answers = [_answer(tokenizer, name) for name in COLOURS]
+    answers = [_answer(tokenizer, name, side) for name in COLOURS]
     longest = max(len(ids) for ids, _ in answers)
     inputs = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in answers])
     labels = torch.tensor(
@@ -133,7 +153,7 @@ def _train(model: Any, tokenizer: Any, image_id: int, steps: int) -> float:
         outputs = model(
             input_ids=inputs[which],
             attention_mask=(inputs[which] != 0).long(),
-            pixel_values=_pictures(which),
+            pixel_values=_pictures(which, side),
             labels=labels[which],
         )
         optimizer.zero_grad()
@@ -144,31 +164,31 @@ def _train(model: Any, tokenizer: Any, image_id: int, steps: int) -> float:
     return loss
 
 
-def _answer(tokenizer: Any, colour: str) -> tuple[list[int], int]:
+def _answer(tokenizer: Any, colour: str, side: int) -> tuple[list[int], int]:
     """Return a chat about a picture of one colour, and where in it the answer begins."""
-    features = IMAGE * (SIDE // _PATCH) ** 2
+    features = IMAGE * (side // _PATCH) ** 2
     question = f"<|begin|><|user|>{features}{QUESTION}<|end|><|assistant|>"
     begin = len(tokenizer.encode(question, add_special_tokens=False).ids)
     whole = f"{question}It is {colour}.<|end|>"
     return list(tokenizer.encode(whole, add_special_tokens=False).ids), begin
 
 
-def _pictures(which: Tensor) -> Tensor:
-    """Return plain pictures, normalised: float32 [pictures, 3, SIDE, SIDE]."""
+def _pictures(which: Tensor, side: int) -> Tensor:
+    """Return plain pictures, normalised: float32 [pictures, 3, side, side]."""
     import torch
 
     colours = torch.tensor([list(each) for each in COLOURS.values()], dtype=torch.float32)[which]
     noisy = (colours + _NOISE * torch.randn_like(colours)).clamp(0, 255) / 255
-    return ((noisy - 0.5) / 0.5)[:, :, None, None].expand(-1, -1, SIDE, SIDE)
+    return ((noisy - 0.5) / 0.5)[:, :, None, None].expand(-1, -1, side, side)
 
 
-def _processor_settings() -> dict[str, Any]:
+def _processor_settings(side: int) -> dict[str, Any]:
     return {
         "image_processor_type": "LlavaImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": SIDE},
+        "size": {"shortest_edge": side},
         "do_center_crop": True,
-        "crop_size": {"height": SIDE, "width": SIDE},
+        "crop_size": {"height": side, "width": side},
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
