@@ -157,6 +157,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("max-image-fetch-size", "bytes", "largest file of an image"),
             Flag("max-image-pixels", "int", "most pixels of an image; more is not decoded"),
             Flag("max-images-per-prompt", "int", "most images of one prompt"),
+            Flag("max-image-bytes", "bytes", "images of all requests, before they are decoded"),
             Flag("disable-grammar-support", "switch", "refuse grammars, response_format and tools"),
             Flag("max-grammar-bytes", "bytes", "largest grammar or schema"),
             Flag("max-grammar-seconds", "seconds", "of CPU time to compile a grammar"),

@@ -26,6 +26,7 @@ _AT_LEAST_ONE: Final = (
     "max_image_fetch_size",
     "max_image_pixels",
     "max_images_per_prompt",
+    "max_image_bytes",
     "image_memory",
     "max_grammar_bytes",
     "max_grammar_seconds",

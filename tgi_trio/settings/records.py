@@ -98,6 +98,7 @@ class AsGiven(ShardOptions):
     max_image_fetch_size: int = 20 * 2**20  # bytes of a compressed image
     max_image_pixels: int = 20_000_000  # of an image as it comes
     max_images_per_prompt: int = 8
+    max_image_bytes: int = 128 * 2**20  # of all requests' images, as they came
     image_memory: int = 256 * 2**20  # bytes of all images' pixels on their way to the shard
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20

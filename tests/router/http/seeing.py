@@ -45,14 +45,17 @@ class Memory:
 
 @asynccontextmanager
 async def seeing_engine(
-    fetcher: ImageFetcher | None = None, nbytes: int = 4 * 2**20, most: int = 200
+    fetcher: ImageFetcher | None = None,
+    nbytes: int = 4 * 2**20,
+    most: int = 200,
+    flags: ImageFlags = FLAGS,
 ) -> AsyncIterator[FakeEngine]:
     """Yield an engine that takes images; `most` tokens of a prompt."""
     tokenizer = byte_tokenizer((PAD, START, STOP))
     limits = ServedLimits(max_input_tokens=most, max_total_tokens=2 * most)
     engine = FakeEngine(lambda prompt: "Hi", limits=limits, tokenizer=tokenizer)
     engine.chat_template = ChatTemplate({"default": TEMPLATE}, {})
-    service = ImageService(MODEL, FLAGS, Memory(nbytes), tokenizer, engine.metrics, 1, fetcher)
+    service = ImageService(MODEL, flags, Memory(nbytes), tokenizer, engine.metrics, 1, fetcher)
     engine.images = service.reader
     async with trio.open_nursery() as nursery:
         await nursery.start(service.run)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.seeing import PAD, START, STOP, UNIT, seeing_engine
+from tests.router.http.seeing import FLAGS, PAD, START, STOP, UNIT, seeing_engine
 from tests.router.http.served import Client, served
 from tests.router.images.image_files import claimed_png, encode, noise
 from tests.router.images.test_fetch import Names, serving
@@ -198,6 +199,31 @@ async def test_a_model_whose_images_are_not_served_says_which_are() -> None:
             assert why in answer.text
         assert (await client.post("/generate", {"inputs": "[](x)"})).status == 200
     assert len(engine.submitted) == 1
+
+
+async def test_bytes_of_all_requests_have_a_bound() -> None:
+    async with serving(hostile_server) as port:
+        fetcher = ImageFetcher(
+            parse_policy(f"127.0.0.0/8,:{port},a.example"),
+            FetchLimits(200_000, seconds=60.0),
+            Names(a_example=[["127.0.0.2"]]),
+        )
+        flags = replace(FLAGS, max_image_bytes=2 * len(IMAGE))
+        async with seeing_engine(fetcher, flags=flags) as engine, served(engine) as server:
+            client = await server.connect()
+            links = [f"![]({data_url(IMAGE)})", f"![](http://a.example:{port}/good)"]
+            assert engine.images is not None
+            for link in links:
+                with engine.images.hold_bytes() as held:
+                    held.take(len(IMAGE) + 1)
+                    answer = await client.post("/generate", {"inputs": link})
+                    assert answer.status == 429 and answer.headers["retry-after"] == "1"
+                    assert "the images of all requests have too many bytes" in answer.text
+                # What a request had is free once it has ended, well or not.
+                assert (await client.post("/generate", {"inputs": link * 2})).status == 200
+                answer = await client.post("/generate", {"inputs": link * 3})
+                assert answer.status == 422
+                assert f"more than {2 * len(IMAGE)} bytes together" in answer.text
 
 
 async def test_parts_that_are_not_read_are_named_with_those_that_are() -> None:

@@ -67,11 +67,12 @@ async def validate_request(
 
 
 async def expand_images(call: Call, prompt: ImagePrompt) -> ExpandedPrompt:
-    """Return a prompt with all tokens of its images; raises ValidationError."""
+    """Return a prompt with all tokens of its images; raises as `ImageReader.read` does."""
     if call.engine.images is None:
         refuse_image(call, prompt.links[0])
-    prompt = call.cut.restore(prompt)
-    return await call.engine.images.read(prompt, call.engine.limits.max_input_tokens)
+    held = call.resources.enter_context(call.engine.images.hold_bytes())
+    most = call.engine.limits.max_input_tokens
+    return await call.engine.images.read(call.cut.restore(prompt), most, held)
 
 
 def refuse_image(call: Call, image: ImageLink) -> NoReturn:

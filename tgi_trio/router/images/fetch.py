@@ -58,15 +58,15 @@ class ImageFetcher:
         self._resolve = resolve
         self._tls = tls
 
-    async def fetch(self, url: str) -> bytes:
-        """Return the bytes at an http or https URL.
+    async def fetch(self, url: str, take: Callable[[int], object] = lambda count: None) -> bytes:
+        """Return the bytes at an http or https URL; `take` is told how many have come, by pieces.
 
         Raises ValidationError, whose text names no address: who may not look inside is not told
         what is there.
         """
         with trio.move_on_after(self._limits.seconds):
             for _ in range(self._limits.redirects + 1):
-                found = await self._request(self._policy.check_url(url))
+                found = await self._request(self._policy.check_url(url), take)
                 if isinstance(found, bytes):
                     return found
                 url = found.url
@@ -77,12 +77,12 @@ class ImageFetcher:
             f"Could not fetch image: it took more than {self._limits.seconds:g} s"
         )
 
-    async def _request(self, target: Target) -> bytes | _Redirect:
+    async def _request(self, target: Target, take: Callable[[int], object]) -> bytes | _Redirect:
         """Return what one hop answers."""
         try:
             stream = await self._connect(target)
             try:
-                return await self._exchange(stream, target)
+                return await self._exchange(stream, target, take)
             finally:
                 await trio.aclose_forcefully(stream)
         except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
@@ -131,7 +131,9 @@ class ImageFetcher:
                 return await trio.open_tcp_stream(str(address), port)
         raise ConnectionError(errno.ECONNREFUSED, "no connection could be made")
 
-    async def _exchange(self, stream: trio.abc.Stream, target: Target) -> bytes | _Redirect:
+    async def _exchange(
+        self, stream: trio.abc.Stream, target: Target, take: Callable[[int], object]
+    ) -> bytes | _Redirect:
         """Ask for the image and read it, no further than its limit."""
         connection = h11.Connection(h11.CLIENT)
         headers = [
@@ -153,7 +155,7 @@ class ImageFetcher:
             moved = self._check_answer(answer, target)
             if moved is not None:
                 return moved
-            return await self._read_body(events)
+            return await self._read_body(events, take)
 
     def _check_answer(self, answer: h11.Response, target: Target) -> _Redirect | None:
         """Return where the image has moved, None where it comes; raises ValidationError."""
@@ -179,14 +181,17 @@ class ImageFetcher:
             raise ValidationError(size_error(size, self._limits.max_image_fetch_size))
         return None
 
-    async def _read_body(self, events: AsyncGenerator[h11.Event]) -> bytes:
+    async def _read_body(
+        self, events: AsyncGenerator[h11.Event], take: Callable[[int], object]
+    ) -> bytes:
         body = bytearray()
         most = self._limits.max_image_fetch_size
         async for event in events:
             if isinstance(event, h11.Data):
                 body += event.data
-            if len(body) > most:
-                raise ValidationError(size_error(most + 1, most))
+                if len(body) > most:
+                    raise ValidationError(size_error(most + 1, most))
+                take(len(event.data))
         return bytes(body)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import trio
 
 from tgi_trio.errors import ModelLoadError, PromptTooLong, TgiTrioError, ValidationError
+from tgi_trio.router.images.byte_budget import ByteBudget, HeldBytes
 from tgi_trio.router.images.data_urls import decode_data_url, find_base64
 from tgi_trio.router.images.image_prompt import (
     ExpandedPrompt,
@@ -26,9 +28,9 @@ _FETCHES: Final = 16  # images that are fetched at the same time, of all request
 
 
 class Fetch(Protocol):
-    """Fetches a URL (`ImageFetcher`); raises ValidationError."""
+    """Fetches a URL (`ImageFetcher`); raises ValidationError, and what `take` raises."""
 
-    async def fetch(self, url: str) -> bytes: ...
+    async def fetch(self, url: str, take: Callable[[int], object]) -> bytes: ...
 
 
 class Tokens(Protocol):
@@ -53,6 +55,7 @@ class ImageLimits:
 
     max_images_per_prompt: int = 8
     max_image_fetch_size: int = 20 * 2**20  # bytes, of data URLs as well
+    max_image_bytes: int = 128 * 2**20  # as they came, of all requests
 
 
 class ImageReader:
@@ -84,12 +87,19 @@ class ImageReader:
         self._store = store
         self._metrics = metrics
         self._limits = limits
+        self._bytes = ByteBudget(limits.max_image_bytes)
         self._fetching = trio.CapacityLimiter(_FETCHES)
         self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
         self._salt = hashlib.sha256(processed_as.encode()).digest()
 
-    async def read(self, prompt: ImagePrompt, max_input_tokens: int) -> ExpandedPrompt:
-        """Return a prompt with all tokens of its images.
+    def hold_bytes(self) -> AbstractContextManager[HeldBytes]:
+        """Return what one request's images may take, for as long as it keeps them."""
+        return self._bytes.hold()
+
+    async def read(
+        self, prompt: ImagePrompt, max_input_tokens: int, held: HeldBytes
+    ) -> ExpandedPrompt:
+        """Return a prompt with all tokens of its images, whose bytes are `held`.
 
         Raises ValidationError, and Overloaded or Unavailable where the machine is too busy.
         """
@@ -99,7 +109,7 @@ class ImageReader:
                 f"the prompt has {len(links)} images, {self._limits.max_images_per_prompt} are "
                 "allowed (--max-images-per-prompt)"
             )
-        images = await self._see_all(links)
+        images = await self._see_all(links, held)
         self._store.check_room({image.key: image.nbytes for image in images})
         found = expand_prompt(prompt, images, self.layout, self._bos, self._feature_id)
         if found.features > max_input_tokens:
@@ -113,14 +123,14 @@ class ImageReader:
         self._metrics.inc("tgi_image_tokens", found.features)
         return found
 
-    async def _see_all(self, links: Sequence[ImageLink]) -> list[SeenImage]:
+    async def _see_all(self, links: Sequence[ImageLink], held: HeldBytes) -> list[SeenImage]:
         """Return all images in their order; the first that fails is raised, the others are left."""
         found: dict[int, SeenImage] = {}
         failures: list[TgiTrioError] = []
 
         async def see(i: int) -> None:
             try:
-                found[i] = await self._see(links[i])
+                found[i] = await self._see(links[i], held)
             except TgiTrioError as error:
                 failures.append(error)
                 nursery.cancel_scope.cancel()
@@ -132,8 +142,8 @@ class ImageReader:
             raise failures[0]
         return [found[i] for i in range(len(links))]
 
-    async def _see(self, link: ImageLink) -> SeenImage:
-        data = await self._load(link)
+    async def _see(self, link: ImageLink, held: HeldBytes) -> SeenImage:
+        data = await self._load(link, held)
         key = await _in_thread(len(data), lambda: hashlib.sha256(self._salt + data).digest())
         hit, began = self._store.knows(key), trio.current_time()
         known = await self._store.look_at(key, data)
@@ -143,18 +153,21 @@ class ImageReader:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
         return SeenImage(data, key, known.size, known.nbytes)
 
-    async def _load(self, link: ImageLink) -> bytes:
+    async def _load(self, link: ImageLink, held: HeldBytes) -> bytes:
         """Return an image's bytes; raises ValidationError."""
         url, most = link.url, self._limits.max_image_fetch_size
         if url.startswith("data:") or ":" not in url:
             find_base64(url)
             async with self._decoding:
-                if link.encoded is not None:
-                    return await link.encoded.decode(most)
-                return await decode_data_url(url, most)
+                encoded = link.encoded
+                data = await (
+                    decode_data_url(url, most) if encoded is None else encoded.decode(most)
+                )
+            held.take(len(data))
+            return data
         async with self._fetching:
             began = trio.current_time()
-            data = await self._fetcher.fetch(url)
+            data = await self._fetcher.fetch(url, held.take)
             self._metrics.observe("tgi_image_fetch_duration", trio.current_time() - began)
         return data
 

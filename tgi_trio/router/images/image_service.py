@@ -22,6 +22,7 @@ class ImageFlags:
     max_image_fetch_size: int = 20 * 2**20  # bytes
     max_image_pixels: int = 20_000_000
     max_images_per_prompt: int = 8
+    max_image_bytes: int = 128 * 2**20
 
 
 class ImageService:
@@ -54,7 +55,9 @@ class ImageService:
             fetcher,
             self.store,
             counts,
-            ImageLimits(flags.max_images_per_prompt, flags.max_image_fetch_size),
+            ImageLimits(
+                flags.max_images_per_prompt, flags.max_image_fetch_size, flags.max_image_bytes
+            ),
             processed_as=settings.dump(),
         )
 
