@@ -126,7 +126,9 @@ RULES: dict[str, Rule] = {
     "testing.checkpoints": Rule(
         ours("errors testing.tiny_families testing.tiny_hybrids"), banned=SERVER
     ),  # writes tiny model folders
-    "testing.wrapped_checkpoints": Rule(ours("testing.checkpoints"), banned=SERVER),
+    "testing.wrapped_checkpoints": Rule(
+        ours("testing.checkpoints testing.tiny_families"), banned=SERVER
+    ),
     "demo": Rule(ours("errors"), banned=SERVER),
     "__main__": Rule(
         ours(

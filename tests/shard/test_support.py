@@ -21,9 +21,11 @@ from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, ShortConvolution
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
+    HeadSizes,
     LatentSpec,
     LayerSpec,
     Names,
+    OwnInputsSpec,
     QueryScale,
     RotarySpec,
 )
@@ -34,9 +36,11 @@ from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 RECORDS = (
     DecoderSpec,
     ExpertsSpec,
+    HeadSizes,
     LatentSpec,
     LayerSpec,
     Names,
+    OwnInputsSpec,
     QueryScale,
     RotarySpec,
     ShortConvolution,
@@ -76,7 +80,12 @@ def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> 
     refused = {
         key
         for key in FIELDS
-        if key.startswith(("LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2.", "Mamba1."))
+        if key.startswith(
+            (
+                *("LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2.", "Mamba1."),
+                *("HeadSizes.", "OwnInputsSpec."),
+            )
+        )
     }
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 

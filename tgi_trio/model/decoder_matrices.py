@@ -10,6 +10,7 @@ from typing import Final
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.matrices import (
     AttentionRefs,
+    BesideRefs,
     ExpertsRefs,
     LatentRefs,
     LayerRefs,
@@ -19,6 +20,8 @@ from tgi_trio.model.matrices import (
     MlpRefs,
     NormRef,
     OuterRefs,
+    OwnInputRefs,
+    OwnInputsRefs,
     Split,
     Units,
     VectorRef,
@@ -30,7 +33,7 @@ from tgi_trio.model.matrices import (
     whole_units,
 )
 from tgi_trio.model.mixer_matrices import mixer_refs
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, OwnInputsSpec
 
 _LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
 _SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # of every family that has one
@@ -78,6 +81,18 @@ NAMES: Final[Claims] = {
     "Names.latent_norm": ANY,
     "Names.latent_up": ANY,
     "Names.mixer": ANY,
+    "Names.layer_scale": ANY,
+    "Names.beside_norm": ANY,
+    "Names.dense_post_norm": ANY,
+    "Names.beside_post_norm": ANY,
+    "Names.router_gain": ANY,
+    "Names.expert_scale": ANY,
+    "Names.own_table": ANY,
+    "Names.own_projection": ANY,
+    "Names.own_norm": ANY,
+    "Names.own_gate": ANY,
+    "Names.own_up": ANY,
+    "Names.own_post_norm": ANY,
 }
 
 
@@ -101,6 +116,7 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         embedding_norm=_norm(spec, "", names.embedding_norm, hidden),
         final_norm=_norm(spec, "", names.final_norm, hidden),
         head=split_outputs(head, "vocabulary"),
+        own_inputs=_own_inputs(spec, spec.own_inputs) if spec.own_inputs else None,
     )
 
 
@@ -110,58 +126,67 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
     prefix, experts, mixer = names.layer.format(index), layer.experts, layer.mixer
     mlp: MlpRefs | ExpertsRefs | None = None
     if layer.feeds:
-        mlp = _experts(spec, prefix, experts) if experts else _dense_mlp(spec, prefix)
+        if experts and not layer.beside:
+            mlp = _experts(spec, prefix, experts)
+        else:
+            mlp = _dense_mlp(spec, prefix, layer.mlp_width or spec.mlp_width)
 
     def norm(name: str, there: bool) -> NormRef | None:
         return _norm(spec, prefix, name, hidden) if there else None
 
     mixes = layer.attends or mixer is not None
     return LayerRefs(
-        attention=_attention(spec, prefix) if layer.attends else None,
+        attention=_attention(spec, prefix, layer) if layer.attends else None,
         mixer=mixer_refs(mixer, prefix + names.mixer, hidden) if mixer else None,
         mlp=mlp,
         attention_norm=norm(names.attention_norm, mixes),
         mlp_norm=norm(names.mlp_norm, layer.feeds),
         attention_post_norm=norm(names.attention_post_norm, mixes),
         mlp_post_norm=norm(names.mlp_post_norm, layer.feeds),
+        beside=_beside(spec, prefix, experts) if experts and layer.beside else None,
+        own_input=_own_input(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
+        scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
     )
 
 
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _attention(spec: DecoderSpec, prefix: str) -> AttentionRefs:
+def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRefs:
     names, latent = spec.names, spec.latent
-    value_dim = latent.value_dim if latent else spec.head_dim
+    value_dim = latent.value_dim if latent else spec.sizes(layer).value_dim
     output = _matrix(
         spec, prefix + names.output, spec.hidden_size, spec.heads * value_dim, bias=spec.output_bias
     )
-    query_norm, key_norm = _query_key_norms(spec, prefix)
+    query_norm, key_norm = _query_key_norms(spec, prefix, layer)
     return AttentionRefs(
-        qkv=_latent_qkv(spec, prefix, latent) if latent else _qkv(spec, prefix),
+        qkv=_latent_qkv(spec, prefix, latent) if latent else _qkv(spec, prefix, layer),
         output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
         latent=_latent(spec, prefix, latent) if latent else None,
         query_norm=query_norm,
         key_norm=key_norm,
-        sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks else None,
+        sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks and layer.sinks else None,
     )
 
 
-def _qkv(spec: DecoderSpec, prefix: str) -> LinearRef:
-    """Return the rows of query, key and value heads, and of gates if there are any."""
-    names, size, hidden, biased = spec.names, spec.head_dim, spec.hidden_size, spec.qkv_bias
-    heads, kv_heads = spec.heads, spec.kv_heads
+def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
+    """Return the rows of query, key and value heads, and of gates if there are any.
+
+    Queries alone where K and V are another layer's, no values where those are the keys.
+    """
+    names, sizes, hidden, biased = spec.names, spec.sizes(layer), spec.hidden_size, spec.qkv_bias
+    heads, kv_heads, size = spec.heads, sizes.kv_heads, sizes.dim
     if spec.qkv_layout == "separate":
-        kinds: tuple[tuple[str, Split, int], ...] = (
-            (names.query, "heads", heads),
-            (names.key, "kv_heads", kv_heads),
-            (names.value, "kv_heads", kv_heads),
-        )
+        kinds: list[tuple[str, Split, int, int]] = [(names.query, "heads", heads, size)]
+        if layer.reads_layer is None:
+            kinds.append((names.key, "kv_heads", kv_heads, size))
+            if not layer.keys_as_values:
+                kinds.append((names.value, "kv_heads", kv_heads, sizes.value_dim))
         matrices = [
-            _matrix(spec, prefix + name, count * size, hidden, bias=biased)
-            for name, _, count in kinds
+            _matrix(spec, prefix + name, count * each, hidden, bias=biased)
+            for name, _, count, each in kinds
         ]
-        units = [run_of(split, count, size) for _, split, count in kinds]
+        units = [run_of(split, count, each) for _, split, count, each in kinds]
     else:
         rows = (heads + 2 * kv_heads) * size
         matrices = [_matrix(spec, prefix + names.qkv, rows, hidden, bias=biased)] * 3
@@ -204,8 +229,11 @@ def _grouped_units(spec: DecoderSpec) -> list[Units]:
     ]
 
 
-def _query_key_norms(spec: DecoderSpec, prefix: str) -> tuple[NormRef | None, NormRef | None]:
-    names, size = spec.names, spec.head_dim
+def _query_key_norms(
+    spec: DecoderSpec, prefix: str, layer: LayerSpec
+) -> tuple[NormRef | None, NormRef | None]:
+    """Return the norms of queries and of keys; the latter None where keys are another layer's."""
+    names, size = spec.names, spec.sizes(layer).dim
     if spec.query_key_norm in ("none", "bare"):
         return None, None
     if spec.query_key_norm == "whole":
@@ -215,10 +243,10 @@ def _query_key_norms(spec: DecoderSpec, prefix: str) -> tuple[NormRef | None, No
         )
     query, key = prefix + names.query_norm, prefix + names.key_norm
     biases = (f"{query}.bias", f"{key}.bias") if spec.query_key_norm_bias else ("", "")
-    return (
-        NormRef(f"{query}.weight", biases[0], size, spec.norm_eps),
-        NormRef(f"{key}.weight", biases[1], size, spec.norm_eps),
-    )
+    query_norm = NormRef(f"{query}.weight", biases[0], size, spec.norm_eps)
+    if layer.reads_layer is not None:
+        return query_norm, None
+    return query_norm, NormRef(f"{key}.weight", biases[1], size, spec.norm_eps)
 
 
 def _latent_qkv(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LinearRef:
@@ -264,8 +292,8 @@ def _latent(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
 # --- feed-forward ---------------------------------------------------------------------------------
 
 
-def _dense_mlp(spec: DecoderSpec, prefix: str) -> MlpRefs:
-    names, hidden, width, biased = spec.names, spec.hidden_size, spec.mlp_width, spec.mlp_bias
+def _dense_mlp(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
+    names, hidden, biased = spec.names, spec.hidden_size, spec.mlp_bias
     columns = run_of("mlp", width)
     if names.gate_up:
         both = _matrix(spec, prefix + names.gate_up, 2 * width, hidden, bias=biased)
@@ -319,7 +347,7 @@ def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: i
 def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
     """Return the expert of every token, which has the place of a dense MLP or one of its own."""
     if not spec.names.shared_expert:
-        return _dense_mlp(spec, prefix)
+        return _dense_mlp(spec, prefix, spec.mlp_width)
     gate, up, down = _SHARED_EXPERT
     own = (gate if spec.gated else "", up, down)
     return _expert(spec, prefix + spec.names.shared_expert, own, width)
@@ -359,6 +387,45 @@ def _stacked_expert(
     inner = [MatrixRef(place + name, rows, hidden) for name in names[:2]]
     down = MatrixRef(place + names[2], hidden, rows, transposed=True)
     return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated=True)
+
+
+def _beside(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> BesideRefs:
+    names, hidden = spec.names, spec.hidden_size
+
+    def norm(name: str) -> NormRef:
+        return NormRef(f"{prefix}{name}.weight", "", hidden, spec.norm_eps)
+
+    return BesideRefs(
+        norm=norm(names.beside_norm),
+        experts=_experts(spec, prefix, experts),
+        router_norm=NormRef(prefix + names.router_gain, "", hidden, spec.norm_eps),
+        expert_scale=VectorRef(prefix + names.expert_scale, experts.count),
+        dense_post_norm=norm(names.dense_post_norm),
+        post_norm=norm(names.beside_post_norm),
+    )
+
+
+# --- embeddings of layers -------------------------------------------------------------------------
+
+
+def _own_inputs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:
+    names, rows = spec.names, len(spec.layers) * own.width
+    table = MatrixRef(f"{names.own_table}.weight", own.rows, rows)
+    projection = MatrixRef(f"{names.own_projection}.weight", rows, spec.hidden_size)
+    return OwnInputsRefs(
+        table=split_outputs(table, "vocabulary"),
+        projection=whole_linear(projection),
+        norm=NormRef(f"{names.own_norm}.weight", "", own.width, spec.norm_eps),
+    )
+
+
+def _own_input(spec: DecoderSpec, prefix: str, own: OwnInputsSpec) -> OwnInputRefs:
+    names, hidden = spec.names, spec.hidden_size
+    return OwnInputRefs(
+        gate=whole_linear(_matrix(spec, prefix + names.own_gate, own.width, hidden)),
+        up=whole_linear(_matrix(spec, prefix + names.own_up, hidden, own.width)),
+        post_norm=NormRef(f"{prefix}{names.own_post_norm}.weight", "", hidden, spec.norm_eps),
+    )
 
 
 # --- parts ----------------------------------------------------------------------------------------

@@ -41,6 +41,16 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.feeds": only(True, refusal="layers have no MLP"),
     "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
     "LayerSpec.attends": only(True, refusal="layers have no attention"),
+    "LayerSpec.sizes": only(None, refusal="heads differ from layer to layer, or values from keys"),
+    "LayerSpec.keys_as_values": only(False, refusal="values are made from keys"),
+    "LayerSpec.reads_layer": only(None, refusal="layers read another layer's keys and values"),
+    "LayerSpec.sinks": only(True, refusal="some layers have sinks and some have none"),
+    "LayerSpec.mlp_width": only(0, refusal="MLPs differ in width from layer to layer"),
+    "LayerSpec.beside": only(False, refusal="experts are beside an MLP"),
+    "DecoderSpec.value_norm": only(False, refusal="values are normalised"),
+    "DecoderSpec.value_scale": only(1.0, refusal="values are scaled"),
+    "DecoderSpec.own_inputs": only(None, refusal="layers have embeddings of their own"),
+    "Names.layer_scale": only("", refusal="what leaves a layer is scaled"),
     "LayerSpec.experts": ANY,
     "ExpertsSpec.count": Claim(
         lambda n: n <= MOST_EXPERTS, f"there are more than {MOST_EXPERTS} experts"

@@ -144,6 +144,36 @@ class ExpertsRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideRefs:
+    """Experts beside a dense MLP: each reads the hidden state through a norm of its own."""
+
+    norm: NormRef
+    experts: ExpertsRefs
+    router_norm: NormRef
+    expert_scale: VectorRef  # of each expert's weight
+    dense_post_norm: NormRef  # of what the MLP says
+    post_norm: NormRef  # of what the experts say
+
+
+@dataclass(frozen=True, slots=True)
+class OwnInputRefs:
+    """What a layer makes of its own embedding of a token."""
+
+    gate: LinearRef
+    up: LinearRef
+    post_norm: NormRef
+
+
+@dataclass(frozen=True, slots=True)
+class OwnInputsRefs:
+    """Where the layers' own embeddings come from; the layers lie one behind the other."""
+
+    table: LinearRef
+    projection: LinearRef
+    norm: NormRef  # of one layer's
+
+
+@dataclass(frozen=True, slots=True)
 class LatentRefs:
     """What follows the first projection where keys and values are compressed."""
 
@@ -235,6 +265,9 @@ class LayerRefs:
     mlp_norm: NormRef | None
     attention_post_norm: NormRef | None
     mlp_post_norm: NormRef | None
+    beside: BesideRefs | None = None  # `mlp` is dense then
+    own_input: OwnInputRefs | None = None
+    scale: VectorRef | None = None  # [1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +279,7 @@ class OuterRefs:
     embedding_norm: NormRef | None
     final_norm: NormRef | None
     head: LinearRef  # the embedding's matrix where the head is tied
+    own_inputs: OwnInputsRefs | None = None
 
 
 def every_unit(units: Units) -> slice:

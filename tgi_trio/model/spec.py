@@ -83,6 +83,20 @@ class Names:
     latent_down: str = ""  # the latent's rows, then those of the key that is rotated
     latent_norm: str = ""
     latent_up: str = ""  # per head the rows of its key, then of its value
+    layer_scale: str = ""  # a number that what leaves a layer is multiplied by; the whole name
+    # Experts beside an MLP, see `LayerSpec.beside`: norms, and whole names of vectors.
+    beside_norm: str = ""  # before the experts
+    dense_post_norm: str = ""  # of what the MLP says
+    beside_post_norm: str = ""  # of what the experts say
+    router_gain: str = ""  # of the norm before the router
+    expert_scale: str = ""  # of each expert's weight
+    # See `OwnInputsSpec`.
+    own_table: str = ""
+    own_projection: str = ""
+    own_norm: str = ""
+    own_gate: str = ""
+    own_up: str = ""
+    own_post_norm: str = ""
     mixer: str = ""  # of a layer; its kind says what follows, see `mixer_matrices.py`
 
 
@@ -152,6 +166,27 @@ class LatentSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadSizes:
+    """The heads of a layer, where they are not as `DecoderSpec` has them."""
+
+    kv_heads: int
+    dim: int  # of a query and of a key
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnInputsSpec:
+    """Every layer is told of each token by an embedding of its own (Gemma 3n, Google 2025).
+
+    It is a row of a table, added to what is projected from the embedding that the first layer gets.
+    """
+
+    width: int
+    rows: int  # of the table; tokens beyond it have the first row
+    image_token: int  # whose row an image's tokens have
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What may differ from layer to layer."""
 
@@ -163,6 +198,12 @@ class LayerSpec:
     mixer: Mixer | None = None  # what keeps a state per sequence
     attends: bool = True  # has attention, beside a mixer if there is one
     feeds: bool = True  # has an MLP, or experts
+    sizes: HeadSizes | None = None  # None: the model's
+    keys_as_values: bool = False  # values are what keys are before they are normalised and turned
+    reads_layer: int | None = None  # whose K and V are read; None: the layer's own
+    sinks: bool = True  # where `Names.sinks` has some
+    mlp_width: int = 0  # 0: the model's
+    beside: bool = False  # experts are beside an MLP, not in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +257,10 @@ class DecoderSpec:
     logit_scale: float = 1.0
     qkv_clip: float = 0.0  # q, k and v are clamped to +-this; 0 = not
     latent: LatentSpec | None = None  # then kv_heads is 1, and head_dim the latent's and the key's
+    value_norm: bool = False  # of each value by itself, without weights
+    value_scale: float = 1.0
+    own_inputs: OwnInputsSpec | None = None
+
+    def sizes(self, layer: LayerSpec) -> HeadSizes:
+        """Return the sizes of a layer's heads."""
+        return layer.sizes or HeadSizes(self.kv_heads, self.head_dim, self.head_dim)

@@ -53,18 +53,19 @@ def block_share(count: int, rank: int, ranks: int) -> slice:
     return slice(rank * each, min(count, (rank + 1) * each))
 
 
-def kv_head_share(spec: DecoderSpec, rank: int, ranks: int) -> slice:
-    """Return a rank's KV heads: its part, or where there are fewer than ranks a whole one.
+def kv_head_share(spec: DecoderSpec, count: int, rank: int, ranks: int) -> slice:
+    """Return a rank's KV heads of a layer that has `count`.
 
-    A rank's query heads then all belong to the KV head it shares with its neighbours. Raises
-    ModelLoadError where neither can be.
+    They are its part, or where there are fewer than ranks a whole one: a rank's query heads then
+    all belong to the KV head it shares with its neighbours. Raises ModelLoadError where neither can
+    be.
     """
-    if spec.query_key_norm == "whole" and spec.kv_heads < ranks and ranks % spec.kv_heads == 0:
+    if spec.query_key_norm == "whole" and count < ranks and ranks % count == 0:
         raise ModelLoadError(
             f"Model type {spec.family!r} normalises all key heads together and has "
-            f"{spec.kv_heads} of them; choose a --num-shard that divides {spec.kv_heads}."
+            f"{count} of them; choose a --num-shard that divides {count}."
         )
-    return _kv_head_share(spec.kv_heads, rank, ranks)
+    return _kv_head_share(count, rank, ranks)
 
 
 def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
@@ -72,11 +73,12 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
     even_share(spec.heads, "attention heads", 0, ranks)
     widths = {spec.mlp_width}
     if isinstance(spec, DecoderSpec):
-        kv_head_share(spec, 0, ranks)
+        for count in {spec.sizes(layer).kv_heads for layer in spec.layers}:
+            kv_head_share(spec, count, 0, ranks)
         widths = {layer.experts.width for layer in spec.layers if layer.experts}
         widths |= {layer.experts.shared_width for layer in spec.layers if layer.experts}
-        if any(layer.feeds and not layer.experts for layer in spec.layers):
-            widths.add(spec.mlp_width)
+        dense = (la for la in spec.layers if la.feeds and (la.beside or not la.experts))
+        widths |= {layer.mlp_width or spec.mlp_width for layer in dense}
         for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
             for units in mixer_units(mixer):
                 unit_share(units, 0, ranks)

@@ -35,8 +35,18 @@ def decoder_claims(spec: DecoderSpec) -> TensorClaims:
     names = spec.names
     # A copy of the embedding, where the file has one.
     known = {f"{names.head}.weight": None} if spec.tied_head else {}
+    known |= dict.fromkeys(_unread_heads(spec))
     scales = (name for i in range(len(spec.layers)) for part in kv_scales(spec, i) for name in part)
     return TensorClaims(dict(_decoder(spec)), known | dict.fromkeys(scales), names.base)
+
+
+def _unread_heads(spec: DecoderSpec) -> Iterator[str]:
+    """Yield the keys and values that published files have of layers that read another's."""
+    names = spec.names
+    for index, layer in enumerate(spec.layers):
+        if layer.reads_layer is not None:
+            for part in (names.key, names.value, names.key_norm):
+                yield f"{names.layer.format(index)}{part}.weight"
 
 
 def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -44,8 +54,8 @@ def kv_scales(spec: DecoderSpec, index: int) -> tuple[tuple[str, ...], tuple[str
 
     The first that is there counts. vLLM's names, ModelOpt's, and an older one for both.
     """
-    names = spec.names
-    layer = names.layer.format(index)
+    names, reads = spec.names, spec.layers[index].reads_layer
+    layer = names.layer.format(index if reads is None else reads)
     key, value = names.key or names.qkv, names.value or names.qkv
     attention = layer + key.rpartition(".")[0]
     return (

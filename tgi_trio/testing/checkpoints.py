@@ -184,7 +184,11 @@ _FAMILY: dict[str, dict[str, Any]] = {
         "max_seq_len": 512,
     },
 }
-_FILLED = ("correction_bias", "expert_bias")  # buffers that a model is trained with
+# Buffers that a model is trained with.
+_FILLED = ("correction_bias", "expert_bias", "layer_scalar")
+_SCALES = ("layer_scalar", "router.scale", "per_expert_scale")  # near one, as norms are
+# Whose embeddings are multiplied by the root of their width.
+_SCALED_EMBEDDINGS = ("gemma4_text", "gemma4_unified_text")
 _MINUS_ONE_NORMS = (
     "gemma",
     "gemma2",
@@ -223,7 +227,7 @@ def make_checkpoint(
         if config.tie_word_embeddings:
             # A full-size tied embedding would answer every token with that token again; Gemma
             # multiplies its embeddings by the root of their width on top.
-            scale = 0.04 if family in _MINUS_ONE_NORMS else 0.3
+            scale = 0.04 if family in (*_MINUS_ONE_NORMS, *_SCALED_EMBEDDINGS) else 0.3
             model.get_input_embeddings().weight.mul_(scale)
     model = model.to(getattr(torch, dtype))
     model.save_pretrained(folder)
@@ -311,7 +315,7 @@ def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, minus_
         if "Attention.q." in name:  # T5 keeps the scale of its scores in these weights
             noise = noise / 4.0
         parameter.copy_(noise if embedding else noise * (2.0 / parameter.shape[-1] ** 0.5))
-    elif "norm" in name or "ln_" in name:
+    elif "norm" in name or "ln_" in name or name.endswith(_SCALES):
         centre = 0.0 if name.endswith("bias") or minus_one else 1.0
         centre = 0.2 if "word_embeddings_layernorm.weight" in name else centre
         parameter.copy_(centre + 0.1 * noise)

@@ -15,6 +15,32 @@ _EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
     "head_dim": 16,
 }
+# Wider heads in layers without a window, whose values are their keys.
+GEMMA4: Final[dict[str, Any]] = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 24,
+}
+# Gemma 4 E2B's: each layer has an embedding of its own, the last layers no keys and values.
+GEMMA4_E: Final[dict[str, Any]] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 512,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+# Gemma 4 26B-A4B's: experts beside an MLP.
+GEMMA4_MOE: Final[dict[str, Any]] = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
 # Queries are scaled by their position, from the eighth on.
 _SHARPER: dict[str, Any] = {
     "rope_type": "yarn",
@@ -43,6 +69,8 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "moe_num_shared_experts": 1,
     },
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
+    "gemma4_text": GEMMA4 | {"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0},
+    "gemma4_unified_text": GEMMA4,
     "glm4": {"head_dim": 16},
     "glm4_moe": _EXPERTS
     | {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tgi_trio.testing import tiny_families
 from tgi_trio.testing.checkpoints import VOCAB_SIZE, fill_parameters, make_tokenizer
 
 _TEXT: dict[str, Any] = {
@@ -43,6 +44,17 @@ _QWEN_EYES: dict[str, Any] = {
     "deepstack_visual_indexes": [0],
     "num_position_embeddings": 16,
 }
+_GEMMA4_EYES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 16,
+}
 _THREE_POSITIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 _HALF = {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 _IN_TURNS = _THREE_POSITIONS | {"mrope_interleaved": True}
@@ -58,6 +70,7 @@ _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
 # What a family's text and eyes have that differs; of the text its type, where families choose it.
 _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
+    "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_EYES),
     "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 16}),
     "glm4v_moe": (
         {
@@ -139,6 +152,7 @@ _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
 }
 _TYPES = {"pixtral": "llava"}  # of the whole, where it is not the family's name
 _MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # of texts
+_SCALED_EMBEDDINGS = (*_MINUS_ONE_NORMS, "gemma4_text")  # by the root of their width
 
 
 def make_wrapped(
@@ -165,11 +179,11 @@ def make_wrapped(
         **beside,
     )
     model = AutoModelForImageTextToText.from_config(config)
-    minus_one = config.get_text_config(decoder=True).model_type in _MINUS_ONE_NORMS
-    fill_parameters(model, seed, minus_one)
+    kind = config.get_text_config(decoder=True).model_type
+    fill_parameters(model, seed, kind in _MINUS_ONE_NORMS)
     if getattr(config, "tie_word_embeddings", False):  # as in `make_checkpoint`
         with torch.no_grad():
-            model.get_input_embeddings().weight.mul_(0.04 if minus_one else 0.3)
+            model.get_input_embeddings().weight.mul_(0.04 if kind in _SCALED_EMBEDDINGS else 0.3)
     model.save_pretrained(folder)
     make_tokenizer(folder)
     return folder

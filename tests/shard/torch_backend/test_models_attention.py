@@ -89,7 +89,7 @@ def _check(kind: str, contexts: list[int], counts: list[int], seed: int) -> None
     parts = query.split(counts)
     expected = torch.cat([_naive(layer, q, *kv) for q, kv in zip(parts, past, strict=True)])
     torch.testing.assert_close(got, expected.reshape(len(query), -1), atol=2e-5, rtol=1e-4)
-    assert not cache.key[0].any()  # the other layer is untouched
+    assert not cache.key_slots[0].any()  # the other layer is untouched
 
 
 rows_of_a_step = st.lists(

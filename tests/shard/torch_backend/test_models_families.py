@@ -36,6 +36,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.fallback import fallback_runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_checkpoint
+from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE
 
 PROMPTS = prompts(8)[2:]
 NEW = 12
@@ -101,6 +102,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
         },
     ),
+    ("gemma4_text", GEMMA4_E),
+    ("gemma4_text", GEMMA4_MOE),
     ("gpt_oss", {"swiglu_limit": 0.5, "attention_bias": False, "rope_parameters": SHARPER}),
 )
 

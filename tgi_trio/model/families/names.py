@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from tgi_trio.model.spec import Names
 
@@ -122,6 +123,31 @@ GEMMA2 = replace(
 )
 
 GEMMA3 = replace(GEMMA2, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")
+
+GEMMA4 = replace(GEMMA3, layer_scale="layer_scalar")
+
+GEMMA4_MOE = replace(
+    GEMMA4,
+    router="router.proj",
+    router_gain="router.scale",
+    expert_scale="router.per_expert_scale",
+    experts="experts.{}.",
+    expert_gate_up="gate_up_proj",
+    expert_down="down_proj",
+    beside_norm="pre_feedforward_layernorm_2",
+    dense_post_norm="post_feedforward_layernorm_1",
+    beside_post_norm="post_feedforward_layernorm_2",
+)
+
+# Of those whose layers have embeddings of their own.
+OWN_INPUTS: Final = {
+    "own_table": "model.embed_tokens_per_layer",
+    "own_projection": "model.per_layer_model_projection",
+    "own_norm": "model.per_layer_projection_norm",
+    "own_gate": "per_layer_input_gate",
+    "own_up": "per_layer_projection",
+    "own_post_norm": "post_per_layer_input_norm",
+}
 
 SHARED_NORM = replace(LLAMA, mlp_norm="")  # attention and MLP read through one norm
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -11,18 +13,44 @@ from tgi_trio.shard.contract import BLOCK_SIZE as BLOCK_SIZE
 NULL_BLOCK = 0  # never handed out: unused entries of block tables point here
 
 
+class KVSize(NamedTuple):
+    """What one layer holds per token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
 class KVShape(NamedTuple):
     """What the KV cache of a model holds per token, as this rank has it."""
 
     layers: int
-    kv_heads: int
-    head_dim: int
+    kv_heads: int  # the most, where layers differ
+    head_dim: int  # the largest
     same: bool = False  # a value is its key (attention over latents), and kept once
+    sizes: tuple[KVSize, ...] = ()  # of every layer, where they differ, or values are narrower
+
+    @classmethod
+    def of(cls, sizes: Sequence[KVSize], *, same: bool = False) -> KVShape:
+        """Return what layers of these sizes hold."""
+        if not sizes:
+            return cls(0, 0, 0)
+        kv_heads, key_dim = (max(size[i] for size in sizes) for i in (0, 1))
+        alike = all(size == (kv_heads, key_dim, key_dim) for size in sizes)
+        return cls(len(sizes), kv_heads, key_dim, same, () if alike else tuple(sizes))
+
+    def by_layer(self) -> tuple[KVSize, ...]:
+        """Return what every layer holds."""
+        alike = KVSize(self.kv_heads, self.head_dim, self.head_dim)
+        return self.sizes or (alike,) * self.layers
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of K and V of one token over all layers."""
-        kept = 1 if self.same else 2
-        return kept * self.layers * self.kv_heads * self.head_dim * dtype.itemsize
+        numbers = (
+            heads * (key_dim + (0 if self.same else value_dim))
+            for heads, key_dim, value_dim in self.by_layer()
+        )
+        return sum(numbers) * dtype.itemsize
 
 
 # By the words of `--kv-cache-dtype`.
@@ -30,12 +58,15 @@ EIGHT_BITS: Final = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8
 
 
 class KVCache:
-    """K and V of all layers: two tensors [layers, blocks, BLOCK_SIZE, kv_heads, head_dim].
+    """K and V of all layers, each in one tensor, of which every layer has a part of its size.
 
-    Of 8 bits they are bytes, of which `write` and `decode` know the meaning; else plain numbers,
-    which anybody may write and read. The layout flash-attention wants of a paged cache. Freshly
-    zeroed memory, never garbage: what a mask hides is still multiplied by zero, and zero times NaN
-    is NaN. On Linux zeroed pages take no memory until they are written.
+    `key_blocks` and `value_blocks` are the parts [blocks, BLOCK_SIZE, kv_heads, head_dim],
+    `key_slots` and `value_slots` the same as [blocks * BLOCK_SIZE, kv_heads, head_dim]. A block is
+    of all layers at once, whatever they hold in it. Of 8 bits they are bytes, of which `write` and
+    `decode` know the meaning; else plain numbers, which anybody may write and read. The layout
+    flash-attention wants of a paged cache. Freshly zeroed memory, never garbage: what a mask hides
+    is still multiplied by zero, and zero times NaN is NaN. On Linux zeroed pages take no memory
+    until they are written.
     """
 
     def __init__(
@@ -46,17 +77,18 @@ class KVCache:
         # The word of `EIGHT_BITS` that says what bytes are; "": numbers are kept.
         self.codes = next((word for word, own in EIGHT_BITS.items() if own is dtype), "")
         dtype = torch.uint8 if self._numbers else dtype  # few operations know the others
-        layers, kv_heads, head_dim, same = shape
-        size = (layers, blocks, BLOCK_SIZE, kv_heads, head_dim)
         self.blocks = blocks
-        self.key = torch.zeros(size, dtype=dtype, device=device)
-        self.value = self.key if same else torch.zeros(size, dtype=dtype, device=device)
-        # Per layer, by slot and by block: views made once, since a view costs a microsecond.
-        flat = (blocks * BLOCK_SIZE, kv_heads, head_dim)
-        self.key_slots = [self.key[i].view(flat) for i in range(layers)]
-        self.value_slots = [self.value[i].view(flat) for i in range(layers)]
-        self.key_blocks = list(self.key.unbind(0))
-        self.value_blocks = list(self.value.unbind(0))
+        sizes, slots = shape.by_layer(), blocks * BLOCK_SIZE
+        keys = [(slots, heads, dim) for heads, dim, _ in sizes]
+        values = [(slots, heads, dim) for heads, _, dim in sizes]
+        # Views are made once, since one costs a microsecond.
+        self.key, self.key_slots = _zeros(keys, dtype, device)
+        self.value, self.value_slots = self.key, self.key_slots
+        if not shape.same:
+            self.value, self.value_slots = _zeros(values, dtype, device)
+        by_block = (blocks, BLOCK_SIZE)
+        self.key_blocks = [part.unflatten(0, by_block) for part in self.key_slots]
+        self.value_blocks = [part.unflatten(0, by_block) for part in self.value_slots]
 
     def write(
         self,
@@ -98,3 +130,13 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         return self.key.nbytes + (0 if self.value is self.key else self.value.nbytes)
+
+
+def _zeros(
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return zeros [numbers of all shapes], and views of these shapes, one behind the other."""
+    sizes = [math.prod(shape) for shape in shapes]
+    whole = torch.zeros(sum(sizes), dtype=dtype, device=device)
+    parts = zip(whole.split(sizes), shapes, strict=True)
+    return whole, [part.view(shape) for part, shape in parts]

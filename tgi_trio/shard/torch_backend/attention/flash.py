@@ -73,7 +73,7 @@ class FlashAttention(AttentionBackend):
         batch: FlashBatch,
     ) -> torch.Tensor:
         whole = batch.whole
-        if whole is None or layer.sinks is not None:  # of which the kernel knows nothing
+        if whole is None or _is_beyond(layer):
             return self._otherwise.attend(layer, query, key, value, self._other(batch))
         batch.cache.key_slots[layer.index].index_copy_(0, whole.slots, key)
         batch.cache.value_slots[layer.index].index_copy_(0, whole.slots, value)
@@ -101,7 +101,7 @@ class FlashAttention(AttentionBackend):
         table: RotaryTable | None,
         batch: FlashBatch,
     ) -> torch.Tensor:
-        if batch.whole is None or layer.sinks is not None:
+        if batch.whole is None or _is_beyond(layer):
             return self._otherwise.attend_projected(layer, qkv, steps, table, self._other(batch))
         query, key, value = steps.split(qkv, table)
         return self.attend(layer, query, key, value, batch)
@@ -110,3 +110,8 @@ class FlashAttention(AttentionBackend):
         if batch.other is None:
             batch.other = self._otherwise.prepare(batch.plan, batch.cache)
         return batch.other
+
+
+def _is_beyond(layer: AttentionLayer) -> bool:
+    """Return whether a layer has what the kernel does not know, or no keys in hand."""
+    return layer.sinks is not None or layer.reads_only

@@ -36,6 +36,8 @@ class AttentionLayer:
     # Where keys are their own values: how much of their beginning is asked for. A backend may
     # return all of it. 0: values are apart.
     value_dim: int = 0
+    # K and V are another layer's, whose `index` this one has: nothing is written.
+    reads_only: bool = False
     # float32 [heads]: scores that take their share of the softmax and add nothing
     sinks: torch.Tensor | None = None
 
@@ -63,8 +65,10 @@ class AttentionBackend(PlanLayout, Protocol):
     ) -> torch.Tensor:
         """Write K and V [T, kv_heads, head_dim] to their slots; return [T, heads * head_dim].
 
-        `query` is [T, heads, head_dim]. A token sees the tokens of its own sequence at its own and
-        earlier positions, those already in the cache included.
+        Values may be narrower, and what is returned then is so. With `layer.reads_only` K and V
+        have no heads: those that are there already are read. `query` is [T, heads, head_dim]. A
+        token sees the tokens of its own sequence at its own and earlier positions, those already in
+        the cache included.
         """
         ...
 

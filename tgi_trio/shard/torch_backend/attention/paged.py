@@ -138,6 +138,8 @@ class PagedAttention(CapturableAttention):
         batch: PagedBatch,
     ) -> torch.Tensor:
         cache, slots = batch.cache, batch.slots
+        if layer.reads_only:
+            return self.attend_written(layer, query, batch)
         if cache.codes:
             cache.write(layer.index, slots, key, value, layer.kv_scales)
         else:

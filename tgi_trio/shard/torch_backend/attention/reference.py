@@ -115,7 +115,8 @@ class ReferenceAttention(AttentionBackend):
         batch: ReferenceBatch,
     ) -> torch.Tensor:
         cache, index = batch.cache, layer.index
-        key, value = cache.write(index, batch.slots, key, value, layer.kv_scales)
+        if not layer.reads_only:
+            key, value = cache.write(index, batch.slots, key, value, layer.kv_scales)
         reach = _Reach(layer.window, layer.chunk)
         if reach not in batch.by_reach:
             batch.by_reach[reach] = _arrange(batch.plan, reach, query.device)
@@ -125,7 +126,7 @@ class ReferenceAttention(AttentionBackend):
             if buckets:
                 return _attend_bucket(layer, query, cache, buckets[0]).reshape(tokens, -1)
             return _attend_row(layer, query, key, value, cache, rows[0]).reshape(tokens, -1)
-        out = torch.empty_like(query)
+        out = query.new_empty((tokens, layer.heads, cache.value_slots[index].shape[-1]))
         for bucket in buckets:
             part = query.index_select(0, bucket.tokens)
             out.index_copy_(0, bucket.tokens, _attend_bucket(layer, part, cache, bucket))
@@ -236,9 +237,9 @@ def _lasts(plan: StepPlan, index: int) -> NDArray[np.int64] | None:
 def _attend_bucket(
     layer: AttentionLayer, query: torch.Tensor, cache: KVCache, bucket: _Bucket
 ) -> torch.Tensor:
-    """Return [B, heads, head_dim] for one query per row."""
+    """Return [B, heads, width of values] for one query per row."""
     rows, keys = bucket.rows, bucket.width * BLOCK_SIZE
-    shape = (rows, keys, layer.kv_heads, layer.head_dim)
+    by_row = (rows, keys)
     key, value = (
         cache.decode(blocks[layer.index].index_select(0, bucket.table), scale, query.dtype).flatten(
             0, 1
@@ -248,7 +249,7 @@ def _attend_bucket(
         )
     )
     # A block's last owner may have left NaN, which a mask does not hide: NaN times zero is NaN.
-    key, value = (of.index_fill_(0, bucket.beyond, 0.0).view(shape) for of in (key, value))
+    key, value = (of.index_fill_(0, bucket.beyond, 0.0).unflatten(0, by_row) for of in (key, value))
     grouped = query.view(rows, layer.kv_heads, -1, layer.head_dim)
     mask = bucket.mask(query)
     if layer.slopes is not None:
@@ -258,7 +259,7 @@ def _attend_bucket(
     sinks = None if layer.sinks is None else layer.sinks.view(1, layer.kv_heads, -1, 1)
     key, value = key.transpose(1, 2), value.transpose(1, 2)
     out = _scores_to_values(layer, grouped, key, value, mask, sinks=sinks)
-    return out.reshape(rows, layer.heads, layer.head_dim)
+    return out.reshape(rows, layer.heads, -1)
 
 
 def _attend_row(
@@ -269,9 +270,11 @@ def _attend_row(
     cache: KVCache,
     row: _Row,
 ) -> torch.Tensor:
-    """Return [Q, heads, head_dim] for the Q query tokens of one row."""
+    """Return [Q, heads, width of values] for the Q query tokens of one row."""
     count = query.shape[0]
-    if count == row.context:  # the whole sequence is in hand: nothing to fetch
+    if (
+        count == row.context and not layer.reads_only
+    ):  # the whole sequence is in hand: nothing to fetch
         key, value = new_key, new_value
     else:
         key, value = (
@@ -315,7 +318,7 @@ def _attend_tile(
     end: int,
     causal: bool,
 ) -> torch.Tensor:
-    """Return [end - begin, heads, head_dim]."""
+    """Return [end - begin, heads, width of values]."""
     count, kv_heads = end - begin, layer.kv_heads
     first = row.context - query.shape[0] + begin  # position of the tile's first query
     lasts = None if row.lasts is None else row.lasts[begin:end]
@@ -330,7 +333,7 @@ def _attend_tile(
     if count == 1:  # one query: its heads are rows over their KV head, and nothing is hidden
         sinks = None if layer.sinks is None else layer.sinks.view(1, layer.kv_heads, -1, 1)
         out = _scores_to_values(layer, part, key[None], value[None], mask, sinks=sinks)
-        return out.reshape(1, layer.heads, layer.head_dim)
+        return out.reshape(1, layer.heads, -1)
     # [kv_heads, group, queries, dim]; K and V repeat over the group without being copied
     part = part.permute(1, 2, 0, 3)
     group = part.shape[1]
@@ -338,7 +341,7 @@ def _attend_tile(
     value = value[:, None].expand(-1, group, -1, -1)
     sinks = None if layer.sinks is None else layer.sinks.view(layer.kv_heads, -1, 1, 1)
     out = _scores_to_values(layer, part, key, value, mask, causal, sinks)
-    return out.permute(2, 0, 1, 3).reshape(count, layer.heads, layer.head_dim)
+    return out.permute(2, 0, 1, 3).reshape(count, layer.heads, -1)
 
 
 def _tile_mask(

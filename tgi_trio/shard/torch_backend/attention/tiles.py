@@ -48,7 +48,9 @@ _MOST, _MOST_LATENT = 256, 512 + 64  # numbers of a head
 
 
 def fits_kernels(shape: KVShape) -> bool:
-    """Return whether a tile holds keys and values of a shape."""
+    """Return whether a tile holds keys and values of a shape, which are of one width."""
+    if any(size.key_dim != size.value_dim for size in shape.sizes):
+        return False
     return shape.head_dim <= (_MOST_LATENT if shape.same else _MOST)
 
 

@@ -26,22 +26,30 @@ class HeadSteps:
     bias: torch.Tensor | None = None
     rotary: Rotary | None = None
     norm_last: bool = False  # heads are rotated, then normalised
+    value_dim: int = 0  # 0: values are as wide as keys
+    keys_as_values: bool = False  # values are keys that are neither normalised nor rotated
+    value_norm: bool = False  # each value is normalised, without weights
+    value_scale: float = 1.0
 
     @property
     def apart(self) -> bool:
         """Whether `split` does what no kernel does that writes queries and keys in one launch."""
         scaled = self.rotary is not None and self.rotary.spec.query_scale is not None
-        return scaled or (self.norm_last and self.gain is not None)
+        late = self.norm_last and self.gain is not None
+        values = self.keys_as_values or self.value_norm or self.value_scale != 1.0
+        narrower = self.value_dim not in (0, self.head_dim)
+        return scaled or late or values or narrower or not self.kv_heads
 
     def split(
         self, qkv: torch.Tensor, table: RotaryTable | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values [T, ..., head_dim] of `qkv` [T, all heads * head_dim]."""
+        """Return queries, keys and values [T, ..., head_dim] of `qkv` [T, all their numbers]."""
         if self.clip:
             qkv = qkv.clamp(-self.clip, self.clip)
         heads, kv_heads = self.heads, self.kv_heads
-        qkv = qkv.view(len(qkv), heads + 2 * kv_heads, self.head_dim)
-        query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=1)
+        width = (heads + kv_heads) * self.head_dim
+        query_key = qkv[:, :width].unflatten(-1, (heads + kv_heads, self.head_dim))
+        value = self._values(query_key[:, heads:], qkv[:, width:])
         if self.gain is not None and not self.norm_last:
             query_key = self._normalise(query_key, self.gain)
         if self.rotary is not None and table is not None:
@@ -52,6 +60,15 @@ class HeadSteps:
         if table is not None and table.query_scale is not None:
             query = query * table.query_scale
         return query, key, value
+
+    def _values(self, key: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """Return values [T, kv_heads, value_dim] of what is projected for them, or for `key`."""
+        value, width = key, self.value_dim or self.head_dim
+        if not self.keys_as_values:
+            value = projected.unflatten(-1, (self.kv_heads, width))
+        if self.value_norm:
+            value = functional.rms_norm(value, (width,), None, self.eps)
+        return value if self.value_scale == 1.0 else value * self.value_scale
 
     def _normalise(self, x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
         """Normalise every query and key head by itself, each with its own weights."""

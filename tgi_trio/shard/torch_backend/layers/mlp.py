@@ -58,8 +58,8 @@ class ExpertsMlp:
     """
 
     __slots__ = (
-        *("choice_bias", "experts", "grouped", "router", "shared", "shared_bytes"),
-        *("shared_router", "spec"),
+        *("choice_bias", "expert_scale", "experts", "grouped", "router", "shared"),
+        *("shared_bytes", "shared_router", "spec"),
     )
 
     def __init__(
@@ -71,25 +71,33 @@ class ExpertsMlp:
         choice_bias: torch.Tensor | None = None,
         shared: DenseMlp | None = None,
         shared_router: Linear | None = None,
+        expert_scale: torch.Tensor | None = None,
     ) -> None:
-        """`router`: its dtype is what odds are computed in; `choice_bias` as `route` wants it."""
+        """`router`: its dtype is what odds are computed in; `choice_bias` as `route` wants it;
+        `expert_scale` float32 [experts]: what their weights are multiplied by.
+        """
         self.spec = spec
         self.router = router
         self.experts = experts
         self.choice_bias = choice_bias
         self.shared = shared
         self.shared_router = shared_router
+        self.expert_scale = expert_scale
         # What computes them on a device, with what was `shared` among them.
         self.grouped: GroupedExperts | None = None
         self.shared_bytes = 0 if shared is None else shared.nbytes()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        logits = self.router(x.to(self.router.weight.dtype))
+    def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
+        """Map [T, hidden] to [T, hidden]; `routed_by` of the same shape is what chooses experts."""
+        routed_by = x if routed_by is None else routed_by
+        logits = self.router(routed_by.to(self.router.weight.dtype))
         doors = None if self.shared_router is None else self.shared_router(x)
         if self.grouped is not None:
             return self.grouped(x, logits, doors)
         shared = None if self.shared is None else self.shared(x)
         weights, chosen = route(logits, self.spec, self.choice_bias)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[chosen]
         out = self._one_by_one(x, weights.to(x.dtype), chosen)
         if shared is None:
             return out
@@ -126,8 +134,8 @@ class ExpertsMlp:
         parts = [linear for expert in every for linear in (expert.up, expert.down)]
         plain = all(type(linear) is Linear and linear.packed is None for linear in parts)
         alike = all(expert.act == every[0].act for expert in every)
-        if self.spec.weighs_inputs:  # the kernels weigh what comes out
-            return
+        if self.spec.weighs_inputs or self.expert_scale is not None:
+            return  # the kernels weigh what comes out, by the router alone
         if not plain or not alike or not runs_kernels(parts[0].weight.device) or not has_triton():
             return
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts

@@ -16,13 +16,15 @@ from tgi_trio.shard.torch_backend.attention.interface import (
     attend_heads,
     attend_latents_apart,
 )
-from tgi_trio.shard.torch_backend.kv_cache import KVShape
+from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
+from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
@@ -55,6 +57,8 @@ class Attention:
     key_norm: Norm | None
     head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
     head_norm_bias: torch.Tensor | None
+    value_dim: int  # of each value in the cache
+    keys_as_values: bool  # see `HeadSteps`
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
@@ -80,16 +84,19 @@ class Layer:
     mlp_norm: Norm | None
     attention_post_norm: Norm | None
     mlp_post_norm: Norm | None
+    beside: ExpertsBeside | None = None
+    own_input: OwnInput | None = None
+    scale: torch.Tensor | None = None  # [1]: what leaves the layer is multiplied by it
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
-        for part in (self.attention, self.mixer, self.mlp):
+        for part in (self.attention, self.mixer, self.mlp, self.beside, self.own_input):
             if part is not None:
                 part.pack()
 
     def nbytes(self) -> int:
         norms = [self.attention_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm]
-        parts = [self.attention, self.mixer, self.mlp, *norms]
+        parts = [self.attention, self.mixer, self.mlp, self.beside, self.own_input, *norms]
         return sum(part.nbytes() for part in parts if part is not None)
 
 
@@ -109,6 +116,7 @@ class Decoder:
         head: Linear,
         vocabulary: slice | None = None,
         ranks: Ranks | None = None,
+        own_inputs: OwnInputs | None = None,
     ) -> None:
         """`vocabulary`: the tokens whose rows `embedding` and `head` hold; None: all."""
         self.spec = spec
@@ -121,19 +129,25 @@ class Decoder:
         self.head = head
         self.vocabulary = vocabulary or slice(0, spec.vocab_size)
         self.ranks = ranks
+        self.own_inputs = own_inputs
         self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
-        attending = [layer.attention for layer in layers if layer.attention is not None]
-        self._head_steps = {own.shape.index: self._steps_of(own) for own in attending}
+        self._head_steps = {
+            i: self._steps_of(layer.attention)
+            for i, layer in enumerate(layers)
+            if layer.attention is not None
+        }
 
     predicts_prompt = True
 
     @property
     def kv_shape(self) -> KVShape:
-        attending = [layer.attention.shape for layer in self.layers if layer.attention]
-        if not attending:
-            return KVShape(0, 0, 0)
-        same = self.spec.latent is not None
-        return KVShape(len(attending), attending[0].kv_heads, attending[0].head_dim, same)
+        attending = [layer.attention for layer in self.layers if layer.attention is not None]
+        sizes = [
+            KVSize(own.shape.kv_heads, own.shape.head_dim, own.value_dim)
+            for own in attending
+            if not own.shape.reads_only
+        ]
+        return KVShape.of(sizes, same=self.spec.latent is not None)
 
     @property
     def state_shapes(self) -> StateShapes:
@@ -202,7 +216,11 @@ class Decoder:
                 features = features.share(self.ranks, self.spec.hidden_size)
             x = features.place(x)
         tables = self.rotary_tables(positions, lengths, x.dtype)
-        return self.run_layers(x, tables, attention, batch, states, features=features)
+        own = None
+        if self.own_inputs is not None:
+            ids = token_ids if features is None else self.own_inputs.hide(token_ids, features)
+            own = self.own_inputs.of(ids, x, self.ranks)
+        return self.run_layers(x, tables, attention, batch, states, features=features, own=own)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return what the first layer gets [T, hidden] of tokens int64 [T]."""
@@ -226,14 +244,21 @@ class Decoder:
         states: StepStates | None = None,
         *,
         features: StepFeatures | None = None,
+        own: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return what all layers make of `x` [T, hidden]; the rest as for `forward`."""
+        """Return what all layers make of `x` [T, hidden]; the rest as for `forward`.
+
+        `own` [layers, T, width]: their own embeddings of the tokens, where they have such.
+        """
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
         for i in range(len(self.layers)):
             if i in self.taps:  # beside what the layer adds up itself, which stays as it is
                 tapped[i] = add_and_normalise(x, addends, None)[0]
             x, addends = self._layer(i, x, addends, tables, attention, batch, states)
+            x, addends = self._leave_layer(
+                self.layers[i], x, addends, None if own is None else own[i]
+            )
             if features is not None and i < len(features.deep):
                 x, addends = features.deepen(add_and_normalise(x, addends, None)[0], i), None
         hidden = add_and_normalise(x, addends, None)[0]
@@ -272,6 +297,8 @@ class Decoder:
         total = self.embedding.nbytes + sum(layer.nbytes() for layer in self.layers)
         if self.head.weight is not self.embedding:
             total += self.head.nbytes()
+        if self.own_inputs is not None:
+            total += self.own_inputs.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
 
     def _layer(
@@ -296,7 +323,24 @@ class Decoder:
         if layer.mlp is not None:
             x, inner = add_and_normalise(x, addends, layer.mlp_norm)
             inner = self._all_reduce(layer.mlp(inner))
+            if layer.beside is not None:
+                inner = layer.beside.join(inner, self._all_reduce(layer.beside(x)))
             addends = Addends(inner, norm=layer.mlp_post_norm, scale=scale)
+        return x, addends
+
+    def _leave_layer(
+        self,
+        layer: Layer,
+        x: torch.Tensor,
+        addends: Addends | None,
+        own: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Addends | None]:
+        """Return a hidden state and what is still to be added, behind what ends some layers."""
+        if layer.own_input is not None and own is not None:
+            x = add_and_normalise(x, addends, None)[0]
+            addends = Addends(layer.own_input(x, own), norm=layer.own_input.post_norm)
+        if layer.scale is not None:
+            x, addends = add_and_normalise(x, addends, None)[0] * layer.scale, None
         return x, addends
 
     def _mix(
@@ -312,7 +356,8 @@ class Decoder:
         layer = self.layers[index]
         parts = []
         if layer.attention is not None:
-            parts.append(self._attend(layer.attention, normed, tables, attention, batch))
+            own, steps = layer.attention, self._head_steps[index]
+            parts.append(self._attend(own, steps, normed, tables, attention, batch))
         if layer.mixer is not None:
             if states is None:
                 raise ValueError(f"layer {index} keeps states, and the step has none")
@@ -322,6 +367,7 @@ class Decoder:
     def _attend(
         self,
         layer: Attention,
+        steps: HeadSteps,
         x: torch.Tensor,
         tables: RotaryTables,
         attention: AttentionBackend,
@@ -345,7 +391,6 @@ class Decoder:
             return layer.output(layer.latent.values(attended))
         if layer.query_norm and layer.key_norm:
             qkv = self._normalise_whole(layer, layer.query_norm, layer.key_norm, qkv)
-        steps = self._head_steps[layer.shape.index]
         attended = attend_heads(attention, layer.shape, qkv, steps, tables.get(layer.rotary), batch)
         if gate is not None:
             by_head = (layer.shape.heads, -1)
@@ -357,7 +402,7 @@ class Decoder:
         shape, spec = layer.shape, self.spec
         return HeadSteps(
             heads=shape.heads,
-            kv_heads=shape.kv_heads,
+            kv_heads=0 if shape.reads_only else shape.kv_heads,
             head_dim=shape.head_dim,
             clip=0.0 if layer.query_norm else spec.qkv_clip,
             norm=spec.norm,
@@ -366,6 +411,10 @@ class Decoder:
             bias=layer.head_norm_bias,
             rotary=self.rotaries[layer.rotary] if layer.rotary >= 0 else None,
             norm_last=spec.norm_after_rotary,
+            value_dim=layer.value_dim,
+            keys_as_values=layer.keys_as_values,
+            value_norm=spec.value_norm,
+            value_scale=spec.value_scale,
         )
 
     def _normalise_whole(

@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import (
     AttentionRefs,
+    BesideRefs,
     ExpertsRefs,
     LatentRefs,
     LayerRefs,
     MlpRefs,
-    NormRef,
+    OwnInputRefs,
+    OwnInputsRefs,
 )
-from tgi_trio.model.spec import DecoderSpec, LatentSpec, LayerSpec, RotarySpec
+from tgi_trio.model.spec import (
+    DecoderSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    OwnInputsSpec,
+    RotarySpec,
+)
 from tgi_trio.model.split import even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.activation import activation
+from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer, Ranks
 from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer
-from tgi_trio.shard.torch_backend.models.mlp_loading import load_dense_mlp, load_experts
+from tgi_trio.shard.torch_backend.models.mlp_loading import (
+    load_beside,
+    load_dense_mlp,
+    load_experts,
+)
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.support import check_supported
 from tgi_trio.shard.torch_backend.weights import WeightSource
@@ -51,7 +68,6 @@ class DecoderLoader(WeightLoader):
         self.ranks = ranks
         self.spec = spec
         self.heads = even_share(spec.heads, "attention heads", source.rank, source.world_size)
-        self.kv_heads = kv_head_share(spec, source.rank, source.world_size)
         # None: every layer has its own.
         self.act = None if spec.names.activation else activation(spec.activation)
         self.rotaries: list[RotarySpec] = []
@@ -77,6 +93,23 @@ class DecoderLoader(WeightLoader):
             head=head,
             vocabulary=self.share(outer.embedding.pieces[0].outputs),
             ranks=self.ranks,
+            own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
+        )
+
+    def own_inputs(
+        self, refs: OwnInputsRefs | None, spec: OwnInputsSpec | None
+    ) -> OwnInputs | None:
+        """Return where layers' own embeddings come from; None where they have none."""
+        if refs is None or spec is None:
+            return None
+        projection = self.linear(refs.projection)
+        projection.pack()
+        return OwnInputs(
+            spec,
+            table=self.weight(refs.table),
+            part=self.share(refs.table.pieces[0].outputs),
+            projection=projection,
+            norm=self.norm(refs.norm),
         )
 
     def head(self, embedding: torch.Tensor) -> Linear:
@@ -104,6 +137,25 @@ class DecoderLoader(WeightLoader):
             mlp_norm=self.optional_norm(refs.mlp_norm),
             attention_post_norm=self.optional_norm(refs.attention_post_norm),
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
+            beside=self.beside(refs.beside, layer.experts),
+            own_input=self.own_input(refs.own_input),
+            scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
+        )
+
+    def beside(self, refs: BesideRefs | None, spec: ExpertsSpec | None) -> ExpertsBeside | None:
+        if refs is None or spec is None:
+            return None
+        with self.source.as_numbers():
+            return load_beside(self, refs, spec, self.act)
+
+    def own_input(self, refs: OwnInputRefs | None) -> OwnInput | None:
+        if refs is None:
+            return None
+        return OwnInput(
+            gate=self.linear(refs.gate),
+            act=activation(self.spec.activation),
+            up=self.linear(refs.up),
+            post_norm=self.norm(refs.post_norm),
         )
 
     def mlp(self, refs: MlpRefs | ExpertsRefs, layer: LayerSpec) -> Mlp:
@@ -115,9 +167,10 @@ class DecoderLoader(WeightLoader):
 
     def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
         whole = self.spec.query_key_norm == "whole"
-        head_norm, head_norm_bias = self.head_norms(layer, refs)
+        shape = self.attention_shape(index, layer, refs)
+        head_norm, head_norm_bias = self.head_norms(layer, refs, shape)
         return Attention(
-            shape=self.attention_shape(index, layer, refs),
+            shape=shape,
             qkv=self.linear(refs.qkv),
             latent=self.latent(refs.latent, self.spec.latent),
             output=self.linear(refs.output),
@@ -126,6 +179,8 @@ class DecoderLoader(WeightLoader):
             key_norm=self.optional_norm(refs.key_norm) if whole else None,
             head_norm=head_norm,
             head_norm_bias=head_norm_bias,
+            value_dim=self.spec.sizes(layer).value_dim,
+            keys_as_values=layer.keys_as_values,
         )
 
     def attention_shape(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> AttentionLayer:
@@ -135,11 +190,14 @@ class DecoderLoader(WeightLoader):
             slopes = (alibi_slopes(spec.heads) * spec.alibi_scale)[self.heads]
             slopes = slopes.to(self.source.device)
         key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
+        sizes, kept_by = spec.sizes(layer), layer.reads_layer
+        kv_heads = kv_head_share(spec, sizes.kv_heads, self.source.rank, self.source.world_size)
+        before = spec.layers[: index if kept_by is None else kept_by]
         return AttentionLayer(
-            index=sum(before.attends for before in spec.layers[:index]),
+            index=sum(each.attends and each.reads_layer is None for each in before),
             heads=self.heads.stop - self.heads.start,
-            kv_heads=self.kv_heads.stop - self.kv_heads.start,
-            head_dim=spec.head_dim,
+            kv_heads=kv_heads.stop - kv_heads.start,
+            head_dim=sizes.dim,
             scale=layer.scale,
             window=layer.window,
             chunk=layer.chunk,
@@ -148,6 +206,7 @@ class DecoderLoader(WeightLoader):
             # Latents are kept once, as keys.
             kv_scales=(key_scale, key_scale if spec.latent else value_scale),
             value_dim=spec.latent.rank if spec.latent else 0,
+            reads_only=kept_by is not None,
             sinks=sinks,
         )
 
@@ -177,23 +236,25 @@ class DecoderLoader(WeightLoader):
         )
 
     def head_norms(
-        self, layer: LayerSpec, refs: AttentionRefs
+        self, layer: LayerSpec, refs: AttentionRefs, shape: AttentionLayer
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return per-head norm weights [heads + kv_heads, head_dim] and biases."""
+        """Return per-head norm weights [heads + own kv_heads, head_dim] and biases."""
         if self.spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
-            heads = sum(own.stop - own.start for own in (self.heads, self.kv_heads))
-            return torch.ones(heads, self.spec.head_dim, device=self.source.device), None
-        query, key = refs.query_norm, refs.key_norm
-        if self.spec.query_key_norm != "head" or query is None or key is None:
+            heads = shape.heads + shape.kv_heads
+            return torch.ones(heads, shape.head_dim, device=self.source.device), None
+        if self.spec.query_key_norm != "head" or refs.query_norm is None:
             return None, None
-        weight = self.head_vectors(query, query.weight, key.weight)
+        norms = [(refs.query_norm, shape.heads)]
+        if refs.key_norm is not None:
+            norms.append((refs.key_norm, shape.kv_heads))
+        weight = self.head_vectors([(ref.weight, ref.size, heads) for ref, heads in norms])
         if self.spec.norm == "rms_plus_one":
             weight = weight.float() + 1.0
-        return weight, self.head_vectors(query, query.bias, key.bias) if query.bias else None
+        if not refs.query_norm.bias:
+            return weight, None
+        return weight, self.head_vectors([(ref.bias, ref.size, heads) for ref, heads in norms])
 
-    def head_vectors(self, ref: NormRef, query: str, key: str) -> torch.Tensor:
-        parts = []
-        for name, heads in ((query, self.heads), (key, self.kv_heads)):
-            vector = self.source.vector(name, ref.size)
-            parts.append(vector.expand(heads.stop - heads.start, ref.size))
-        return torch.cat(parts)
+    def head_vectors(self, parts: Sequence[tuple[str, int, int]]) -> torch.Tensor:
+        """Return [all heads, size] of vectors by name, their sizes, and the heads of each."""
+        vectors = ((self.source.vector(name, size), size, heads) for name, size, heads in parts)
+        return torch.cat([vector.expand(heads, size) for vector, size, heads in vectors])

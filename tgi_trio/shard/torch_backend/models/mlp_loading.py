@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tgi_trio.model.matrices import ExpertsRefs, MlpRefs
+from tgi_trio.model.matrices import BesideRefs, ExpertsRefs, MlpRefs, VectorRef
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.torch_backend.layers.activation import Activation, Xielu
+from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
@@ -24,9 +25,13 @@ def load_dense_mlp(
 
 
 def load_experts(
-    loader: WeightLoader, refs: ExpertsRefs, spec: ExpertsSpec, act: Activation | None
+    loader: WeightLoader,
+    refs: ExpertsRefs,
+    spec: ExpertsSpec,
+    act: Activation | None,
+    scale: VectorRef | None = None,
 ) -> ExpertsMlp:
-    """Return a mixture of experts."""
+    """Return a mixture of experts; `scale` of each one's weight."""
     choice_bias = None
     router = loader.weight(refs.router)
     if spec.routing in ("grouped-softmax", "grouped-sigmoid", "biased-softmax"):
@@ -40,4 +45,21 @@ def load_experts(
         experts=[load_dense_mlp(loader, expert, act, spec.limit) for expert in refs.experts],
         shared=load_dense_mlp(loader, refs.shared, act) if refs.shared else None,
         shared_router=loader.linear(refs.shared_router) if refs.shared_router else None,
+        expert_scale=loader.vector(scale) if scale else None,
+    )
+
+
+def load_beside(
+    loader: WeightLoader, refs: BesideRefs, spec: ExpertsSpec, act: Activation | None
+) -> ExpertsBeside:
+    """Return a mixture of experts beside an MLP."""
+    router_norm = loader.norm(refs.router_norm)
+    if router_norm.weight is not None:
+        router_norm.weight = router_norm.weight * refs.router_norm.size**-0.5
+    return ExpertsBeside(
+        norm=loader.norm(refs.norm),
+        router_norm=router_norm,
+        experts=load_experts(loader, refs.experts, spec, act, refs.expert_scale),
+        dense_post_norm=loader.norm(refs.dense_post_norm),
+        post_norm=loader.norm(refs.post_norm),
     )

@@ -1,0 +1,153 @@
+"""Gemma's newer families, whose layers differ in their heads and share what they keep.
+
+Sources: transformers' configuration classes; Gemma 4 (Google 2026).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.reading import rotary, sliding_windows
+from tgi_trio.model.spec import (
+    DecoderSpec,
+    ExpertsSpec,
+    HeadSizes,
+    LayerSpec,
+    Names,
+    OwnInputsSpec,
+)
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_GLOBAL_TURNING = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+
+
+def gemma4(config: ModelConfig) -> DecoderSpec | None:
+    """Gemma 4: heads of layers without a window are wider, and their values may be their keys.
+
+    None for models of which all tokens see one another.
+    """
+    return _gemma4(config, window=512, own_width=256)
+
+
+def gemma4_unified(config: ModelConfig) -> DecoderSpec | None:
+    """The text of Gemma 4 12B, whose layers have no embeddings of their own."""
+    return _gemma4(config, window=1024, own_width=0)
+
+
+def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec | None:
+    if config.get("use_bidirectional_attention") == "all":
+        return None
+    windows = sliding_windows(config, every=6, window=window)
+    windows[-1] = 0  # whatever config.json says
+    own = int(config.get("hidden_size_per_layer_input", own_width))
+    sparse = bool(config.get("enable_moe_block", False))
+    spec = llama_spec(
+        config,
+        head_dim=256,
+        windows=windows,
+        scale=1.0,
+        names=_choose_names(own=bool(own), sparse=sparse),
+        query_key_norm="head",
+        value_norm=True,
+        activation=config.get("hidden_activation", "gelu_pytorch_tanh"),
+        embedding_scale=float(config.need("hidden_size")) ** 0.5,
+        final_soft_cap=float(config.get("final_logit_softcapping", 0.0)),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        own_inputs=_own_inputs(config, own) if own else None,
+        **attention_bias(config),
+    )
+    shared = _sources(config, windows)
+    double = bool(config.get("use_double_wide_mlp", False))
+    experts = _experts(config) if sparse else None
+    layers = (
+        _turn_layer(
+            config,
+            spec,
+            replace(
+                layer,
+                sizes=_sizes(config, spec, i, layer),
+                keys_as_values=not layer.window and bool(config.get("attention_k_eq_v", False)),
+                reads_layer=shared[i],
+                mlp_width=2 * spec.mlp_width if double and shared[i] is not None else 0,
+                experts=experts,
+                beside=experts is not None,
+            ),
+        )
+        for i, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def _choose_names(*, own: bool, sparse: bool) -> Names:
+    chosen = names.GEMMA4_MOE if sparse else names.GEMMA4
+    return replace(chosen, **names.OWN_INPUTS) if own else chosen
+
+
+def _turn_layer(config: ModelConfig, spec: DecoderSpec, layer: LayerSpec) -> LayerSpec:
+    """Return a layer with the rotary embedding of its kind and its heads."""
+    dim, kind = spec.sizes(layer).dim, _SLIDING if layer.window else _FULL
+    given = dict(config.get("rope_parameters") or {})
+    if kind == _FULL and not given.get(_FULL):
+        given[_FULL] = _GLOBAL_TURNING
+    config = replace(config, values={**config.values, "rope_parameters": given})
+    return replace(layer, rotary=rotary(config, dim, layer_type=kind))
+
+
+def _sizes(
+    config: ModelConfig, spec: DecoderSpec, index: int, layer: LayerSpec
+) -> HeadSizes | None:
+    """Return the sizes of a layer's heads where they are not the model's.
+
+    transformers 5.2x writes `per_layer_config`, by a layer's number or its kind; published files
+    have the numbers of layers without a window under names of their own.
+    """
+    by_layer = config.get("per_layer_config")
+    if by_layer is not None:
+        kind = _SLIDING if layer.window else _FULL
+        own: dict[str, Any] = by_layer.get(str(index), by_layer.get(kind, {}))
+    elif layer.window:
+        own = {}
+    else:
+        own = {"head_dim": config.get("global_head_dim", 512)}
+        if config.get("attention_k_eq_v", False):
+            own["num_key_value_heads"] = config.get("num_global_key_value_heads")
+    dim = int(own.get("head_dim") or spec.head_dim)
+    kv_heads = int(own.get("num_key_value_heads") or spec.kv_heads)
+    alike = (dim, kv_heads) == (spec.head_dim, spec.kv_heads)
+    return None if alike else HeadSizes(kv_heads, dim, dim)
+
+
+def _sources(config: ModelConfig, windows: list[int]) -> list[int | None]:
+    """Return whose K and V each layer reads: None for its own.
+
+    The last layers read those of the last of their kind before them. Raises ValueError where there
+    is none.
+    """
+    first = len(windows) - int(config.get("num_kv_shared_layers", 0))
+    last: dict[bool, int] = {bool(windows[i]): i for i in range(first)}
+    missing = {bool(window) for window in windows[first:]} - last.keys()
+    if missing:
+        raise ValueError("num_kv_shared_layers leaves no layer whose keys and values are read")
+    return [None] * first + [last[bool(window)] for window in windows[first:]]
+
+
+def _own_inputs(config: ModelConfig, width: int) -> OwnInputsSpec:
+    return OwnInputsSpec(
+        width=width,
+        rows=int(config.get("vocab_size_per_layer_input", 262144)),
+        image_token=int(config.get("pad_token_id", 0)),
+    )
+
+
+def _experts(config: ModelConfig) -> ExpertsSpec:
+    return ExpertsSpec(
+        count=int(config.need("num_experts")),
+        per_token=int(config.need("top_k_experts")),
+        width=int(config.need("moe_intermediate_size")),
+        normalise=True,
+        gate_up="rows",
+    )
