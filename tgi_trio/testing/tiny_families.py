@@ -103,6 +103,20 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "internlm3": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
     "ministral3": {"head_dim": 16, "rope_parameters": _SHARPER},
+    "mimo_v2_flash": {
+        "head_dim": 16,
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "routed_scaling_factor": 1.5,
+        "sliding_window": 24,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+            for kind, theta in (("full_attention", 5000000.0), ("sliding_attention", 10000.0))
+        },
+    },
     "mistral4": {
         "num_key_value_heads": 4,
         "q_lora_rank": 16,

@@ -12,7 +12,9 @@ from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import ernie_bias
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.reading import rotary, sliding_windows
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, HeadSizes, RotarySpec
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def hy_v3(config: ModelConfig) -> DecoderSpec:
@@ -87,6 +89,56 @@ def dots1(config: ModelConfig) -> DecoderSpec:
     )
     first = int(config.get("first_k_dense_replace", 0))
     return _set(spec, experts, [i >= first for i in _places(spec)])
+
+
+def mimo_v2_flash(config: ModelConfig) -> DecoderSpec:
+    """MiMo-V2-Flash (Xiaomi 2025): layers with a window have twice the KV heads, and sinks."""
+    count = int(config.need("num_hidden_layers"))
+    kinds, window = config.get("layer_types"), int(config.get("sliding_window", 129))
+    if config.get("sliding_window_size"):  # as published: without the token itself
+        window = int(config.need("sliding_window_size")) + 1
+    kinds = kinds or [_FULL if i == 0 or (i + 1) % 6 == 0 else _SLIDING for i in range(count)]
+    head_dim = int(config.get("head_dim", 192))
+    turning = {kind: _turn_mimo(config, head_dim, kind) for kind in (_FULL, _SLIDING)}
+    spec = llama_spec(
+        config,
+        head_dim=head_dim,
+        windows=[window if kind == _SLIDING else 0 for kind in kinds],
+        turning=turning[_FULL],
+        names=names.MIMO_V2_FLASH,
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        qkv_bias=bool(config.get("attention_bias", False)),
+        value_scale=float(config.values.get("attention_value_scale", 0.707) or 1.0),
+    )
+    value_dim, kv_heads = int(config.get("v_head_dim", 128)), spec.kv_heads
+    whole, local = (HeadSizes(heads, head_dim, value_dim) for heads in (kv_heads, 2 * kv_heads))
+    layers = tuple(
+        replace(la, sizes=local, rotary=turning[_SLIDING])
+        if la.window
+        else replace(la, sizes=whole, sinks=False)
+        for la in spec.layers
+    )
+    experts = ExpertsSpec(
+        count=int(config.get("n_routed_experts", config.get("num_local_experts", 256))),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=int(config.get("moe_intermediate_size", 2048)),
+        normalise=bool(config.get("norm_topk_prob", True)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", 1)),
+        groups_used=int(config.get("topk_group", 1)),
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+    )
+    sparse = config.get("mlp_layer_types")
+    own = [kind == "sparse" for kind in sparse] if sparse else [i > 0 for i in range(count)]
+    return _set(replace(spec, layers=layers), experts, own)
+
+
+def _turn_mimo(config: ModelConfig, head_dim: int, kind: str) -> RotarySpec:
+    """Return how layers of a kind turn; without `rope_parameters` as published."""
+    if not config.get("rope_parameters"):
+        theta = {_FULL: 5000000.0, _SLIDING: 10000.0}[kind]
+        config = replace(config, values={**config.values, "rope_theta": theta})
+    return rotary(config, head_dim, partial=0.334, layer_type=kind)
 
 
 def ernie4_5_moe(config: ModelConfig) -> DecoderSpec:

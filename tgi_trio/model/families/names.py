@@ -403,6 +403,14 @@ GPT_OSS = replace(
     expert_down="down_proj",
 )
 
+MIMO_V2_FLASH = replace(
+    QWEN2_MOE,
+    sinks="self_attn.attention_sink_bias",
+    shared_expert="",
+    shared_router="",
+    choice_bias="mlp.gate.e_score_correction_bias",
+)
+
 DEEPSEEK_V2 = replace(
     QWEN2_MOE,
     shared_expert="mlp.shared_experts.",

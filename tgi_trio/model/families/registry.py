@@ -69,6 +69,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "hy_v3": balanced.hy_v3,
     "minimax_m2": balanced.minimax_m2,
     "dots1": balanced.dots1,
+    "mimo_v2_flash": balanced.mimo_v2_flash,
     "lfm2": convolutions.lfm2,
     "lfm2_moe": convolutions.lfm2_moe,
     "lfm3": convolutions.lfm3,
