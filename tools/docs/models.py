@@ -56,11 +56,11 @@ DeepSeek's keys and values are kept compressed: one vector per token and layer, 
 (`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it.
 
 Layers may differ in what they keep of a token (Gemma 4, MiMo-V2-Flash): in the width and number of
-their heads, values may be narrower than keys, and the last layers may keep nothing and read what one
-before them has written. A block of K and V
-is of all layers, each with a part of its size (`torch_backend/kv_cache.py`). The CPU kernels have
-one size for all layers: torch serves these models there, as it does on a device heads of more than
-256 numbers and values narrower than keys, without kernels of our own.
+their heads, values may be narrower than keys, and the last layers may keep nothing and read what
+one before them has written. A block of K and V is of all layers, each with a part of its size
+(`torch_backend/kv_cache.py`). The CPU kernels have one size for all layers: torch serves these
+models there, as it does on a device heads of more than 256 numbers and values narrower than keys,
+without kernels of our own.
 
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
 all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs
