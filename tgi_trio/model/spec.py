@@ -254,6 +254,9 @@ class DecoderSpec:
     final_soft_cap: float = 0.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    attention_scale: float = 1.0  # of what attention adds, beside a mixer or alone
+    gate_scale: float = 1.0  # of what an MLP's gate is made of
+    mlp_scale: float = 1.0  # of what an MLP adds
     logit_scale: float = 1.0
     qkv_clip: float = 0.0  # q, k and v are clamped to +-this; 0 = not
     latent: LatentSpec | None = None  # then kv_heads is 1, and head_dim the latent's and the key's

@@ -104,6 +104,15 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("gemma4_text", GEMMA4_E),
     ("gemma4_text", GEMMA4_MOE),
+    (
+        "falcon_h1",
+        {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_n_groups": 1,
+            "projectors_bias": True,
+        },
+    ),
     ("gpt_oss", {"swiglu_limit": 0.5, "attention_bias": False, "rope_parameters": SHARPER}),
 )
 

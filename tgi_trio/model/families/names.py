@@ -344,6 +344,8 @@ NEMOTRON_H = Names(
     shared_expert="mixer.shared_experts.",
 )
 
+FALCON_H1 = BAMBA
+
 JAMBA = replace(
     BAMBA,
     router="feed_forward.router",

@@ -78,6 +78,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "granitemoehybrid": state_spaces.granite_hybrid,
     "nemotron_h": state_spaces.nemotron_h,
     "bamba": state_spaces.bamba,
+    "falcon_h1": state_spaces.falcon_h1,
     "jamba": state_spaces.jamba,
     "mamba": state_spaces.mamba,
     "mamba2": state_spaces.mamba2,
@@ -121,7 +122,6 @@ FAMILIES: dict[str, SpecFunction] = {
 THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
     "codegen": "cached",
-    "falcon_h1": "cached",  # a state beside its attention, as the next ones have
     "vaultgemma": "paged",
     "recurrent_gemma": "recompute",  # a state that is the module's own
 }

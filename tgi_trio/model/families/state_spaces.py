@@ -75,6 +75,47 @@ def bamba(config: ModelConfig) -> DecoderSpec:
     return set_mixers(spec, _mamba2(config, spec), _kinds(config, default))
 
 
+def falcon_h1(config: ModelConfig) -> DecoderSpec | None:
+    """Falcon H1: attention and Mamba-2 side by side in every layer; nearly everything is scaled."""
+
+    def scale(name: str) -> float:
+        return float(config.get(f"{name}_multiplier", 1.0))
+
+    biases = attention_bias(config)
+    inner, entry = scale("attention_in"), scale("ssm_in")
+    if (biases["qkv_bias"] and inner != 1.0) or (config.get("mamba_proj_bias") and entry != 1.0):
+        return None  # what is scaled is read by linears that add something
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    gate, down = config.get("mlp_multipliers", (1.0, 1.0))
+    head_dim = int(config.get("head_dim", hidden // heads))
+    spec = llama_spec(
+        config,
+        names=names.FALCON_H1,
+        # Scales of queries and keys are one of their scores', as that of values is of their sum's.
+        scale=head_dim**-0.5 * inner * inner * scale("key"),
+        attention_scale=inner * scale("attention_out"),
+        gate_scale=float(gate),
+        mlp_scale=float(down),
+        embedding_scale=scale("embedding"),
+        logit_scale=scale("lm_head"),
+        norm_eps=float(config.get("rms_norm_eps", 1e-5)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        **biases,
+    )
+    normed = "before gate" if config.get("mamba_norm_before_gate", True) else "behind gate"
+    width = int(config.get("mamba_d_ssm", int(config.get("mamba_expand", 2)) * hidden))
+    mixer = _mamba2(
+        config,
+        spec,
+        head_dim=width // int(config.get("mamba_n_heads", 128)),
+        norm=normed if config.get("mamba_rms_norm", False) else "none",
+        output_bias=bool(config.get("projectors_bias", False)),
+        multipliers=tuple(entry * float(own) for own in config.get("ssm_multipliers", (1.0,) * 5)),
+        output_multiplier=scale("ssm_out"),
+    )
+    return replace(spec, layers=tuple(replace(layer, mixer=mixer) for layer in spec.layers))
+
+
 def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
     """Nemotron H and 3: every layer is one part, behind one norm; no positions anywhere."""
     if config.get("moe_latent_size") is not None:  # experts of compressed tokens

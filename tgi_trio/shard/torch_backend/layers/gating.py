@@ -34,11 +34,12 @@ class Gate:
     act: Activation
     limit: float = 0.0  # 0: none
     paired: bool = False  # each gate beside what it is for, rather than all gates first
+    scale: float = 1.0  # of gates, before anything else
 
     @property
     def kernel(self) -> str:
         """Return the activation's name in `kernels/fused.py`; "": there it has none."""
-        return _KERNELS.get(self.act, "")
+        return _KERNELS.get(self.act, "") if self.scale == 1.0 else ""
 
     def __call__(self, inner: torch.Tensor) -> torch.Tensor:
         """Return [T, width] of `inner` [T, 2 width]."""
@@ -49,6 +50,8 @@ class Gate:
             gate, up = inner.unflatten(-1, (-1, 2)).unbind(-1)
         else:
             gate, up = inner.chunk(2, dim=-1)
+        if self.scale != 1.0:
+            gate = gate * self.scale
         if self.limit:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit) + 1
         opened: torch.Tensor = self.act(gate) * up

@@ -325,6 +325,7 @@ class Decoder:
             inner = self._all_reduce(layer.mlp(inner))
             if layer.beside is not None:
                 inner = layer.beside.join(inner, self._all_reduce(layer.beside(x)))
+            scale *= self.spec.mlp_scale
             addends = Addends(inner, norm=layer.mlp_post_norm, scale=scale)
         return x, addends
 
@@ -357,7 +358,9 @@ class Decoder:
         parts = []
         if layer.attention is not None:
             own, steps = layer.attention, self._head_steps[index]
-            parts.append(self._attend(own, steps, normed, tables, attention, batch))
+            attended = self._attend(own, steps, normed, tables, attention, batch)
+            scale = self.spec.attention_scale
+            parts.append(attended if scale == 1.0 else attended * scale)
         if layer.mixer is not None:
             if states is None:
                 raise ValueError(f"layer {index} keeps states, and the step has none")

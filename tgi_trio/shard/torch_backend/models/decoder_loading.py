@@ -160,7 +160,7 @@ class DecoderLoader(WeightLoader):
 
     def mlp(self, refs: MlpRefs | ExpertsRefs, layer: LayerSpec) -> Mlp:
         if isinstance(refs, MlpRefs):
-            return load_dense_mlp(self, refs, self.act)
+            return load_dense_mlp(self, refs, self.act, scale=self.spec.gate_scale)
         assert layer.experts is not None  # `layer_refs` reads the same spec
         with self.source.as_numbers():  # experts are multiplied together, which are numbers there
             return load_experts(self, refs, layer.experts, self.act)

@@ -13,14 +13,18 @@ from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 
 
 def load_dense_mlp(
-    loader: WeightLoader, refs: MlpRefs, act: Activation | None, limit: float = 0.0
+    loader: WeightLoader,
+    refs: MlpRefs,
+    act: Activation | None,
+    limit: float = 0.0,
+    scale: float = 1.0,
 ) -> DenseMlp:
-    """Return a dense MLP, or one expert; `limit` as for `Gate`, `act` None: it is learned."""
+    """Return a dense MLP, or one expert; `act` None: it is learned; the rest as for `Gate`."""
     if act is None:
         parts = (loader.source.vector(part.name, part.size) for part in refs.learned)
         act = Xielu.of(*parts)
     if refs.gated:
-        act = Gate(act, limit, refs.paired)
+        act = Gate(act, limit, refs.paired, scale)
     return DenseMlp(loader.linear(refs.inner), loader.linear(refs.down), act)
 
 
