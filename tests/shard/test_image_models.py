@@ -19,6 +19,7 @@ from tests.shard.image_support import (
     FAMILIES,
     NEW,
     Prompt,
+    Told,
     Whole,
     make_prompts,
     picture,
@@ -27,30 +28,9 @@ from tests.shard.image_support import (
 from tests.shard.numba_backend.numba_support import cpu_runner
 from tests.shard.torch_backend.models_support import GreedyRecorder, load
 from tgi_trio.shard.contract import Runner
-from tgi_trio.testing.checkpoints import VOCAB_SIZE
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Told:
-    """A drafter that guesses the tokens it was told, every third of them wrong."""
-
-    def __init__(self, tokens: list[list[int]], prompts: list[Prompt]) -> None:
-        self._tokens, self._prompts = tokens, prompts
-
-    def draft_rows(self, rows: Any, spare: int) -> dict[int, int]:
-        counts = {}
-        for row in rows:
-            sequence: Any = row.sequence
-            done = sequence.length - len(self._prompts[sequence.id].ids)
-            guesses = self._tokens[sequence.id][done : done + min(row.room, 2)]
-            if guesses:
-                wrong = [(t + 1) % VOCAB_SIZE if done % 3 == 2 else t for t in guesses]
-                end = sequence.length + len(wrong)
-                sequence.token_ids[sequence.length : end] = wrong
-                counts[row.place] = len(wrong)
-        return counts
 
 
 @contextmanager

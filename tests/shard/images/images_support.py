@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, gene
 from tgi_trio.ipc.images import ALIGNMENT, ArenaPlace, ImageArena, SequenceImage, write_bundle
 from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.model.image_rules import ImageRules
-from tgi_trio.shard.contract import Runner, ShardSequence
+from tgi_trio.shard.contract import Drafter, Runner, ShardSequence
 from tgi_trio.shard.images.features import Bundle, ImageEncoder, ImageFeatures
+from tgi_trio.shard.images.tower import TorchTower
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.image_desk import ImageDesk
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
@@ -151,12 +152,15 @@ class Shard:
         arena: ImageArena,
         memory: int = 2**20,
         rules: ImageRules = PLAIN,
+        drafter: Drafter | None = None,
     ) -> None:
+        """`drafter`: None: the runner's own."""
         self.runner = runner
         self.tower = CountingTower(tower)
         self.desk = ImageDesk(self.tower, arena, memory, rules)
         self.seen: list[tuple[int, int]] = []
         self.pieces: list[int] = []  # tokens of each step
+        self.guessed = 0
         self._arena = arena
         self._end = 0  # of what is used of the arena
         self._block = 1
@@ -167,7 +171,7 @@ class Shard:
             block_size=BLOCK,
             blocks=10_000,
             eos_ids=(),
-            drafter=runner.drafter(2) if info.speculates else None,
+            drafter=drafter or (runner.drafter(2) if info.speculates else None),
             draft_budget=info.draft_budget,
             state_slots=STATE_SLOTS if self._keeps_states else 0,
         )
@@ -188,11 +192,13 @@ class Shard:
         blocks: Sequence[int] = (),
         cached: int = 0,
         states: StateGrant | None = None,
+        said: Sequence[int] = (),
         **sampling: Any,
     ) -> ShardSequence:
         """Take a sequence in; `blocks`: its first ones, of which `cached` tokens are computed.
 
-        `states`: where its own lie; None: in two slots of its number.
+        `states`: where its own lie; None: in two slots of its number. `said`: what has been chosen
+        of its `new` tokens before, in another life.
         """
         if self._keeps_states and states is None:
             states = StateGrant((1 + 2 * id, 2 + 2 * id))
@@ -206,10 +212,12 @@ class Shard:
         wanted = -(-(len(prompt.ids) + new) // BLOCK) - len(blocks)
         own = [*blocks, *range(self._block, self._block + wanted)]
         self._block += wanted
-        ids = np.array(prompt.ids, np.int32)
+        ids = np.array([*prompt.ids, *said], np.int32)
         asked = SamplingParameters(ignore_eos=True, **sampling)
-        row = PrefillRow(id, ids, len(ids), cached, own, new, 0, asked, tuple(images))
-        row = replace(row, states=states)
+        row = PrefillRow(
+            *(id, ids, len(prompt.ids), cached, own, new - len(said), 0, asked, tuple(images)),
+            states=states,
+        )
         sequence = self.batch.add(row)
         if images:
             self.batch.hold(id)
@@ -217,6 +225,12 @@ class Shard:
             if geometry is not None:
                 self.batch.shape(id, geometry)
         return sequence
+
+    def drop(self, id: int) -> None:
+        """Do what a FILTER does: the sequence is preempted, or its client gone."""
+        for sequence in self.batch.remove([id]):
+            self.runner.drop(sequence)
+            self.desk.drop(id)
 
     def step(self, budget: int = 1000) -> bool:
         """Do a turn of the loop; return whether anything moved."""
@@ -232,6 +246,7 @@ class Shard:
         if plan is None:
             return self.desk.is_waiting
         self.pieces.append(len(plan.token_ids))
+        self.guessed += 0 if plan.drafts is None else int(plan.drafts.sum())
         moved = self.batch.settle(plan, self.runner.step(plan))
         assert not moved.faults, moved.faults
         for sequence in moved.dropped:
@@ -291,14 +306,43 @@ class Golden:
         found = self.model(input_ids=ids, **inputs).logits[0, len(prompt.ids) - 1 : -1]
         return found.float()
 
-    def check(self, prompt: Prompt, row: ShardSequence, recorder: GreedyRecorder) -> None:
-        """Check a finished row token for token, and the logits that they were chosen from."""
+    def check(
+        self, prompt: Prompt, row: ShardSequence, recorder: GreedyRecorder, said: int = 0
+    ) -> None:
+        """Check a finished row token for token, and the logits that they were chosen from.
+
+        `said`: how many of them it came with.
+        """
         tokens = generated(row)
         expected = self.logits(prompt, tokens)
         assert tokens == expected.argmax(-1).tolist()
-        places = [len(prompt.ids) + i for i in range(len(tokens))]
+        places = [len(prompt.ids) + i for i in range(said, len(tokens))]
         found = torch.stack([recorder.by_place[row.id][place] for place in places])
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+        torch.testing.assert_close(found, expected[said:], atol=1e-4, rtol=0.0)
+
+
+@dataclass
+class Model:
+    """A family's checkpoint, as transformers and as we have it."""
+
+    family: str
+    folder: Path
+    golden: Golden
+    tower: TorchTower
+    rules: ImageRules
+
+    def prompts(self) -> list[Prompt]:
+        """Return prompts that share steps: an image alone, two, none, the same one twice."""
+        one, two = (picture(self.family, seed) for seed in (1, 2))
+        return [
+            Prompt.of(5, 6, 7, one, 8, 9),
+            Prompt.of(one, 20, two, 21),
+            Prompt.of(*range(5, 40)),
+            Prompt.of(9, two, 12, two, 11),
+        ]
+
+
+Maker = Callable[..., Model]
 
 
 @contextmanager

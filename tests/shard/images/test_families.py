@@ -5,78 +5,26 @@ Towers are transformers' own, the text is computed by us.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.shard.images.images_support import (
     FAMILIES,
     NEW,
-    Golden,
+    Maker,
+    Model,
     Prompt,
     Shard,
     arena,
-    make_folder,
     picture,
 )
 from tests.shard.numba_backend.numba_support import cpu_runner
-from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import BLOCK, GreedyRecorder, generated, load
 from tgi_trio.ipc.messages import StateGrant
-from tgi_trio.ipc.startup import WarmupRequest
-from tgi_trio.model.config import read_config
-from tgi_trio.model.image_rules import ImageRules, image_rules
 from tgi_trio.shard.contract import Runner
-from tgi_trio.shard.images.tower import TorchTower, load_tower
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@dataclass
-class Model:
-    """A family's checkpoint, as transformers and as we have it."""
-
-    family: str
-    folder: Path
-    golden: Golden
-    tower: TorchTower
-    rules: ImageRules
-
-    def prompts(self) -> list[Prompt]:
-        """Return prompts that share steps: an image alone, two, none, the same one twice."""
-        one, two = (picture(self.family, seed) for seed in (1, 2))
-        return [
-            Prompt.of(5, 6, 7, one, 8, 9),
-            Prompt.of(one, 20, two, 21),
-            Prompt.of(*range(5, 40)),
-            Prompt.of(9, two, 12, two, 11),
-        ]
-
-
-Maker = Callable[..., Model]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    made: dict[str, Model] = {}
-
-    def make(family: str, **text: int) -> Model:
-        if (name := repr((family, text))) not in made:
-            folder = make_folder(tmp_path_factory.mktemp(family), family, **text)
-            config, device = read_config(folder), torch.device("cpu")
-            tower = load_tower(folder, config.model_type, device, torch.float32)
-            rules = image_rules(config)
-            made[name] = Model(family, folder, Golden(folder), tower, rules)
-        return made[name]
-
-    return make
 
 
 def check(model: Model, runner: Runner, recorder: GreedyRecorder, budget: int = 1000) -> Shard:
@@ -123,14 +71,6 @@ def test_the_cpu_kernels(model: Maker) -> None:
     with cpu_runner(own.folder) as (runner, recorder):
         check(own, runner, recorder)
         check(own, runner, recorder, 5)
-
-
-def test_two_ranks(model: Maker) -> None:
-    """Rank 0 alone has a tower."""
-    own, recorder = model("llava"), GreedyRecorder()
-    with ranks_of(own.folder, 2, recorder) as ranks:
-        ranks.warm_up(WarmupRequest(64, 256, 16, 100 * BLOCK))
-        check(own, ranks, recorder, 7)
 
 
 @pytest.fixture
