@@ -109,7 +109,6 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "mamba_rms_norm": True,
             "mamba_norm_before_gate": False,
-            "mamba_n_groups": 1,
             "projectors_bias": True,
         },
     ),
