@@ -5,6 +5,7 @@ Written once, for every backend: nobody else derives a tensor's name or shape fr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tgi_trio.model.claims import ANY, Claims
@@ -122,7 +123,10 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
 
 def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
     """Return layer number `index` of a decoder."""
-    names, hidden, layer = spec.names, spec.hidden_size, spec.layers[index]
+    hidden, layer = spec.hidden_size, spec.layers[index]
+    if layer.names is not None:
+        spec = replace(spec, names=layer.names)
+    names = spec.names
     prefix, experts, mixer = names.layer.format(index), layer.experts, layer.mixer
     mlp: MlpRefs | ExpertsRefs | None = None
     if layer.feeds:

@@ -52,6 +52,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.own_inputs": only(None, refusal="layers have embeddings of their own"),
     "Names.layer_scale": only("", refusal="what leaves a layer is scaled"),
     "LayerSpec.experts": ANY,
+    "LayerSpec.names": ANY,
     "ExpertsSpec.count": Claim(
         lambda n: n <= MOST_EXPERTS, f"there are more than {MOST_EXPERTS} experts"
     ),

@@ -204,6 +204,7 @@ class LayerSpec:
     sinks: bool = True  # where `Names.sinks` has some
     mlp_width: int = 0  # 0: the model's
     beside: bool = False  # experts are beside an MLP, not in its place
+    names: Names | None = None  # of its weights, where they are not those of the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,12 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "mamba": {"state_size": 8},
     "falcon_mamba": {"state_size": 8},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
+    "olmo_hybrid": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
     "nemotron_h": {
         "num_hidden_layers": ABSENT,
         "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"],

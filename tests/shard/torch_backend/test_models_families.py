@@ -112,6 +112,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "projectors_bias": True,
         },
     ),
+    ("olmo_hybrid", {"rope_theta": None, "linear_allow_neg_eigval": False}),
     ("gpt_oss", {"swiglu_limit": 0.5, "attention_bias": False, "rope_parameters": SHARPER}),
 )
 
@@ -226,6 +227,21 @@ def test_baichuan_13b_has_linear_biases(checkpoint: Checkpoint, tmp_path: Path) 
     original = checkpoint("llama", num_key_value_heads=4)
     folder = baichuan(original, tmp_path / "packed", positions=False)
     _check_against(folder, GoldenBiases(original))
+
+
+def test_olmo_hybrid_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """transformers renames a norm as it saves, and cuts convolutions in three of one width."""
+    original = checkpoint("olmo_hybrid", linear_key_head_dim=8, linear_value_head_dim=16)
+    folder = Path(shutil.copytree(original, tmp_path / "hub"))
+    tensors = load_file(folder / "model.safetensors")
+    norm = tensors.pop("model.layers.1.feedforward_layer_norm.weight")
+    tensors["model.layers.1.post_attention_layernorm.weight"] = norm
+    for layer in (0, 2):
+        names = [f"model.layers.{layer}.linear_attn.{letter}_conv1d.weight" for letter in "qkv"]
+        parts = torch.cat([tensors[name] for name in names]).split((32, 32, 64))
+        tensors |= {name: part.clone() for name, part in zip(names, parts, strict=True)}
+    save_file(tensors, folder / "model.safetensors")
+    _check_against(folder, Golden(original))
 
 
 @pytest.mark.parametrize("family", ["vaultgemma", "codegen", "recurrent_gemma"])

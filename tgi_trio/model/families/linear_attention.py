@@ -10,6 +10,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
+from tgi_trio.model.families.told_by_files import name_layers
 from tgi_trio.model.mixers import DeltaLayout, DeltaRule, Mixer
 from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec
@@ -101,6 +102,43 @@ def _kinds(config: ModelConfig, every: int) -> list[str]:
     count = int(config.need("num_hidden_layers"))
     default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(count)]
     return list(config.get("layer_types", default))
+
+
+def olmo_hybrid(config: ModelConfig) -> DecoderSpec:
+    """OLMo hybrid: norms before both parts of linear layers, behind those of layers that attend."""
+    hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    count = int(config.need("num_hidden_layers"))
+    default = ["linear_attention" if (i + 1) % 4 else "full_attention" for i in range(count)]
+    if "full_attention" not in default:
+        default[-1] = "full_attention"
+    kinds = list(config.get("layer_types", default))
+    parameters = config.get("rope_parameters", {})
+    stated = parameters if "rope_theta" in parameters else config.values
+    spec = llama_spec(
+        config,
+        rotates=stated.get("rope_theta", 0.0) is not None,  # null: positions are not told
+        names=names.OLMO_HYBRID,
+        query_key_norm="whole",
+        **attention_bias(config),
+    )
+    key_heads = int(config.get("linear_num_key_heads", heads))
+    key_dim = int(config.get("linear_key_head_dim", int(0.75 * hidden / key_heads)))
+    mixer = delta_rule(
+        config,
+        spec,
+        "separate",
+        key_heads=key_heads,
+        value_heads=int(config.get("linear_num_value_heads", heads)),
+        key_dim=key_dim,
+        value_dim=int(config.get("linear_value_head_dim", 2 * key_dim)),
+        norm_eps=1e-5,
+        beta_scale=2.0 if config.get("linear_allow_neg_eigval", True) else 1.0,
+    )
+    spec = set_mixers(spec, mixer, kinds)
+    choices = (names.OLMO2, names.OLMO_HYBRID_ATTENTION)
+    attending = name_layers(config, kinds.index("full_attention"), choices)
+    layers = (replace(la, names=attending) if la.attends else la for la in spec.layers)
+    return replace(spec, layers=tuple(layers))
 
 
 def kimi_linear(config: ModelConfig) -> DecoderSpec:

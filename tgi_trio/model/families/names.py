@@ -115,6 +115,15 @@ OLMO2 = replace(
 
 EXAONE4 = OLMO2
 
+# Its linear layers, and those that attend, as transformers writes them; on the hub as OLMo 2's.
+OLMO_HYBRID = replace(
+    LLAMA,
+    attention_norm="attention_layer_norm",
+    mlp_norm="feedforward_layer_norm",
+    mixer="linear_attn",
+)
+OLMO_HYBRID_ATTENTION = replace(OLMO2, attention_post_norm="feedforward_layer_norm")
+
 GEMMA2 = replace(
     LLAMA,
     attention_post_norm="post_attention_layernorm",

@@ -87,6 +87,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "qwen3_5_text": linear_attention.qwen3_5,
     "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
     "kimi_linear": linear_attention.kimi_linear,
+    "olmo_hybrid": linear_attention.olmo_hybrid,
     "smollm3": llama_kin.smollm3,
     "seed_oss": llama_kin.seed_oss,
     "ernie4_5": llama_kin.ernie4_5,

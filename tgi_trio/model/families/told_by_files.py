@@ -1,14 +1,14 @@
-"""What of a wrapped model its weights say, and not its config.json."""
+"""What of a model its weights say, and not its config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor, read_headers, stored_names
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.spec import DecoderSpec, Names
 from tgi_trio.model.wrappers import rename_text
 
 
@@ -26,6 +26,23 @@ def fit_checkpoint(config: ModelConfig, spec: DecoderSpec) -> DecoderSpec:
     except ModelLoadError:
         return spec
     return spec
+
+
+def name_layers(config: ModelConfig, layer: int, choices: Sequence[Names]) -> Names:
+    """Return the first of `choices` whose norm behind attention the checkpoint has in a layer.
+
+    The first of all where it has none, or there are no weights: whoever needs them says so.
+    """
+    try:
+        stored = stored_names(config.folder)
+    except ModelLoadError:
+        return choices[0]
+
+    def there(names: Names) -> bool:
+        norm = f"{names.layer.format(layer)}{names.attention_post_norm}.weight"
+        return norm in stored or norm.removeprefix(names.base) in stored
+
+    return next(filter(there, choices), choices[0])
 
 
 def _turn_experts(tensors: Mapping[str, StoredTensor], spec: DecoderSpec) -> DecoderSpec:

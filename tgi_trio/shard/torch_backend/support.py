@@ -110,6 +110,7 @@ CLAIMS: Final[Claims] = {
     "OwnInputsSpec.width": ANY,
     "OwnInputsSpec.rows": ANY,
     "OwnInputsSpec.image_token": ANY,
+    "LayerSpec.names": ANY,
     "RotarySpec.dim": ANY,
     "RotarySpec.theta": ANY,
     "RotarySpec.kind": only(
