@@ -13,6 +13,7 @@ from tgi_trio.model.matrices import (
     AttentionRefs,
     BesideRefs,
     ExpertsRefs,
+    IndexRefs,
     LatentRefs,
     LayerRefs,
     LinearPiece,
@@ -34,7 +35,14 @@ from tgi_trio.model.matrices import (
     whole_units,
 )
 from tgi_trio.model.mixer_matrices import mixer_refs
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, LayerSpec, OwnInputsSpec
+from tgi_trio.model.spec import (
+    DecoderSpec,
+    ExpertsSpec,
+    IndexSpec,
+    LatentSpec,
+    LayerSpec,
+    OwnInputsSpec,
+)
 
 _LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
 _SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # of every family that has one
@@ -81,6 +89,10 @@ NAMES: Final[Claims] = {
     "Names.latent_down": ANY,
     "Names.latent_norm": ANY,
     "Names.latent_up": ANY,
+    "Names.index_query": ANY,
+    "Names.index_key": ANY,
+    "Names.index_norm": ANY,
+    "Names.index_weights": ANY,
     "Names.mixer": ANY,
     "Names.layer_scale": ANY,
     "Names.beside_norm": ANY,
@@ -158,15 +170,17 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
 
 def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRefs:
     names, latent = spec.names, spec.latent
+    index = spec.index if layer.chooses else None
     value_dim = latent.value_dim if latent else spec.sizes(layer).value_dim
     output = _matrix(
         spec, prefix + names.output, spec.hidden_size, spec.heads * value_dim, bias=spec.output_bias
     )
     query_norm, key_norm = _query_key_norms(spec, prefix, layer)
     return AttentionRefs(
-        qkv=_latent_qkv(spec, prefix, latent) if latent else _qkv(spec, prefix, layer),
+        qkv=_latent_qkv(spec, prefix, latent, index) if latent else _qkv(spec, prefix, layer),
         output=split_inputs(output, run_of("heads", spec.heads, value_dim)),
         latent=_latent(spec, prefix, latent) if latent else None,
+        index=_index(spec, prefix, latent, index) if latent and index else None,
         query_norm=query_norm,
         key_norm=key_norm,
         sinks=VectorRef(prefix + names.sinks, spec.heads) if names.sinks and layer.sinks else None,
@@ -253,8 +267,13 @@ def _query_key_norms(
     return query_norm, NormRef(f"{key}.weight", biases[1], size, spec.norm_eps)
 
 
-def _latent_qkv(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LinearRef:
-    """Return the rows that queries start from, of the latent, and of the key that is rotated."""
+def _latent_qkv(
+    spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec | None
+) -> LinearRef:
+    """Return the rows that queries start from, of the latent, and of the key that is rotated.
+
+    Behind them those of the key and the heads' weights of an index.
+    """
     names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
     if latent.query_rank:
         rank = latent.query_rank
@@ -266,8 +285,20 @@ def _latent_qkv(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LinearRef
     width = latent.rank + latent.rotary_dim
     down = _matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
     inputs = whole_units(hidden)
-    return LinearRef(
-        (LinearPiece(query, units, inputs), LinearPiece(down, whole_units(width), inputs))
+    pieces = [LinearPiece(query, units, inputs), LinearPiece(down, whole_units(width), inputs)]
+    if index is not None:
+        for name, rows in ((names.index_key, index.dim), (names.index_weights, index.heads)):
+            own = _matrix(spec, prefix + name, rows, hidden)
+            pieces.append(LinearPiece(own, whole_units(rows), inputs))
+    return LinearRef(tuple(pieces))
+
+
+def _index(spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec) -> IndexRefs:
+    names, key = spec.names, prefix + spec.names.index_norm
+    up = _matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
+    return IndexRefs(
+        query_up=whole_linear(up),
+        key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, _LATENT_EPS),
     )
 
 

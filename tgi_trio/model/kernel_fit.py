@@ -32,6 +32,12 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.kv_heads": ANY,
     "DecoderSpec.layers": ANY,
     "DecoderSpec.names": ANY,
+    "DecoderSpec.index": only(None, refusal="an index chooses what tokens attend to"),
+    "LayerSpec.chooses": ANY,  # of what is refused, as the next ones
+    "IndexSpec.heads": ANY,
+    "IndexSpec.dim": ANY,
+    "IndexSpec.most": ANY,
+    "IndexSpec.rotary": ANY,
     "DecoderSpec.latent": only(None, refusal="keys and values are compressed"),
     "DecoderSpec.head_dim": multiples(PANEL, f"head size {{}} is no multiple of {PANEL}"),
     "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),

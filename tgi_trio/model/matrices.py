@@ -184,12 +184,22 @@ class LatentRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexRefs:
+    """What an index has, beside its key and its heads' weights, which are in `qkv`."""
+
+    query_up: LinearRef
+    key_norm: NormRef
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionRefs:
     """The attention of a layer. Norms are None where the family has none there."""
 
-    qkv: LinearRef  # query, key and value heads; with latents what they start from
+    # Query, key and value heads; with latents what they start from, then what an index has of it.
+    qkv: LinearRef
     output: LinearRef
     latent: LatentRefs | None
+    index: IndexRefs | None
     query_norm: NormRef | None  # of a head, or of all heads, as `DecoderSpec.query_key_norm` says
     key_norm: NormRef | None
     sinks: VectorRef | None  # of heads, see `AttentionLayer.sinks`

@@ -97,6 +97,10 @@ class Names:
     own_gate: str = ""
     own_up: str = ""
     own_post_norm: str = ""
+    index_query: str = ""  # of an index, made of what queries are compressed to
+    index_key: str = ""
+    index_norm: str = ""  # of its key
+    index_weights: str = ""  # of its heads
     mixer: str = ""  # of a layer; its kind says what follows, see `mixer_matrices.py`
 
 
@@ -187,6 +191,20 @@ class OwnInputsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexSpec:
+    """Of the tokens before it, a token attends to those that an index scores best.
+
+    Source: DeepSeek-V3.2 (2025), section 2.1: the lightning indexer. A score is the weighted sum
+    over heads of what is positive of query . key; a token has one index key for all heads.
+    """
+
+    heads: int
+    dim: int  # of a query and of the key
+    most: int  # tokens that are attended to
+    rotary: RotarySpec  # of their leading dimensions
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What may differ from layer to layer."""
 
@@ -196,6 +214,7 @@ class LayerSpec:
     rotary: RotarySpec | None = None
     experts: ExpertsSpec | None = None
     mixer: Mixer | None = None  # what keeps a state per sequence
+    chooses: bool = True  # has an index of its own, if there is one; else the choice before goes on
     attends: bool = True  # has attention, beside a mixer if there is one
     feeds: bool = True  # has an MLP, or experts
     sizes: HeadSizes | None = None  # None: the model's
@@ -260,7 +279,9 @@ class DecoderSpec:
     mlp_scale: float = 1.0  # of what an MLP adds
     logit_scale: float = 1.0
     qkv_clip: float = 0.0  # q, k and v are clamped to +-this; 0 = not
-    latent: LatentSpec | None = None  # then kv_heads is 1, and head_dim the latent's and the key's
+    # Then kv_heads is 1, and head_dim the latent's, the key's and the index key's, one after other.
+    latent: LatentSpec | None = None
+    index: IndexSpec | None = None  # of a latent's tokens
     value_norm: bool = False  # of each value by itself, without weights
     value_scale: float = 1.0
     own_inputs: OwnInputsSpec | None = None

@@ -74,6 +74,13 @@ _LATENT: dict[str, Any] = _MOE | {  # DeepSeek: attention over a compressed K an
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
 }
+_INDEX: dict[str, Any] = {  # prompts are longer than what a token attends to
+    "index_topk": 12,
+    "index_head_dim": 16,
+    "index_n_heads": 16,
+    "num_local_experts": ABSENT,
+    "num_experts": ABSENT,
+}
 # What a family's configuration class wants that differs from _COMMON; ABSENT takes a name away.
 _FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -143,6 +150,15 @@ _FAMILY: dict[str, dict[str, Any]] = {
     "codegen": _GPT | {"rotary_dim": 8},
     "deepseek_v2": _LATENT | {"topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT | _INDEX,
+    "glm_moe_dsa": _LATENT
+    | _INDEX
+    | {
+        "num_hidden_layers": 3,
+        "n_group": 1,
+        "topk_group": 1,
+        "indexer_types": ["full", "shared", "full"],
+    },
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,

@@ -62,6 +62,11 @@ one before them has written. A block of K and V is of all layers, each with a pa
 models there, as it does on a device heads of more than 256 numbers and values narrower than keys,
 without kernels of our own.
 
+DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
+(`torch_backend/attention/indexed.py`): its keys lie behind the latents in the cache, in pages as
+they do. Torch computes it, on a GPU as well, without recorded graphs. The index is computed in the
+model's dtype, as `transformers` does, not in 8 bits behind a Hadamard transform.
+
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
 all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs
 through transformers.

@@ -84,6 +84,8 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True}),
     ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}),
     ("deepseek_v3", {"rope_parameters": SHARPER}),
+    ("deepseek_v32", {"index_topk": 512}),  # more than there is
+    ("glm_moe_dsa", {"rope_parameters": SHARPER, "indexer_types": ["full", "shared", "shared"]}),
     (  # attention and an MLP alone
         "granitemoehybrid",
         {

@@ -438,6 +438,14 @@ MISTRAL4 = replace(DEEPSEEK_V2, expert_gate="", expert_up="", expert_gate_up="ga
 
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, choice_bias="mlp.gate.e_score_correction_bias")
 
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    index_query="self_attn.indexer.wq_b",
+    index_key="self_attn.indexer.wk",
+    index_norm="self_attn.indexer.k_norm",
+    index_weights="self_attn.indexer.weights_proj",
+)
+
 LFM2 = replace(
     LLAMA,
     final_norm="model.embedding_norm",

@@ -24,6 +24,7 @@ from tgi_trio.model.families import (
     llama_kin,
     llama_like,
     mixtures,
+    sparse,
     state_spaces,
 )
 from tgi_trio.model.families.told_by_files import fit_checkpoint
@@ -60,6 +61,8 @@ FAMILIES: dict[str, SpecFunction] = {
     "gpt_oss": mixtures.gpt_oss,
     "deepseek_v2": deepseek.deepseek_v2,
     "deepseek_v3": deepseek.deepseek_v3,
+    "deepseek_v32": sparse.deepseek_v32,
+    "glm_moe_dsa": sparse.glm_moe_dsa,
     "glm4": glm.glm4,
     "glm4_moe": glm.glm4_moe,
     "glm4_moe_lite": glm.glm4_moe_lite,

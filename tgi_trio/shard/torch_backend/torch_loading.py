@@ -47,6 +47,8 @@ from tgi_trio.shard.sampling.logits_processors import GrammarMasks, Watermark
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.adapters import TorchAdapters, refuse_adapters
 from tgi_trio.shard.torch_backend.attention.choice import choose_attention
+from tgi_trio.shard.torch_backend.attention.indexed import IndexedAttention
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
 from tgi_trio.shard.torch_backend.device_adapters import DeviceAdapters
 from tgi_trio.shard.torch_backend.device_parts import Guesses, device_parts, tell_no_graphs
 from tgi_trio.shard.torch_backend.eagle import TorchEagle, load_eagle
@@ -195,12 +197,16 @@ def _make_runner(
     """
     kv_dtype = EIGHT_BITS[settings.kv_cache_dtype] if settings.kv_cache_dtype else None
     adapters = _adapters(settings, model, target)
-    attention = choose_attention(
-        target.device,
-        target.dtype,
-        model.kv_shape,
-        eight_bits=kv_dtype is not None,
-        in_kernels=model.attends_in_kernels,
+    attention: AttentionBackend = (
+        IndexedAttention()
+        if model.spec.index
+        else choose_attention(
+            target.device,
+            target.dtype,
+            model.kv_shape,
+            eight_bits=kv_dtype is not None,
+            in_kernels=model.attends_in_kernels,
+        )
     )
     last = LastStep()
     guesses = None

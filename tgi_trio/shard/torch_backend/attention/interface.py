@@ -38,6 +38,7 @@ class AttentionLayer:
     value_dim: int = 0
     # K and V are another layer's, whose `index` this one has: nothing is written.
     reads_only: bool = False
+    most: int = 0  # tokens that an index chooses; 0: all are attended to
     # float32 [heads]: scores that take their share of the softmax and add nothing
     sinks: torch.Tensor | None = None
 

@@ -80,6 +80,11 @@ class LatentProjections:
         query = query.view(len(projected), -1, spec.plain_dim + spec.rotary_dim)
         return query, latent, key
 
+    def compress(self, projected: torch.Tensor) -> torch.Tensor:
+        """Return what queries are compressed to, normalised, [T, query_rank]."""
+        query = projected[:, : self.spec.query_rank]
+        return query if self.query_norm is None else self.query_norm(query)
+
     def values(self, attended: torch.Tensor) -> torch.Tensor:
         """Return [T, heads * value_dim] of `attended` [T, heads * (rank + rotary_dim)]."""
         latents = attended.view(len(attended), len(self.value_up), -1)[..., : self.spec.rank]

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
     AttentionLayer,
@@ -20,6 +21,7 @@ from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
+from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
@@ -51,6 +53,7 @@ class Attention:
     shape: AttentionLayer
     qkv: Linear  # query rows, key rows, value rows; with latents what they start from
     latent: LatentProjections | None
+    index: TokenIndex | None  # None where there is none, or the choice of the layer before goes on
     output: Linear
     rotary: int  # index into the decoder's rotaries, -1 = none
     query_norm: Norm | None  # over all heads at once
@@ -64,11 +67,12 @@ class Attention:
         """Pack every large linear for this machine; see `Linear.pack`."""
         self.qkv.pack()
         self.output.pack()
-        if self.latent is not None:
-            self.latent.pack()
+        for part in (self.latent, self.index):
+            if part is not None:
+                part.pack()
 
     def nbytes(self) -> int:
-        parts = [self.qkv, self.latent, self.output, self.query_norm, self.key_norm]
+        parts = [self.qkv, self.latent, self.index, self.output, self.query_norm, self.key_norm]
         plain = [self.head_norm, self.head_norm_bias]
         return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
 
@@ -173,7 +177,7 @@ class Decoder:
     @property
     def attends_in_kernels(self) -> bool:
         """Whether there are kernels for what every layer sees; else plain torch attends."""
-        return all(layer.chunk == 0 for layer in self.spec.layers)
+        return self.spec.index is None and all(layer.chunk == 0 for layer in self.spec.layers)
 
     @property
     def capturable(self) -> bool:
@@ -383,7 +387,19 @@ class Decoder:
             qkv, gate = qkv.split((qkv.shape[-1] - width, width), dim=-1)
         if layer.latent is not None:
             rotary, table = self.rotaries[layer.rotary], tables[layer.rotary]
-            if rotary.spec.query_scale is None:
+            if self.spec.index is not None:
+                turns = [(own, tables[i]) for i, own in enumerate(self.rotaries)]
+                attended = attend_indexed(
+                    attention,
+                    layer.shape,
+                    qkv,
+                    layer.latent,
+                    layer.index,
+                    layer.rotary,
+                    turns,
+                    batch,
+                )
+            elif rotary.spec.query_scale is None:
                 attended = attention.attend_latents(
                     layer.shape, qkv, layer.latent, rotary, table, batch
                 )

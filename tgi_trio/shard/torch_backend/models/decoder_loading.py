@@ -12,6 +12,7 @@ from tgi_trio.model.matrices import (
     AttentionRefs,
     BesideRefs,
     ExpertsRefs,
+    IndexRefs,
     LatentRefs,
     LayerRefs,
     MlpRefs,
@@ -21,6 +22,7 @@ from tgi_trio.model.matrices import (
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
+    IndexSpec,
     LatentSpec,
     LayerSpec,
     OwnInputsSpec,
@@ -32,9 +34,11 @@ from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
 from tgi_trio.shard.torch_backend.layers.activation import activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer, Ranks
@@ -173,6 +177,7 @@ class DecoderLoader(WeightLoader):
             shape=shape,
             qkv=self.linear(refs.qkv),
             latent=self.latent(refs.latent, self.spec.latent),
+            index=self.index(refs.index, self.spec.index),
             output=self.linear(refs.output),
             rotary=self.rotary(layer.rotary),
             query_norm=self.optional_norm(refs.query_norm) if whole else None,
@@ -207,6 +212,7 @@ class DecoderLoader(WeightLoader):
             kv_scales=(key_scale, key_scale if spec.latent else value_scale),
             value_dim=spec.latent.rank if spec.latent else 0,
             reads_only=kept_by is not None,
+            most=spec.index.most if spec.index else 0,
             sinks=sinks,
         )
 
@@ -233,6 +239,21 @@ class DecoderLoader(WeightLoader):
             latent_norm=self.norm(refs.latent_norm),
             key_up=key.contiguous(),
             value_up=value.transpose(1, 2).contiguous(),
+        )
+
+    def index(self, refs: IndexRefs | None, index: IndexSpec | None) -> TokenIndex | None:
+        """Return a layer's index, the same on every rank; None where there is none."""
+        if refs is None or index is None:
+            return None
+        weight, bias = (
+            self.source.vector(name, index.dim)
+            for name in (refs.key_norm.weight, refs.key_norm.bias)
+        )
+        return TokenIndex(
+            index,
+            query_up=self.linear(refs.query_up),
+            key_norm=Norm("layer", weight, bias, refs.key_norm.eps, index.dim),
+            rotary=self.rotary(index.rotary),
         )
 
     def head_norms(

@@ -1,0 +1,57 @@
+"""What an index chooses, and that nothing of what it leaves out is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.shard.torch_backend.models_support import (
+    Golden,
+    assert_greedy,
+    load,
+    prompts,
+    run,
+    sequences,
+)
+from tgi_trio.shard.torch_backend.layers.index import IndexQueries, choose_best, score_keys
+
+Checkpoint = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_best_are_chosen_and_of_equals_the_first() -> None:
+    none = float("-inf")
+    scores = torch.tensor([[1.0, 3.0, 0.0, 0.0, 0.0, 2.0], [0.0, none, none, none, none, none]])
+    assert choose_best(scores, 4).tolist() == [[0, 1, 2, 5], [0, 1, 2, 3]]
+    assert choose_best(scores, 6).tolist() == [list(range(6))] * 2
+
+
+def test_a_row_of_nan_leaves_the_choice_of_others() -> None:
+    scores = torch.tensor([[1.0, float("nan"), 2.0], [float("nan")] * 3, [3.0, 2.0, 1.0]])
+    assert choose_best(scores, 2).tolist() == [[0, 2], [0, 1], [0, 1]]
+
+
+def test_scores_are_weighted_sums_of_what_is_positive() -> None:
+    queries = torch.tensor([[[1.0, 0.0], [0.0, -1.0]]])  # one token, two heads
+    keys = torch.tensor([[2.0, 1.0], [-3.0, -4.0]])
+    assert score_keys(IndexQueries(queries, torch.tensor([[1.0, -0.5]])), keys).tolist() == [
+        [2.0, -2.0]
+    ]
+
+
+def test_what_nobody_has_written_is_not_read(checkpoint: Checkpoint) -> None:
+    """A block's last owner may have left NaN, behind a row's end and in the null block."""
+    folder = checkpoint("deepseek_v32")
+    runner, recorder = load(folder)
+    inside: Any = runner
+    with torch.inference_mode():
+        inside._cache.key.fill_(torch.nan)
+    rows = sequences(prompts(8)[2:6], shuffle=5, new=6)
+    run(runner, rows, chunk=20, joins=2)
+    golden = Golden(folder)
+    for row in rows:
+        assert_greedy(golden, recorder, row)

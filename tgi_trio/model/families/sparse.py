@@ -1,0 +1,94 @@
+"""Attention over latents of which an index chooses: DeepSeek V3.2 and GLM 5."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.families import names
+from tgi_trio.model.families.deepseek import deepseek_spec
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, IndexSpec
+
+
+def deepseek_v32(config: ModelConfig) -> DecoderSpec | None:
+    """DeepSeek V3.2: V3 with an index in every layer, whose halves turn."""
+    spec = deepseek_spec(
+        config,
+        _experts(config, groups=8, groups_used=4),
+        names.DEEPSEEK_V32,
+        sparse=_sparse(config),
+    )
+    return _set_index(config, spec, heads=64, interleaved=False)
+
+
+def glm_moe_dsa(config: ModelConfig) -> DecoderSpec | None:
+    """GLM 5: layers may go on with the choice of the one before; neighbours turn."""
+    spec = deepseek_spec(
+        config,
+        _experts(config, groups=1, groups_used=1),
+        names.DEEPSEEK_V32,
+        sparse=_sparse(config),
+        query_rank=2048,
+        plain_dim=192,
+        value_dim=256,
+        norm_eps=1e-5,
+    )
+    own = _choosing(config, len(spec.layers))
+    layers = (
+        replace(layer, chooses=chooses) for layer, chooses in zip(spec.layers, own, strict=True)
+    )
+    spec = replace(spec, layers=tuple(layers))
+    return _set_index(config, spec, heads=32, interleaved=True)
+
+
+def _experts(config: ModelConfig, *, groups: int, groups_used: int) -> ExpertsSpec:
+    width = int(config.get("moe_intermediate_size", 2048))
+    return ExpertsSpec(
+        count=int(config.get("n_routed_experts", 256)),
+        per_token=int(config.get("num_experts_per_tok", 8)),
+        width=width,
+        normalise=bool(config.get("norm_topk_prob", True)),
+        shared_width=width * int(config.get("n_shared_experts", 1)),
+        routing="grouped-sigmoid",
+        groups=int(config.get("n_group", groups)),
+        groups_used=int(config.get("topk_group", groups_used)),
+        scale=float(config.get("routed_scaling_factor", 2.5)),
+    )
+
+
+def _sparse(config: ModelConfig) -> list[bool]:
+    """Return which layers are mixtures of experts."""
+    kinds = config.get("mlp_layer_types")
+    if kinds:
+        return [kind == "sparse" for kind in kinds]
+    first = int(config.get("first_k_dense_replace", 3))
+    return [i >= first for i in range(int(config.need("num_hidden_layers")))]
+
+
+def _choosing(config: ModelConfig, count: int) -> list[bool]:
+    """Return which layers have an index of their own."""
+    kinds = config.get("indexer_types") or config.get("index_topk_pattern")
+    if kinds:
+        return [kind in ("full", "F") for kind in kinds]
+    every = max(int(config.get("index_topk_freq", 1)), 1)
+    first = int(config.get("index_skip_topk_offset", 2))
+    return [max(i - first + 1, 0) % every == 0 for i in range(count)]
+
+
+def _set_index(
+    config: ModelConfig, spec: DecoderSpec, *, heads: int, interleaved: bool
+) -> DecoderSpec | None:
+    """Return `spec` with an index; `heads` is the family's default, `interleaved` as it turns.
+
+    None for what index queries cannot be made of: queries that are not compressed.
+    """
+    latent, turning = spec.latent, spec.layers[0].rotary
+    if latent is None or not latent.query_rank or turning is None or not spec.layers[0].chooses:
+        return None
+    index = IndexSpec(
+        heads=int(config.get("index_n_heads", heads)),
+        dim=int(config.get("index_head_dim", 128)),
+        most=int(config.get("index_topk", 2048)),
+        rotary=replace(turning, interleaved=interleaved),
+    )
+    return replace(spec, index=index, head_dim=spec.head_dim + index.dim)

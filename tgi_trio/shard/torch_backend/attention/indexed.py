@@ -1,0 +1,207 @@
+"""Attention over those tokens that an index chooses, in plain torch, batched and paged.
+
+The cache has an index key behind every latent. While no context is longer than what a token attends
+to, all of it is chosen, and attention is that of plain latents. In other steps the index keys of
+decoding rows are scored together, rows of similar context at a time, those of prefills by tiles of
+a row's queries; then every token of the step gathers the latents that it has chosen, and all attend
+in one batched operation per so many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from tgi_trio.shard.contract import StepPlan
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend, AttentionLayer
+from tgi_trio.shard.torch_backend.attention.reference import ReferenceAttention, ReferenceBatch
+from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache
+from tgi_trio.shard.torch_backend.layers.index import (
+    IndexQueries,
+    TokenIndex,
+    choose_best,
+    score_keys,
+)
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.rotary import Rotary, RotaryTable
+
+_GATHERED = 1 << 15  # latents that are gathered at a time
+_SCORES = 1 << 22  # products of a query head and a key that are made at a time
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What the tokens of a step attend to: places in the cache."""
+
+    slots: torch.Tensor  # int64 [T, most]
+    hidden: torch.Tensor  # bool [T, most]: beyond the token's reach, where that is shorter
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tokens that are scored together: a decode of each of some rows, or several of one row."""
+
+    tokens: torch.Tensor  # int64 [N]
+    reach: torch.Tensor  # int64 [N, 1] the last position that each sees
+    places: torch.Tensor  # int64 [rows, keys] where the first keys of each row lie in the cache
+
+
+@dataclass(slots=True)
+class IndexedBatch(ReferenceBatch):
+    """A plan, prepared."""
+
+    choice: _Choice | None = None  # of the last layer that has chosen
+    groups: list[_Group] = field(default_factory=list)  # all tokens, once a layer has asked
+
+
+class IndexedAttention(ReferenceAttention):
+    """Plain torch; see `attend_indexed`."""
+
+    def prepare(self, plan: StepPlan, cache: KVCache) -> IndexedBatch:
+        return IndexedBatch(cache, plan, torch.from_numpy(plan.kv_slots).to(cache.key.device))
+
+
+def attend_indexed(
+    attention: AttentionBackend,
+    layer: AttentionLayer,
+    projected: torch.Tensor,
+    latent: LatentProjections,
+    index: TokenIndex | None,
+    rotary: int,
+    turns: list[tuple[Rotary, RotaryTable]],
+    batch: IndexedBatch,
+) -> torch.Tensor:
+    """Do what `attend_latents` does, over what an index chooses; None: what the layer before has.
+
+    `projected`: as for latents, then the index key and the weights of the index's heads. `turns`:
+    every rotary of the model with the table of the step, of which the latents' is number `rotary`.
+    """
+    turning, table = turns[rotary]
+    asked, extra = None, layer.head_dim - latent.spec.rank - latent.spec.rotary_dim
+    index_key = projected.new_zeros(len(projected), 1, extra)
+    plain = int(batch.plan.context_lengths.max()) <= layer.most
+    if index is not None:
+        own = (index.spec.dim, index.spec.heads)
+        projected, key, weights = projected.split((projected.shape[-1] - sum(own), *own), dim=-1)
+        index_key = index.keys(key, *turns[index.rotary])
+        if not plain:
+            compressed = latent.compress(projected)
+            asked = index.ask(compressed, weights, *turns[index.rotary])
+    query, key = latent.query_and_key(
+        projected, lambda part: turning.apply(part, table.cos, table.sin)
+    )
+    key = torch.cat((key, index_key), dim=-1)
+    if plain:
+        query = functional.pad(query, (0, extra))
+        return attention.attend(layer, query, key, key, batch)
+    batch.cache.write(layer.index, batch.slots, key, key, layer.kv_scales)
+    if asked is not None:
+        batch.choice = _choose(layer, asked, batch)
+    if batch.choice is None:
+        raise ValueError(f"layer {layer.index} of the cache has no choice to go on with")
+    return _attend_chosen(layer, query, batch.cache, batch.choice)
+
+
+def _attend_chosen(
+    layer: AttentionLayer, query: torch.Tensor, cache: KVCache, choice: _Choice
+) -> torch.Tensor:
+    """Return [T, heads * value_dim] of queries [T, heads, dim]."""
+    tokens, most = choice.slots.shape
+    size, dim = max(1, _GATHERED // most), query.shape[-1]
+    parts = []
+    for first in range(0, tokens, size):
+        some = slice(first, first + size)
+        slots = choice.slots[some]
+        keys = cache.key_slots[layer.index][:, 0].index_select(0, slots.flatten())
+        keys = cache.decode(keys[:, :dim], layer.kv_scales[0], query.dtype)
+        keys = keys.view(*slots.shape, dim)
+        scores = torch.matmul(query[some], keys.transpose(1, 2)) * layer.scale
+        scores = scores.masked_fill(choice.hidden[some, None], float("-inf"))
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+        parts.append(torch.matmul(weights, keys[..., : layer.value_dim]))
+    return torch.cat(parts).flatten(1)
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def _choose(layer: AttentionLayer, asked: IndexQueries, batch: IndexedBatch) -> _Choice:
+    """Return what every token of a step attends to."""
+    if not batch.groups:
+        heads, device = asked.queries.shape[1], asked.queries.device
+        batch.groups += (
+            _group(batch.plan, rows, tokens, layer.most, device)
+            for rows, tokens in _split(batch.plan, heads)
+        )
+    slots = batch.slots[:, None].repeat(1, layer.most)
+    hidden = torch.ones_like(slots, dtype=torch.bool)
+    for group in batch.groups:
+        tokens, reach = group.tokens, group.reach
+        scores = _score(layer, asked, batch.cache, group)
+        beyond = torch.arange(scores.shape[1], device=scores.device) > reach
+        best = choose_best(scores.masked_fill_(beyond, float("-inf")), layer.most)
+        hidden[tokens] = best > reach
+        chosen = group.places.expand(len(tokens), -1).gather(1, best)
+        # What is hidden is multiplied by zero: a token's own place has no NaN of somebody else's.
+        slots[tokens] = torch.where(best > reach, slots[tokens], chosen)
+    return _Choice(slots, hidden)
+
+
+def _split(plan: StepPlan, heads: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield rows and the tokens of theirs that are scored together."""
+    starts = plan.query_starts.astype(np.int64)
+    counts, contexts = np.diff(starts), plan.context_lengths.astype(np.int64)
+    decodes = np.flatnonzero(counts == 1)
+    decodes = decodes[np.argsort(-contexts[decodes], kind="stable")]
+    while len(decodes):
+        longest = int(contexts[decodes[0]])
+        alike = int((contexts[decodes] * 2 >= longest).sum())
+        taken = max(1, min(alike, _SCORES // (longest * heads)))
+        yield decodes[:taken], starts[decodes[:taken]]
+        decodes = decodes[taken:]
+    for row in np.flatnonzero(counts > 1):
+        size = max(1, _SCORES // (int(contexts[row]) * heads))
+        for first in range(int(starts[row]), int(starts[row + 1]), size):
+            yield np.array([row]), np.arange(first, min(first + size, int(starts[row + 1])))
+
+
+def _group(
+    plan: StepPlan,
+    rows: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    most: int,
+    device: torch.device,
+) -> _Group:
+    keys = max(int(plan.context_lengths[rows].max()), most)
+    return _Group(
+        torch.from_numpy(tokens).to(device),
+        torch.from_numpy(plan.positions[tokens][:, None]).to(device),
+        _places(plan, rows, keys).to(device),
+    )
+
+
+def _places(plan: StepPlan, rows: NDArray[np.int64], keys: int) -> torch.Tensor:
+    """Return where the first `keys` tokens of each row lie in the cache, int64 [rows, keys]."""
+    blocks = plan.block_tables[rows].astype(np.int64)
+    blocks = np.pad(blocks, ((0, 0), (0, max(0, -(-keys // BLOCK_SIZE) - blocks.shape[1]))))
+    slots = blocks[:, :, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)
+    return torch.from_numpy(slots.reshape(len(rows), -1)[:, :keys].copy())
+
+
+def _score(
+    layer: AttentionLayer, asked: IndexQueries, cache: KVCache, group: _Group
+) -> torch.Tensor:
+    """Return the scores of a group's keys, float32 [tokens, keys]."""
+    queries, weights = (of.index_select(0, group.tokens) for of in asked)
+    dim = queries.shape[-1]
+    keys = cache.key_slots[layer.index][:, 0, -dim:].index_select(0, group.places.flatten())
+    keys = cache.decode(keys, layer.kv_scales[0], torch.float32).float()
+    keys = keys.view(*group.places.shape, dim)
+    if len(keys) == 1:  # their queries are rows over one set of keys
+        return score_keys(IndexQueries(queries, weights), keys[0])
+    return score_keys(IndexQueries(queries[:, None], weights[:, None]), keys)[:, 0]
