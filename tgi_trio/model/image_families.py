@@ -39,6 +39,7 @@ _QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
 # By `model_type` of config.json.
 IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
+    "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json says so
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
     "llava": ImageFamily("llava", "llava"),

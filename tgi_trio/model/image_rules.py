@@ -29,6 +29,8 @@ def image_rules(config: ModelConfig) -> ImageRules:
     family = IMAGE_FAMILIES.get(config.model_type)
     if family is None:
         return ImageRules()
+    if config.model_type == "gemma4" and config.get("use_bidirectional_attention") != "vision":
+        return ImageRules()
     if not family.turns:
         return ImageRules(family.sight)
     vision: Any = config.get("vision_config", {})

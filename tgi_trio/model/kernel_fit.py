@@ -47,6 +47,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.feeds": only(True, refusal="layers have no MLP"),
     "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
     "LayerSpec.attends": only(True, refusal="layers have no attention"),
+    "LayerSpec.ahead": only(True, refusal="images see ahead in some layers only"),
     "LayerSpec.sizes": only(None, refusal="heads differ from layer to layer, or values from keys"),
     "LayerSpec.keys_as_values": only(False, refusal="values are made from keys"),
     "LayerSpec.reads_layer": only(None, refusal="layers read another layer's keys and values"),

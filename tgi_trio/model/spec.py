@@ -211,6 +211,7 @@ class LayerSpec:
     scale: float  # of the attention scores
     window: int = 0
     chunk: int = 0  # a token sees those of its own chunk of so many positions alone; 0: all
+    ahead: bool = True  # tokens of images see those behind them, where the family's do
     rotary: RotarySpec | None = None
     experts: ExpertsSpec | None = None
     mixer: Mixer | None = None  # what keeps a state per sequence

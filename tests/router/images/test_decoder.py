@@ -65,6 +65,7 @@ def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str,
 LONGEST = {"longest_edge": 64}
 FAMILIES = [
     DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
+    DecoderSettings("gemma4", {"max_soft_tokens": 70}),
     DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
     DecoderSettings("pixtral", {"size": LONGEST, "patch_size": 14}, {"patch_size": 28}),
     DecoderSettings("qwen2_vl", {"min_pixels": 784, "max_pixels": 3136}),

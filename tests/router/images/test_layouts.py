@@ -134,9 +134,7 @@ def ours(name: str) -> ImageLayout:
 
 
 def lay_out(settings: ImageSettings) -> ImageLayout:
-    kind = settings.config["model_type"]
-    layout = kind if kind == "gemma4" else find_family(settings.config).layout
-    return LAYOUTS[layout](settings)
+    return LAYOUTS[find_family(settings.config).layout](settings)
 
 
 class Pixtral:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -19,7 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     logging.disable_progress_bar()
     made: dict[str, Model] = {}
 
-    def make(family: str, **text: int) -> Model:
+    def make(family: str, **text: Any) -> Model:
         if (name := repr((family, text))) not in made:
             folder = make_folder(tmp_path_factory.mktemp(family), family, **text)
             config, device = read_config(folder), torch.device("cpu")

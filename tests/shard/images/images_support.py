@@ -29,11 +29,12 @@ IMAGE_TOKEN = 100
 CAUSAL = ("idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
-FAMILIES = (*CAUSAL, "gemma3", "paligemma", *QWEN)
+FAMILIES = (*CAUSAL, "gemma3", "gemma4", "paligemma", *QWEN)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
 }
+RESCALED = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": False}
 NEW = 6
 STATE_SLOTS = 32
 PLAIN = ImageRules()
@@ -54,7 +55,8 @@ class Picture:
 
 def make_folder(folder: Path, family: str, **text: Any) -> Path:
     make_wrapped(folder, family, image_token=IMAGE_TOKEN, **text)
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    settings = RESCALED if family == "gemma4" else PROCESSOR
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -82,6 +84,12 @@ def picture(family: str, seed: int) -> Picture:
             return Picture(
                 {"pixel_values": pixels(1, 3, 3, 16, 16), "pixel_attention_mask": mask}, 3
             )
+        case "gemma4":  # patches of all channels, pooled two by two, and some of nothing
+            places = np.stack(np.meshgrid(np.arange(6), np.arange(4)), axis=-1).reshape(24, 2)
+            places = np.concatenate((places, np.full((8, 2), -1)))[None]
+            patches = pixels(1, 32, 48)
+            patches[:, 24:] = 0
+            return Picture({"pixel_values": patches, "image_position_ids": places}, 6)
         case "gemma3" | "paligemma":
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
         case _ if family in QWEN:  # patches of two frames, merged two by two
@@ -101,7 +109,9 @@ def together(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
     tiles = "pixel_attention_mask" in pictures[0].bundle  # one prompt, many tiles
     for name in pictures[0].bundle:
         whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
-        if name == "pixel_values":
+        if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:
+            found[name] = torch.from_numpy(whole.astype(np.float32) * np.float32(1 / 255))
+        elif name == "pixel_values":
             channels = whole.reshape(len(whole), 3, -1, 1) if whole.ndim == 2 else whole
             mean, deviation = (
                 np.array(PROCESSOR[f"image_{what}"], np.float32)[:, None, None]
@@ -281,7 +291,7 @@ class Golden:
             inputs["token_type_ids"] = (torch.arange(kinds.shape[1]) >= len(prompt.ids))[
                 None
             ].long()
-        elif family in QWEN:
+        elif family in (*QWEN, "gemma4"):
             inputs["mm_token_type_ids"] = kinds
         return inputs
 

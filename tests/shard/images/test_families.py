@@ -66,6 +66,16 @@ def test_generate_says_the_same(model: Maker, family: str) -> None:
     assert generated(row) == own.golden.generate(prompt)
 
 
+@pytest.mark.parametrize("budget", [5, 1000])
+def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: int) -> None:
+    """Its larger models do; the others see what is behind them alone."""
+    larger = {"num_kv_shared_layers": 0, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
+    own = model("gemma4", use_bidirectional_attention="vision", sliding_window=8, **larger)
+    assert own.rules.sight == "image" and model("gemma4").rules.sight == "causal"
+    runner, recorder = load(own.folder)
+    check(own, runner, recorder, budget)
+
+
 def test_the_cpu_kernels(model: Maker) -> None:
     own = model("idefics3", head_dim=32)
     with cpu_runner(own.folder) as (runner, recorder):

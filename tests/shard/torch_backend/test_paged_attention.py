@@ -54,6 +54,13 @@ def test_tokens_that_see_one_another(backend: CapturableAttention, window: int) 
     agree(backend, *SIZES["prefills"], spans=40, window=window)
 
 
+def test_layers_in_which_they_do_not(backend: CapturableAttention) -> None:
+    for each in (backend, ReferenceAttention()):
+        plain = attended(each, *SIZES["mixed"], device=DEVICE)
+        blind = attended(each, *SIZES["mixed"], device=DEVICE, spans=7, ahead=False)
+        assert torch.equal(blind, plain)
+
+
 @pytest.mark.parametrize(
     "shape",
     [

@@ -69,6 +69,7 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
             spec,
             replace(
                 layer,
+                ahead=layer.window > 0,
                 sizes=_sizes(config, spec, i, layer),
                 keys_as_values=not layer.window and bool(config.get("attention_k_eq_v", False)),
                 reads_layer=shared[i],

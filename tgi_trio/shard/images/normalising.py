@@ -40,8 +40,12 @@ class Normalising:
         """Return pixels as float32 of the same shape.
 
         Their channels are the third dimension from the end, or in patches [P, N] three runs of
-        each. Raises ValueError for pixels of another layout.
+        each; where the same becomes of all three they may be anywhere. Raises ValueError for pixels
+        of another layout.
         """
+        if (self.table == self.table[0]).all():
+            same: NDArray[np.float32] = self.table[0][pixels]
+            return same
         flat = pixels.ndim < 3
         if not pixels.ndim or (pixels.shape[-1] % 3 if flat else pixels.shape[-3] != 3):
             raise ValueError(f"pixels of shape {pixels.shape} have no three channels")

@@ -28,6 +28,7 @@ from tgi_trio.shard.images.spellings import spellings
 from tgi_trio.shard.machine.cores import running_on
 
 _PIXELS: Final = "pixel_values"
+_HEARING: Final = ("audio_tower", "embed_audio")  # of classes that hear as well
 _MASKS: Final = frozenset({"pixel_attention_mask"})  # of truth values; other companions are int64
 
 
@@ -92,7 +93,7 @@ def load_tower(
 
 
 def _build(folder: Path, text_part: str) -> Any:
-    """Return a family's class without its text, its tensors without memory."""
+    """Return a family's class without all but its sight, its tensors without memory."""
     from transformers import AutoConfig, AutoModel
 
     try:
@@ -103,7 +104,9 @@ def _build(folder: Path, text_part: str) -> Any:
         raise ModelLoadError(
             f"transformers cannot build the vision tower of {folder}: {error}"
         ) from error
-    delattr(model, text_part)
+    for part in (text_part, *_HEARING):
+        if hasattr(model, part):
+            delattr(model, part)
     return model
 
 

@@ -96,6 +96,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.window": ANY,
     "LayerSpec.chunk": ANY,
     "LayerSpec.chooses": ANY,
+    "LayerSpec.ahead": ANY,
     "LayerSpec.rotary": ANY,
     "LayerSpec.experts": ANY,
     "LayerSpec.mixer": ANY,

@@ -30,6 +30,7 @@ class AttentionLayer:
     scale: float
     window: int = 0  # a query sees this many tokens, itself included; 0 = all
     chunk: int = 0  # positions from one multiple of it to the next see each other alone; 0 = all
+    ahead: bool = True  # queries see as far as `StepPlan.visible` says; else as everywhere
     soft_cap: float = 0.0  # 0 = none
     slopes: torch.Tensor | None = None  # ALiBi: float32 [heads], added as slope * key position
     kv_scales: tuple[float, float] = (1.0, 1.0)  # of K and V of 8 bits; see `KVCache.write`

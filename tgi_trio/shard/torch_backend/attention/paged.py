@@ -194,6 +194,7 @@ class PagedAttention(CapturableAttention):
             query.dtype, layer.head_dim, self._generation, decodes=decodes, eight_bits=eight_bits
         )
         group = layer.heads // layer.kv_heads
+        lasts = batch.lasts if layer.ahead else None
         work = _divide(layer, query, batch.tiles_of(tile.lanes, group), layer.head_dim)
         attend_tile[(len(work.rows), layer.kv_heads, work.parts)](
             work.out,
@@ -211,7 +212,7 @@ class PagedAttention(CapturableAttention):
             work.starts,
             work.bests if layer.slopes is None else layer.slopes,
             work.bests if layer.sinks is None else layer.sinks,
-            batch.contexts if batch.lasts is None else batch.lasts,
+            batch.contexts if lasts is None else lasts,
             layer.scale * layer.kv_scales[0] if batch.cache.codes else layer.scale,
             layer.kv_scales[1],
             layer.soft_cap,
@@ -229,7 +230,7 @@ class PagedAttention(CapturableAttention):
             SOFT_CAP=layer.soft_cap > 0,
             ALIBI=layer.slopes is not None,
             SINKS=layer.sinks is not None,
-            AHEAD=batch.lasts is not None,
+            AHEAD=lasts is not None,
             CODES=batch.cache.codes,
             num_warps=tile.warps,
             num_stages=tile.stages,

@@ -31,10 +31,11 @@ _BUCKET_TOKENS = 1 << 16  # padded KV tokens gathered at a time
 
 
 class _Reach(NamedTuple):
-    """How far back the queries of a layer see, as `AttentionLayer` says."""
+    """How far the queries of a layer see, as `AttentionLayer` says."""
 
     window: int
     chunk: int
+    ahead: bool
 
     def first(self, positions: Positions) -> Positions:
         """Return the first position that each of `positions` sees."""
@@ -117,7 +118,7 @@ class ReferenceAttention(AttentionBackend):
         cache, index = batch.cache, layer.index
         if not layer.reads_only:
             key, value = cache.write(index, batch.slots, key, value, layer.kv_scales)
-        reach = _Reach(layer.window, layer.chunk)
+        reach = _Reach(layer.window, layer.chunk, layer.ahead)
         if reach not in batch.by_reach:
             batch.by_reach[reach] = _arrange(batch.plan, reach, query.device)
         buckets, rows = batch.by_reach[reach]
@@ -141,14 +142,14 @@ def _arrange(
 ) -> tuple[list[_Bucket], list[_Row]]:
     """Split the plan's rows into buckets of decodes and rows to compute alone."""
     counts = np.diff(plan.query_starts)
-    rows = [_row(plan, i, device) for i in np.flatnonzero(counts > 1).tolist()]
+    rows = [_row(plan, i, reach, device) for i in np.flatnonzero(counts > 1).tolist()]
     buckets: list[_Bucket] = []
     decodes = np.flatnonzero(counts == 1)
     contexts = plan.context_lengths.astype(np.int64)
     seen = contexts - reach.first(contexts - 1)
     for group in _groups(decodes, seen):
         if len(group) == 1:
-            rows.append(_row(plan, int(group[0]), device))
+            rows.append(_row(plan, int(group[0]), reach, device))
         else:
             buckets.append(_bucket(plan, group, contexts[group], seen[group], device))
     return buckets, rows
@@ -209,7 +210,7 @@ def _bucket(
     )
 
 
-def _row(plan: StepPlan, index: int, device: torch.device) -> _Row:
+def _row(plan: StepPlan, index: int, reach: _Reach, device: torch.device) -> _Row:
     context = int(plan.context_lengths[index])
     count = -(-context // BLOCK_SIZE)
     blocks = plan.block_tables[index, :count].astype(np.int64)
@@ -221,7 +222,7 @@ def _row(plan: StepPlan, index: int, device: torch.device) -> _Row:
         context=context,
         first_block=first if consecutive else -1,
         table=None if consecutive else torch.from_numpy(blocks).to(device),
-        lasts=_lasts(plan, index),
+        lasts=_lasts(plan, index) if reach.ahead else None,
     )
 
 
@@ -322,7 +323,7 @@ def _attend_tile(
     count, kv_heads = end - begin, layer.kv_heads
     first = row.context - query.shape[0] + begin  # position of the tile's first query
     lasts = None if row.lasts is None else row.lasts[begin:end]
-    reach = _Reach(layer.window, layer.chunk)
+    reach = _Reach(layer.window, layer.chunk, layer.ahead)
     low = int(reach.first(np.int64(first)))
     high = row.context if causal else first + count
     if lasts is not None:

@@ -206,6 +206,7 @@ class DecoderLoader(WeightLoader):
             scale=layer.scale,
             window=layer.window,
             chunk=layer.chunk,
+            ahead=layer.ahead,
             soft_cap=spec.attention_soft_cap,
             slopes=slopes,
             # Latents are kept once, as keys.
