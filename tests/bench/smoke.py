@@ -10,6 +10,8 @@ SMALL: dict[str, str] = {
     "bench.http": "--seconds 0.2 --repeats 1 --servers ours floor --cases 'short 64'",
     "bench.http.chat": "--runs 2 --prompts 1 --repeats 1",
     "bench.http.live": "--probes 20 --most-streams 8",
+    "bench.images": "--sizes 0.1 --clients 2 --images 2 --side 32 --streams 1 --tokens 4"
+    " --attacks 0 --rounds 1",
     "bench.ipc": "--quick --transports 'ring, event loop' 'gRPC sync'",
     "bench.load": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --cache warm --runs 1"
     " --backends numba",
@@ -42,8 +44,9 @@ SMALL: dict[str, str] = {
     "tests.stress.adapters": "--seconds 3 --adapters 60 --loaded 3",
     "tests.stress.soak": "--requests 50 --settle 0.1 --idle 0.1",
 }
-# What another test runs to its end: test_device.py has the kit do it.
-RUN_ELSEWHERE = {"bench.device"}
+# What another test runs to its end: test_device.py has the kit do it, system/test_images.py has a
+# model that sees.
+RUN_ELSEWHERE = {"bench.device", "bench.images"}
 # What prints figures for others, and writes none.
 WITHOUT_RESULTS = {
     "bench.harness.checkpoints",

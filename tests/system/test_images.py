@@ -5,13 +5,20 @@ from __future__ import annotations
 import base64
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from PIL import Image
 
+from bench.harness.server import Server
+from bench.images import __main__ as bench
+from bench.images.watched_server import LoopWatch
+from tests.bench.smoke import SMALL
 from tests.router.images.image_files import encode, noise
 from tests.system.client import post
 from tests.system.server import ServerProcess, serving
@@ -32,7 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
-    with serving("--model-id", str(folder), "--image-memory", "65536") as server:
+    flags = ("--image-memory", "65536", "--stall-timeout", "600")
+    with serving("--model-id", str(folder), *flags) as server:
         yield server
 
 
@@ -104,3 +112,38 @@ def test_a_picture_that_is_none_costs_one_request_and_a_killed_shard_none(
     (shard,) = server.shards()
     os.kill(shard, signal.SIGKILL)
     assert ask(server, *PICTURES)["choices"] == before
+
+
+def test_a_shard_killed_under_eight_image_requests_costs_no_token(server: ServerProcess) -> None:
+    pictures = [noise(40, 40 + i, seed=i) for i in range(8)]
+    before = [ask(server, picture)["choices"] for picture in pictures]
+    accepted, _ = server.books()
+    (shard,) = server.shards()
+    os.kill(shard, signal.SIGSTOP)  # so that all of them are under way when it dies
+    with ThreadPoolExecutor(len(pictures)) as pool:
+        try:
+            answers = [pool.submit(ask, server, picture) for picture in pictures]
+            server.wait_metric("tgi_request_accepted", accepted + len(pictures))
+        finally:
+            os.kill(shard, signal.SIGKILL)
+        assert [answer.result()["choices"] for answer in answers] == before
+    server.wait_idle()
+
+
+def test_the_benchmark_of_images_measures_a_server(server: ServerProcess) -> None:
+    args = bench.parse(SMALL["bench.images"].split())
+    found = bench.Found()
+    bench.measure(Server("127.0.0.1", server.port, 0.0, server.process.pid), args, found)
+    watch = LoopWatch()
+    trio.run(_hold_the_loop, instruments=[watch])
+    found.add_turns([(found.windows[0][1], wall, cpu) for _, wall, cpu in watch.turns])
+    text, results = found.summary()
+    (row,) = results["images"]
+    assert row["longest turn, ms"] >= 20.0 and row["turns > 5 ms"] >= 1
+    assert results["decode_ratio"] > 0.0 and results["second_ratio"] > 0.0
+    assert "gap between tokens, image prompts" in text
+
+
+async def _hold_the_loop() -> None:
+    await trio.sleep(0)
+    time.sleep(0.02)

@@ -1,0 +1,1 @@
+"""What images cost the router and whoever decodes beside them."""
