@@ -29,6 +29,7 @@ from tgi_trio.model.spec import (
     OwnInputsSpec,
     QueryScale,
     RotarySpec,
+    StreamsSpec,
 )
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.torch_backend import support as torch_support
@@ -45,6 +46,7 @@ RECORDS = (
     OwnInputsSpec,
     QueryScale,
     RotarySpec,
+    StreamsSpec,
     ShortConvolution,
     DeltaRule,
     Mamba2,
@@ -85,7 +87,7 @@ def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> 
         if key.startswith(
             (
                 *("LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2.", "Mamba1."),
-                *("HeadSizes.", "OwnInputsSpec."),
+                *("HeadSizes.", "OwnInputsSpec.", "StreamsSpec."),
             )
         )
     }

@@ -22,8 +22,6 @@ from tgi_trio.model.matrices import (
     MlpRefs,
     NormRef,
     OuterRefs,
-    OwnInputRefs,
-    OwnInputsRefs,
     Split,
     Units,
     VectorRef,
@@ -35,13 +33,12 @@ from tgi_trio.model.matrices import (
     whole_units,
 )
 from tgi_trio.model.mixer_matrices import mixer_refs
-from tgi_trio.model.spec import (
-    DecoderSpec,
-    ExpertsSpec,
-    IndexSpec,
-    LatentSpec,
-    LayerSpec,
-    OwnInputsSpec,
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, IndexSpec, LatentSpec, LayerSpec
+from tgi_trio.model.stream_matrices import (
+    layer_streams_refs,
+    own_input_refs,
+    own_inputs_refs,
+    streams_refs,
 )
 
 _LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
@@ -106,6 +103,10 @@ NAMES: Final[Claims] = {
     "Names.own_gate": ANY,
     "Names.own_up": ANY,
     "Names.own_post_norm": ANY,
+    "Names.streams_in": ANY,
+    "Names.streams_out": ANY,
+    "Names.streams": ANY,
+    "Names.detour": ANY,
 }
 
 
@@ -129,7 +130,8 @@ def outer_refs(spec: DecoderSpec) -> OuterRefs:
         embedding_norm=_norm(spec, "", names.embedding_norm, hidden),
         final_norm=_norm(spec, "", names.final_norm, hidden),
         head=split_outputs(head, "vocabulary"),
-        own_inputs=_own_inputs(spec, spec.own_inputs) if spec.own_inputs else None,
+        own_inputs=own_inputs_refs(spec, spec.own_inputs) if spec.own_inputs else None,
+        streams=streams_refs(spec, spec.streams) if spec.streams else None,
     )
 
 
@@ -160,7 +162,8 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         attention_post_norm=norm(names.attention_post_norm, mixes),
         mlp_post_norm=norm(names.mlp_post_norm, layer.feeds),
         beside=_beside(spec, prefix, experts) if experts and layer.beside else None,
-        own_input=_own_input(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
+        own_input=own_input_refs(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
+        streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
     )
 
@@ -437,29 +440,6 @@ def _beside(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> BesideRefs:
         expert_scale=VectorRef(prefix + names.expert_scale, experts.count),
         dense_post_norm=norm(names.dense_post_norm),
         post_norm=norm(names.beside_post_norm),
-    )
-
-
-# --- embeddings of layers -------------------------------------------------------------------------
-
-
-def _own_inputs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:
-    names, rows = spec.names, len(spec.layers) * own.width
-    table = MatrixRef(f"{names.own_table}.weight", own.rows, rows)
-    projection = MatrixRef(f"{names.own_projection}.weight", rows, spec.hidden_size)
-    return OwnInputsRefs(
-        table=split_outputs(table, "vocabulary"),
-        projection=whole_linear(projection),
-        norm=NormRef(f"{names.own_norm}.weight", "", own.width, spec.norm_eps),
-    )
-
-
-def _own_input(spec: DecoderSpec, prefix: str, own: OwnInputsSpec) -> OwnInputRefs:
-    names, hidden = spec.names, spec.hidden_size
-    return OwnInputRefs(
-        gate=whole_linear(_matrix(spec, prefix + names.own_gate, own.width, hidden)),
-        up=whole_linear(_matrix(spec, prefix + names.own_up, hidden, own.width)),
-        post_norm=NormRef(f"{prefix}{names.own_post_norm}.weight", "", hidden, spec.norm_eps),
     )
 
 

@@ -174,6 +174,28 @@ class OwnInputsRefs:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsRefs:
+    """What makes several hidden states of one, and one of several; the first stays as it is."""
+
+    into: tuple[LinearRef, ...]
+    out: tuple[LinearRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStreamsRefs:
+    """How a layer adapts the hidden states that it does not compute."""
+
+    router_norm: NormRef
+    router: LinearRef
+    prediction: LinearRef
+    correction: LinearRef
+    scale: VectorRef  # [hidden]
+    detour_down: LinearRef
+    detour_up: LinearRef
+    detour_norm: NormRef
+
+
+@dataclass(frozen=True, slots=True)
 class LatentRefs:
     """What follows the first projection where keys and values are compressed."""
 
@@ -277,6 +299,7 @@ class LayerRefs:
     mlp_post_norm: NormRef | None
     beside: BesideRefs | None = None  # `mlp` is dense then
     own_input: OwnInputRefs | None = None
+    streams: LayerStreamsRefs | None = None
     scale: VectorRef | None = None  # [1]
 
 
@@ -290,6 +313,7 @@ class OuterRefs:
     final_norm: NormRef | None
     head: LinearRef  # the embedding's matrix where the head is tied
     own_inputs: OwnInputsRefs | None = None
+    streams: StreamsRefs | None = None
 
 
 def every_unit(units: Units) -> slice:

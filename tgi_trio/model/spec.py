@@ -101,6 +101,11 @@ class Names:
     index_key: str = ""
     index_norm: str = ""  # of its key
     index_weights: str = ""  # of its heads
+    # See `StreamsSpec`; "{}" = number of a stream, the first but one on being 0.
+    streams_in: str = ""
+    streams_out: str = ""
+    streams: str = ""  # of a layer
+    detour: str = ""
     mixer: str = ""  # of a layer; its kind says what follows, see `mixer_matrices.py`
 
 
@@ -205,6 +210,20 @@ class IndexSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsSpec:
+    """Several hidden states of a token, of which layers compute one and adapt the others.
+
+    Source: Alternating Updates (Baykal, others 2023), as Gemma 3n has it; beside its attention a
+    layer has a detour of low rank.
+    """
+
+    count: int
+    active: int  # which one layers compute
+    scaled: bool  # what layers' own embeddings get to see of it
+    detour_rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What may differ from layer to layer."""
 
@@ -223,6 +242,7 @@ class LayerSpec:
     reads_layer: int | None = None  # whose K and V are read; None: the layer's own
     sinks: bool = True  # where `Names.sinks` has some
     mlp_width: int = 0  # 0: the model's
+    sparsity: float = 0.0  # what part of an MLP's gates is cut, were they normally distributed
     beside: bool = False  # experts are beside an MLP, not in its place
     names: Names | None = None  # of its weights, where they are not those of the others
 
@@ -286,6 +306,7 @@ class DecoderSpec:
     value_norm: bool = False  # of each value by itself, without weights
     value_scale: float = 1.0
     own_inputs: OwnInputsSpec | None = None
+    streams: StreamsSpec | None = None
 
     def sizes(self, layer: LayerSpec) -> HeadSizes:
         """Return the sizes of a layer's heads."""

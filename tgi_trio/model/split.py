@@ -82,9 +82,19 @@ def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
         for mixer in {layer.mixer for layer in spec.layers if layer.mixer}:
             for units in mixer_units(mixer):
                 unit_share(units, 0, ranks)
+        check_gates(spec, ranks)
     for width in sorted(widths):
         even_share(width, "MLP columns", 0, ranks)
     block_share(spec.vocab_size, 0, ranks)
+
+
+def check_gates(spec: DecoderSpec, ranks: int) -> None:
+    """Raise ModelLoadError where a rank would have to know the gates of the others."""
+    if ranks > 1 and any(layer.sparsity for layer in spec.layers):
+        raise ModelLoadError(
+            f"Model type {spec.family!r} cuts the gates of an MLP at a bound that all of them "
+            "set together, which is not split over shards here; use --num-shard 1."
+        )
 
 
 def _kv_head_share(count: int, rank: int, ranks: int) -> slice:

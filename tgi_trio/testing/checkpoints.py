@@ -202,9 +202,14 @@ _FAMILY: dict[str, dict[str, Any]] = {
 }
 # Buffers that a model is trained with.
 _FILLED = ("correction_bias", "expert_bias", "layer_scalar")
-_SCALES = ("layer_scalar", "router.scale", "per_expert_scale")  # near one, as norms are
+_SCALES = (
+    "layer_scalar",
+    "router.scale",
+    "per_expert_scale",
+    "output_scale",
+)  # near one, as norms are
 # Whose embeddings are multiplied by the root of their width.
-_SCALED_EMBEDDINGS = ("gemma4_text", "gemma4_unified_text")
+_SCALED_EMBEDDINGS = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 _MINUS_ONE_NORMS = (
     "gemma",
     "gemma2",

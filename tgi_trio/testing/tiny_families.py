@@ -41,6 +41,11 @@ GEMMA4_MOE: Final[dict[str, Any]] = {
     "top_k_experts": 2,
     "moe_intermediate_size": 32,
 }
+# Gemma 3n's first layers, and widths that differ.
+GEMMA3N_SPARSE: Final[dict[str, Any]] = {
+    "activation_sparsity_pattern": [0.9, 0.5, 0.0, 0.0],
+    "intermediate_size": [128, 96, 128, 64],
+}
 # Queries are scaled by their position, from the eighth on.
 _SHARPER: dict[str, Any] = {
     "rope_type": "yarn",
@@ -69,6 +74,16 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "moe_num_shared_experts": 1,
     },
     "exaone4": {"num_hidden_layers": 4, "sliding_window": 24},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 500,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 8,
+    },
     "gemma4_text": GEMMA4 | {"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0},
     "gemma4_unified_text": GEMMA4,
     "glm4": {"head_dim": 16},

@@ -33,6 +33,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.placed_features import PlacedFeatures
 from tgi_trio.shard.ranks.plan_frames import decode_plan, encode_plan
+from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -101,6 +102,7 @@ def test_ranks_agree_on_the_smallest_cache() -> None:
         ("olmo2", {"num_key_value_heads": 1}, 2, "normalises all key heads together"),
         ("granitemoehybrid", {"mamba_n_groups": 1}, 2, "1 groups of heads"),
         ("codegen", {}, 2, "--num-shard 1"),
+        ("gemma3n_text", GEMMA3N_SPARSE, 2, "at a bound that all of them set together"),
     ],
 )
 def test_what_cannot_be_split_is_refused(

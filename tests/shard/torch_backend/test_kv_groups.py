@@ -37,7 +37,7 @@ from tgi_trio.shard.contract import Runner, slice_plan
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape, KVSize
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
-from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE
+from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 
 Checkpoint = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,6 +50,7 @@ PROMPTS = prompts(18)[2:]  # sixteen
 MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "keys as values": ("gemma4_text", {}, 4 * (2 * 2 * 16 + 2 * 1 * 32)),
     "shared": ("gemma4_text", GEMMA4_E, 4 * (2 * 2 * 16 + 2 * 2 * 32)),
+    "streams": ("gemma3n_text", GEMMA3N_SPARSE, 4 * 2 * (2 * 2 * 16)),
     "experts beside": ("gemma4_text", GEMMA4_MOE, 4 * (2 * 2 * 16 + 2 * 1 * 32)),
     "narrower values": ("mimo_v2_flash", {}, 4 * (2 * (16 + 12) + 4 * (16 + 12))),
 }

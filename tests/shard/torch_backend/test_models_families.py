@@ -36,7 +36,7 @@ from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.fallback import fallback_runner
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import make_checkpoint
-from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE
+from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 
 PROMPTS = prompts(8)[2:]
 NEW = 12
@@ -104,6 +104,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
         },
     ),
+    ("gemma3n_text", GEMMA3N_SPARSE),
     ("gemma4_text", GEMMA4_E),
     ("gemma4_text", GEMMA4_MOE),
     (

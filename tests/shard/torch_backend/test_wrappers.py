@@ -184,7 +184,8 @@ def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> N
     assert spec is not None
     assert read.max_positions == theirs.max_position_embeddings
     assert (spec.vocab_size, spec.hidden_size) == (theirs.vocab_size, theirs.hidden_size)
-    mlp_width = getattr(theirs, "intermediate_size_mlp", theirs.intermediate_size)
+    given = getattr(theirs, "intermediate_size_mlp", theirs.intermediate_size)
+    mlp_width = given[0] if isinstance(given, list) else given  # of each layer, or of all
     assert (spec.mlp_width, len(spec.layers)) == (mlp_width, theirs.num_hidden_layers)
     assert spec.norm_eps == getattr(theirs, "rms_norm_eps", 1e-5)
     assert spec.heads == theirs.num_attention_heads

@@ -1,6 +1,6 @@
 """Gemma's newer families, whose layers differ in their heads and share what they keep.
 
-Sources: transformers' configuration classes; Gemma 4 (Google 2026).
+Sources: transformers' configuration classes; Gemma 3n (Google 2025), Gemma 4 (Google 2026).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from tgi_trio.model.spec import (
     LayerSpec,
     Names,
     OwnInputsSpec,
+    RotarySpec,
+    StreamsSpec,
 )
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -36,6 +38,60 @@ def gemma4(config: ModelConfig) -> DecoderSpec | None:
 def gemma4_unified(config: ModelConfig) -> DecoderSpec | None:
     """The text of Gemma 4 12B, whose layers have no embeddings of their own."""
     return _gemma4(config, window=1024, own_width=0)
+
+
+def gemma3n(config: ModelConfig) -> DecoderSpec:
+    """Gemma 3n (Google 2025): several hidden states, of which layers compute one."""
+    given, count = config.need("intermediate_size"), int(config.need("num_hidden_layers"))
+    widths = [int(width) for width in given] if isinstance(given, list) else [int(given)] * count
+    cut = config.get("activation_sparsity_pattern")
+    sparsity = (
+        [0.95 if count > 10 and i < 10 else 0.0 for i in range(count)] if cut is None else cut
+    )
+    windows = sliding_windows(config, every=5, window=512)
+    spec = llama_spec(
+        replace(config, values={**config.values, "intermediate_size": widths[0]}),
+        head_dim=256,
+        windows=windows,
+        scale=1.0,
+        names=names.GEMMA3N,
+        query_key_norm="head",
+        value_norm=True,
+        activation=config.get("hidden_activation", "gelu_pytorch_tanh"),
+        embedding_scale=float(config.need("hidden_size")) ** 0.5,
+        final_soft_cap=float(config.values.get("final_logit_softcapping", 30.0) or 0.0),
+        tied_head=bool(config.get("tie_word_embeddings", True)),
+        own_inputs=_own_inputs(config, int(config.get("hidden_size_per_layer_input", 256))),
+        streams=StreamsSpec(
+            count=int(config.get("altup_num_inputs", 4)),
+            active=int(config.get("altup_active_idx", 0)),
+            scaled=bool(config.get("altup_correct_scale", True)),
+            detour_rank=int(config.get("laurel_rank", 64)),
+        ),
+        **attention_bias(config),
+    )
+    turning = {window: _turn_gemma3n(config, spec.head_dim, window) for window in set(windows)}
+    shared = _sources(config, windows, 15)
+    layers = (
+        replace(
+            layer,
+            rotary=turning[layer.window],
+            reads_layer=shared[i],
+            mlp_width=0 if widths[i] == widths[0] else widths[i],
+            sparsity=float(sparsity[i]),
+        )
+        for i, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=tuple(layers))
+
+
+def _turn_gemma3n(config: ModelConfig, dim: int, window: int) -> RotarySpec:
+    """Return how layers with a window turn, or those without: as Gemma 3's."""
+    if not window:
+        return rotary(config, dim, theta=1000000.0, layer_type=_FULL)
+    if config.get("rope_parameters"):
+        return rotary(config, dim, layer_type=_SLIDING)
+    return RotarySpec(dim=dim, theta=float(config.get("rope_local_base_freq", 10000.0)))
 
 
 def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec | None:
@@ -60,7 +116,7 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
         own_inputs=_own_inputs(config, own) if own else None,
         **attention_bias(config),
     )
-    shared = _sources(config, windows)
+    shared = _sources(config, windows, 0)
     double = bool(config.get("use_double_wide_mlp", False))
     experts = _experts(config) if sparse else None
     layers = (
@@ -122,13 +178,13 @@ def _sizes(
     return None if alike else HeadSizes(kv_heads, dim, dim)
 
 
-def _sources(config: ModelConfig, windows: list[int]) -> list[int | None]:
-    """Return whose K and V each layer reads: None for its own.
+def _sources(config: ModelConfig, windows: list[int], default: int) -> list[int | None]:
+    """Return whose K and V each layer reads: None for its own. `default`: layers that have none.
 
     The last layers read those of the last of their kind before them. Raises ValueError where there
     is none.
     """
-    first = len(windows) - int(config.get("num_kv_shared_layers", 0))
+    first = len(windows) - int(config.get("num_kv_shared_layers", default))
     last: dict[bool, int] = {bool(windows[i]): i for i in range(first)}
     missing = {bool(window) for window in windows[first:]} - last.keys()
     if missing:

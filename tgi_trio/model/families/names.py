@@ -158,6 +158,15 @@ OWN_INPUTS: Final = {
     "own_post_norm": "post_per_layer_input_norm",
 }
 
+GEMMA3N = replace(
+    GEMMA3,
+    streams_in="model.altup_projections.{}",
+    streams_out="model.altup_unembed_projections.{}",
+    streams="altup.",
+    detour="laurel.",
+    **OWN_INPUTS,
+)
+
 SHARED_NORM = replace(LLAMA, mlp_norm="")  # attention and MLP read through one norm
 
 OPT = Names(

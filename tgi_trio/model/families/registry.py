@@ -49,6 +49,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "gemma": llama_like.gemma,
     "gemma2": llama_like.gemma2,
     "gemma3_text": llama_like.gemma3,
+    "gemma3n_text": gemma.gemma3n,
     "gemma4_text": gemma.gemma4,
     "gemma4_unified_text": gemma.gemma4_unified,
     "phi3": llama_like.phi3,

@@ -320,6 +320,11 @@ def _load_guesser(
                 f"{folder} reads every token once, and a {base.family} model computes some again "
                 "behind wrong guesses, since its layers keep states; use --speculate alone"
             )
+        if model.streams is not None:
+            raise ConfigurationError(
+                f"{folder} reads the hidden state that goes into a layer, and layers of a "
+                f"{base.family} model have several; use --speculate alone"
+            )
         model.taps = spec.taps(len(model.layers))
         return load_eagle(
             spec,

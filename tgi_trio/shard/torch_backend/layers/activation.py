@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 from torch.nn import functional
@@ -75,6 +76,23 @@ class Xielu:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         below = (torch.expm1(torch.minimum(x, self.eps)) - x) * self.negative
         return torch.where(x > 0, self.positive * x * x, below) + self.beta * x
+
+
+@dataclass(frozen=True, slots=True)
+class SparseActivation:
+    """An activation of what is above a bound, less that bound (Gemma 3n: "Gaussian top-k").
+
+    The bound is such that `share` of all numbers were below it, were they normally distributed.
+    """
+
+    act: Activation
+    share: float
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        deviations = NormalDist().inv_cdf(self.share)
+        spread = torch.std(x, dim=-1, keepdim=True, unbiased=False)
+        bound = x.mean(dim=-1, keepdim=True) + spread * deviations
+        return self.act(functional.relu(x - bound))
 
 
 def soft_cap(x: torch.Tensor, cap: float) -> torch.Tensor:

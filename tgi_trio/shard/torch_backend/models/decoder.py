@@ -29,7 +29,9 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
+from tgi_trio.shard.torch_backend.models.streamed import run_streamed
 from tgi_trio.shard.torch_backend.states.pool import StateShapes
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer, StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
@@ -90,17 +92,21 @@ class Layer:
     mlp_post_norm: Norm | None
     beside: ExpertsBeside | None = None
     own_input: OwnInput | None = None
+    streams: LayerStreams | None = None
     scale: torch.Tensor | None = None  # [1]: what leaves the layer is multiplied by it
+
+    def _around(self) -> tuple[ExpertsBeside | OwnInput | LayerStreams | None, ...]:
+        return self.beside, self.own_input, self.streams
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
-        for part in (self.attention, self.mixer, self.mlp, self.beside, self.own_input):
+        for part in (self.attention, self.mixer, self.mlp, *self._around()):
             if part is not None:
                 part.pack()
 
     def nbytes(self) -> int:
         norms = [self.attention_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm]
-        parts = [self.attention, self.mixer, self.mlp, self.beside, self.own_input, *norms]
+        parts = [self.attention, self.mixer, self.mlp, *self._around(), *norms]
         return sum(part.nbytes() for part in parts if part is not None)
 
 
@@ -121,6 +127,7 @@ class Decoder:
         vocabulary: slice | None = None,
         ranks: Ranks | None = None,
         own_inputs: OwnInputs | None = None,
+        streams: Streams | None = None,
     ) -> None:
         """`vocabulary`: the tokens whose rows `embedding` and `head` hold; None: all."""
         self.spec = spec
@@ -134,6 +141,7 @@ class Decoder:
         self.vocabulary = vocabulary or slice(0, spec.vocab_size)
         self.ranks = ranks
         self.own_inputs = own_inputs
+        self.streams = streams
         self.taps: tuple[int, ...] = ()  # layers whose input `forward` hands out, too
         self._head_steps = {
             i: self._steps_of(layer.attention)
@@ -254,6 +262,12 @@ class Decoder:
 
         `own` [layers, T, width]: their own embeddings of the tokens, where they have such.
         """
+        if self.streams is not None and own is not None:
+
+            def mix(index: int, normed: torch.Tensor) -> torch.Tensor:
+                return self._mix(index, normed, tables, attention, batch, states)
+
+            return run_streamed(self.streams, self.layers, x, own, mix, self._all_reduce)
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
         for i in range(len(self.layers)):
@@ -303,6 +317,8 @@ class Decoder:
             total += self.head.nbytes()
         if self.own_inputs is not None:
             total += self.own_inputs.nbytes()
+        if self.streams is not None:
+            total += self.streams.nbytes()
         return total + (self.positions.nbytes if self.positions is not None else 0)
 
     def _layer(

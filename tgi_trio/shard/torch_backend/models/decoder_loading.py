@@ -15,9 +15,11 @@ from tgi_trio.model.matrices import (
     IndexRefs,
     LatentRefs,
     LayerRefs,
+    LayerStreamsRefs,
     MlpRefs,
     OwnInputRefs,
     OwnInputsRefs,
+    StreamsRefs,
 )
 from tgi_trio.model.spec import (
     DecoderSpec,
@@ -27,12 +29,13 @@ from tgi_trio.model.spec import (
     LayerSpec,
     OwnInputsSpec,
     RotarySpec,
+    StreamsSpec,
 )
-from tgi_trio.model.split import even_share, kv_head_share
+from tgi_trio.model.split import check_gates, even_share, kv_head_share
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
-from tgi_trio.shard.torch_backend.layers.activation import activation
+from tgi_trio.shard.torch_backend.layers.activation import SparseActivation, activation
 from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
@@ -41,6 +44,7 @@ from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer, Ranks
 from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer
 from tgi_trio.shard.torch_backend.models.mlp_loading import (
@@ -71,6 +75,7 @@ class DecoderLoader(WeightLoader):
         super().__init__(source, spec.norm)
         self.ranks = ranks
         self.spec = spec
+        check_gates(spec, source.world_size)
         self.heads = even_share(spec.heads, "attention heads", source.rank, source.world_size)
         # None: every layer has its own.
         self.act = None if spec.names.activation else activation(spec.activation)
@@ -98,6 +103,7 @@ class DecoderLoader(WeightLoader):
             vocabulary=self.share(outer.embedding.pieces[0].outputs),
             ranks=self.ranks,
             own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
+            streams=self.streams(outer.streams),
         )
 
     def own_inputs(
@@ -143,6 +149,7 @@ class DecoderLoader(WeightLoader):
             mlp_post_norm=self.optional_norm(refs.mlp_post_norm),
             beside=self.beside(refs.beside, layer.experts),
             own_input=self.own_input(refs.own_input),
+            streams=self.layer_streams(refs.streams, self.spec.streams),
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
         )
 
@@ -162,9 +169,37 @@ class DecoderLoader(WeightLoader):
             post_norm=self.norm(refs.post_norm),
         )
 
+    def streams(self, refs: StreamsRefs | None) -> Streams | None:
+        if refs is None:
+            return None
+        into, out = ([self.linear(ref) for ref in side] for side in (refs.into, refs.out))
+        for linear in (*into, *out):
+            linear.pack()
+        return Streams(into, out)
+
+    def layer_streams(
+        self, refs: LayerStreamsRefs | None, spec: StreamsSpec | None
+    ) -> LayerStreams | None:
+        if refs is None or spec is None:
+            return None
+        return LayerStreams(
+            spec,
+            router_norm=self.norm(refs.router_norm),
+            router=self.linear(refs.router),
+            prediction=self.linear(refs.prediction),
+            correction=self.linear(refs.correction),
+            scale=self.source.vector(refs.scale.name, refs.scale.size),
+            detour_down=self.linear(refs.detour_down),
+            detour_up=self.linear(refs.detour_up),
+            detour_norm=self.norm(refs.detour_norm),
+        )
+
     def mlp(self, refs: MlpRefs | ExpertsRefs, layer: LayerSpec) -> Mlp:
         if isinstance(refs, MlpRefs):
-            return load_dense_mlp(self, refs, self.act, scale=self.spec.gate_scale)
+            act = self.act
+            if layer.sparsity and act is not None:
+                act = SparseActivation(act, layer.sparsity)
+            return load_dense_mlp(self, refs, act, scale=self.spec.gate_scale)
         assert layer.experts is not None  # `layer_refs` reads the same spec
         with self.source.as_numbers():  # experts are multiplied together, which are numbers there
             return load_experts(self, refs, layer.experts, self.act)

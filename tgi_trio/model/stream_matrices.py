@@ -1,0 +1,73 @@
+"""Which matrices what lies around a layer is made of: embeddings of its own, several streams."""
+
+from __future__ import annotations
+
+from tgi_trio.model.matrices import (
+    LayerStreamsRefs,
+    LinearRef,
+    MatrixRef,
+    NormRef,
+    OwnInputRefs,
+    OwnInputsRefs,
+    StreamsRefs,
+    VectorRef,
+    split_outputs,
+    whole_linear,
+)
+from tgi_trio.model.spec import DecoderSpec, OwnInputsSpec, StreamsSpec
+
+
+def own_inputs_refs(spec: DecoderSpec, own: OwnInputsSpec) -> OwnInputsRefs:
+    """Return where layers' own embeddings come from."""
+    names, every = spec.names, len(spec.layers) * own.width
+    table = MatrixRef(f"{names.own_table}.weight", own.rows, every)
+    return OwnInputsRefs(
+        table=split_outputs(table, "vocabulary"),
+        projection=_whole(names.own_projection, every, spec.hidden_size),
+        norm=_norm(spec, names.own_norm, own.width),
+    )
+
+
+def own_input_refs(spec: DecoderSpec, prefix: str, own: OwnInputsSpec) -> OwnInputRefs:
+    """Return what the layer at `prefix` makes of its own embedding."""
+    names, hidden = spec.names, spec.hidden_size
+    return OwnInputRefs(
+        gate=_whole(prefix + names.own_gate, own.width, hidden),
+        up=_whole(prefix + names.own_up, hidden, own.width),
+        post_norm=_norm(spec, prefix + names.own_post_norm, hidden),
+    )
+
+
+def streams_refs(spec: DecoderSpec, streams: StreamsSpec) -> StreamsRefs:
+    """Return what makes several hidden states of one, and one of several."""
+
+    def every(name: str) -> tuple[LinearRef, ...]:
+        hidden, others = spec.hidden_size, range(streams.count - 1)
+        return tuple(_whole(name.format(index), hidden, hidden) for index in others)
+
+    return StreamsRefs(every(spec.names.streams_in), every(spec.names.streams_out))
+
+
+def layer_streams_refs(spec: DecoderSpec, prefix: str, streams: StreamsSpec) -> LayerStreamsRefs:
+    """Return how the layer at `prefix` adapts the hidden states that it does not compute."""
+    hidden, count, rank = spec.hidden_size, streams.count, streams.detour_rank
+    place, detour = prefix + spec.names.streams, prefix + spec.names.detour
+    return LayerStreamsRefs(
+        router_norm=_norm(spec, f"{place}router_norm", hidden),
+        router=_whole(f"{place}modality_router", count, hidden),
+        prediction=_whole(f"{place}prediction_coefs", count * count, count),
+        correction=_whole(f"{place}correction_coefs", count, count),
+        scale=VectorRef(f"{place}correct_output_scale", hidden),
+        detour_down=_whole(f"{detour}linear_left", rank, hidden),
+        detour_up=_whole(f"{detour}linear_right", hidden, rank),
+        detour_norm=_norm(spec, f"{detour}post_laurel_norm", hidden),
+    )
+
+
+def _whole(path: str, rows: int, columns: int) -> LinearRef:
+    """Return a linear that every rank has."""
+    return whole_linear(MatrixRef(f"{path}.weight", rows, columns))
+
+
+def _norm(spec: DecoderSpec, path: str, size: int) -> NormRef:
+    return NormRef(f"{path}.weight", "", size, spec.norm_eps)

@@ -1,0 +1,67 @@
+"""Layers that compute one of several hidden states: Gemma 3n's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+
+from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
+
+Mix = Callable[[int, torch.Tensor], torch.Tensor]  # attention of a layer
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+_BOTH = 2.0**-0.5  # of a sum of two
+
+
+class Parts(Protocol):
+    """What is read of a decoder's layer; here all of it is there."""
+
+    attention_norm: Norm | None
+    attention_post_norm: Norm | None
+    mlp: Mlp | None
+    mlp_norm: Norm | None
+    mlp_post_norm: Norm | None
+    own_input: OwnInput | None
+    streams: LayerStreams | None
+
+
+def run_streamed(
+    streams: Streams,
+    layers: Sequence[Parts],
+    x: torch.Tensor,
+    own: torch.Tensor,
+    mix: Mix,
+    reduce: Reduce,
+) -> torch.Tensor:
+    """Return what all layers make of `x` [T, hidden] and their own embeddings.
+
+    `own` [layers, T, width]; `mix` and `reduce` are the decoder's attention and sum over ranks.
+    """
+    hidden = streams.split(x)
+    for index, layer in enumerate(layers):
+        hidden = _run_layer(layer, hidden, own[index], partial(mix, index), reduce)
+    return streams.join(hidden)
+
+
+def _run_layer(
+    layer: Parts, streams: torch.Tensor, own: torch.Tensor, mix: Reduce, reduce: Reduce
+) -> torch.Tensor:
+    """Return the streams [count, T, hidden] behind a layer."""
+    around, told = layer.streams, layer.own_input
+    norms = layer.attention_norm, layer.attention_post_norm, layer.mlp_norm, layer.mlp_post_norm
+    before, behind, inner, outer = norms
+    assert around and told and layer.mlp and before and behind and inner and outer
+    predicted = around.predict(streams)
+    active = predicted[around.spec.active]
+    normed = before(active)
+    x = (active + behind(mix(normed)) + around.detour(normed)) * _BOTH
+    x = x + outer(reduce(layer.mlp(inner(x))))
+    corrected = around.correct(predicted, x)
+    said = told.post_norm(told(around.shown(corrected), own))
+    return torch.cat((corrected[:1], corrected[1:] + said))
