@@ -17,7 +17,7 @@ from tgi_trio.model import kernel_fit
 from tgi_trio.model.activation_names import PLAIN
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.families import names
-from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, ShortConvolution
+from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, RecurrentGate, ShortConvolution
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
@@ -51,6 +51,7 @@ RECORDS = (
     DeltaRule,
     Mamba2,
     Mamba1,
+    RecurrentGate,
 )
 FIELDS = {f"{kind.__name__}.{field.name}" for kind in RECORDS for field in dataclasses.fields(kind)}
 KINDS = [  # fields whose values are a list of words
@@ -87,7 +88,7 @@ def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> 
         if key.startswith(
             (
                 *("LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2.", "Mamba1."),
-                *("HeadSizes.", "OwnInputsSpec.", "StreamsSpec."),
+                *("RecurrentGate.", "HeadSizes.", "OwnInputsSpec.", "StreamsSpec."),
             )
         )
     }

@@ -283,7 +283,28 @@ class Mamba1Refs:
     output: LinearRef
 
 
-MixerRefs: TypeAlias = ConvolutionRefs | DeltaRuleRefs | Mamba2Refs | Mamba1Refs
+@dataclass(frozen=True, slots=True)
+class GateRefs:
+    """A matrix for the numbers of each head, and what is added."""
+
+    weight: TensorRef  # [heads, inputs, outputs]
+    bias: TensorRef  # [heads, outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentGateRefs:
+    """A `RecurrentGate`."""
+
+    inner: LinearRef  # rows of what the activation is of, of what is scanned
+    kernel: TensorRef  # [width, 1, taps]
+    bias: TensorRef  # [width]
+    entry: GateRefs  # of what enters the state
+    decay: GateRefs
+    rate: TensorRef  # [width], of the decay
+    output: LinearRef
+
+
+MixerRefs: TypeAlias = ConvolutionRefs | DeltaRuleRefs | Mamba2Refs | Mamba1Refs | RecurrentGateRefs
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,32 @@ from tgi_trio.model.delta_rule_matrices import delta_rule_refs
 from tgi_trio.model.mamba_matrices import mamba1_refs, mamba2_refs
 from tgi_trio.model.matrices import (
     ConvolutionRefs,
+    GateRefs,
     LinearPiece,
     LinearRef,
     MatrixRef,
     MixerRefs,
+    RecurrentGateRefs,
     TensorRef,
     Units,
     run_of,
     split_inputs,
+    stack_matrices,
     whole_units,
 )
-from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, ShortConvolution
+from tgi_trio.model.mixers import (
+    DeltaRule,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    RecurrentGate,
+    ShortConvolution,
+)
 
 # The fields that are read of them: what backends that have the kinds need not look at.
 FIELDS: Final[Claims] = {
     f"{kind.__name__}.{field.name}": ANY
-    for kind in (ShortConvolution, DeltaRule, Mamba2, Mamba1)
+    for kind in (ShortConvolution, DeltaRule, Mamba2, Mamba1, RecurrentGate)
     for field in fields(kind)
 }
 
@@ -43,6 +53,8 @@ def mixer_refs(mixer: Mixer, place: str, hidden: int) -> MixerRefs:
         return mamba2_refs(mixer, place, hidden)
     if isinstance(mixer, Mamba1):
         return mamba1_refs(mixer, place, hidden)
+    if isinstance(mixer, RecurrentGate):
+        return _recurrent_gate(mixer, place, hidden)
     return _convolution(mixer, place, hidden)
 
 
@@ -70,4 +82,29 @@ def _convolution(mixer: ShortConvolution, place: str, hidden: int) -> Convolutio
         kernel=TensorRef(name("conv"), (count, 1, mixer.taps), own),
         bias=TensorRef(bias("conv"), (count,), own) if biased else None,
         output=split_inputs(MatrixRef(name("out_proj"), hidden, count, bias("out_proj")), own),
+    )
+
+
+def _recurrent_gate(mixer: RecurrentGate, place: str, hidden: int) -> RecurrentGateRefs:
+    heads, size = mixer.heads, mixer.head_dim
+    width, own, one = heads * size, run_of("heads", heads, size), run_of("heads", heads)
+
+    def matrix(part: str, rows: int, columns: int) -> MatrixRef:
+        return MatrixRef(f"{place}.{part}.weight", rows, columns, f"{place}.{part}.bias")
+
+    def gate(name: str) -> GateRefs:
+        return GateRefs(
+            TensorRef(f"{place}.rg_lru.{name}_weight", (heads, size, size), one),
+            TensorRef(f"{place}.rg_lru.{name}_bias", (heads, size), one),
+        )
+
+    branches = [matrix(part, width, hidden) for part in ("linear_y", "linear_x")]
+    return RecurrentGateRefs(
+        inner=stack_matrices(branches, own),
+        kernel=TensorRef(f"{place}.conv_1d.weight", (width, 1, mixer.taps), own),
+        bias=TensorRef(f"{place}.conv_1d.bias", (width,), own),
+        entry=gate("input_gate"),
+        decay=gate("recurrent_gate"),
+        rate=TensorRef(f"{place}.rg_lru.recurrent_param", (width,), own),
+        output=split_inputs(matrix("linear_out", hidden, width), own),
     )

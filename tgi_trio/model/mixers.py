@@ -143,7 +143,28 @@ class Mamba1:
         )
 
 
-Mixer: TypeAlias = ShortConvolution | DeltaRule | Mamba2 | Mamba1
+@dataclass(frozen=True, slots=True)
+class RecurrentGate:
+    """RG-LRU (De, others 2024: Griffin), see `states/recurrent_gate.py`.
+
+    Behind a convolution; what it says is multiplied with the activation of as many numbers.
+    """
+
+    heads: int  # the two gates of a number are made of those of its head
+    head_dim: int
+    taps: int  # of the convolution
+    activation: str
+
+    def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
+        """Return what a rank keeps: a number per channel, and the convolution's last inputs."""
+        width = self.heads // ranks * self.head_dim
+        return (
+            StateShape("recurrence", (width,), "float32"),
+            StateShape("tail", (self.taps - 1, width), "model"),
+        )
+
+
+Mixer: TypeAlias = ShortConvolution | DeltaRule | Mamba2 | Mamba1 | RecurrentGate
 
 
 def _kv_share(count: int, ranks: int) -> int:

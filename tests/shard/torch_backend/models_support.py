@@ -269,10 +269,11 @@ class Golden:
         ids, tokens, logits, cache = torch.tensor([list(prompt)]), [], [], None
         for _ in range(new):
             out = self.model(input_ids=ids, use_cache=True, **{name: cache})
-            cache = getattr(out, name)
+            cache = getattr(out, name, None)  # RecurrentGemma keeps its own, and hands out none
             logits.append(out.logits[0, -1].float())
             tokens.append(int(logits[-1].argmax()))
-            ids = torch.tensor([[tokens[-1]]])
+            last = torch.tensor([[tokens[-1]]])
+            ids = torch.cat((ids, last), dim=1) if cache is None else last
         return tokens, torch.stack(logits)
 
     @torch.no_grad()

@@ -247,7 +247,7 @@ def test_olmo_hybrid_as_the_hub_has_it(checkpoint: Checkpoint, tmp_path: Path) -
     _check_against(folder, Golden(original))
 
 
-@pytest.mark.parametrize("family", ["vaultgemma", "codegen", "recurrent_gemma"])
+@pytest.mark.parametrize("family", ["vaultgemma", "codegen", "ctrl"])
 def test_prompt_logprobs_through_transformers_come_in_pieces(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

@@ -385,6 +385,21 @@ MAMBA = Names(
     mixer="mixer",
 )
 
+RECURRENT_GEMMA = replace(
+    LLAMA,
+    final_norm="model.final_norm",
+    attention_norm="temporal_pre_norm",
+    mlp_norm="channel_pre_norm",
+    query="temporal_block.q_proj",
+    key="temporal_block.k_proj",
+    value="temporal_block.v_proj",
+    output="temporal_block.o_proj",
+    gate="mlp_block.gate_proj",
+    up="mlp_block.up_proj",
+    down="mlp_block.down_proj",
+    mixer="temporal_block",
+)
+
 DBRX = Names(
     base="transformer.",
     embedding="transformer.wte",

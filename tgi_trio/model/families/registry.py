@@ -19,6 +19,7 @@ from tgi_trio.model.families import (
     glm,
     gpt_like,
     granite,
+    griffin,
     linear_attention,
     llama4,
     llama_kin,
@@ -91,6 +92,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "qwen3_5_text": linear_attention.qwen3_5,
     "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
     "kimi_linear": linear_attention.kimi_linear,
+    "recurrent_gemma": griffin.recurrent_gemma,
     "olmo_hybrid": linear_attention.olmo_hybrid,
     "smollm3": llama_kin.smollm3,
     "seed_oss": llama_kin.seed_oss,
@@ -128,7 +130,6 @@ THROUGH_TRANSFORMERS: dict[str, str] = {
     "bart": "encoder-decoder",
     "codegen": "cached",
     "vaultgemma": "paged",
-    "recurrent_gemma": "recompute",  # a state that is the module's own
 }
 
 

@@ -29,6 +29,9 @@ CLAIMS: Final[Claims] = {
     "Mamba1.norm": only(
         *("none", "plain", "weighted"), refusal="norm {!r} of a first Mamba is not known"
     ),
+    "RecurrentGate.activation": only(
+        *PLAIN, refusal=f"activation {{!r}} is not known; known are {', '.join(PLAIN)}"
+    ),
     "DecoderSpec.family": ANY,
     "DecoderSpec.vocab_size": ANY,
     "DecoderSpec.hidden_size": ANY,

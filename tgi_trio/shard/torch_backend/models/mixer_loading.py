@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn import functional
 
 from tgi_trio.model.matrices import (
     ConvolutionRefs,
     DeltaRuleRefs,
+    GateRefs,
     Mamba1Refs,
     Mamba2Refs,
     MixerRefs,
+    RecurrentGateRefs,
     TensorRef,
 )
-from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer
+from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
+from tgi_trio.shard.torch_backend.layers.activation import activation
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.delta_rule_layer import DeltaRuleLayer
 from tgi_trio.shard.torch_backend.states.mamba1_layer import Mamba1Layer
 from tgi_trio.shard.torch_backend.states.mamba2_layer import Mamba2Layer
+from tgi_trio.shard.torch_backend.states.recurrent_gate_layer import HeadGate, RecurrentGateLayer
 from tgi_trio.shard.torch_backend.states.short_convolution import ShortConvolutionLayer
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
 
@@ -35,6 +40,8 @@ def load_mixer(
         return _mamba2(loader, refs, mixer)
     if isinstance(refs, Mamba1Refs) and isinstance(mixer, Mamba1):
         return _mamba1(loader, refs, mixer, ranks)
+    if isinstance(refs, RecurrentGateRefs) and isinstance(mixer, RecurrentGate):
+        return _recurrent_gate(loader, refs, mixer)
     assert isinstance(refs, ConvolutionRefs)  # `layer_refs` reads the same spec
     return ShortConvolutionLayer(
         inner=loader.linear(refs.inner),
@@ -96,4 +103,24 @@ def _mamba1(
         skip=loader.tensor(refs.skip, torch.float32),
         output=loader.linear(refs.output),
         ranks=ranks,
+    )
+
+
+def _recurrent_gate(
+    loader: WeightLoader, refs: RecurrentGateRefs, mixer: RecurrentGate
+) -> RecurrentGateLayer:
+    return RecurrentGateLayer(
+        inner=loader.linear(refs.inner),
+        activation=activation(mixer.activation),
+        convolution=_convolution(loader, (refs.kernel,), (refs.bias,)),
+        entry=_head_gate(loader, refs.entry),
+        decay=_head_gate(loader, refs.decay),
+        rate=functional.softplus(loader.tensor(refs.rate, torch.float32)),
+        output=loader.linear(refs.output),
+    )
+
+
+def _head_gate(loader: WeightLoader, refs: GateRefs) -> HeadGate:
+    return HeadGate(
+        loader.tensor(refs.weight, torch.float32), loader.tensor(refs.bias, torch.float32)
     )
