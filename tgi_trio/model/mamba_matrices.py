@@ -8,7 +8,6 @@ from tgi_trio.model.matrices import (
     Mamba1Refs,
     Mamba2Refs,
     MatrixRef,
-    Split,
     TensorRef,
     run_of,
     split_inputs,
@@ -34,19 +33,17 @@ def mamba2_refs(mixer: Mamba2, place: str, hidden: int) -> Mamba2Refs:
         width,
         f"{place}.out_proj.bias" if mixer.output_bias else "",
     )
-    # A norm over a group's heads cannot be split, so neither can groups that have one.
-    split: Split = "kv_heads" if mixer.norm == "none" else "groups"
     # Where x, b and c lie in what passes the convolution; rows of the gates are before them.
     places = [
         run_of("heads", heads, size),
-        run_of(split, mixer.groups, state, first=width),
-        run_of(split, mixer.groups, state, first=width + shared),
+        run_of("groups", mixer.groups, state, first=width),
+        run_of("groups", mixer.groups, state, first=width + shared),
     ]
     rows = [
         run_of("heads", heads, size),
         run_of("heads", heads, size, first=width),
-        run_of(split, mixer.groups, state, first=2 * width),
-        run_of(split, mixer.groups, state, first=2 * width + shared),
+        run_of("groups", mixer.groups, state, first=2 * width),
+        run_of("groups", mixer.groups, state, first=2 * width + shared),
         run_of("heads", heads, first=2 * width + 2 * shared),
     ]
     channels, one = width + 2 * shared, run_of("heads", heads)

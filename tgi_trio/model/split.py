@@ -18,13 +18,13 @@ def unit_share(units: Units, rank: int, ranks: int) -> slice:
         case "heads":
             return even_share(count, "attention heads", rank, ranks)
         case "kv_heads":
-            return _kv_head_share(count, rank, ranks)
+            return _shared_heads(count, "key-value heads", rank, ranks)
         case "mlp":
             return even_share(count, "MLP columns", rank, ranks)
         case "channels":
             return even_share(count, "channels", rank, ranks)
         case "groups":
-            return even_share(count, "groups of heads", rank, ranks)
+            return _shared_heads(count, "groups of heads", rank, ranks)
         case "vocabulary":
             return block_share(count, rank, ranks)
 
@@ -65,7 +65,7 @@ def kv_head_share(spec: DecoderSpec, count: int, rank: int, ranks: int) -> slice
             f"Model type {spec.family!r} normalises all key heads together and has "
             f"{count} of them; choose a --num-shard that divides {count}."
         )
-    return _kv_head_share(count, rank, ranks)
+    return _shared_heads(count, "key-value heads", rank, ranks)
 
 
 def check_split(spec: DecoderSpec | T5Spec, ranks: int) -> None:
@@ -97,8 +97,9 @@ def check_gates(spec: DecoderSpec, ranks: int) -> None:
         )
 
 
-def _kv_head_share(count: int, rank: int, ranks: int) -> slice:
+def _shared_heads(count: int, what: str, rank: int, ranks: int) -> slice:
+    """Return a rank's part of what heads share; where there are fewer, ranks share one."""
     if count >= ranks or not count or ranks % count:
-        return even_share(count, "key-value heads", rank, ranks)
+        return even_share(count, what, rank, ranks)
     index = rank * count // ranks
     return slice(index, index + 1)

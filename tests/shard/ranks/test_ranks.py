@@ -40,6 +40,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8
 SIX_HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
 
+THREE_GROUPS = {
+    **SIX_HEADS,
+    "num_key_value_heads": 2,
+    "mamba_n_groups": 3,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 32,
+}
+
 
 def rows_for(count: int = 4) -> list[ShardSequence]:
     return sequences(prompts(8)[8 - count :], shuffle=3, new=NEW)
@@ -71,6 +79,21 @@ def test_four_ranks_share_the_heads_there_are(
     check_ranks(checkpoint(family, num_key_value_heads=kv_heads), 4, rows_for(3), 2e-4)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "ranks"),
+    [
+        ("granitemoehybrid", {"mamba_n_groups": 1}, 2),
+        ("granitemoehybrid", {"mamba_n_groups": 2}, 4),
+        ("falcon_h1", {"mamba_n_groups": 1, "mamba_rms_norm": True}, 2),
+    ],
+)
+def test_ranks_share_the_groups_there_are(
+    checkpoint: Checkpoint, family: str, changes: dict[str, int], ranks: int
+) -> None:
+    """The norm of a group is over heads of several ranks."""
+    check_ranks(checkpoint(family, **changes), ranks, rows_for(3), 2e-4, chunk=20, joins=2)
+
+
 def test_a_vocabulary_that_does_not_divide(checkpoint: Checkpoint) -> None:
     check_ranks(checkpoint("llama", vocab_size=515), 2, rows_for(2), 1e-4)
 
@@ -100,7 +123,7 @@ def test_ranks_agree_on_the_smallest_cache() -> None:
         ("llama", SIX_HEADS, 2, "3 key-value heads"),
         ("llama", {"intermediate_size": 129}, 2, "129 MLP columns"),
         ("olmo2", {"num_key_value_heads": 1}, 2, "normalises all key heads together"),
-        ("granitemoehybrid", {"mamba_n_groups": 1}, 2, "1 groups of heads"),
+        ("granitemoehybrid", THREE_GROUPS, 2, "3 groups of heads"),
         ("codegen", {}, 2, "--num-shard 1"),
         ("gemma3n_text", GEMMA3N_SPARSE, 2, "at a bound that all of them set together"),
     ],

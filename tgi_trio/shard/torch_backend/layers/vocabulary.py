@@ -11,6 +11,7 @@ from torch.nn import functional
 class Gathering(Protocol):
     """What these need of the other ranks."""
 
+    rank: int
     size: int
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor: ...

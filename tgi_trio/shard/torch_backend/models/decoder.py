@@ -42,8 +42,6 @@ RotaryTables = dict[int, RotaryTable]
 class Ranks(Gathering, Protocol):
     """What a rank needs of the others: partial sums become whole, parts are joined."""
 
-    rank: int
-
     def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
     def least(self, value: int, device: torch.device) -> int: ...
 

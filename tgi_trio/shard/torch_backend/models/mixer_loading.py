@@ -37,7 +37,7 @@ def load_mixer(
     if isinstance(refs, DeltaRuleRefs) and isinstance(mixer, DeltaRule):
         return _delta_rule(loader, refs, mixer)
     if isinstance(refs, Mamba2Refs) and isinstance(mixer, Mamba2):
-        return _mamba2(loader, refs, mixer)
+        return _mamba2(loader, refs, mixer, ranks)
     if isinstance(refs, Mamba1Refs) and isinstance(mixer, Mamba1):
         return _mamba1(loader, refs, mixer, ranks)
     if isinstance(refs, RecurrentGateRefs) and isinstance(mixer, RecurrentGate):
@@ -75,7 +75,9 @@ def _delta_rule(loader: WeightLoader, refs: DeltaRuleRefs, mixer: DeltaRule) -> 
     )
 
 
-def _mamba2(loader: WeightLoader, refs: Mamba2Refs, mixer: Mamba2) -> Mamba2Layer:
+def _mamba2(
+    loader: WeightLoader, refs: Mamba2Refs, mixer: Mamba2, ranks: Gathering | None
+) -> Mamba2Layer:
     return Mamba2Layer(
         mixer,
         inner=loader.linear(refs.inner),
@@ -85,6 +87,7 @@ def _mamba2(loader: WeightLoader, refs: Mamba2Refs, mixer: Mamba2) -> Mamba2Laye
         skip=loader.tensor(refs.skip, torch.float32),
         norm=loader.tensor(refs.norm, torch.float32) if refs.norm else None,
         output=loader.linear(refs.output),
+        ranks=ranks,
     )
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from tgi_trio.model.mixers import Mamba2
 from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering
 from tgi_trio.shard.torch_backend.states.convolution import CausalConvolution
 from tgi_trio.shard.torch_backend.states.mamba2 import scan_mamba2
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
@@ -28,9 +29,11 @@ class Mamba2Layer:
         skip: torch.Tensor,
         norm: torch.Tensor | None,
         output: Linear,
+        ranks: Gathering | None,
     ) -> None:
         """Hold this rank's heads; see `Mamba2Refs` for the linears.
 
+        Where there are fewer groups than `ranks`, a group's heads are spread over neighbours.
         Float32: `rate` [heads], negative; `step_bias` and `skip` [heads]; `norm` [heads *
         head_dim].
         """
@@ -47,6 +50,8 @@ class Mamba2Layer:
         self._parts = (width, shared, shared)
         self._projected = (width, convolution.channels, heads)
         self._groups = shared // mixer.state_dim
+        # Those that a group is spread over; None: it is all here.
+        self._ranks = ranks if ranks is not None and mixer.groups < ranks.size else None
         self._scales: torch.Tensor | None = None
         if mixer.multipliers:
             counts = torch.tensor((width, *self._parts, heads))
@@ -89,10 +94,18 @@ class Mamba2Layer:
             return read * gate
         if self.mixer.norm == "behind gate":
             read = read * gate
-        groups = read.unflatten(-1, (self._groups, -1))
-        normed = functional.rms_norm(groups, groups.shape[-1:], None, self.mixer.norm_eps)
-        normed = normed.flatten(1) * self.norm
+        normed = self._normalise(read.unflatten(-1, (self._groups, -1))).flatten(1) * self.norm
         return normed if self.mixer.norm == "behind gate" else normed * gate
+
+    def _normalise(self, groups: torch.Tensor) -> torch.Tensor:
+        """Return [T, groups, ...] divided by the root of its group's mean square."""
+        eps, ranks = self.mixer.norm_eps, self._ranks
+        if ranks is None:
+            return functional.rms_norm(groups, groups.shape[-1:], None, eps)
+        squares = ranks.all_gather(groups.square().mean(-1))  # [T, ranks], each of its part
+        of_groups = squares.unflatten(-1, (self.mixer.groups, -1)).mean(-1)
+        own = of_groups[:, ranks.rank * self.mixer.groups // ranks.size]
+        return groups * torch.rsqrt(own + eps)[:, None, None]
 
     def pack(self) -> None:
         self.inner.pack()
