@@ -15,8 +15,8 @@ from typing import Any
 from tqdm import tqdm
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.shard.quantising.gptq import quantise_model
-from tgi_trio.shard.quantising.output import Job
+from tgi_trio.model.config import read_config
+from tgi_trio.model.quantisable import quantisable_spec
 
 
 def main(text: str) -> int:
@@ -31,6 +31,10 @@ def main(text: str) -> int:
         yield from tqdm(parts, disable=quiet)
 
     try:
+        quantisable_spec(read_config(words["model"]), words.get("format", "gptq"))
+        from tgi_trio.shard.quantising.gptq import quantise_model  # torch: two seconds
+        from tgi_trio.shard.quantising.output import Job
+
         quantise_model(Job(**words), bar)
     except (ConfigurationError, ModelLoadError) as error:
         print(f"tgi-trio: {error}", file=sys.stderr)

@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 
-from tgi_trio.errors import ConfigurationError, ModelLoadError
-from tgi_trio.model.check import check_checkpoint, model_spec
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import ModelConfig, read_config, read_values
-from tgi_trio.model.formats import find_announcement
 from tgi_trio.model.matrices import MatrixRef
-from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.quantisable import quantisable_spec
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
 from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
@@ -33,7 +31,7 @@ def quantise_model(job: Job, progress: Progress) -> None:
     be quantised.
     """
     config = read_config(job.model)
-    spec = _checked_spec(config)
+    spec = quantisable_spec(config, job.format)
     text = read_text(job.calibration_text)
     if job.format != "gptq":
         kind = job.format.removeprefix("gguf:").upper()
@@ -62,26 +60,6 @@ def quantise_model(job: Job, progress: Progress) -> None:
         output.finish(
             len(spec.layers), _plain_tensors(config, stored), read_values(config.folder) or {}
         )
-
-
-def _checked_spec(config: ModelConfig) -> DecoderSpec:
-    if find_announcement(config) is not None or list(config.folder.glob("*.gguf")):
-        raise ConfigurationError(
-            f"{config.folder} holds quantised weights: quantize starts from the original model."
-        )
-    spec = model_spec(config)
-    if not isinstance(spec, DecoderSpec):
-        raise ConfigurationError(
-            f"quantize is for the models of the generic decoder, and model type "
-            f"{config.model_type!r} is none of them."
-        )
-    if config.wraps_text:
-        raise ConfigurationError(
-            f"Model type {config.model_type!r} reads more than text, and quantize writes models "
-            "of text alone; --quantize rounds its weights while they are loaded."
-        )
-    check_checkpoint(config, spec)
-    return spec
 
 
 def _solve_layer(job: Job, checkpoint: Checkpoint, watched: list[Inputs]) -> dict[str, Solved]:

@@ -1,0 +1,53 @@
+"""Which models `quantize` writes with fewer bits: asked before work, so without torch."""
+
+from __future__ import annotations
+
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.check import check_checkpoint, model_spec
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.formats import find_announcement
+from tgi_trio.model.gguf.written import find_architecture
+from tgi_trio.model.spec import DecoderSpec
+
+
+def quantisable_spec(config: ModelConfig, target: str) -> DecoderSpec:
+    """Return what a model is, of which `target`, "gptq" or "gguf:...", can be made.
+
+    Raises ConfigurationError where it cannot, ModelLoadError for a folder that cannot be used.
+    """
+    if find_announcement(config) is not None or list(config.folder.glob("*.gguf")):
+        raise ConfigurationError(
+            f"{config.folder} holds quantised weights: quantize starts from the original model."
+        )
+    spec = model_spec(config)
+    if not isinstance(spec, DecoderSpec):
+        raise ConfigurationError(
+            f"quantize is for the models of the generic decoder, and model type "
+            f"{config.model_type!r} is none of them."
+        )
+    if config.wraps_text:
+        raise ConfigurationError(
+            f"Model type {config.model_type!r} reads more than text, and quantize writes models "
+            "of text alone; --quantize rounds its weights while they are loaded."
+        )
+    if target != "gptq":
+        find_architecture(config, spec)
+    elif (part := _unsolved_part(spec)) is not None:
+        raise ConfigurationError(
+            f"Model type {config.model_type!r} has {part}, which quantize cannot write as GPTQ; "
+            "--quantize rounds its weights while they are loaded."
+        )
+    check_checkpoint(config, spec)
+    return spec
+
+
+def _unsolved_part(spec: DecoderSpec) -> str | None:
+    """Return what of a model is computed layer by layer as nothing here does, or has no names."""
+    if any(layer.mixer for layer in spec.layers):
+        return "layers that keep a state per sequence"
+    if spec.index is not None:
+        return "an index that chooses what tokens attend to"
+    experts = [layer.experts for layer in spec.layers if layer.experts]
+    if experts and (spec.names.expert_gate_up or any(each.stacked for each in experts)):
+        return "all experts of a layer in one tensor"
+    return None
