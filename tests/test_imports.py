@@ -45,7 +45,8 @@ RULES: dict[str, Rule] = {
     "model": Rule(ours("errors"), only=NOTHING),
     "model.scales": Rule(ours("errors model"), only=ours("numpy")),  # reads numbers of files
     "settings": Rule(
-        ours("errors model.config model.facts model.speculators.recognise"), only=NOTHING
+        ours("errors model.config model.facts model.serving model.speculators.recognise"),
+        only=NOTHING,
     ),
     # Reads what strangers wrote, so it has no use for anything that could run it.
     "conversion": Rule(

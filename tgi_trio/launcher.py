@@ -25,6 +25,8 @@ from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
+from tgi_trio.model.config import read_config
+from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
@@ -348,12 +350,17 @@ class Launcher:
         slots = max(0, memory.state_slots - 1)
         settings = with_kv(self._settings, memory.blocks - 1, memory.block_size, slots)
         info = supervisor.started.info
-        settings, remarks = with_model(
-            settings,
+        serving = describe_serving(
+            read_config(settings.model_path, settings.rope),
             backend=info.backend,
+            device=info.device,
+            dtype=info.dtype,
+            ranks=settings.num_shard,
             prefix_reuse=info.prefix_reuse,
             speculates=info.speculates,
         )
+        log.info("the model is served so: %s", "; ".join(serving.rows()))
+        settings, remarks = with_model(settings, serving)
         for remark in remarks:
             log.warning("%s", remark)
         _tell(settings, supervisor.started)

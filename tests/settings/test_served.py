@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.model.facts import ModelFacts
+from tgi_trio.model.serving import Serving
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import resolve
 from tgi_trio.settings.served import with_model
@@ -26,9 +27,14 @@ def test_what_cannot_act_is_off_and_said(
     caching: bool, guesses: int, speculates: bool, reuses: bool
 ) -> None:
     asked = resolved(speculate=guesses, prefix_caching=caching)
-    settings, said = with_model(
-        asked, backend="transformers, cached", prefix_reuse=reuses, speculates=speculates
+    serving = Serving(
+        path="transformers, cached",
+        backend="transformers, cached",
+        no_prefix_cache="" if reuses else "each has its own",
+        no_guesses="" if speculates else "one at a time",
     )
+    settings, said = with_model(asked, serving)
+    assert settings.serving == serving.rows()
     assert settings.speculate == (guesses if speculates else 0)
     assert settings.drafter == ("ngram" if guesses and speculates else None)
     assert settings.prefix_caching == (caching and reuses)
@@ -36,7 +42,8 @@ def test_what_cannot_act_is_off_and_said(
     lost |= {"prefix_caching"} if caching and not reuses else set()
     assert settings.overruled == lost
     assert len(said) == len(lost)
-    assert all("has no effect" in text and "transformers, cached" in text for text in said)
+    assert all("has no effect" in text and "transformers, cached; " in text for text in said)
+    assert all(text.endswith((serving.no_guesses, serving.no_prefix_cache)) for text in said)
     origins = {name: origin for name, _, origin in as_rows(settings)}
     assert {name for name, origin in origins.items() if origin == "the model"} == lost
     shown = public_json(settings)
@@ -48,7 +55,7 @@ def test_what_cannot_act_is_off_and_said(
 
 def test_a_drafter_that_may_not_guess_is_told() -> None:
     asked = resolved(draft_model=Path("/smaller"), speculate=0)
-    settings, said = with_model(asked, backend="torch", prefix_reuse=True, speculates=True)
+    settings, said = with_model(asked, Serving(path="decoder", backend="torch"))
     assert settings.drafter is None and asked.drafter is None
     assert said == ["--draft-model has no effect: --speculate 0 lets nothing guess; leave it out"]
     assert resolved(draft_model=Path("/smaller")).drafter == "model"

@@ -145,6 +145,7 @@ def test_flags_that_cannot_act_on_a_model_of_transformers_are_told(tmp_path: Pat
         body = generate(server.url, "some text", max_new_tokens=4, details=True)
         output = server.output
     assert (shown["speculate"], shown["prefix_caching"]) == (0, False)
+    assert "path: transformers, cached" in shown["serving"]
     assert body["details"]["generated_tokens"] == 4
     assert "WARNING" in output
     assert "--speculate has no effect: this model is served by transformers, cached" in output

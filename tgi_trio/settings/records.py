@@ -195,5 +195,6 @@ class Settings(AsGiven):
     kv_blocks: int = 0  # that can be handed out; set by `with_kv`
     state_slots: int = 0  # the same of slots for states; 0: the model keeps none
     kv_block_size: int = 0  # tokens; set by `with_kv`
+    serving: tuple[str, ...] = ()  # how the model is served, as "name: value"; set by `with_model`
     asked: frozenset[str] = frozenset()  # names whose value came from a flag or the environment
     overruled: frozenset[str] = frozenset()  # names whose value the loaded model does not allow

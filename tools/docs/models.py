@@ -38,8 +38,10 @@ both are there; `--rope-scaling` and `--rope-factor` stand in for it.
 | transformers, recompute | the same without a cache, every token from the first: slow, but right |
 | transformers, encoder-decoder | an encoder-decoder of `transformers`, row by row |
 
-The log of the start says which backend and way serves a model, and warns, with the reason, where
-guesses (`--speculate`) or the prefix cache have no effect; `settings` of `/info` are what acts.
+The log of the start says which path and backend serve a model, whether it has the CPU kernels, the
+prefix cache, guesses and ranks, and why where it has not, and warns where `--speculate` or the
+prefix cache have no effect; `settings.serving` of `/info` says the same, and `settings` are what
+acts.
 
 A type that is not listed here and that `transformers` knows, or whose code comes with the model, is
 tried in the same ways. At load each way's logits are compared with those of a plain forward pass

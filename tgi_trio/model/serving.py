@@ -1,0 +1,105 @@
+"""How a loaded model is served, and why not otherwise, in sentences. No torch in this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.check import model_spec, split_refusal
+from tgi_trio.model.config import ModelConfig
+from tgi_trio.model.kernel_fit import find_unsupported
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.split import check_split
+from tgi_trio.model.t5_spec import T5Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What serves a model, and of what it might have had: why it has not; "": it has."""
+
+    path: str  # as docs/models.md calls it
+    backend: str  # as the shard calls it
+    no_cpu_kernels: str = ""
+    no_prefix_cache: str = ""
+    no_guesses: str = ""
+    no_ranks: str = ""
+
+    def rows(self) -> tuple[str, ...]:
+        """Return it as "name: value", in the order of the fields."""
+        might = {
+            "CPU kernels": self.no_cpu_kernels,
+            "prefix cache": self.no_prefix_cache,
+            "guesses": self.no_guesses,
+            "ranks": self.no_ranks,
+        }
+        answers = (f"{name}: {f'no, {why}' if why else 'yes'}" for name, why in might.items())
+        return (f"path: {self.path}", f"backend: {self.backend}", *answers)
+
+
+def describe_serving(
+    config: ModelConfig,
+    *,
+    backend: str,
+    device: str,
+    dtype: str,
+    ranks: int,
+    prefix_reuse: bool,
+    speculates: bool,
+) -> Serving:
+    """Return how a model is served that a shard has loaded; the rest is what that says of it.
+
+    Raises ModelLoadError for a config.json whose values make no sense.
+    """
+    spec = model_spec(config)
+    paths = {DecoderSpec: "decoder", T5Spec: "encoder-decoder"}
+    return Serving(
+        path=backend if spec is None else paths[type(spec)],
+        backend=backend,
+        no_cpu_kernels=_no_cpu_kernels(spec, backend, device, dtype, ranks),
+        no_prefix_cache="" if prefix_reuse else _no_prefix_cache(spec),
+        no_guesses="" if speculates else _no_guesses(spec),
+        no_ranks=_no_ranks(config, spec),
+    )
+
+
+def _no_cpu_kernels(
+    spec: DecoderSpec | T5Spec | None, backend: str, device: str, dtype: str, ranks: int
+) -> str:
+    if backend.startswith("numba"):
+        return ""
+    if device != "cpu":
+        return f"it is computed on {device}"
+    if isinstance(spec, T5Spec):
+        return "it has an encoder"
+    if (reason := find_unsupported(spec, dtype)) is not None:
+        return reason
+    if ranks > 1:
+        return "they compute a model on one rank"
+    return "--cpu-backend asks for torch, or the log says why"
+
+
+def _no_prefix_cache(spec: DecoderSpec | T5Spec | None) -> str:
+    if isinstance(spec, DecoderSpec):
+        return "its rotary frequencies depend on the length of a sequence"
+    if isinstance(spec, T5Spec):
+        return "what its decoder computes depends on the whole prompt"
+    return "transformers keeps a cache of its own for each sequence, or an encoder's output"
+
+
+def _no_guesses(spec: DecoderSpec | T5Spec | None) -> str:
+    if isinstance(spec, DecoderSpec):
+        return "its backend has no steps with several tokens of a sequence"
+    if isinstance(spec, T5Spec):
+        return "it has an encoder"
+    return "transformers computes one token of a sequence a step here"
+
+
+def _no_ranks(config: ModelConfig, spec: DecoderSpec | T5Spec | None) -> str:
+    """Return why a model cannot be split over two ranks, the fewest there can be."""
+    if spec is None:
+        return split_refusal(config)
+    try:
+        check_split(spec, 2)
+    except ModelLoadError as error:
+        return str(error)
+    return ""
