@@ -61,6 +61,9 @@ class Dequantised:
     def vector(self, name: str, size: int) -> Floats:
         return self._checkpoint.vector(name, size)
 
+    def array(self, name: str, shape: tuple[int, ...]) -> Floats:
+        return self._checkpoint.array(name, shape)
+
 
 @contextmanager
 def read_exactly(folder: Path) -> Iterator[Read]:

@@ -17,7 +17,14 @@ from tgi_trio.model import kernel_fit
 from tgi_trio.model.activation_names import PLAIN
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.families import names
-from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, RecurrentGate, ShortConvolution
+from tgi_trio.model.mixers import (
+    DeltaRule,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    RecurrentGate,
+    ShortConvolution,
+)
 from tgi_trio.model.spec import (
     DecoderSpec,
     ExpertsSpec,
@@ -82,27 +89,41 @@ def test_torch_claims_every_field_of_a_model() -> None:
 
 
 def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> None:
-    refused = {
-        key
-        for key in FIELDS
-        if key.startswith(
-            (
-                *("LatentSpec.", "ShortConvolution.", "DeltaRule.", "Mamba2.", "Mamba1."),
-                *("RecurrentGate.", "HeadSizes.", "OwnInputsSpec.", "StreamsSpec."),
-            )
-        )
-    }
+    others = ("LatentSpec.", "Mamba1.", "RecurrentGate.", "HeadSizes.", "OwnInputsSpec.")
+    refused = {key for key in FIELDS if key.startswith((*others, "StreamsSpec."))}
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 
 
 def test_the_kernels_refuse_whole_what_they_claim_no_field_of() -> None:
     latent = LatentSpec(rank=32, query_rank=0, plain_dim=32, rotary_dim=32, value_dim=32)
     compressed = dataclasses.replace(LLAMA, latent=latent)
-    layer = dataclasses.replace(LLAMA.layers[0], mixer=ShortConvolution(64, 3), attends=False)
-    hybrid = dataclasses.replace(LLAMA, layers=(layer, LLAMA.layers[0]))
     assert kernel_fit.find_unsupported(LLAMA, "float32") is None
-    assert kernel_fit.find_unsupported(hybrid, "float32") == "layers keep a state per sequence"
     assert kernel_fit.find_unsupported(compressed, "float32") == "keys and values are compressed"
+
+
+def test_the_kernels_compute_states_beside_layers_of_attention() -> None:
+    def refusal(mixer: Mixer, *, attends: bool = False) -> str | None:
+        layer = dataclasses.replace(LLAMA.layers[0], mixer=mixer, attends=attends)
+        hybrid = dataclasses.replace(LLAMA, layers=(layer, LLAMA.layers[0]))
+        return kernel_fit.find_unsupported(hybrid, "float32")
+
+    mixer = ShortConvolution(64, 3)
+    assert refusal(mixer) is None
+    assert refusal(ShortConvolution(48, 3)) == "48 channels are no multiple of 32"
+    assert refusal(mixer, attends=True) == "a layer has attention and keeps a state beside it"
+    layer = dataclasses.replace(LLAMA.layers[0], mixer=mixer, attends=False)
+    lone = dataclasses.replace(LLAMA, layers=(layer,))
+    assert kernel_fit.find_unsupported(lone, "float32") == "no layer has attention"
+    parallel = dataclasses.replace(LLAMA, layers=(layer, LLAMA.layers[0]), parallel=True)
+    assert kernel_fit.find_unsupported(parallel, "float32") == (
+        "what keeps a state is parallel to the MLP"
+    )
+    channels = DeltaRule(2, 2, 32, 64, 4, "stacked", 1e-6, channel_rank=32)
+    assert refusal(channels) == "each channel of a key has its own decay"
+    assert refusal(dataclasses.replace(channels, channel_rank=0)) is None
+    assert refusal(dataclasses.replace(channels, value_dim=48)) == (
+        "values of 48 numbers, which is no multiple of 32"
+    )
 
 
 def test_the_kernels_refuse_experts_of_odd_sizes() -> None:

@@ -9,6 +9,7 @@ from typing import Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.claims import ANY, Claim, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.decoder_matrices import NAMES
+from tgi_trio.model.mixers import DeltaRule, Mamba2, ShortConvolution
 from tgi_trio.model.spec import DecoderSpec
 
 LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
@@ -21,7 +22,15 @@ ACTIVATIONS = (
 )
 ROUTINGS = ("softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid")
 MOST_EXPERTS: Final = 4096  # whose numbers a thread has room for
+MOST_KEYS: Final = 4096  # dimensions of a state's keys, of which a thread has room for two
+MIXERS: Final = (ShortConvolution, DeltaRule, Mamba2)
 _DTYPES = ("float32", "bfloat16")
+
+_KEYS = Claim(
+    lambda size: size % PANEL == 0 and size <= MOST_KEYS,
+    f"a state of {{}} numbers per value, which is no multiple of {PANEL} up to {MOST_KEYS}",
+)
+_VALUES = multiples(PANEL, f"values of {{}} numbers, which is no multiple of {PANEL}")
 
 CLAIMS: Final[Claims] = {
     **NAMES,
@@ -44,9 +53,39 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.mlp_width": multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}"),
     "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
     "DecoderSpec.parallel": ANY,
-    "LayerSpec.feeds": only(True, refusal="layers have no MLP"),
-    "LayerSpec.mixer": only(None, refusal="layers keep a state per sequence"),
-    "LayerSpec.attends": only(True, refusal="layers have no attention"),
+    "LayerSpec.feeds": ANY,
+    "LayerSpec.mixer": Claim(
+        lambda mixer: mixer is None or isinstance(mixer, MIXERS),
+        "layers keep a state of another kind",
+    ),
+    "LayerSpec.attends": ANY,
+    "ShortConvolution.channels": multiples(PANEL, f"{{}} channels are no multiple of {PANEL}"),
+    "ShortConvolution.taps": ANY,
+    "ShortConvolution.bias": ANY,
+    "DeltaRule.key_heads": ANY,
+    "DeltaRule.value_heads": ANY,
+    "DeltaRule.key_dim": _KEYS,
+    "DeltaRule.value_dim": _VALUES,
+    "DeltaRule.taps": ANY,
+    "DeltaRule.layout": only("grouped", "stacked", "separate", refusal="layout {!r}"),
+    "DeltaRule.norm_eps": ANY,
+    "DeltaRule.channel_rank": only(0, refusal="each channel of a key has its own decay"),
+    "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} is not built"),
+    "DeltaRule.beta_scale": ANY,
+    "Mamba2.heads": ANY,
+    "Mamba2.head_dim": _VALUES,
+    "Mamba2.groups": ANY,
+    "Mamba2.state_dim": _KEYS,
+    "Mamba2.taps": ANY,
+    "Mamba2.norm_eps": ANY,
+    "Mamba2.norm": only("none", "before gate", "behind gate", refusal="norm {!r} is not built"),
+    "Mamba2.convolution_bias": ANY,
+    "Mamba2.inner_bias": ANY,
+    "Mamba2.output_bias": ANY,
+    "Mamba2.least_step": ANY,
+    "Mamba2.most_step": ANY,
+    "Mamba2.multipliers": only((), refusal="parts of a state space are scaled"),
+    "Mamba2.output_multiplier": only(1.0, refusal="what a state space says is scaled"),
     "LayerSpec.ahead": only(True, refusal="images see ahead in some layers only"),
     "LayerSpec.sizes": only(None, refusal="heads differ from layer to layer, or values from keys"),
     "LayerSpec.keys_as_values": only(False, refusal="values are made from keys"),
@@ -91,8 +130,8 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.normalised_head": only(False, refusal="the head is normalised"),
     "Names.embedding_norm": ANY,
     "DecoderSpec.query_key_norm": only("none", "head", "whole", refusal="norm of {!r}"),
-    "DecoderSpec.gated_heads": only(False, refusal="attention has a gate for each head"),
-    "DecoderSpec.gated_attention": only(False, refusal="attention has a gate on what it says"),
+    "DecoderSpec.gated_heads": ANY,
+    "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.norm_after_rotary": only(
         False, refusal="queries and keys are normed after they are turned"
     ),
@@ -156,4 +195,20 @@ def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
         return f"dtype {dtype} is not one of {', '.join(_DTYPES)}"
     if spec.query_key_norm == "head" and spec.norm == "layer":
         return "query and key norms have a mean"
+    if reason := _find_odd_layer(spec):
+        return reason
     return find_unclaimed(spec, CLAIMS)
+
+
+def _find_odd_layer(spec: DecoderSpec) -> str | None:
+    """Return what the parts of a layer are not computed together with."""
+    if not any(layer.attends for layer in spec.layers):
+        return "no layer has attention"
+    for layer in spec.layers:
+        if layer.mixer is not None and layer.attends:
+            return "a layer has attention and keeps a state beside it"
+        if layer.mixer is not None and spec.parallel:
+            return "what keeps a state is parallel to the MLP"
+        if layer.experts is not None and not spec.gated:
+            return "experts have no gate"
+    return None

@@ -28,6 +28,7 @@ from tgi_trio.shard.numba_backend.verified import (
     choose_mixture_kernel,
     choose_panel_kernels,
     choose_rare_kernel,
+    choose_state_kernel,
 )
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
@@ -63,6 +64,17 @@ RARE: dict[str, dict[str, Any]] = {
     "stablelm": {"hidden_size": 128},
 }
 
+_DELTA = {"linear_key_head_dim": 32, "linear_value_head_dim": 64, "head_dim": 64}
+
+# Those whose layers keep states.
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "lfm2": {"hidden_size": 128},
+    "lfm2_moe": {"hidden_size": 128, "moe_intermediate_size": 64},
+    "lfm3": {"head_dim": 32},
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": _DELTA | {"moe_intermediate_size": 64},
+}
+
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
@@ -78,6 +90,7 @@ FITTING: dict[str, dict[str, Any]] = {
     "starcoder2": {"hidden_size": 128},
     **RARE,
     **MIXTURES,
+    **HYBRIDS,
 }
 
 
@@ -115,6 +128,8 @@ def cpu_runner(
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
     if program.is_rare:
         program.link_rare(choose_rare_kernel(variant))
+    if program.state_bytes:
+        program.link_states(choose_state_kernel(variant))
     adapters = None
     if max_lora_rank:
         program.link_adapters(choose_adapter_kernels(variant))

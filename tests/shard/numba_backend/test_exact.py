@@ -12,6 +12,7 @@ import torch
 
 from tests.shard.numba_backend.numba_support import FITTING, MIXTURES, cpu_runner
 from tests.shard.torch_backend.models_support import (
+    TOLERANCES,
     Golden,
     advance,
     assert_greedy,
@@ -43,7 +44,8 @@ def test_tokens_and_logits_of_every_family(checkpoint: Checkpoint, family: str) 
         batch = rows(shuffle=3)
         run(runner, batch, chunk=20, joins=3, seed=1)
         for row in batch:
-            assert_greedy(golden, recorder, row, 3e-4 if family in MIXTURES else 1e-4)
+            usual = 3e-4 if family in MIXTURES or family == "lfm2_moe" else 1e-4
+            assert_greedy(golden, recorder, row, TOLERANCES.get(family, usual))
     different = len({tuple(generated(row)) for row in batch})
     assert different == len(batch) or (family == "bloom" and different > len(batch) / 2)
 

@@ -14,7 +14,7 @@ import numpy as np
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig
-from tgi_trio.model.matrices import LinearRef, Share
+from tgi_trio.model.matrices import LinearRef, Share, TensorRef
 from tgi_trio.shard.checkpoint.container import Container, find_tensor
 from tgi_trio.shard.checkpoint.formats.choose import choose_format
 from tgi_trio.shard.checkpoint.formats.gguf import unchanged
@@ -34,6 +34,8 @@ class Weights(Protocol):
     ) -> StoredMatrix: ...
 
     def vector(self, name: str, size: int) -> Floats: ...
+
+    def array(self, name: str, shape: tuple[int, ...]) -> Floats: ...
 
     @property
     def encoding(self) -> Encoding | None:
@@ -152,6 +154,13 @@ def _read(weights: Weights, linear: LinearRef, share: Share, encoding: Encoding 
         whole = weights.matrix(name, shape, transposed=cut.matrix.transposed)
         parts.append(round_matrix(whole, encoding).rows(cut.rows).columns(cut.columns))
     return Stack(parts)
+
+
+def read_tensor(weights: Weights, ref: TensorRef, share: Share) -> Floats:
+    """Return a small tensor, as much of it as `share` says."""
+    whole = np.moveaxis(weights.array(ref.name, ref.shape), ref.axis, 0)
+    parts = [whole[rows] for rows in ref.units.spans(share(ref.units))]
+    return np.moveaxis(np.concatenate(parts), 0, ref.axis)
 
 
 def read_bias(weights: Weights, linear: LinearRef, share: Share) -> Floats | None:

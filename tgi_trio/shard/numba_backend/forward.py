@@ -19,6 +19,7 @@ from tgi_trio.shard.numba_backend.kernels.linear import DELTAS, ROWS
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.program import LONE_ROWS, Program
 from tgi_trio.shard.numba_backend.program_builder import LoneLinear
+from tgi_trio.shard.numba_backend.row_states import RowStates
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.team import Team
 from tgi_trio.shard.numba_backend.weight_layout import PANEL
@@ -48,9 +49,11 @@ class Tokens:
     # [3, T] rotary positions on each axis, [1, T] where they are the same; None: `positions`
     turns: Ints | None = None
     features: PlacedFeatures | None = None  # in the places of some tokens' embeddings
+    states: RowStates | None = None  # None: the model keeps none
 
     @classmethod
-    def of(cls, plan: StepPlan) -> Tokens:
+    def of(cls, plan: StepPlan, *, keeps_states: bool = False) -> Tokens:
+        """Raises ValueError as `RowStates.of` where the model `keeps_states`."""
         numbers = np.array([row.sampling.adapter for row in plan.rows], np.int32)
         rows = np.arange(len(plan.rows), dtype=np.int32)
         if len(rows) == 1:
@@ -68,6 +71,7 @@ class Tokens:
             lasts=None if plan.visible is None else plan.visible.astype(np.int32),
             turns=_turns(plan),
             features=plan.features,
+            states=RowStates.of(plan) if keeps_states else None,
         )
 
 
@@ -156,6 +160,11 @@ class Forward:
         step["turns"] = address(tokens.positions if tokens.turns is None else tokens.turns)
         three = tokens.turns is not None and len(tokens.turns) > 1
         step["turn_stride"] = 4 * len(tokens.ids) if three else 0
+        if (states := tokens.states) is not None:
+            step["row_count"] = len(states.reads)
+            step["row_starts"] = address(states.starts)
+            step["state_reads"] = address(states.reads)
+            step["state_writes"] = address(states.writes)
         step["token_ids"] = address(tokens.ids)
         step["table_width"] = tokens.tables.shape[1]
         self._held = tokens

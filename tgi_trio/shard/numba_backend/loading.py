@@ -124,6 +124,7 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
         choose_mixture_kernel,
         choose_panel_kernels,
         choose_rare_kernel,
+        choose_state_kernel,
         choose_variant,
     )
 
@@ -137,12 +138,15 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
         multipliers=multipliers,
         kv_dtype=settings.kv_cache_dtype,
         mixes=program.mixes,
+        keeps_states=program.state_bytes > 0,
     )
     program.link(choose_panel_kernels(multipliers))
     if program.mixes:
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
     if program.is_rare:
         program.link_rare(choose_rare_kernel(variant))
+    if program.state_bytes:
+        program.link_states(choose_state_kernel(variant))
     if settings.activations is not None and not program.has_stored_kinds:
         print(
             f"--activations {settings.activations} changes nothing: no weights of this "

@@ -26,7 +26,7 @@ from tgi_trio.shard.contract import (
     prompt_spans,
 )
 from tgi_trio.shard.loop.soundness import prove_by_step
-from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence
+from tgi_trio.shard.machine.kv_sizing import kv_tokens, longest_sequence, state_slots
 from tgi_trio.shard.machine.memory import free_bytes
 from tgi_trio.shard.numba_backend.eagle import KernelEagle
 from tgi_trio.shard.numba_backend.forward import Forward, Tokens
@@ -72,13 +72,13 @@ class CpuRunner:
         self.bytes_per_adapter = 0
         self._forward = forward
         self.close = weakref.finalize(self, forward.close)
-        spec, team = forward.spec, forward.team
+        team = forward.team
         words = [forward.program.describe(), forward.variant.instructions]
         words.append(f"{len(team.cores)} threads")
         self._info = ShardInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
-            layers=len(spec.layers),
+            layers=forward.program.kv_layers,
             kv_bytes_per_token=forward.program.kv_bytes_per_token,
             max_positions=config.max_positions,
             eos_ids=config.eos_ids,
@@ -87,6 +87,7 @@ class CpuRunner:
             backend=f"numba ({', '.join(filter(None, words))})",
             load_ns=load_ns,
             draft_budget=_CHEAP_TOKENS[forward.variant.rows],
+            state_bytes=forward.program.state_bytes,
         )
 
     @property
@@ -98,7 +99,7 @@ class CpuRunner:
         return self._adapters
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        """Make room for the largest step, and the KV cache.
+        """Make room for the largest step, the KV cache and states.
 
         Raises ConfigurationError when memory does not hold even one sequence.
         """
@@ -107,14 +108,17 @@ class CpuRunner:
         longest = longest_sequence(request, self._info)
         wanted = max(request.max_batch_size, _LOGITS_AT_ONCE)
         activation = forward.reserve(request.max_prefill_tokens, wanted, longest)
+        free, adapter = free_bytes(), self.bytes_per_adapter
+        slots = state_slots(request, self._info, free, activation, adapter=adapter)
         tokens, spare = kv_tokens(
             request,
             self._info,
-            free_bytes(),
+            free,
             activation,
             host=True,
             beside=self.kv_beside,
-            adapter=self.bytes_per_adapter,
+            adapter=adapter,
+            states=slots * self._info.state_bytes,
         )
         blocks = 1 + math.ceil(tokens / BLOCK_SIZE)  # block 0 is never handed out
         kv_bytes = program.allocate_kv(blocks)
@@ -130,6 +134,8 @@ class CpuRunner:
             kv_bytes=kv_bytes,
             spare_bytes=max(0, spare - kv_bytes),
             warmup_ns=time.monotonic_ns() - began,
+            state_slots=slots,
+            state_bytes=program.allocate_states(slots),
         )
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -137,7 +143,7 @@ class CpuRunner:
         processor = time.thread_time_ns() if self._guesses else 0
         sampled = np.flatnonzero(plan.samples)
         places = choosing.choice_positions(plan, sampled).astype(np.int32)
-        logits = self._forward.run(Tokens.of(plan), places)
+        logits = self._forward.run(Tokens.of(plan, keeps_states=self._info.state_bytes > 0), places)
         chosen = time.monotonic_ns()
         choices = Choices.none(0)
         if len(sampled):
@@ -168,7 +174,7 @@ class CpuRunner:
     def drafter(self, most: int) -> Drafter | None:
         self._guesses = True
         if self._eagle is not None:
-            self._forward.taps = self._eagle.spec.taps(self._info.layers)
+            self._forward.taps = self._eagle.spec.taps(len(self._forward.spec.layers))
             self._reader = self._reader or EagleReader(self._eagle)
             return EagleDrafter(self._reader, most, self._info.eos_ids)
         if self._heads is None:

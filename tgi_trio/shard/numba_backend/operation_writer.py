@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.matrices import LinearRef, every_unit
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear
+from tgi_trio.shard.checkpoint.numbers import to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
@@ -65,6 +67,8 @@ class OperationWriter:
         """
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
         weights = read_linear(self.source, linear, every_unit)
+        if not paired:
+            weights = fill_panels(weights)
         bias = read_bias(self.source, linear, every_unit)
         if paired and bias is not None:
             bias = interleave(*np.split(bias, 2))
@@ -186,3 +190,17 @@ class OperationWriter:
         for name, value in fields.items():
             row[name] = value
         self.rows.append(row)
+
+
+def fill_panels(weights: Stack) -> Stack:
+    """Return matrices below each other so that all but the last are whole panels.
+
+    What follows the first that is not becomes one of plain numbers: a feature of a result has the
+    place that it has among the outputs.
+    """
+    parts = list(weights.parts)
+    odd = next((i for i, part in enumerate(parts) if part.shape[0] % PANEL), len(parts))
+    if odd + 1 >= len(parts):
+        return weights
+    rest = np.concatenate([to_float32(part.dequantised()) for part in parts[odd:]])
+    return Stack([*parts[:odd], PlainMatrix(rest)])

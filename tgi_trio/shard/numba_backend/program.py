@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tgi_trio.model.decoder_matrices import layer_refs
 from tgi_trio.model.spec import DecoderSpec, RotarySpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights
@@ -17,10 +18,11 @@ from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import needs_order, widen
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
+from tgi_trio.shard.numba_backend.mixer_operations import mixed_width, projected_width
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
-from tgi_trio.shard.numba_backend.tables import RARE, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import KEEPING, MIXING, RARE, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_axes, rotary_frequencies
 
@@ -112,7 +114,17 @@ class Program:
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
         spec = self.spec
-        return 2 * len(spec.layers) * spec.kv_heads * spec.head_dim * self._kv_number.itemsize
+        return 2 * self.kv_layers * spec.kv_heads * spec.head_dim * self._kv_number.itemsize
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that hold K and V."""
+        return sum(layer.attends for layer in self.spec.layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a slot of states over all layers; 0: none are kept."""
+        return int(self.operations[: self.end]["state_bytes"].sum())
 
     def find_layer(self, index: int, *, adapted: bool) -> int:
         """Return the first operation of a layer, in the copy for adapters or in the model's own.
@@ -153,9 +165,8 @@ class Program:
 
     @property
     def _mixing(self) -> NDArray[np.bool_]:
-        """The operations of mixtures: all that have their numbers."""
-        found: NDArray[np.bool_] = self.operations["facts"] != 0
-        return found
+        """The operations of mixtures."""
+        return np.isin(self.operations["code"], MIXING)
 
     def link_mixtures(self, kernel: int) -> None:
         """Have the entry at this address compute mixtures of experts."""
@@ -172,6 +183,11 @@ class Program:
         self.operations["kernel"][np.isin(self.operations["code"], RARE)] = kernel
         self._mirror()
 
+    def link_states(self, kernel: int) -> None:
+        """Have the entry at this address compute what keeps states."""
+        self.operations["kernel"][np.isin(self.operations["code"], KEEPING)] = kernel
+        self._mirror()
+
     def link_adapters(self, kernels: AdapterKernels) -> None:
         """Have these kernels compute what adapters add."""
         if self.adapted is not None:
@@ -186,24 +202,36 @@ class Program:
         """Make a new, empty KV cache; return its bytes."""
         spec, kind = self.spec, self._kv_number
         self.kv_cache = None  # before the new one: both may not fit
-        shape = (len(spec.layers), blocks, spec.kv_heads, BLOCK_SIZE * spec.head_dim)
+        shape = (self.kv_layers, blocks, spec.kv_heads, BLOCK_SIZE * spec.head_dim)
         keys, values = allocate_zeroed(shape, kind), allocate_zeroed(shape, kind)
         self.kv_cache = keys, values
         operations = self.operations[: self.end]
         of_layers = np.isin(operations["code"], (Code.ROTATE, Code.ATTEND))
         for column, cache in (("keys", keys), ("values", values)):
             first, step = address(cache), cache.strides[0]
-            layers = np.repeat(np.arange(len(spec.layers)), 2)
+            layers = np.repeat(np.arange(self.kv_layers), 2)
             operations[column][of_layers] = first + layers * step
         self._mirror()
         return keys.nbytes + values.nbytes
+
+    def allocate_states(self, slots: int) -> int:
+        """Make new slots for states, slot 0 included; return their bytes."""
+        self._states: list[Array] = []  # before the new ones: both may not fit
+        for operation in self.operations[: self.end]:
+            if operation["state_bytes"]:
+                made = allocate_zeroed((slots, int(operation["state_bytes"])))
+                operation["states"] = address(made)
+                self._states.append(made)
+        self._mirror()
+        return sum(made.nbytes for made in self._states)
 
     def set_positions(self, count: int) -> None:
         """Make the rotary tables for positions below `count`."""
         tables: dict[RotarySpec, tuple[Array, Array]] = {}
         axes: dict[RotarySpec, Array] = {}
         turning = np.flatnonzero(self.operations[: self.end]["code"] == Code.ROTATE)
-        for place, layer in zip(turning, self.spec.layers, strict=True):
+        attending = [layer for layer in self.spec.layers if layer.attends]
+        for place, layer in zip(turning, attending, strict=True):
             if layer.rotary is None:
                 continue
             if layer.rotary not in tables:
@@ -228,7 +256,10 @@ class Program:
         """Return the size of every buffer for so many tokens and rows of logits."""
         spec = self.spec
         queries = spec.heads * spec.head_dim
-        widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.writer.widest)
+        mixers = [refs for i in range(len(spec.layers)) if (refs := layer_refs(spec, i).mixer)]
+        mixed = [mixed_width(refs) for refs in mixers]
+        mixed += [queries] if spec.gated_attention or spec.gated_heads else []
+        widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.writer.widest, *mixed)
         blocks = max(tokens, wanted) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
@@ -241,7 +272,7 @@ class Program:
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
             Buffer.NORMED: max(tokens, wanted) * spec.hidden_size * 4,
-            Buffer.QKV: tokens * (queries + 2 * spec.kv_heads * spec.head_dim) * 4,
+            Buffer.QKV: tokens * self._built.qkv_width * 4,
             Buffer.QUERY: tokens * queries * 4,
             Buffer.ATTENDED: tokens * queries * 4,
             Buffer.INNER: tokens * max(spec.mlp_width, *inner, 0) * 4,
@@ -263,6 +294,8 @@ class Program:
             Buffer.ARRANGED: members * spec.hidden_size * 4,
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
+            Buffer.PROJECTED: tokens * max(map(projected_width, mixers), default=0) * 4,
+            Buffer.MIXED: tokens * max(mixed, default=0) * 4,
         }
 
     @property

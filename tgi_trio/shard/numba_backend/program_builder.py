@@ -26,10 +26,11 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
-from tgi_trio.shard.numba_backend.mixture_operations import Branch, add_mixture
+from tgi_trio.shard.numba_backend.mixer_operations import add_gates, add_mixer
+from tgi_trio.shard.numba_backend.mixture_operations import Branch, add_mixture, pad_to_panel
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.packing import Packer, to_storage
-from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue
+from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue, Form
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
@@ -170,10 +171,19 @@ class ProgramBuilder:
         )
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
-        attention = refs.attention
-        if attention is None:
-            raise ValueError("the kernels know no layers without attention; see `kernel_fit.py`")
-        self._norm(refs.attention_norm, Buffer.HIDDEN)
+        if refs.mixer is not None and layer.mixer is not None:
+            self._norm(refs.attention_norm, Buffer.HIDDEN)
+            add_mixer(self.writer, refs.mixer, layer.mixer)
+            self._branch(refs.mixer.output, Buffer.MIXED, refs.attention_post_norm)
+        if refs.attention is not None:
+            self._norm(refs.attention_norm, Buffer.HIDDEN)
+            self._attention(refs, refs.attention, layer)
+        if refs.mlp is not None and not self._spec.parallel:
+            self._norm(refs.mlp_norm, Buffer.HIDDEN)
+            self._mlp(refs, layer, len(self.writer.rows) - 1)
+
+    def _attention(self, refs: LayerRefs, attention: AttentionRefs, layer: LayerSpec) -> None:
+        """Add what follows the norm that was added last, with what is parallel to it."""
         feeder = len(self.writer.rows) - 1
         self._adapt("qkv", attention.qkv, Buffer.NORMED)
         self.writer.linear(attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip)
@@ -183,11 +193,40 @@ class ProgramBuilder:
                 feeder = len(self.writer.rows) - 1
             self._mlp(refs, layer, feeder)
         self._attend(attention, layer)
-        self._adapt("output", attention.output, Buffer.ATTENDED)
-        self._branch(attention.output, Buffer.ATTENDED, refs.attention_post_norm)
-        if not self._spec.parallel:
-            self._norm(refs.mlp_norm, Buffer.HIDDEN)
-            self._mlp(refs, layer, len(self.writer.rows) - 1)
+        says = Buffer.ATTENDED
+        if self._spec.gated_attention or self._spec.gated_heads:
+            says = self._open_heads()
+        self._adapt("output", attention.output, says)
+        self._branch(attention.output, says, refs.attention_post_norm)
+
+    def _open_heads(self) -> Buffer:
+        """Add the gates of heads, which lie behind queries, keys and values; return the result's
+        place.
+        """
+        spec = self._spec
+        self.writer.rows[-1]["forms"] |= Form.WIDE
+        width = spec.heads * spec.head_dim
+        add_gates(
+            self.writer,
+            Buffer.ATTENDED,
+            inputs=width,
+            width=width,
+            gates=Buffer.QKV,
+            gate_width=self.qkv_width,
+            gate_place=(spec.heads + 2 * spec.kv_heads) * spec.head_dim,
+            gate_size=1 if spec.gated_attention else spec.head_dim,
+            group=spec.head_dim,
+        )
+        return Buffer.MIXED
+
+    @property
+    def qkv_width(self) -> int:
+        """Features of a row of QKV."""
+        spec = self._spec
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        if spec.gated_attention:
+            return width + spec.heads * spec.head_dim
+        return width + pad_to_panel(spec.heads if spec.gated_heads else 0)
 
     def _attend(self, refs: AttentionRefs, layer: LayerSpec) -> None:
         spec, slopes, sinks = self._spec, 0, 0
@@ -257,8 +296,7 @@ class ProgramBuilder:
         self.sites.append(AdaptedSite(site, row, source, inputs, outputs, paired, before))
 
     def _rotate(self, refs: AttentionRefs, layer: LayerSpec) -> None:
-        spec, order = self._spec, None
-        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        spec, order, width = self._spec, None, self.qkv_width
         heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * spec.head_dim)
         if spec.query_key_norm == "whole":
             for norm, offset in heads:
@@ -267,11 +305,12 @@ class ProgramBuilder:
             heads = (None, 0), (None, 0)
         if layer.rotary is not None and needs_order(layer.rotary):
             order = head_order(layer.rotary, spec.head_dim)
-            self.writer.add(Code.REORDER, order=self.writer.keep(order))
+            self.writer.add(Code.REORDER, order=self.writer.keep(order), width=width)
         query, key = (self._norm_weight(norm, order) for norm, _ in heads)
         scale, value = self._kv_scales[self._index]
         self.writer.add(
             Code.ROTATE,
+            width=width,
             eps=spec.norm_eps,
             query_norm=query,
             key_norm=key,

@@ -11,7 +11,15 @@ from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.apart import narrowed
 from tgi_trio.shard.numba_backend.kernels.rare import run_rare
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
-from tgi_trio.shard.numba_backend.tables import OPERATION, STEP, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.tables import (
+    OPENING,
+    OPERATION,
+    STEP,
+    Buffer,
+    Code,
+    Form,
+    GroupNorm,
+)
 
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
 _POSITIONS = (5, 0, 2)
@@ -20,6 +28,7 @@ _POSITIONS = (5, 0, 2)
 def find_fault(variant: Variant) -> str | None:
     """Return what is wrong with the kernels of these numbers, or None."""
     draw = np.random.default_rng(7)
+    gain = draw.standard_normal(_SIZE, np.float32)
     x = to_float32(to_bfloat16(draw.standard_normal((_TOKENS, _SIZE), np.float32)))
     table = to_float32(to_bfloat16(draw.standard_normal((8, _SIZE), np.float32)))
     weight, bias = draw.standard_normal((2, 32), np.float32)
@@ -36,6 +45,7 @@ def find_fault(variant: Variant) -> str | None:
         (Code.NORM_ROWS, normed, {"inputs": 32, "offset": 32, **norm}),
         (Code.PASS_ON, x, {"inputs": _SIZE, "forms": Form.WIDE}),
         (Code.REORDER, _turned(x), {"order": address(order)}),
+        *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]
     for code, expected, fields in cases:
         found = _run(variant, code, x, fields)
@@ -48,6 +58,26 @@ def find_fault(variant: Variant) -> str | None:
 def _turned(x: Floats) -> Floats:
     """Return rows of a query and a key of 32 numbers, each turned round."""
     return x.reshape(_TOKENS, 2, 32)[:, :, ::-1].reshape(_TOKENS, _SIZE)
+
+
+def _opened(x: Floats, norm: GroupNorm, gain: Floats) -> Floats:
+    """Return rows whose groups of 32 are normed, through gates: SiLU of the rows themselves."""
+    gates = x / (1.0 + np.exp(-x))
+    groups = (x * gates if norm == GroupNorm.BEHIND else x).reshape(_TOKENS, 2, 32)
+    if norm != GroupNorm.NONE:
+        groups = groups / np.sqrt((groups**2).mean(axis=2, keepdims=True) + _EPS)
+        groups = groups * gain.reshape(2, 32)
+    normed = groups.reshape(_TOKENS, _SIZE)
+    return np.asarray(normed if norm == GroupNorm.BEHIND else normed * gates, np.float32)
+
+
+def _opening(norm: GroupNorm, gain: Floats) -> dict[str, Any]:
+    facts = np.zeros((1,), OPENING)
+    facts["gates"], facts["gate_width"], facts["gate_size"] = Buffer.UNSORTED, _SIZE, 1
+    facts["group"], facts["norm"], facts["silu"] = 32, norm, 1
+    fields = {"inputs": _SIZE, "weights": address(gain), "eps": _EPS, "forms": Form.WIDE}
+    # The array stays alive beside its address; results take the gates' places.
+    return {"facts": facts, "target": Buffer.UNSORTED, **fields}
 
 
 def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Floats:
@@ -63,10 +93,12 @@ def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Flo
     step["buffers"][0, buffer] = address(rows)
     step["buffers"][0, Buffer.UNSORTED] = address(unsorted)
     op["code"], op["source"], op["target"], op["width"] = code, buffer, buffer, width
+    if code == Code.OPEN:
+        unsorted[:] = x  # the gates
     for name, value in fields.items():
-        op[name] = value
+        op[name] = address(value) if isinstance(value, np.ndarray) else value
     for rank in range(2):
         step["threads"] = 2
         run_rare(narrowed(variant), rank, address(step), address(op), 0, address(scratch))
-    found: Floats = (unsorted if code == Code.PASS_ON else rows)[:, :_SIZE].copy()
+    found: Floats = (unsorted if code in (Code.PASS_ON, Code.OPEN) else rows)[:, :_SIZE].copy()
     return found

@@ -108,6 +108,9 @@ class RandomWeights:
     def vector(self, name: str, size: int) -> Floats:
         return 1.0 + self.tensor(name, (size,))
 
+    def array(self, name: str, shape: tuple[int, ...]) -> Floats:
+        return self.tensor(name, shape)
+
 
 def _ids(count: int) -> NDArray[np.int32]:
     return (np.arange(count, dtype=np.int32) * 7 + count) % 64

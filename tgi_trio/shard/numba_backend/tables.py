@@ -30,9 +30,15 @@ class Code(IntEnum):
     NORM_ROWS = 12  # part of every row of a buffer, in place
     PASS_ON = 13  # the residual stream, to products without a norm before them
     REORDER = 14  # dimensions of queries and keys, so that those that turn are half a head apart
+    OPEN = 15  # what is read, through a gate, and a norm of groups if there is one
+    # Of what keeps a state per sequence, see `kernels/states/`:
+    CONVOLVE = 16  # each channel with those of the tokens before
+    RECUR = 17  # matrices of heads, which every token changes and reads
 
 
-RARE = (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER)
+MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
+RARE = (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN)
+KEEPING = (Code.CONVOLVE, Code.RECUR)
 
 
 class Epilogue(IntEnum):
@@ -73,7 +79,7 @@ class Buffer(IntEnum):
 
     HIDDEN = 0  # float32 [T, hidden]: the residual stream
     NORMED = 1  # activations [T, hidden]
-    QKV = 2  # float32 [T, (heads + 2 kv_heads) * head_dim]
+    QKV = 2  # float32 [T, (heads + 2 kv_heads) * head_dim], and gates behind if there are any
     QUERY = 3  # activations [T, heads * head_dim], rotated and scaled
     ATTENDED = 4  # activations [T, heads * head_dim]
     INNER = 5  # activations [T, mlp_width]
@@ -96,6 +102,9 @@ class Buffer(IntEnum):
     ARRANGED = 21  # activations [rows, hidden]
     OPENED = 22  # float32 [T, 32]: what the router of the shared expert says
     SHARED = 23  # float32 [T, hidden]: what the shared expert does
+    # Of what keeps a state:
+    PROJECTED = 24  # float32 [T, all that a mixer projects]
+    MIXED = 25  # activations [T, width]: what a mixer says, or attention through its gates
 
 
 class Routing(IntEnum):
@@ -112,6 +121,21 @@ ROUTINGS = {
     "sparse-mixer": Routing.SPARSE_MIXER,
     "grouped-softmax": Routing.GROUPED_SOFTMAX,
     "grouped-sigmoid": Routing.GROUPED_SIGMOID,
+}
+
+
+class GroupNorm(IntEnum):
+    """Whether OPEN has a norm; the words of `Mamba2.norm` are in `GROUP_NORMS`."""
+
+    NONE = 0
+    BEFORE = 1  # the gate
+    BEHIND = 2
+
+
+GROUP_NORMS = {
+    "none": GroupNorm.NONE,
+    "before gate": GroupNorm.BEFORE,
+    "behind gate": GroupNorm.BEHIND,
 }
 
 
@@ -174,7 +198,9 @@ OPERATION = np.dtype(
         ("value_scale", "f4"),
         ("clip", "f4"),  # results are cut there on both sides; 0: none
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
-        ("facts", "i8"),  # what it needs to know beside: of mixtures, MIXTURE
+        ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER or OPENING
+        ("states", "i8"),  # slots, of `state_bytes` each
+        ("state_bytes", "i8"),
     ]
 )
 
@@ -192,6 +218,48 @@ MIXTURE = np.dtype(
         ("scale", "f4"),  # of the parts
         ("limit", "f4"),  # of what the gate is and is for; 0: none
         ("spare", "f4"),
+    ]
+)
+
+# What keeps a state. Of CONVOLVE the first lines, of RECUR the others; the places are features of
+# a row of PROJECTED.
+MIXER = np.dtype(
+    [
+        ("channels", "i8"),
+        ("taps", "i8"),
+        ("kernel", "i8"),  # float32 [taps, channels], the weight of the token itself last
+        ("bias", "i8"),  # float32 [channels]; 0: none
+        ("first", "i8"),  # place of the first channel
+        ("gated", "i8"),  # 1: channels of b, of c, of x, see `ShortConvolution`; 0: SiLU behind
+        ("heads", "i8"),
+        ("sharing", "i8"),  # heads that have a query and a key together
+        ("key_dim", "i8"),
+        ("value_dim", "i8"),
+        ("query", "i8"),  # place of the first head's
+        ("key", "i8"),
+        ("value", "i8"),
+        ("beta", "i8"),
+        ("decay", "i8"),
+        ("rate", "i8"),  # float32 [heads], negative: of what is forgotten
+        ("decay_bias", "i8"),  # float32 [heads]
+        ("skip", "i8"),  # float32 [heads]: how much of a value is said at once; 0: none
+        ("corrects", "i8"),  # 1: a delta rule, 0: Mamba-2
+        ("beta_scale", "f4"),
+        ("least_step", "f4"),  # of time
+        ("most_step", "f4"),
+        ("spare", "f4"),
+    ]
+)
+
+OPENING = np.dtype(
+    [
+        ("gates", "i8"),  # Buffer, float32
+        ("gate_width", "i8"),  # features of its row
+        ("gate_place", "i8"),  # of the first gate
+        ("gate_size", "i8"),  # features that share one
+        ("group", "i8"),  # features that are normed together
+        ("norm", "i8"),  # GroupNorm
+        ("silu", "i8"),  # 1: gates are SiLU's, 0: sigmoids
     ]
 )
 
@@ -223,6 +291,10 @@ STEP = np.dtype(
         ("scores_bytes", "i8"),  # room for one head's scores
         ("scratch", "i8"),  # the threads' own memory
         ("scratch_bytes", "i8"),  # of each
+        ("row_count", "i8"),  # R, where states are kept; each has its tokens and its slots
+        ("row_starts", "i8"),  # int32 [R + 1]
+        ("state_reads", "i8"),  # int32 [R]: slot of the state before; -1: it is zero
+        ("state_writes", "i8"),  # int32 [R]: slot for the state behind
         ("arrived", "i8"),  # arrivals at barriers before this step
         ("buffers", "i8", (len(Buffer),)),
     ]

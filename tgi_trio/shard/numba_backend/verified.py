@@ -14,6 +14,7 @@ from tgi_trio.shard.numba_backend import (
     rare_self_test,
     sampler_self_test,
     self_test,
+    state_self_test,
 )
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
@@ -42,17 +43,20 @@ def choose_variant(
     multipliers: Sequence[Multiplier] = (),
     kv_dtype: str | None = None,
     mixes: bool = False,
+    keeps_states: bool = False,
 ) -> Variant:
     """Return how to compile for a model; raises UnsupportedError if no kernels work.
 
-    Compiles them, and those of the sampler, of `multipliers` and, where the model `mixes` experts,
-    of mixtures beside them, where the cache does not have them yet.
+    Compiles them, and those of the sampler, of `multipliers` and, where the model `mixes` experts
+    or `keeps_states`, of these beside them, where the cache does not have them yet.
     """
     reason, others = "", [each for each in multipliers if not is_compiled(each)]
     words = [[kind_self_test.__name__, each.kind.name, str(each.active_bits)] for each in others]
     likely = variant_for(spec, dtype, int8=int8, kv_dtype=kv_dtype)
     if mixes and (mixing := mixture_self_test.words(likely)):
         words.append(mixing)
+    if keeps_states and (keeping := state_self_test.words(likely)):
+        words.append(keeping)
     with (
         compile_in_parallel(work_on_rows, sampler_self_test.__name__),
         run_in_parallel(words),
@@ -121,6 +125,18 @@ def choose_rare_kernel(variant: Variant) -> int:
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
         raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
+    return kernel
+
+
+def choose_state_kernel(variant: Variant) -> int:
+    """Return the address of what keeps states; raises UnsupportedError if it does not work."""
+    try:
+        kernel = state_self_test.compile_states(variant)
+        fault = state_self_test.find_fault(variant)
+    except Exception as error:  # as in `choose_variant`
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise UnsupportedError(f"the self-test of the kernels of states failed: {fault}")
     return kernel
 
 

@@ -28,6 +28,26 @@ def sigmoid_times(x, y):
 
 
 @kernel
+def softplus(x):
+    """Return log(1 + e^x): what is above 0, and log(1 + u) with u = e^-|x|.
+
+    That is 2 artanh(u / (2 + u)), whose argument is at most 1/3: eight terms have an error of 1e-9.
+    """
+    positive = maximum(x, fill(0.0))
+    u = exp(subtract(x, add(positive, positive)))
+    z = divide(u, add(fill(2.0), u))
+    square = multiply(z, z)
+    sum_ = fma(fill(1.0 / 15.0), square, fill(1.0 / 13.0))
+    sum_ = fma(sum_, square, fill(1.0 / 11.0))
+    sum_ = fma(sum_, square, fill(1.0 / 9.0))
+    sum_ = fma(sum_, square, fill(1.0 / 7.0))
+    sum_ = fma(sum_, square, fill(1.0 / 5.0))
+    sum_ = fma(sum_, square, fill(1.0 / 3.0))
+    sum_ = fma(sum_, square, fill(1.0))
+    return fma(fill(2.0), multiply(z, sum_), positive)
+
+
+@kernel
 def gelu(x):
     """Return x * (1 + erf(x / sqrt 2)) / 2; erf by Abramowitz and Stegun 7.1.26, error 1.5e-7.
 

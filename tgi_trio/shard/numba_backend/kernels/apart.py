@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
-from tgi_trio.shard.numba_backend.tables import MIXTURE, OPERATION, STEP
+from tgi_trio.shard.numba_backend.tables import MIXER, MIXTURE, OPENING, OPERATION, STEP
 
 _ARGUMENTS = 5  # integers, behind the variant
 
@@ -88,3 +88,5 @@ def _record_of(layout: np.dtype[np.void], doc: str) -> Any:
 step_at = _record_of(STEP, "Return the step at an address.")
 operation_at = _record_of(OPERATION, "Return the operation at an address.")
 mixture_at = _record_of(MIXTURE, "Return the numbers of a mixture at an address.")
+mixer_at = _record_of(MIXER, "Return the numbers of what keeps a state at an address.")
+opening_at = _record_of(OPENING, "Return the numbers of gates at an address.")

@@ -142,7 +142,7 @@ def rotate(variant, rank, step, op, scratch):
             cosines = scratch + 4 * size  # behind what a key takes
             sines = cosines + 2 * op.rotated
             gather_angles(step, op, t, cosines)
-        qkv = step.buffers[QKV] + t * (step.heads + 2 * kv_heads) * size * 4
+        qkv = step.buffers[QKV] + t * op.width * 4
         for head in range(kv_head * group, (kv_head + 1) * group):
             query = qkv + head * size * 4
             turn_head(query, size, op.query_norm, op, cosines, sines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.apart import operation_at, step_at
 from tgi_trio.shard.numba_backend.kernels.norm import inverse_deviation, normed
+from tgi_trio.shard.numba_backend.kernels.opening import open_row
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
@@ -19,7 +20,9 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
-PLACE, NORM_ROWS, PASS_ON = int(Code.PLACE), int(Code.NORM_ROWS), int(Code.PASS_ON)
+PLACE, NORM_ROWS, PASS_ON, OPEN = (
+    int(code) for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN)
+)
 QKV = int(Buffer.QKV)
 
 
@@ -34,6 +37,8 @@ def run_rare(variant, rank, step_address, op_address, counter, scratch):
             norm_row(step, op, t)
         elif op.code == PASS_ON:
             pass_on(variant, step, op, t)
+        elif op.code == OPEN:
+            open_row(variant, step, op, t)
         else:
             reorder(step, op, t, scratch)
 
@@ -79,7 +84,7 @@ def reorder(step, op, t, scratch):
     apart: dimension i becomes what `order[i]` was.
     """
     size, heads = step.head_dim, step.heads + step.kv_heads
-    row = step.buffers[QKV] + t * (heads + step.kv_heads) * size * 4
+    row = step.buffers[QKV] + t * op.width * 4
     for head in range(heads):
         x = row + head * size * 4
         for i in range(0, 4 * size, 4 * LANES):

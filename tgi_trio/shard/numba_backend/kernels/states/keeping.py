@@ -1,0 +1,26 @@
+"""The way in: operations of mixers, for whoever has any; see `apart.py`.
+
+A row reads its state from one slot and leaves it in another, so a step can be computed again. Rows
+are computed token by token, so it makes no difference to a bit where the pieces of a sequence end.
+"""
+
+from __future__ import annotations
+
+from tgi_trio.shard.numba_backend.kernels import entry
+from tgi_trio.shard.numba_backend.kernels.apart import mixer_at, operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.states.convolution import convolve
+from tgi_trio.shard.numba_backend.kernels.states.recurrence import recur
+from tgi_trio.shard.numba_backend.tables import Code
+
+CONVOLVE = int(Code.CONVOLVE)
+
+
+@entry
+def keep_states(variant, rank, step_address, op_address, counter, scratch):
+    """Run one thread's part of an operation that reads and writes states."""
+    step, op = step_at(step_address), operation_at(op_address)
+    mixer = mixer_at(op.facts)
+    if op.code == CONVOLVE:
+        convolve(variant, rank, step, op, mixer, scratch)
+    else:
+        recur(variant, rank, step, op, mixer, scratch)

@@ -1,0 +1,150 @@
+"""Matrices of heads that every token changes and reads: the gated delta rule, and Mamba-2.
+
+A head's state maps keys to values, S [key_dim, value_dim]. A token makes it forget, adds its own
+value to what its key stands for, and reads what its query stands for:
+
+    S <- a S;  S <- S + k u;  output = q S
+
+Of a delta rule (Yang, Kautz, Hatamizadeh 2024) u is beta (v - k S): what S says of the key is
+corrected. Of Mamba-2 (Dao, Gu 2024) it is the time that the token takes times v; its b and c are
+key and query here, its state dimensions keys, its head dimensions values.
+
+Columns of S know nothing of each other. So a piece of work is 32 columns of a head, which stay in
+the cache while the tokens of a row go over them; they lie as a panel of a linear layer does.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tgi_trio.shard.numba_backend.kernels import kernel
+from tgi_trio.shard.numba_backend.kernels.activation import sigmoid_times, softplus
+from tgi_trio.shard.numba_backend.kernels.linear import panel_product
+from tgi_trio.shard.numba_backend.kernels.variant import count
+from tgi_trio.shard.numba_backend.kernels.vectors import (
+    fill,
+    fma,
+    load,
+    load_float,
+    load_int,
+    maximum,
+    minimum,
+    multiply,
+    store,
+    subtract,
+    total,
+    weight,
+)
+from tgi_trio.shard.numba_backend.tables import Buffer
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
+
+PROJECTED = int(Buffer.PROJECTED)
+_TINY = 1e-6  # keys near zero stay near zero
+_LINE = 4 * PANEL  # bytes of a key's part of the columns
+
+
+@kernel
+def recur(variant, rank, step, op, mixer, scratch):
+    """Compute this thread's columns of the states of all rows.
+
+    `scratch`: room for a key and a query, and for two sums of 32.
+    """
+    blocks = mixer.value_dim // PANEL
+    items = mixer.heads * blocks
+    block_bytes = mixer.key_dim * _LINE
+    for item in range(items * rank // step.threads, items * (rank + 1) // step.threads):
+        for row in range(step.row_count):
+            read = load_int(step.state_reads + 4 * row)
+            write = load_int(step.state_writes + 4 * row)
+            state = op.states + write * op.state_bytes + item * block_bytes
+            if read != write:
+                source = op.states + read * op.state_bytes + item * block_bytes
+                take_over(read, source, state, block_bytes)
+            first, end = (
+                load_int(step.row_starts + 4 * row),
+                load_int(step.row_starts + 4 * row + 4),
+            )
+            for t in range(first, end):
+                x = step.buffers[PROJECTED] + t * op.inputs * 4
+                recur_token(variant, mixer, x, item // blocks, item % blocks, state, scratch)
+
+
+@kernel
+def take_over(slot, source, target, size):
+    """Copy a part of a state; without a slot it is zero."""
+    for i in range(0, size, 4 * LANES):
+        value = fill(0.0)
+        if slot >= 0:
+            value = load(source + i)
+        store(target + i, value)
+
+
+@kernel
+def recur_token(variant, mixer, x, head, block, state, scratch):
+    """Let one token change 32 columns of a head's state; what it reads takes its value's place."""
+    size = 4 * mixer.key_dim
+    shared = head // mixer.sharing * mixer.key_dim
+    query, key = x + 4 * (mixer.query + shared), x + 4 * (mixer.key + shared)
+    keys, queries, sums = scratch, scratch + size, scratch + 2 * size
+    if mixer.corrects:
+        scale_to_length(key, keys, mixer.key_dim, 1.0)
+        scale_to_length(query, queries, mixer.key_dim, 1.0 / math.sqrt(mixer.key_dim))
+    else:
+        scale_by(key, keys, mixer.key_dim, 1.0)
+        scale_by(query, queries, mixer.key_dim, 1.0)
+    # Both reads of the state at once: of what the key stands for, and the query.
+    panel_product(
+        variant, count(2), count(2), count(variant.unroll_two),
+        keys, size, state, mixer.key_dim, state, 0, sums,
+    )  # fmt: skip
+    pace = softplus(
+        fill(load_float(x + 4 * (mixer.decay + head)) + load_float(mixer.decay_bias + 4 * head))
+    )
+    pace = minimum(maximum(pace, fill(mixer.least_step)), fill(mixer.most_step))
+    decay = weight(multiply(fill(load_float(mixer.rate + 4 * head)), pace))
+    likeness = fill(dot_product(keys, queries, mixer.key_dim))
+    value = x + 4 * (mixer.value + head * mixer.value_dim + block * PANEL)
+    first, second = load(value), load(value + 4 * LANES)
+    if mixer.corrects:
+        beta = sigmoid_times(fill(mixer.beta_scale), fill(load_float(x + 4 * (mixer.beta + head))))
+        update_a = multiply(beta, subtract(first, multiply(decay, load(sums))))
+        update_b = multiply(beta, subtract(second, multiply(decay, load(sums + 4 * LANES))))
+    else:
+        update_a, update_b = multiply(pace, first), multiply(pace, second)
+    seen = sums + _LINE
+    read_a = fma(likeness, update_a, multiply(decay, load(seen)))
+    read_b = fma(likeness, update_b, multiply(decay, load(seen + 4 * LANES)))
+    if mixer.skip:
+        skip = fill(load_float(mixer.skip + 4 * head))
+        read_a, read_b = fma(skip, first, read_a), fma(skip, second, read_b)
+    store(value, read_a)
+    store(value + 4 * LANES, read_b)
+    for i in range(0, size, 4):
+        own = fill(load_float(keys + i))
+        store(state, fma(own, update_a, multiply(decay, load(state))))
+        place = state + 4 * LANES
+        store(place, fma(own, update_b, multiply(decay, load(place))))
+        state += _LINE
+
+
+@kernel
+def dot_product(a, b, size):
+    """Return a . b of two vectors [size]."""
+    sums = fill(0.0)
+    for i in range(0, 4 * size, 4 * LANES):
+        sums = fma(load(a + i), load(b + i), sums)
+    return total(sums)
+
+
+@kernel
+def scale_to_length(source, target, size, length):
+    """Write a vector [size] with another length; one near zero stays near zero."""
+    found = dot_product(source, source, size)
+    scale_by(source, target, size, length / math.sqrt(found + _TINY))
+
+
+@kernel
+def scale_by(source, target, size, factor):
+    """Write a vector [size] times a number."""
+    for i in range(0, 4 * size, 4 * LANES):
+        store(target + i, multiply(load(source + i), fill(factor)))

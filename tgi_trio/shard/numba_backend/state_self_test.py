@@ -1,0 +1,165 @@
+"""The kernels of what keeps states, with made-up numbers, at every start of a model that has any.
+
+`python -m` of it compiles them: its argument is the variant, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.shard.checkpoint.numbers import Floats
+from tgi_trio.shard.machine.garbage import pause_collection
+from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.kernels import is_marked, mark
+from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, narrowed
+from tgi_trio.shard.numba_backend.kernels.states.keeping import keep_states
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.tables import MIXER, OPERATION, STEP, Buffer, Code
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
+
+_STARTS = (0, 3, 5)  # of two rows
+_READS, _WRITES = (-1, 1), (2, 3)  # the first begins with nothing
+_SLOTS, _SIZE, _TAPS = 4, 64, 3
+_WIDTH = 3 * _SIZE + PANEL  # queries, keys, values; what a step is made of
+_BETA, _DECAY = 3 * _SIZE, 3 * _SIZE + 1
+_ERROR = 1e-4
+
+
+def of_states(variant: Variant) -> Variant:
+    """Return the variant in which states are: float32, whatever the weights are."""
+    return replace(variant, weights=Storage("float32"))
+
+
+def compile_states(variant: Variant) -> int:
+    """Compile, or take from the cache; return the address of the entry.
+
+    Raises what the compiler raises without instructions for it.
+    """
+    where = compile_apart(keep_states, of_states(variant))
+    mark(_name(variant))
+    return where
+
+
+def words(variant: Variant) -> list[str]:
+    """Return what `python -m` gets to compile for a variant; nothing where the cache has it."""
+    if is_marked(_name(variant)):
+        return []
+    return [__name__, json.dumps(asdict(variant))]
+
+
+def find_fault(variant: Variant) -> str | None:
+    """Return what is wrong with the kernels of these numbers, or None."""
+    for name, work in (("CONVOLVE", _convolve), ("RECUR", _recur)):
+        for choice in (0, 1):
+            found, expected = work(variant, choice)
+            error = float(np.abs(found - expected).max())
+            if not error < _ERROR:
+                return f"{name} is {error:.2g} away from the reference"
+    return None
+
+
+def _convolve(variant: Variant, bias: int) -> tuple[Floats, Floats]:
+    """Return outputs and tails, of the kernels and of numpy."""
+    draw = np.random.default_rng(3)
+    x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _TAPS - 1, _SIZE))
+    kernel, biases = _draw(draw, (_TAPS, _SIZE)), _draw(draw, (_SIZE,)) * bias
+    expected, behind = x.copy(), states.copy()
+    for row in range(2):
+        before = np.zeros_like(states[0]) if _READS[row] < 0 else states[_READS[row]]
+        part = slice(_STARTS[row], _STARTS[row + 1])
+        joined = np.concatenate((before, x[part, :_SIZE]))
+        for i in range(len(joined) - _TAPS + 1):
+            y = (joined[i : i + _TAPS] * kernel).sum(0) + biases
+            expected[_STARTS[row] + i, :_SIZE] = y / (1 + np.exp(-y))
+        behind[_WRITES[row]] = joined[-_TAPS + 1 :]
+    facts = np.zeros((1,), MIXER)
+    facts["channels"], facts["taps"], facts["kernel"] = _SIZE, _TAPS, address(kernel)
+    facts["bias"] = address(biases) if bias else 0
+    _run(variant, Code.CONVOLVE, facts, x, states)
+    return _joined(x, states), _joined(expected, behind)
+
+
+def _recur(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
+    """The same of outputs and matrices: one head, two blocks of columns."""
+    draw = np.random.default_rng(4)
+    x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _SIZE, _SIZE))
+    rate, decay_bias, skip = np.array([[-0.7], [0.3], [1.5]], np.float32)
+    expected, behind = x.copy(), states.copy()
+    for row in range(2):
+        state = np.zeros_like(states[0]) if _READS[row] < 0 else states[_READS[row]].copy()
+        for t in range(_STARTS[row], _STARTS[row + 1]):
+            query, key, value = np.split(x[t, : 3 * _SIZE], 3)
+            pace = np.log1p(np.exp(x[t, _DECAY] + decay_bias))
+            state *= np.exp(rate * pace)
+            if corrects:
+                query, key = (v / np.sqrt((v * v).sum() + 1e-6) for v in (query, key))
+                query = query / np.sqrt(np.float32(_SIZE))
+                beta = 2.0 / (1 + np.exp(-x[t, _BETA]))
+                state += np.outer(key, beta * (value - key @ state))
+            else:
+                state += np.outer(key, pace * value)
+            expected[t, 2 * _SIZE : 3 * _SIZE] = query @ state + skip * value * (1 - corrects)
+        behind[_WRITES[row]] = state
+    facts = np.zeros((1,), MIXER)
+    facts["heads"], facts["sharing"] = 1, 1
+    facts["key_dim"], facts["value_dim"] = _SIZE, _SIZE
+    facts["key"], facts["value"], facts["beta"], facts["decay"] = _SIZE, 2 * _SIZE, _BETA, _DECAY
+    facts["rate"], facts["decay_bias"] = address(rate), address(decay_bias)
+    facts["skip"] = 0 if corrects else address(skip)
+    facts["corrects"], facts["beta_scale"], facts["most_step"] = corrects, 2.0, np.inf
+    # Blocks of 32 columns lie one behind the other.
+    packed = _blocks(states)
+    _run(variant, Code.RECUR, facts, x, packed)
+    return _joined(x, packed), _joined(expected, _blocks(behind))
+
+
+def _draw(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+    return draw.standard_normal(shape, np.float32) * np.float32(0.5)
+
+
+def _blocks(states: Floats) -> Floats:
+    parts = states.reshape(_SLOTS, _SIZE, -1, PANEL).swapaxes(1, 2)
+    return np.ascontiguousarray(parts)
+
+
+def _joined(x: Floats, states: Floats) -> Floats:
+    return np.concatenate((x.reshape(-1), states.reshape(-1)))
+
+
+def _run(variant: Variant, code: Code, facts: Any, x: Floats, states: Floats) -> None:
+    """Run one operation on the rows of PROJECTED, in place."""
+    step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
+    held = [np.array(each, np.int32) for each in (_STARTS, _READS, _WRITES)]
+    for name, array in zip(("row_starts", "state_reads", "state_writes"), held, strict=True):
+        step[name] = address(array)
+    step["threads"], step["row_count"], step["tokens"] = 2, len(_READS), len(x)
+    step["buffers"][0, Buffer.PROJECTED] = address(x)
+    op["code"], op["inputs"], op["facts"] = code, x.shape[1], address(facts)
+    op["states"], op["state_bytes"] = address(states), states[0].nbytes
+    kind = narrowed(of_states(variant))
+    for rank in range(2):
+        keep_states(kind, rank, address(step), address(op), 0, address(scratch))
+
+
+def _name(variant: Variant) -> str:
+    numbers = f"{variant.kv}{variant.rows}"
+    return "states-" + "".join(c for c in numbers if c.isalnum())
+
+
+def main(argv: list[str]) -> None:
+    """Compile for the variant that `argv` describes."""
+    (text,) = argv
+    facts = json.loads(text)
+    for name in ("weights", "kv", "cache"):
+        facts[name] = Storage(**facts[name])
+    with pause_collection():
+        compile_states(Variant(**facts))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
