@@ -10,7 +10,7 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.prompt_image import PromptImage
 from tgi_trio.router.request import Request
-from tgi_trio.router.scheduling import Limits, Scheduler, image_prefixes
+from tgi_trio.router.scheduling import Limits, Prefill, Scheduler, image_prefixes
 from tgi_trio.router.scheduling.image_prefixes import ImagePrefixes
 from tgi_trio.router.scheduling.sequence import Sequence
 
@@ -130,3 +130,17 @@ def test_what_no_step_has_room_for_is_refused() -> None:
     with pytest.raises(ValidationError, match="21 tokens"):
         whole.add(1, seen([MARK, *[PAD] * 15, *range(5)], (0, 15, "cat")), 0.0)
     whole.add(2, request(list(range(100, 125))), 0.0)
+
+
+def test_states_are_read_behind_the_same_image_and_never_behind_another() -> None:
+    """Of a model that keeps some: those of its snapshots, at the last full block of a prompt."""
+    pair = Pair(limits(prefix_caching=True, image_sight="causal", state_slots=12))
+    found = []
+    for number, content in enumerate(("cat", "cat", "dog", "dog", "cat")):
+        pair.scheduler.add(number, seen(ONE, (8, 11, content)), 0.0)
+        (row,) = (row for each in pair.send() if isinstance(each, Prefill) for row in each.rows)
+        assert row.states is not None
+        found.append((row.cached_length, row.states.source > 0, len(row.states.saves)))
+        pair.run()
+    new, again = (0, False, 1), (28, True, 0)
+    assert found == [new, again, new, again, again]

@@ -1,7 +1,7 @@
 """What other requests bring along, beside images: grammars, guesses, preemption, several ranks.
 
 A family for each way in which images change a prompt: not at all but for features, by spans that
-see themselves, by rotary positions.
+see themselves, by rotary positions; and one that keeps states, one whose layers differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.checkpoints import VOCAB_SIZE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-FAMILIES = ("gemma3", "llava", "qwen2_vl")
+FAMILIES = ("gemma3", "gemma4", "llava", "qwen2_vl", "qwen3_5")
 
 
 class OddThenEven:
