@@ -58,14 +58,16 @@ def kv_tokens(
 
     Never more than `max_batch_total_tokens` where that is given. In a `host`'s memory, which is
     seldom all ours, otherwise enough for sixteen of the longest sequences; in a device's all that
-    fits, up to as many of them as may run at a time. `activation`: bytes that the largest step
-    takes; `beside`: bytes that another model keeps of every token; `adapter`: bytes of the
-    largest LoRA adapter that may be loaded later; `states`: bytes of all slots. Raises
-    ConfigurationError when one longest sequence does not fit.
+    fits, up to as many of them as may run at a time; so too where a token takes nothing, as in a
+    model without attention. `activation`: bytes that the largest step takes; `beside`: bytes that
+    another model keeps of every token; `adapter`: bytes of the largest LoRA adapter that may be
+    loaded later; `states`: bytes of all slots. Raises ConfigurationError when one longest sequence
+    does not fit.
     """
     adapters = request.adapters_to_come * adapter
     spare = max(0, _spare(request, free, activation, adapter) - states)
-    fits = spare // max(1, info.kv_bytes_per_token + beside)
+    each = info.kv_bytes_per_token + beside
+    fits = spare // max(1, each)
     longest = longest_sequence(request, info)
     if request.max_batch_total_tokens:
         wanted = request.max_batch_total_tokens
@@ -73,7 +75,7 @@ def kv_tokens(
             raise ConfigurationError(
                 _too_small(wanted, fits, spare, info, "--max-batch-total-tokens", adapters)
             )
-    elif host:
+    elif host and each:
         wanted = min(fits, max(_HOST_SEQUENCES * longest, _HOST_LEAST_TOKENS))
     else:
         wanted = min(fits, max(request.max_batch_size, 1) * longest)
