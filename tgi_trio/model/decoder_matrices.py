@@ -80,6 +80,8 @@ NAMES: Final[Claims] = {
     "Names.expert_gate_up": ANY,
     "Names.expert_down": ANY,
     "Names.shared_expert": ANY,
+    "Names.expert_entry": ANY,
+    "Names.expert_exit": ANY,
     "Names.shared_router": ANY,
     "Names.query_down": ANY,
     "Names.query_up": ANY,
@@ -350,7 +352,7 @@ def _dense_mlp(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
 
 
 def _experts(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRefs:
-    names, hidden = spec.names, spec.hidden_size
+    names, hidden, latent = spec.names, spec.hidden_size, experts.latent_width
     shared = shared_router = None
     if experts.shared_width:
         shared = _shared_expert(spec, prefix, experts.shared_width)
@@ -368,7 +370,13 @@ def _experts(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRef
         ),
         shared=shared,
         shared_router=shared_router,
+        entry=_whole(spec, prefix + names.expert_entry, latent, hidden) if latent else None,
+        exit=_whole(spec, prefix + names.expert_exit, hidden, latent) if latent else None,
     )
+
+
+def _whole(spec: DecoderSpec, path: str, rows: int, columns: int) -> LinearRef:
+    return whole_linear(_matrix(spec, path, rows, columns))
 
 
 def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: int) -> MlpRefs:
@@ -379,6 +387,8 @@ def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: i
         return _stacked_expert(spec, place, own, experts, index)
     if names.expert_gate_up:
         return _fused_expert(spec, place.format(index), experts)
+    if experts.latent_width:
+        spec = replace(spec, hidden_size=experts.latent_width)
     return _expert(spec, place.format(index), own, experts.width)
 
 

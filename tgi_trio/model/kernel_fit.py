@@ -109,6 +109,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.shared_width": multiples(
         PANEL, f"width {{}} of the shared expert is no multiple of {PANEL}"
     ),
+    "ExpertsSpec.latent_width": only(0, refusal="experts read compressed tokens"),
     "ExpertsSpec.routing": only(*ROUTINGS, refusal="routing {!r} is not built"),
     "ExpertsSpec.normalise": ANY,
     "ExpertsSpec.jitter": ANY,

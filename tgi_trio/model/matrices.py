@@ -141,6 +141,8 @@ class ExpertsRefs:
     experts: tuple[MlpRefs, ...]
     shared: MlpRefs | None
     shared_router: LinearRef | None
+    entry: LinearRef | None  # to what the others read, where that is compressed
+    exit: LinearRef | None  # and back
 
 
 @dataclass(frozen=True, slots=True)

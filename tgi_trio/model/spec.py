@@ -77,6 +77,8 @@ class Names:
     expert_gate_up: str = ""  # in their place; the whole name, see `stacked_experts.py`
     expert_down: str = ""
     shared_expert: str = ""
+    expert_entry: str = ""  # compresses tokens for experts, see `ExpertsSpec.latent_width`
+    expert_exit: str = ""  # and what undoes it
     shared_router: str = ""
     query_down: str = ""  # of a compressed query, whose norm is `query_norm`
     query_up: str = ""
@@ -148,6 +150,7 @@ class ExpertsSpec:
     width: int
     normalise: bool  # the chosen experts' weights are made to sum to one
     shared_width: int = 0  # 0 = no shared expert
+    latent_width: int = 0  # of what tokens are compressed to for all but the shared one; 0: not
     routing: Routing = "softmax"
     jitter: float = 0.0  # sparse-mixer: how far behind the best an expert still shares its weight
     groups: int = 1  # grouped: experts come in so many groups

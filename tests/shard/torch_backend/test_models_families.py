@@ -115,6 +115,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "projectors_bias": True,
         },
     ),
+    ("nemotron_h", {"moe_latent_size": 40}),
     ("olmo_hybrid", {"rope_theta": None, "linear_allow_neg_eigval": False}),
     ("gpt_oss", {"swiglu_limit": 0.5, "attention_bias": False, "rope_parameters": SHARPER}),
 )

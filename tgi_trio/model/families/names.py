@@ -360,6 +360,8 @@ NEMOTRON_H = Names(
     expert_up="up_proj",
     expert_down="down_proj",
     shared_expert="mixer.shared_experts.",
+    expert_entry="mixer.fc1_latent_proj",
+    expert_exit="mixer.fc2_latent_proj",
 )
 
 FALCON_H1 = BAMBA

@@ -118,7 +118,8 @@ def falcon_h1(config: ModelConfig) -> DecoderSpec | None:
 
 def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
     """Nemotron H and 3: every layer is one part, behind one norm; no positions anywhere."""
-    if config.get("moe_latent_size") is not None:  # experts of compressed tokens
+    latent = int(config.get("moe_latent_size", 0))
+    if latent and config.get("mlp_bias", False):  # what undoes the compression adds something
         return None
     if config.get("sliding_window") is not None or config.get("n_shared_experts", 1) != 1:
         return None
@@ -142,6 +143,7 @@ def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
         width=int(config.get("moe_intermediate_size", 7688)),
         normalise=bool(config.get("norm_topk_prob", True)),
         shared_width=int(config.get("moe_shared_expert_intermediate_size", 7688)),
+        latent_width=latent,
         routing="grouped-sigmoid",
         groups=int(config.get("n_group", 1)),
         groups_used=int(config.get("topk_group", 1)),

@@ -147,6 +147,7 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.width": ANY,
     "ExpertsSpec.normalise": ANY,
     "ExpertsSpec.shared_width": ANY,
+    "ExpertsSpec.latent_width": ANY,
     "ExpertsSpec.routing": only(
         *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax"),
         *("grouped-sigmoid", "sigmoid"),

@@ -58,8 +58,8 @@ class ExpertsMlp:
     """
 
     __slots__ = (
-        *("choice_bias", "expert_scale", "experts", "grouped", "router", "shared"),
-        *("shared_bytes", "shared_router", "spec"),
+        *("choice_bias", "entry", "exit", "expert_scale", "experts", "grouped", "router"),
+        *("shared", "shared_bytes", "shared_router", "spec"),
     )
 
     def __init__(
@@ -72,9 +72,12 @@ class ExpertsMlp:
         shared: DenseMlp | None = None,
         shared_router: Linear | None = None,
         expert_scale: torch.Tensor | None = None,
+        entry: Linear | None = None,
+        exit: Linear | None = None,
     ) -> None:
         """`router`: its dtype is what odds are computed in; `choice_bias` as `route` wants it;
-        `expert_scale` float32 [experts]: what their weights are multiplied by.
+        `expert_scale` float32 [experts]: what their weights are multiplied by; `entry` and `exit`:
+        to what all but the shared one read, and back (Nemotron 3).
         """
         self.spec = spec
         self.router = router
@@ -83,6 +86,8 @@ class ExpertsMlp:
         self.shared = shared
         self.shared_router = shared_router
         self.expert_scale = expert_scale
+        self.entry = entry
+        self.exit = exit
         # What computes them on a device, with what was `shared` among them.
         self.grouped: GroupedExperts | None = None
         self.shared_bytes = 0 if shared is None else shared.nbytes()
@@ -92,16 +97,24 @@ class ExpertsMlp:
         routed_by = x if routed_by is None else routed_by
         logits = self.router(routed_by.to(self.router.weight.dtype))
         doors = None if self.shared_router is None else self.shared_router(x)
-        if self.grouped is not None:
-            return self.grouped(x, logits, doors)
         shared = None if self.shared is None else self.shared(x)
-        weights, chosen = route(logits, self.spec, self.choice_bias)
-        if self.expert_scale is not None:
-            weights = weights * self.expert_scale[chosen]
-        out = self._one_by_one(x, weights.to(x.dtype), chosen)
+        out = self._routed(x if self.entry is None else self.entry(x), logits, doors)
+        if self.exit is not None:
+            out = self.exit(out)
         if shared is None:
             return out
         return out + (shared if doors is None else torch.sigmoid(doors) * shared)
+
+    def _routed(
+        self, x: torch.Tensor, logits: torch.Tensor, doors: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return what the chosen experts make of `x`, and the shared one that is among them."""
+        if self.grouped is not None:
+            return self.grouped(x, logits, doors)
+        weights, chosen = route(logits, self.spec, self.choice_bias)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale[chosen]
+        return self._one_by_one(x, weights.to(x.dtype), chosen)
 
     def _one_by_one(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor
@@ -119,7 +132,7 @@ class ExpertsMlp:
         return out
 
     def pack(self) -> None:
-        for part in (*self.experts, self.shared):
+        for part in (*self.experts, self.shared, self.entry, self.exit):
             if part is not None:
                 part.pack()
         self._group()
@@ -130,7 +143,8 @@ class ExpertsMlp:
         The experts go on as views of it; nothing is held twice. What every token goes through
         becomes experts of the same width.
         """
-        every = [*self.experts, *([] if self.shared is None else [self.shared])]
+        joins = self.shared is not None and self.entry is None  # it reads what the others do
+        every = [*self.experts, *([self.shared] if self.shared is not None and joins else [])]
         parts = [linear for expert in every for linear in (expert.up, expert.down)]
         plain = all(type(linear) is Linear and linear.packed is None for linear in parts)
         alike = all(expert.act == every[0].act for expert in every)
@@ -140,14 +154,14 @@ class ExpertsMlp:
             return
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
 
-        if self.shared is not None:
+        if self.shared is not None and joins:
             width = self.experts[0].down.weight.shape[1]
             every, self.shared = [*self.experts, *cut_mlp(self.shared, width)], None
         up, down = _stack([each.up for each in every]), _stack([each.down for each in every])
         self.grouped = GroupedExperts(self.spec, up, down, every[0].act, self.choice_bias)
 
     def nbytes(self) -> int:
-        parts = [self.router, *self.experts, self.shared_router]
+        parts = [self.router, *self.experts, self.shared_router, self.entry, self.exit]
         return self.shared_bytes + sum(part.nbytes() for part in parts if part is not None)
 
 

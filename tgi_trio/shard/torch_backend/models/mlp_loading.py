@@ -50,6 +50,8 @@ def load_experts(
         shared=load_dense_mlp(loader, refs.shared, act) if refs.shared else None,
         shared_router=loader.linear(refs.shared_router) if refs.shared_router else None,
         expert_scale=loader.vector(scale) if scale else None,
+        entry=loader.linear(refs.entry) if refs.entry else None,
+        exit=loader.linear(refs.exit) if refs.exit else None,
     )
 
 
