@@ -32,6 +32,13 @@ INNER = {
     *("glm4v_text", "glm4v_moe_text", "glm_ocr_text"),
 }
 ALONE = sorted(FAMILIES.keys() - RENAMED - INNER)  # the others
+# Of attention alone, tested as a batch runs them: `test_newer_families.py`.
+NEWER = (
+    *("apertus", "arcee", "deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4"),
+    *("glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "granitemoe", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "hy_v3", "llama4_text", "minimax_m2", "ministral3", "mistral4"),
+    *("nemotron", "seed_oss", "smollm3"),
+)
 # What logits may be off by: states of a delta rule make more of rounding, with random weights.
 TOLERANCES = dict.fromkeys(("kimi_linear", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), 2e-3)
 
