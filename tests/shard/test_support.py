@@ -126,6 +126,13 @@ def test_the_kernels_compute_states_beside_layers_of_attention() -> None:
     )
 
 
+def test_the_kernels_refuse_experts_without_gates() -> None:
+    experts = ExpertsSpec(count=4, per_token=2, width=64, normalise=True)
+    layers = (dataclasses.replace(LLAMA.layers[0], experts=experts),)
+    spec = dataclasses.replace(LLAMA, layers=layers, gated=False)
+    assert kernel_fit.find_unsupported(spec, "float32") == "experts have no gate"
+
+
 def test_the_kernels_refuse_experts_of_odd_sizes() -> None:
     def refusal(**numbers: int) -> str | None:
         known = {"count": 4, "per_token": 2, "width": 64, "normalise": True}

@@ -18,7 +18,7 @@ PANEL = 2 * LANES  # output features that are computed together
 # Names in config.json; `tables.py` of the kernels says which function each is.
 ACTIVATIONS = (
     *("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_bloom"),
-    *("quick_gelu", "relu"),
+    *("quick_gelu", "relu", "relu2"),
 )
 ROUTINGS = ("softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid")
 MOST_EXPERTS: Final = 4096  # whose numbers a thread has room for

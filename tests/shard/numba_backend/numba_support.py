@@ -73,6 +73,20 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "lfm3": {"head_dim": 32},
     "qwen3_5_text": _DELTA,
     "qwen3_next": _DELTA | {"moe_intermediate_size": 64},
+    "bamba": {"hidden_size": 128, "mamba_d_head": 32, "mamba_d_state": 32},
+    "granitemoehybrid": {
+        "hidden_size": 128,
+        "mamba_d_head": 32,
+        "mamba_d_state": 32,
+        "intermediate_size": 64,
+        "shared_intermediate_size": 96,
+    },
+    "nemotron_h": {
+        "head_dim": 32,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 32,
+        "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+    },
 }
 
 # Families the kernels serve, in sizes that they fit.

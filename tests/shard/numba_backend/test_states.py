@@ -43,7 +43,7 @@ from tgi_trio.shard.numba_backend.self_test import RandomWeights
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import Storage
 
-FAMILIES = ("lfm2", "qwen3_5_text")
+FAMILIES = ("lfm2", "qwen3_5_text", "granitemoehybrid")
 VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
 pytestmark = pytest.mark.usefixtures("one_thread")
 

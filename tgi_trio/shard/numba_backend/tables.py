@@ -59,6 +59,7 @@ class Activation(IntEnum):
     GELU = 2
     RELU = 3
     QUICK_GELU = 4
+    RELU2 = 5  # squared
 
 
 ACTIVATIONS = {
@@ -71,6 +72,7 @@ ACTIVATIONS = {
     "gelu_bloom": Activation.GELU_TANH,  # which writes a constant with fewer digits
     "quick_gelu": Activation.QUICK_GELU,
     "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
 }
 
 

@@ -16,8 +16,15 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 )
 from tgi_trio.shard.numba_backend.tables import Activation
 
-SILU, GELU_TANH, GELU, QUICK_GELU = (
-    int(a) for a in (Activation.SILU, Activation.GELU_TANH, Activation.GELU, Activation.QUICK_GELU)
+SILU, GELU_TANH, GELU, QUICK_GELU, RELU2 = (
+    int(activation)
+    for activation in (
+        Activation.SILU,
+        Activation.GELU_TANH,
+        Activation.GELU,
+        Activation.QUICK_GELU,
+        Activation.RELU2,
+    )
 )
 
 
@@ -77,7 +84,10 @@ def activate(kind, x):
         return sigmoid_times(x, multiply(x, fill(1.702)))
     if kind == GELU:
         return gelu(x)
-    return maximum(x, fill(0.0))
+    positive = maximum(x, fill(0.0))
+    if kind == RELU2:
+        return multiply(positive, positive)
+    return positive
 
 
 @kernel
