@@ -96,6 +96,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
     },
+    "H": {  # Qwen3.5-0.8B's layers, with a fifth of its vocabulary
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000000.0,
+            "partial_rotary_factor": 0.25,
+        },
+    },
 }
 _ALL = {
     "bos_token_id": 0,
@@ -138,36 +162,73 @@ def make(shape: str, folder: Path, *, seed: int = 0) -> Path:
 
 def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor; the head is tied and so not among them."""
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    heads = config["num_attention_heads"]
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], config["hidden_size"]),
+        "model.norm.weight": (config["hidden_size"],),
+    }
+    attention, mlp = _attention_sizes(config), _mlp_sizes(config)
+    kinds = config.get("layer_types", ["full_attention"] * config["num_hidden_layers"])
+    for index, kind in enumerate(kinds):
+        own = attention if kind == "full_attention" else _delta_sizes(config)
+        layer = own | mlp
+        sizes |= {f"model.layers.{index}.{name}": size for name, size in layer.items()}
+    return sizes
+
+
+def _attention_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, heads, kind = config["hidden_size"], config["num_attention_heads"], config["model_type"]
     dim = config.get("head_dim", hidden // heads)
     query, key = heads * dim, config["num_key_value_heads"] * dim
+    gated = kind == "qwen3_5_text"
     layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (query, hidden),
+        "self_attn.q_proj.weight": (2 * query if gated else query, hidden),
         "self_attn.k_proj.weight": (key, hidden),
         "self_attn.v_proj.weight": (key, hidden),
         "self_attn.o_proj.weight": (hidden, query),
+    }
+    if kind in ("qwen3_moe", "qwen3_5_text"):
+        layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
+    if kind == "qwen2":
+        for name, size in (("q", query), ("k", key), ("v", key)):
+            layer[f"self_attn.{name}_proj.bias"] = (size,)
+    return layer
+
+
+def _delta_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a delta rule, as Qwen 3.5 stores it."""
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    dim = config["linear_value_head_dim"]
+    channels = 2 * keys + heads * dim
+    parts: dict[str, tuple[int, ...]] = {
+        "in_proj_qkv.weight": (channels, hidden),
+        "in_proj_z.weight": (heads * dim, hidden),
+        "in_proj_b.weight": (heads, hidden),
+        "in_proj_a.weight": (heads, hidden),
+        "conv1d.weight": (channels, 1, config["linear_conv_kernel_dim"]),
+        "A_log": (heads,),
+        "dt_bias": (heads,),
+        "norm.weight": (dim,),
+        "out_proj.weight": (hidden, heads * dim),
+    }
+    return {f"linear_attn.{name}": size for name, size in parts.items()}
+
+
+def _mlp_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of the MLP or of experts, and the norms that all layers have."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
     places = ["mlp."]
     if count := config.get("num_experts", 0):
         inner, places = config["moe_intermediate_size"], [f"mlp.experts.{i}." for i in range(count)]
-        layer |= {"self_attn.q_norm.weight": (dim,), "self_attn.k_norm.weight": (dim,)}
         layer["mlp.gate.weight"] = (count, hidden)
     for place in places:
         layer[f"{place}gate_proj.weight"] = layer[f"{place}up_proj.weight"] = (inner, hidden)
         layer[f"{place}down_proj.weight"] = (hidden, inner)
-    if config["model_type"] == "qwen2":
-        for name, size in (("q", query), ("k", key), ("v", key)):
-            layer[f"self_attn.{name}_proj.bias"] = (size,)
-    sizes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for index in range(config["num_hidden_layers"]):
-        sizes |= {f"model.layers.{index}.{name}": size for name, size in layer.items()}
-    return sizes
+    return layer
 
 
 def main(argv: list[str]) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tgi_trio.hub import resolve_model
 from tgi_trio.ipc.adapters import AdapterOrder
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.__main__ import load
@@ -60,7 +60,9 @@ class BareModel:
             block_size=info.block_size,
             blocks=memory.blocks,
             eos_ids=info.eos_ids,
+            state_slots=memory.state_slots,
         )
+        self._state_slots = memory.state_slots
 
     def hold(self, contexts: ListLike[int], room: int, *, cached: bool = False) -> None:
         """Replace all sequences by new ones of `contexts` prompt tokens each.
@@ -83,12 +85,18 @@ class BareModel:
                 sampling=SamplingParameters(
                     ignore_eos=True, adapter=i % self._adapters + 1 if self._adapters else 0
                 ),
+                states=self._grant(i, cached) if self._state_slots else None,
             )
             block += need
             self._batch.add(row)
         if cached:
             for stored in _keys_and_values(self.runner):
                 stored[:, :block] = 0
+
+    def _grant(self, row: int, cached: bool) -> StateGrant:
+        """Return the slots of a row; what is cached begins with a state of zeros."""
+        first = 2 + 2 * row
+        return StateGrant((first, first + 1), source=1 if cached else 0)
 
     def step(self, clock: Callable[[], float] = time.perf_counter) -> float:
         """Run one step; return its seconds, sampling included."""

@@ -34,6 +34,7 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.model.matrices import TensorRef, Units
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_tensor
+from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
 from tgi_trio.shard.numba_backend import state_self_test, verified
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
@@ -113,7 +114,13 @@ def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
 
 def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verified.choose_state_kernel(VARIANT)
-    monkeypatch.setattr(state_self_test, "_blocks", lambda states: states + 1)
+    recur = state_self_test._recur
+
+    def differ(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
+        found, expected = recur(variant, corrects)
+        return found, expected + corrects
+
+    monkeypatch.setattr(state_self_test, "_recur", differ)
     with pytest.raises(UnsupportedError, match=r"RECUR is .* away from the reference"):
         verified.choose_state_kernel(VARIANT)
 

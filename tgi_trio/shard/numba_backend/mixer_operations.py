@@ -21,6 +21,7 @@ from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.tables import GROUP_NORMS, MIXER, OPENING, Buffer, Code, GroupNorm
+from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 _NUMBER = 4  # bytes: all states are float32
 
@@ -148,7 +149,8 @@ def _convolution_facts(
     kernel = np.concatenate([_read(writer, ref)[:, 0] for ref in kernels])
     facts = np.zeros((1,), MIXER)
     facts["channels"], facts["taps"] = kernel.shape
-    facts["kernel"] = writer.keep(kernel.T)
+    by_lanes = kernel.reshape(-1, LANES, kernel.shape[1]).swapaxes(1, 2)
+    facts["kernel"] = writer.keep(by_lanes)
     if biases:
         facts["bias"] = writer.keep(np.concatenate([_read(writer, ref) for ref in biases]))
     return facts

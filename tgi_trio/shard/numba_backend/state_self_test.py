@@ -20,11 +20,11 @@ from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, narrowed
 from tgi_trio.shard.numba_backend.kernels.states.keeping import keep_states
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import MIXER, OPERATION, STEP, Buffer, Code
-from tgi_trio.shard.numba_backend.weight_layout import PANEL, Storage
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
 
-_STARTS = (0, 3, 5)  # of two rows
-_READS, _WRITES = (-1, 1), (2, 3)  # the first begins with nothing
-_SLOTS, _SIZE, _TAPS = 4, 64, 3
+_STARTS = (0, 3, 5, 6)  # of three rows
+_READS, _WRITES = (-1, 1, 4), (2, 3, 0)  # the first begins with nothing
+_SLOTS, _SIZE, _TAPS = 5, 64, 3
 _WIDTH = 3 * _SIZE + PANEL  # queries, keys, values; what a step is made of
 _BETA, _DECAY = 3 * _SIZE, 3 * _SIZE + 1
 _ERROR = 1e-4
@@ -69,7 +69,7 @@ def _convolve(variant: Variant, bias: int) -> tuple[Floats, Floats]:
     x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _TAPS - 1, _SIZE))
     kernel, biases = _draw(draw, (_TAPS, _SIZE)), _draw(draw, (_SIZE,)) * bias
     expected, behind = x.copy(), states.copy()
-    for row in range(2):
+    for row in range(len(_READS)):
         before = np.zeros_like(states[0]) if _READS[row] < 0 else states[_READS[row]]
         part = slice(_STARTS[row], _STARTS[row + 1])
         joined = np.concatenate((before, x[part, :_SIZE]))
@@ -78,10 +78,11 @@ def _convolve(variant: Variant, bias: int) -> tuple[Floats, Floats]:
             expected[_STARTS[row] + i, :_SIZE] = y / (1 + np.exp(-y))
         behind[_WRITES[row]] = joined[-_TAPS + 1 :]
     facts = np.zeros((1,), MIXER)
-    facts["channels"], facts["taps"], facts["kernel"] = _SIZE, _TAPS, address(kernel)
+    packed, weights = _by_lanes(states), _by_lanes(kernel)
+    facts["channels"], facts["taps"], facts["kernel"] = _SIZE, _TAPS, address(weights)
     facts["bias"] = address(biases) if bias else 0
-    _run(variant, Code.CONVOLVE, facts, x, states)
-    return _joined(x, states), _joined(expected, behind)
+    _run(variant, Code.CONVOLVE, facts, x, packed)
+    return _joined(x, packed), _joined(expected, _by_lanes(behind))
 
 
 def _recur(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
@@ -90,7 +91,7 @@ def _recur(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
     x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _SIZE, _SIZE))
     rate, decay_bias, skip = np.array([[-0.7], [0.3], [1.5]], np.float32)
     expected, behind = x.copy(), states.copy()
-    for row in range(2):
+    for row in range(len(_READS)):
         state = np.zeros_like(states[0]) if _READS[row] < 0 else states[_READS[row]].copy()
         for t in range(_STARTS[row], _STARTS[row + 1]):
             query, key, value = np.split(x[t, : 3 * _SIZE], 3)
@@ -123,8 +124,16 @@ def _draw(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
 
 
 def _blocks(states: Floats) -> Floats:
-    parts = states.reshape(_SLOTS, _SIZE, -1, PANEL).swapaxes(1, 2)
-    return np.ascontiguousarray(parts)
+    """Return [slots, keys, columns] as [slots, columns / 32, keys, 32], from a cache line on."""
+    packed = allocate_zeroed((_SLOTS, _SIZE // PANEL, _SIZE, PANEL), np.float32)
+    packed[:] = states.reshape(_SLOTS, _SIZE, -1, PANEL).swapaxes(1, 2)
+    return packed
+
+
+def _by_lanes(values: Floats) -> Floats:
+    """Return [..., rows, channels] as [..., channels / 16, rows, 16]."""
+    parts = values.reshape(*values.shape[:-1], -1, LANES)
+    return np.ascontiguousarray(np.moveaxis(parts, -2, -3))
 
 
 def _joined(x: Floats, states: Floats) -> Floats:

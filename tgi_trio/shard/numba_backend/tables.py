@@ -229,7 +229,7 @@ MIXER = np.dtype(
     [
         ("channels", "i8"),
         ("taps", "i8"),
-        ("kernel", "i8"),  # float32 [taps, channels], the weight of the token itself last
+        ("kernel", "i8"),  # float32 [channels / 16, taps, 16], the weight of the token itself last
         ("bias", "i8"),  # float32 [channels]; 0: none
         ("first", "i8"),  # place of the first channel
         ("gated", "i8"),  # 1: channels of b, of c, of x, see `ShortConvolution`; 0: SiLU behind

@@ -1,5 +1,7 @@
-"""A causal convolution per channel, whose last inputs are the state: float32 [taps - 1, channels],
-oldest first.
+"""A causal convolution per channel, whose last inputs are the state.
+
+These and the weights lie by 16 channels, so that both are read in one straight line: float32
+[channels / 16, taps - 1, 16], oldest first, and [channels / 16, taps, 16].
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def convolve(variant, rank, step, op, mixer, window):
     `window`: room for the inputs before a token, of 16 channels.
     """
     vectors = mixer.channels // LANES
-    for i in range(vectors * rank // step.threads, vectors * (rank + 1) // step.threads):
-        for row in range(step.row_count):
+    for row in range(step.row_count):
+        for i in range(vectors * rank // step.threads, vectors * (rank + 1) // step.threads):
             convolve_row(variant, step, op, mixer, row, i * LANES, window)
 
 
@@ -38,13 +40,14 @@ def convolve(variant, rank, step, op, mixer, window):
 def convolve_row(variant, step, op, mixer, row, channel, window):
     """Convolve 16 channels of the tokens of a row, and leave the last inputs behind them."""
     stride, before = 4 * mixer.channels, mixer.taps - 1
+    place = channel * before * 4
     slot = load_int(step.state_reads + 4 * row)
-    tail = op.states + slot * op.state_bytes + 4 * channel
-    for k in range(before):
+    tail = op.states + slot * op.state_bytes + place
+    for k in range(0, 64 * before, 64):
         value = fill(0.0)
         if slot >= 0:
-            value = load(tail + k * stride)
-        store(window + 64 * k, value)
+            value = load(tail + k)
+        store(window + k, value)
     first, end = load_int(step.row_starts + 4 * row), load_int(step.row_starts + 4 * row + 4)
     for t in range(first, end):
         own = step.buffers[PROJECTED] + (t * op.inputs + mixer.first + channel) * 4
@@ -54,28 +57,28 @@ def convolve_row(variant, step, op, mixer, row, channel, window):
         y = convolve_token(mixer, channel, window, x)
         if mixer.gated:
             y = multiply(y, load(own + stride))
-            place = t * mixer.channels + channel
-            store_result(variant, op, step.buffers[op.target], place, y)
+            to = t * mixer.channels + channel
+            store_result(variant, op, step.buffers[op.target], to, y)
         else:
             store(own, sigmoid_times(y, y))
-    tail = op.states + load_int(step.state_writes + 4 * row) * op.state_bytes + 4 * channel
-    for k in range(before):
-        store(tail + k * stride, load(window + 64 * k))
+    tail = op.states + load_int(step.state_writes + 4 * row) * op.state_bytes + place
+    for k in range(0, 64 * before, 64):
+        store(tail + k, load(window + k))
 
 
 @kernel
 def convolve_token(mixer, channel, window, x):
     """Return the sum over the window and x, which the window then ends with."""
-    stride, before = 4 * mixer.channels, mixer.taps - 1
-    weights = mixer.kernel + 4 * channel
-    y = multiply(x, load(weights + before * stride))
+    before = mixer.taps - 1
+    weights = mixer.kernel + 4 * channel * mixer.taps
+    y = multiply(x, load(weights + 64 * before))
     if mixer.bias:
         y = add(y, load(mixer.bias + 4 * channel))
-    for k in range(before):
-        value = load(window + 64 * k)
-        y = fma(value, load(weights + k * stride), y)
+    for k in range(0, 64 * before, 64):
+        value = load(window + k)
+        y = fma(value, load(weights + k), y)
         if k > 0:
-            store(window + 64 * (k - 1), value)
+            store(window + k - 64, value)
     if before > 0:
-        store(window + 64 * (before - 1), x)
+        store(window + 64 * before - 64, x)
     return y

@@ -31,6 +31,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     minimum,
     multiply,
     store,
+    store_aside,
     subtract,
     total,
     weight,
@@ -52,36 +53,38 @@ def recur(variant, rank, step, op, mixer, scratch):
     blocks = mixer.value_dim // PANEL
     items = mixer.heads * blocks
     block_bytes = mixer.key_dim * _LINE
-    for item in range(items * rank // step.threads, items * (rank + 1) // step.threads):
-        for row in range(step.row_count):
-            read = load_int(step.state_reads + 4 * row)
-            write = load_int(step.state_writes + 4 * row)
-            state = op.states + write * op.state_bytes + item * block_bytes
-            if read != write:
-                source = op.states + read * op.state_bytes + item * block_bytes
-                take_over(read, source, state, block_bytes)
-            first, end = (
-                load_int(step.row_starts + 4 * row),
-                load_int(step.row_starts + 4 * row + 4),
-            )
-            for t in range(first, end):
+    begin, end = items * rank // step.threads, items * (rank + 1) // step.threads
+    for row in range(step.row_count):
+        read = op.states + load_int(step.state_reads + 4 * row) * op.state_bytes
+        write = op.states + load_int(step.state_writes + 4 * row) * op.state_bytes
+        first, last = load_int(step.row_starts + 4 * row), load_int(step.row_starts + 4 * row + 4)
+        for item in range(begin, end):
+            source, target = read + item * block_bytes, write + item * block_bytes
+            if read < op.states:
+                clear(target, block_bytes)
+                source = target
+            for t in range(first, last):
                 x = step.buffers[PROJECTED] + t * op.inputs * 4
-                recur_token(variant, mixer, x, item // blocks, item % blocks, state, scratch)
+                recur_token(
+                    variant, mixer, x, item // blocks, item % blocks, source, target,
+                    last - first == 1, scratch,
+                )  # fmt: skip
+                source = target
 
 
 @kernel
-def take_over(slot, source, target, size):
-    """Copy a part of a state; without a slot it is zero."""
+def clear(target, size):
+    """Write zeros."""
     for i in range(0, size, 4 * LANES):
-        value = fill(0.0)
-        if slot >= 0:
-            value = load(source + i)
-        store(target + i, value)
+        store(target + i, fill(0.0))
 
 
 @kernel
-def recur_token(variant, mixer, x, head, block, state, scratch):
-    """Let one token change 32 columns of a head's state; what it reads takes its value's place."""
+def recur_token(variant, mixer, x, head, block, source, target, lone, scratch):
+    """Let one token change 32 columns of a head's state; what it reads takes its value's place.
+
+    `lone`: no other token of the row follows in this step.
+    """
     size = 4 * mixer.key_dim
     shared = head // mixer.sharing * mixer.key_dim
     query, key = x + 4 * (mixer.query + shared), x + 4 * (mixer.key + shared)
@@ -95,7 +98,7 @@ def recur_token(variant, mixer, x, head, block, state, scratch):
     # Both reads of the state at once: of what the key stands for, and the query.
     panel_product(
         variant, count(2), count(2), count(variant.unroll_two),
-        keys, size, state, mixer.key_dim, state, 0, sums,
+        keys, size, source, mixer.key_dim, source, 0, sums,
     )  # fmt: skip
     pace = softplus(
         fill(load_float(x + 4 * (mixer.decay + head)) + load_float(mixer.decay_bias + 4 * head))
@@ -119,12 +122,22 @@ def recur_token(variant, mixer, x, head, block, state, scratch):
         read_a, read_b = fma(skip, first, read_a), fma(skip, second, read_b)
     store(value, read_a)
     store(value + 4 * LANES, read_b)
+    if lone:
+        for i in range(0, size, 4):
+            own = fill(load_float(keys + i))
+            store_aside(target, fma(own, update_a, multiply(decay, load(source))))
+            place = source + 4 * LANES
+            store_aside(target + 4 * LANES, fma(own, update_b, multiply(decay, load(place))))
+            source += _LINE
+            target += _LINE
+        return
     for i in range(0, size, 4):
         own = fill(load_float(keys + i))
-        store(state, fma(own, update_a, multiply(decay, load(state))))
-        place = state + 4 * LANES
-        store(place, fma(own, update_b, multiply(decay, load(place))))
-        state += _LINE
+        store(target, fma(own, update_a, multiply(decay, load(source))))
+        place = source + 4 * LANES
+        store(target + 4 * LANES, fma(own, update_b, multiply(decay, load(place))))
+        source += _LINE
+        target += _LINE
 
 
 @kernel
