@@ -16,7 +16,7 @@ from tests.shard.adapters.peft_support import (
     install,
     write_adapter,
 )
-from tests.shard.numba_backend.numba_support import FITTING, MIXTURES, RARE, cpu_runner
+from tests.shard.numba_backend.numba_support import FITTING, HYBRIDS, MIXTURES, RARE, cpu_runner
 from tests.shard.torch_backend.models_support import (
     advance,
     generated,
@@ -34,8 +34,9 @@ PROMPTS = prompts(9)
 Checkpoint = Callable[..., Path]
 
 
-# Experts are not adapted; of what few families have, the order of parallel branches counts here.
-ADAPTED = [*(FITTING.keys() - MIXTURES.keys() - RARE.keys()), "phi"]
+# Experts and states are not adapted; of what few families have, the order of parallel branches
+# counts here.
+ADAPTED = [*(FITTING.keys() - MIXTURES.keys() - RARE.keys() - HYBRIDS.keys()), "phi"]
 
 
 @pytest.mark.parametrize("family", sorted(ADAPTED))
@@ -58,6 +59,25 @@ def test_every_family(checkpoint: Checkpoint, tmp_path: Path, family: str) -> No
         again = sequences(PROMPTS[:6], new=NEW)
         run(runner, again)  # loaded and not used: to the bit what it was
         assert all(torch.equal(recorder.logits(i), found) for i, found in enumerate(alone))
+
+
+@pytest.mark.parametrize(
+    ("family", "gates"), [("qwen3_5_text", "q_proj"), ("lfm3", "self_attn.gate_proj")]
+)
+def test_gates_that_lie_behind_values(
+    checkpoint: Checkpoint, tmp_path: Path, family: str, gates: str
+) -> None:
+    """A gate for each feature, of the queries' own matrix, and one for each head."""
+    base = checkpoint(family, **HYBRIDS[family])
+    modules = [gates, "k_proj", "v_proj", "down_proj"]
+    folder = write_adapter(base, tmp_path / "a", r=4, target_modules=modules)
+    golden = PeftGolden(base, [folder])
+    with cpu_runner(base, max_lora_rank=4) as (runner, recorder):
+        install(runner, 1, folder)
+        rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 1, 1])
+        run(runner, rows, chunk=9, joins=2)
+        for row in rows:
+            check(golden, recorder, row, 2e-3)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
 
-_PIECES = 3  # of a site at most: query, key and value
+_PIECES = 4  # of a site at most: query, key, value, and gates of what these say
 
 
 @dataclass(frozen=True, slots=True)

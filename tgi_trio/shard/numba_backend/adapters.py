@@ -141,7 +141,8 @@ class _Half:
 def _halves(parts: Sequence[AdapterPart]) -> Iterator[tuple[int, _Half, _Half]]:
     """Yield, for every part, its first panel and both halves of its panels."""
     for number, part in enumerate(parts):
-        b = part.b.reshape(-1, 2, LANES, part.b.shape[1])
+        rows = np.zeros((-len(part.b) % PANEL, part.b.shape[1]), np.float32)  # gates of heads
+        b = np.concatenate((part.b, rows)).reshape(-1, 2, LANES, part.b.shape[1])
         first, second = (_Half(number, b[:, i].reshape(-1, b.shape[-1])) for i in range(2))
         yield part.start // PANEL, first, second
 
