@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 LONE_ROWS = 16  # of a linear layer that is computed alone: guesses of a step, and more
+SPARE_ROWS = 7  # of activations behind the last: a tile may read what it has no use for
 
 
 @contextlib.contextmanager
@@ -271,11 +272,11 @@ class Program:
         opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
-            Buffer.NORMED: max(tokens, wanted) * spec.hidden_size * 4,
+            Buffer.NORMED: (max(tokens, wanted) + SPARE_ROWS) * spec.hidden_size * 4,
             Buffer.QKV: tokens * self._built.qkv_width * 4,
             Buffer.QUERY: tokens * queries * 4,
-            Buffer.ATTENDED: tokens * queries * 4,
-            Buffer.INNER: tokens * max(spec.mlp_width, *inner, 0) * 4,
+            Buffer.ATTENDED: (tokens + SPARE_ROWS) * queries * 4,
+            Buffer.INNER: (tokens + SPARE_ROWS) * max(spec.mlp_width, *inner, 0) * 4,
             Buffer.BRANCH: tokens * spec.hidden_size * 4,
             Buffer.LOGITS: wanted * self.padded_vocab * 4,
             Buffer.WHOLE_8: whole * active_block_bytes(8),
@@ -291,11 +292,11 @@ class Program:
             Buffer.PARTS: members * 4,
             Buffer.GROUPS: 12 * (1 + experts),
             Buffer.MEMBERS: members * 4,
-            Buffer.ARRANGED: members * spec.hidden_size * 4,
+            Buffer.ARRANGED: (members + SPARE_ROWS) * spec.hidden_size * 4,
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
             Buffer.PROJECTED: tokens * max(map(projected_width, mixers), default=0) * 4,
-            Buffer.MIXED: tokens * max(mixed, default=0) * 4,
+            Buffer.MIXED: (tokens + SPARE_ROWS) * max(mixed, default=0) * 4,
         }
 
     @property

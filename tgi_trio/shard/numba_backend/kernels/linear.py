@@ -10,7 +10,8 @@ For up to eight rows of x, the 32 sums of each row stay in registers (a *tile* o
 over the whole panel: per step two loads of weights, and per row one load of a pair of x, given to
 all lanes, and two multiply-adds. The tile is then written once, and `finish` does what is left to
 do with a result: bias, activation, adding to the residual stream. Where there are 16 registers of
-half the size, a tile is six rows of half a panel, one half after the other.
+half the size, a tile is six rows of half a panel, one half after the other. Where a batch is a lone
+tile memory sets the pace, and it is read fastest by a full one: two rows then cost what eight do.
 
 Each thread has a share of the panels, one after the other in memory. But no two threads get the
 same speed out of memory, and all wait for the slowest: so the last eighth of every share goes panel
@@ -51,7 +52,8 @@ _STEP_BYTES = 4 * PANEL  # of a step of a panel
 ROWS = 64  # of sums that a thread has room for: of quantised weights, a panel of which is unpacked
 DELTAS = 1024  # rows of what adapters add that a thread has room for, of all panels together
 _FEW = 32  # rows up to which a panel of quantised weights is not unpacked
-_AHEAD = 4096  # bytes that a lone tile fetches ahead
+_AHEAD = 4096  # bytes that a lone row fetches ahead
+_FURTHER_AHEAD = 8192  # bytes that a lone tile of several rows does: 8 rows are a sixth faster
 _SHARED = 8  # one of so many panels of a lone tile belongs to whoever is there first
 LOW = int(Buffer.LOW)
 STORE, ADD, ACTIVATE, GATE = (
@@ -96,7 +98,7 @@ def linear(variant, rank, step, op, counter, sums):
             panel = end_of_share(item % step.threads, step, op) - shared + item // step.threads
             end = np.int64(0)  # its own ones are done
         weights = op.weights + panel * panel_bytes
-        ahead, pace = weights + _AHEAD, _STEP_BYTES
+        ahead, pace = weights + bytes_ahead(variant, rows), _STEP_BYTES
         if tiles > 1:
             ahead, pace = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
         row = np.int64(0)  # a bare 0 is a type of its own: everything would be compiled twice
@@ -118,8 +120,9 @@ def linear(variant, rank, step, op, counter, sums):
                 taken = multiply_quantised(op, rows, row, inputs, stride, weights, sums)
             else:
                 taken = multiply_rows(
-                    variant, rows - row, inputs, stride, weights, steps, ahead, pace, sums
-                )
+                    variant, rows - row, rows <= variant.rows, inputs, stride, weights, steps,
+                    ahead, pace, sums,
+                )  # fmt: skip
             finish(variant, step, op, panel, row, taken, sums, deltas)
             if taken == variant.rows:  # in one or two halves
                 ahead += steps * pace * (2 // variant.columns - 1)
@@ -156,21 +159,37 @@ def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
 
 
 @kernel
-def multiply_rows(variant, rows, inputs, stride, weights, steps, ahead, pace, sums):
-    """Multiply as many of the `rows` as one tile takes; return how many."""
+def bytes_ahead(variant, rows):
+    """Return how many bytes ahead a lone tile fetches."""
+    if rows > 1 and variant.rows >= 8:
+        return np.int64(_FURTHER_AHEAD)
+    return np.int64(_AHEAD)
+
+
+@kernel
+def multiply_rows(variant, rows, alone, inputs, stride, weights, steps, ahead, pace, sums):
+    """Multiply as many of the `rows` as one tile takes; return how many.
+
+    `alone`: nothing is multiplied with this panel before or after them. Rows behind the last are
+    read and multiplied where a tile is larger, and nobody looks at what came of them.
+    """
     both = count(2)
-    if rows >= variant.rows:
+    full = np.int64(variant.least_behind)
+    if alone:
+        full = np.int64(variant.least_alone)
+    if rows >= full:
         for column in range(0, 2, variant.columns):
             panel_product(
                 variant, count(variant.rows), count(variant.columns), count(1),
                 inputs, stride, weights + column * variant.weights.half_bytes, steps,
                 ahead + column * steps * pace, pace, sums + column * 4 * LANES,
             )  # fmt: skip
-        return variant.rows
-    if rows >= 4 and variant.rows >= 8:
-        return panel_product(
+        return lesser(rows, variant.rows)
+    if rows >= 3 and variant.rows >= 8:
+        panel_product(
             variant, count(4), both, count(1), inputs, stride, weights, steps, ahead, pace, sums
         )
+        return lesser(rows, 4)
     if rows >= 2:
         twofold = count(variant.unroll_two)
         return panel_product(

@@ -78,6 +78,18 @@ class Variant:
         return 2 if self.rows >= 8 else 1
 
     @property
+    def least_alone(self) -> int:
+        """Rows from which on a full tile is faster than smaller ones, where there are no others."""
+        if self.rows < 8:
+            return self.rows
+        return 5 if self.weights.int8 else 2  # widening int8 takes as long as reading it
+
+    @property
+    def least_behind(self) -> int:
+        """The same of rows behind full tiles, which find their panel in the cache."""
+        return 5 if self.rows >= 8 else self.rows
+
+    @property
     def unroll_one(self) -> int:
         """Steps at a time for a tile of one row; see `linear.panel_product`."""
         return 4 if self.rows >= 8 else 2

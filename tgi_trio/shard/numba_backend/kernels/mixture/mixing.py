@@ -15,7 +15,11 @@ from tgi_trio.shard.numba_backend.kernels import entry, kernel
 from tgi_trio.shard.numba_backend.kernels.activation import activate, cut, sigmoid_times
 from tgi_trio.shard.numba_backend.kernels.apart import mixture_at, operation_at, step_at
 from tgi_trio.shard.numba_backend.kernels.arrays import ints_at
-from tgi_trio.shard.numba_backend.kernels.linear import multiply_quantised, multiply_rows
+from tgi_trio.shard.numba_backend.kernels.linear import (
+    bytes_ahead,
+    multiply_quantised,
+    multiply_rows,
+)
 from tgi_trio.shard.numba_backend.kernels.mixture.routing import arrange, route
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
 from tgi_trio.shard.numba_backend.kernels.threads import atomic_add
@@ -37,7 +41,6 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
 EXPERT = 3  # int64 of an expert in `op.weights`: addresses of panels, of scales, of a bias; 0: none
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
-_AHEAD = 4096  # bytes that a lone tile fetches ahead
 _SHARED = 8  # one of so many pieces of work belongs to whoever is there first
 ROUTE, ARRANGE, JOIN = int(Code.ROUTE), int(Code.ARRANGE), int(Code.JOIN)
 GATE = int(Epilogue.GATE)
@@ -107,7 +110,7 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
         stride, panel_bytes = op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
     weights, source = expert[0] + panel * panel_bytes, step.buffers[op.source]
     tiles = (end - first) // variant.rows
-    ahead, pace = weights + _AHEAD, _STEP_BYTES
+    ahead, pace = weights + bytes_ahead(variant, end - first), _STEP_BYTES
     if tiles > 1:
         ahead, pace = weights + panel_bytes, _STEP_BYTES // tiles
     row = first
@@ -117,8 +120,9 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
             taken = multiply_quantised(op, end - first, row - first, inputs, stride, weights, sums)
         else:
             taken = multiply_rows(
-                variant, end - row, inputs, stride, weights, steps, ahead, pace, sums
-            )
+                variant, end - row, end - first <= variant.rows, inputs, stride, weights, steps,
+                ahead, pace, sums,
+            )  # fmt: skip
         ahead += steps * pace
         for i in range(taken):
             finish_row(variant, step, op, mixture, expert, panel, row + i, sums + i * 4 * PANEL)
