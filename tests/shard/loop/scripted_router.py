@@ -24,6 +24,7 @@ from tgi_trio.ipc.messages import (
     Fault,
     PrefillRow,
     SamplingParameters,
+    StateGrant,
     StepReport,
     decode_faults,
     decode_step,
@@ -245,6 +246,7 @@ def row(
     cached: int = 0,
     prompt_length: int | None = None,
     min_new_tokens: int = 0,
+    states: StateGrant | None = None,
     **sampling: object,
 ) -> PrefillRow:
     """Make a PREFILL row; without `blocks` it gets enough of its own, 16 per sequence."""
@@ -260,6 +262,7 @@ def row(
         block_ids=list(blocks),
         max_new_tokens=max_new_tokens,
         min_new_tokens=min_new_tokens,
+        states=states,
         sampling=SamplingParameters(**sampling),  # type: ignore[arg-type]
     )
 

@@ -13,6 +13,7 @@ from tests.shard.loop.scripted_router import (
     fake_shard,
     row,
 )
+from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.shard.contract import Pending, StepPlan, StepResult
 from tgi_trio.testing.fake_model import FakeRunner
 
@@ -154,3 +155,13 @@ def test_a_step_that_cannot_be_launched_at_once_is_computed_when_its_tokens_are_
         router.prefill(row(1, PROMPT, 9))
         router.finished(1)
         assert failed and router.tokens(1) == answer(PROMPT, 9)
+
+
+def test_states_of_steps_that_follow_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner faults whoever reads a state that is not of the tokens before."""
+    journal = Journal(monkeypatch)
+    with fake_shard(runs_ahead=True, state_slots=8) as (router, _):
+        router.prefill(*(row(i, [i, 7], 9, states=StateGrant((2 * i, 2 * i + 1))) for i in (1, 2)))
+        router.finished(1, 2)
+        assert [router.tokens(i) for i in (1, 2)] == [answer([i, 7], 9) for i in (1, 2)]
+    assert [what for what, _ in journal.entries[:4]] == ["launched", "went on", "launched", "read"]

@@ -18,6 +18,7 @@ from tests.shard.loop.scripted_router import (
     row,
 )
 from tgi_trio.ipc.frames import Frame, Kind
+from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.shard.contract import RowResult, StepPlan, StepResult
 from tgi_trio.shard.loop.soundness import IN_A_ROW, RunnerBroken
 from tgi_trio.testing.fake_model import FakeRunner, FakeSettings
@@ -219,3 +220,30 @@ def test_a_shard_that_follows_another_proves_itself_before_it_is_ready(
             shard.wait()
             assert isinstance(shard.error, RunnerBroken)
             assert router.end.try_receive() is None
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_whose_states_are_written_over_is_not_computed_again(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """The next one writes where it read; without one it is computed again, and nobody notices."""
+    failed, steps = [False], FakeRunner.step
+
+    def fail_once(self: FakeRunner, plan: StepPlan) -> StepResult:
+        if not failed[0] and plan.context_lengths[0] == len(PROMPT) + 3:
+            failed[0] = True
+            raise RuntimeError("an unlucky moment")
+        return steps(self, plan)
+
+    monkeypatch.setattr(FakeRunner, "step", fail_once)
+    rows = [row(i, PROMPT, 9, states=StateGrant((2 * i, 2 * i + 1))) for i in (1, 2)]
+    if not ahead:
+        with fake_shard(state_slots=8) as (router, _):
+            router.prefill(*rows)
+            router.finished(1, 2)
+        assert failed[0] and router.tokens(1) == router.tokens(2) == answer(PROMPT, 9)
+        return
+    with ending_shard(state_slots=8, runs_ahead=True) as (router, shard):
+        router.prefill(*rows)
+    assert failed[0] and isinstance(shard.error, RunnerBroken)
+    assert "written over the states" in str(shard.error) and "unlucky" in str(shard.error)

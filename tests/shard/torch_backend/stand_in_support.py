@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.shard.torch_backend.models_support import BLOCK
-from tgi_trio.ipc.messages import PrefillRow, SamplingParameters
+from tgi_trio.ipc.messages import PrefillRow, SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.contract import (
@@ -30,7 +30,7 @@ from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.testing.stand_in_device import StandInDevice
 from tgi_trio.testing.stand_in_driver import Counts
 
-BLOCKS = 64
+BLOCKS, SLOTS = 64, 16
 REQUEST = WarmupRequest(8, 64, 4, (BLOCKS - 1) * BLOCK)
 
 
@@ -128,6 +128,7 @@ def drive(
         block_size=BLOCK,
         blocks=BLOCKS,
         eos_ids=(),
+        state_slots=SLOTS if runner.info.state_bytes else 0,
         drafter=drafter,
         draft_budget=runner.info.draft_budget,
     )
@@ -138,7 +139,9 @@ def drive(
         need = -(-(len(texts[i]) + new) // BLOCK)
         ids, settings = np.array(texts[i], np.int32), SamplingParameters(seed=i, **asked[i])
         blocks = range(1 + 4 * i, 1 + 4 * i + need)
-        rows.append(batch.add(PrefillRow(i, ids, len(ids), 0, blocks, new, sampling=settings)))
+        states = StateGrant((1 + 2 * i, 2 + 2 * i)) if runner.info.state_bytes else None
+        row = PrefillRow(i, ids, len(ids), 0, blocks, new, sampling=settings, states=states)
+        rows.append(batch.add(row))
 
     def settle(plan: StepPlan, pending: Pending) -> None:
         result = pending.result()

@@ -43,6 +43,7 @@ from tgi_trio.shard.torch_backend.decode_graphs import (
 )
 from tgi_trio.shard.torch_backend.decode_plans import idle_plan, only_decodes, pad_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache, KVShape
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
@@ -152,6 +153,7 @@ class Traced:
         lengths: torch.Tensor,
         attention: Any,
         batch: Any,
+        states: object = None,
         *,
         features: object = None,
     ) -> torch.Tensor:
@@ -202,7 +204,7 @@ def test_tokens_are_those_without_graphs(checkpoint: Callable[..., Path], family
 
     def answers(sizes: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
         runner = load_torch_runner(ShardSettings(model_path=folder), sampler=GreedyRecorder())
-        assert isinstance(runner, TorchRunner)
+        assert isinstance(runner, TorchRunner) and isinstance(runner.model, Decoder)
         capture = Recording()
         runner._graphs = DecodeGraphs(runner.model.forward, FixedAttention(), capture, sizes, CPU)
         runner.warm_up(WarmupRequest(64, 96, 16, 63 * BLOCK))

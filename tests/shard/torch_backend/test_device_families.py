@@ -14,6 +14,7 @@ from tests.shard.torch_backend.models_support import BLOCK, prompts
 need_triton()
 
 from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it imports Triton)
+    Foretelling,
     agree,
     drive,
     start,
@@ -27,6 +28,8 @@ ASKED: list[dict[str, Any]] = [{}, {"sample": True, "top_k": 20}]
 FAMILIES = (
     *("qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "bloom", "falcon"),
     *("cohere", "olmo2", "stablelm", "mpt", "opt", "qwen3_moe", "deepseek_v3", "gpt_oss"),
+    # And of every kind that keeps a state.
+    *("lfm2", "qwen3_5_text", "bamba"),
 )
 
 
@@ -42,3 +45,18 @@ def test_it_says_what_it_says_on_the_cpu(
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
+
+
+def test_guesses_through_states_are_computed_one_after_another(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not recorded, and undone where they are wrong; nothing is waited for."""
+    monkeypatch.setattr(paged, "_PROGRAMS", 4)
+    folder = checkpoint("lfm2")
+    expected = drive(start(folder, "cpu"), TEXTS[1:], ASKED, 6, late=0)
+    with StandInDevice() as device:
+        runner = start(folder, "cuda:0", (2,), speculate=2)
+        drafter = Foretelling(expected.tokens)
+        ours = drive(runner, TEXTS[1:], ASKED, 6, device=device, drafter=drafter, late=0)
+    agree(ours, expected)
+    assert ours.drafts > 2

@@ -33,7 +33,7 @@ TEXTS = prompts(3, longest=20)
 def device(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StandInDevice]:
-    for family in ("llama", "olmo2"):  # transformers makes them without one
+    for family in ("llama", "olmo2", "lfm2"):  # transformers makes them without one
         checkpoint(family)
     from tgi_trio.shard.torch_backend.attention import paged
 
@@ -76,6 +76,17 @@ def test_steps_that_are_not_recorded_know_the_tokens_as_well(
     check_follower(steps, 0)
     # Prefills know all tokens, decodes that are launched ahead get them from rank 0's device.
     assert {counts.launches["broadcast"] for counts in steps} == {0, 1}
+
+
+def test_states_are_read_and_written_by_recordings_of_all_ranks(
+    checkpoint: Callable[..., Path], device: StandInDevice
+) -> None:
+    folder, asked = checkpoint("lfm2"), KINDS["plain"]
+    expected = drive(start(folder, "cpu"), TEXTS[1:], asked)
+    with two_ranks(folder, device, (2,)) as (runner, steps):
+        ours = drive(runner, TEXTS[1:], asked, device=device)
+    agree(ours, expected)
+    check_follower(steps, len(ours.decodes))
 
 
 def test_guesses_are_decodes_of_a_recording(

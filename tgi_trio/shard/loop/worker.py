@@ -48,7 +48,7 @@ from tgi_trio.shard.handshake import expect_hello
 from tgi_trio.shard.loop.adapter_desk import AdapterDesk
 from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.loop.image_desk import ImageDesk, ImageSource
-from tgi_trio.shard.loop.soundness import Judge, prove_sound
+from tgi_trio.shard.loop.soundness import Judge, RunnerBroken, prove_sound
 from tgi_trio.shard.loop.step_columns import Columns
 
 _HELD_S = 0.001  # how often held sequences are looked at when nothing else can move
@@ -301,7 +301,7 @@ class Worker:
             self._settle(flight)
             return
         pending = self._launch(plan)
-        if not self._land():
+        if not self._land(followed=True):
             self._step -= 1  # it has not been
             return
         if pending is not None and _proceed(pending):
@@ -322,19 +322,20 @@ class Worker:
             traceback.print_exc(file=sys.stderr)
             return None
 
-    def _land(self) -> bool:
+    def _land(self, *, followed: bool = False) -> bool:
         """Settle the step in flight, if any; return whether what followed it may be kept.
 
         Rows of a step that has raised are computed again, and what was launched upon them is void.
+        `followed`: anything was.
         """
         flight, self._flight = self._flight, None
-        return flight is None or self._settle(flight)
+        return flight is None or self._settle(flight, followed=followed)
 
-    def _settle(self, flight: _Flight) -> bool:
+    def _settle(self, flight: _Flight, *, followed: bool = False) -> bool:
         """Wait for a step, move the batch by it and reply; return whether nothing had raised."""
         plan, counts = flight.plan, flight.plan.counts
         gap = max(0, flight.started - self._computed_at) if self._computed_at else 0
-        result = self._compute(plan, flight.pending)
+        result = self._compute(plan, flight.pending, followed=followed)
         self._judge.examine(result)
         self._computed_at = time.perf_counter_ns()
         self._beat(Phase.REPLYING)
@@ -381,12 +382,18 @@ class Worker:
         self._acknowledged, self._stalled = acknowledged, words.get("stalled_rows", 0)
 
     def _compute(
-        self, plan: StepPlan, pending: Pending | None = None, again: bool = False
+        self,
+        plan: StepPlan,
+        pending: Pending | None = None,
+        again: bool = False,
+        *,
+        followed: bool = False,
     ) -> StepResult:
         """Run the step; when it raises, find the rows that fail alone and fault only those.
 
         Raises RunnerBroken when it is not the rows. `pending`: it has been launched. `again`: part
-        of a step that has raised.
+        of a step that has raised. `followed`: the next one has been launched upon it, which writes
+        states where this one read them; then it cannot be run again.
         """
         try:
             result = (pending or self._runner.launch(plan)).result()
@@ -397,6 +404,11 @@ class Worker:
             raise
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
+            if followed and plan.state_reads is not None:
+                raise RunnerBroken(
+                    "a step failed when the next had written over the states that it began with: "
+                    + _describe(error)
+                ) from error
             if not again:
                 prove_sound(self._runner)
                 fill_inputs(plan)

@@ -6,8 +6,10 @@ step changes is copied into memory that stays where it is, the only one a graph 
 are chosen on the device, that is recorded as well: the whole step is one launch.
 Where adapters are served, steps that have any have a recording of their own: the others launch
 nothing for them.
-Guesses are decodes, too: each reads the blocks of its sequence up to its own place. A step with a
-prefill chunk has another shape each time and is computed without graphs.
+Guesses are decodes, too: each reads the blocks of its sequence up to its own place. Where layers
+keep states, the slots that a row reads and writes change like its blocks, and guesses, which follow
+one another there, are computed without graphs. So is a step with a prefill chunk, which has another
+shape each time.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from tgi_trio.shard.torch_backend.decode_plans import (
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.sampling.choice_masks import Masks
 from tgi_trio.shard.torch_backend.staging import Array, Staging, packed_size, split
+from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.states.steps import StateSteps, StepStates, state_arrays
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
@@ -65,6 +69,7 @@ class DecodeForward(Protocol):
         lengths: torch.Tensor,
         attention: Any,
         batch: Any,
+        states: StepStates | None = None,
         *,
         features: StepFeatures | None = None,
     ) -> torch.Tensor: ...
@@ -114,7 +119,7 @@ class _Recorded:
     """The graphs of a batch size and the memory they read."""
 
     size: int
-    tokens: torch.Tensor  # uint8: token ids, positions, lengths, inputs
+    tokens: torch.Tensor  # uint8: token ids, positions, lengths, inputs, and slots of states
     batch: Any  # the attention's own
     asked: Reserved | None  # the sampler's own
     plain: _Step
@@ -163,6 +168,7 @@ class DecodeGraphs:
         self._usable: list[int] = []
         self._width = 0  # of the block tables they were recorded with
         self._recorded: dict[int, _Recorded] = {}
+        self._pool: StatePool | None = None  # that they were recorded over
         self._scores: torch.Tensor | None = None  # float32 [largest, vocab]: of all graphs
         self._hidden: torch.Tensor | None = None  # [largest, features], where anybody guesses
         self._mask_memory: torch.Tensor | None = None  # uint8: of all graphs
@@ -170,15 +176,18 @@ class DecodeGraphs:
     def forget(self) -> None:
         """Drop every recording: each holds on to the cache it was made over."""
         self._recorded, self._usable, self._scores, self._mask_memory = {}, [], None, None
-        self._hidden = None
+        self._hidden = self._pool = None
 
-    def record(self, cache: KVCache, width: int, most: int | None = None) -> None:
+    def record(
+        self, cache: KVCache, width: int, most: int | None = None, pool: StatePool | None = None
+    ) -> None:
         """Record every size over `cache`, for block tables of up to `width` blocks.
 
         Steps have `most` rows; larger sizes than hold them are left out. The largest goes first:
-        the smaller ones then live in its memory.
+        the smaller ones then live in its memory. `pool`: where the model keeps states.
         """
         self.forget()
+        self._pool = pool
         if self._before is not None:
             self._before()
         self._width = width
@@ -257,19 +266,35 @@ class DecodeGraphs:
     def _refill(self, recorded: _Recorded, plan: StepPlan, lengths: Array) -> _Step:
         """Make what a graph reads that of `plan`; return which of them computes it."""
         step = pad_plan(plan, recorded.size)
-        self._staging.fill(recorded.tokens, _token_arrays(step, lengths))
+        self._staging.fill(recorded.tokens, self._token_arrays(step, lengths))
         self._attention.refill(recorded.batch, step)
         if self._adapters is None or recorded.adapted is None or not self._adapters.used:
             return recorded.plain
         self._adapters.refill(recorded.size)
         return recorded.adapted
 
+    def _token_arrays(self, plan: StepPlan, lengths: Array) -> list[Array]:
+        """Return a plan's tokens as they are sent; `lengths` of the first of them."""
+        count = len(plan.token_ids)
+        inputs = np.full(count, -1, np.int32)
+        if plan.inputs is not None:
+            inputs[: len(plan.inputs)] = plan.inputs
+        every = np.ones(count, np.int64)
+        every[: len(lengths)] = lengths
+        slots = [] if self._pool is None else state_arrays(plan)
+        return [plan.token_ids, turning_position(plan), every, inputs, *slots]
+
     def _record(self, size: int, cache: KVCache, width: int) -> _Recorded:
         plan = idle_plan(size, width)
-        arrays = _token_arrays(plan, plan.context_lengths.astype(np.int64))
+        arrays = self._token_arrays(plan, plan.context_lengths.astype(np.int64))
         tokens = torch.zeros(packed_size(arrays), dtype=torch.uint8, device=self._device)
         self._staging.fill(tokens, arrays)
-        ids, positions, lengths, inputs = split(tokens, arrays)
+        ids, positions, lengths, inputs, *slots = split(tokens, arrays)
+        states: StepStates | None = None
+        if self._pool is not None:
+            reads, writes, fresh = slots
+            steps = StateSteps(list(range(size + 1)), reads, writes, fresh)
+            states = StepStates(self._pool.layers, steps)
         batch = self._attention.reserve(plan, cache)
         ends, sampler = self._ends, self._sampler
         asked = sampler.reserve(size) if sampler else None
@@ -282,7 +307,7 @@ class DecodeGraphs:
 
         def compute() -> torch.Tensor:
             known = ends.tokens.fill_in(ids, inputs) if ends else ids
-            hidden = self._compute(known, positions, lengths, self._attention, batch)
+            hidden = self._compute(known, positions, lengths, self._attention, batch, states)
             logits = ends.logits(hidden) if ends else None
             if sampler is not None and asked is not None and logits is not None:
                 scores = self._own_scores(logits)
@@ -327,14 +352,3 @@ class DecodeGraphs:
         if self._scores is None:  # the largest size comes first
             self._scores = torch.empty_like(logits)
         return self._scores[: len(logits)].copy_(logits)
-
-
-def _token_arrays(plan: StepPlan, lengths: Array) -> list[Array]:
-    """Return a plan's tokens as they are sent; `lengths` of the first of them."""
-    count = len(plan.token_ids)
-    inputs = np.full(count, -1, np.int32)
-    if plan.inputs is not None:
-        inputs[: len(plan.inputs)] = plan.inputs
-    every = np.ones(count, np.int64)
-    every[: len(lengths)] = lengths
-    return [plan.token_ids, turning_position(plan), every, inputs]

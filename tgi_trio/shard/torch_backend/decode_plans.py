@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, NULL_BLOCK
+from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
 
 
 def only_decodes(plan: StepPlan) -> bool:
@@ -42,13 +43,16 @@ def are_decodes(plan: StepPlan) -> bool:
 def as_decodes(plan: StepPlan) -> StepPlan | None:
     """Return the plan with a row for every query token, where these are decodes and their guesses.
 
-    None for a plan with a prefill chunk. K and V of all tokens are written before any is read, so
+    None for a plan with a prefill chunk, and for one whose guesses go through states: those are
+    computed one token after the other. K and V of all tokens are written before any is read, so
     each sees those of its sequence up to itself. `rows` and `samples` stay as they are.
     """
     if not are_decodes(plan):
         return None
     if plan.drafts is None:
         return plan
+    if plan.state_writes is not None:
+        return None
     counts = np.diff(plan.query_starts)
     return StepPlan(
         rows=plan.rows,
@@ -72,6 +76,7 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
     def filled(values: np.ndarray[Any, Any], value: int) -> np.ndarray[Any, Any]:
         return np.concatenate((values, np.full(more, value, values.dtype)))
 
+    reads, writes = plan.state_reads, plan.state_writes
     return StepPlan(
         rows=plan.rows,
         token_ids=filled(plan.token_ids, 0),
@@ -87,6 +92,8 @@ def pad_plan(plan: StepPlan, size: int) -> StepPlan:
             if plan.rotary_positions is None
             else np.tile(filled(turning_position(plan), 0), (3, 1))
         ),
+        state_reads=None if reads is None else filled(reads, NULL_SLOT),
+        state_writes=None if writes is None else filled(writes, NULL_SLOT),
     )
 
 

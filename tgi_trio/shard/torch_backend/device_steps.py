@@ -35,6 +35,7 @@ from tgi_trio.shard.torch_backend.sampling.device_sampler import (
     Told,
 )
 from tgi_trio.shard.torch_backend.staging import Array
+from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.step_forward import (
     MOST_CHOICES,
     StepForward,
@@ -71,9 +72,17 @@ class DeviceSteps:
         return fits_device(plan)
 
     def launch(
-        self, plan: StepPlan, lengths: Array, cache: KVCache, prompts: PromptLogprobs
+        self,
+        plan: StepPlan,
+        lengths: Array,
+        cache: KVCache,
+        prompts: PromptLogprobs,
+        pool: StatePool | None = None,
     ) -> LaunchedStep:
-        """Begin a plan that `serve` accepts; `lengths` int64 [T] as for `Model.forward`."""
+        """Begin a plan that `serve` accepts; `lengths` int64 [T] as for `Model.forward`.
+
+        `pool`: where the model keeps states; that of the warm-up.
+        """
         began = self._event()
         sampled = np.flatnonzero(plan.samples)
         choosing = Choosing.of(plan, sampled)
@@ -81,7 +90,7 @@ class DeviceSteps:
         chosen = self._replay(plan, lengths, choosing, masked)
         spans: dict[int, PromptSpan] = {}
         if chosen is None:
-            hidden = self._computes.hidden(plan, lengths, cache)
+            hidden = self._computes.hidden(plan, lengths, cache, pool)
             spans = prompts.launch(plan, hidden)
             chosen = self._choose(plan, hidden, choosing, masked)
         step = LaunchedStep(
@@ -108,13 +117,13 @@ class DeviceSteps:
         self._computes.make_room(positions)
         self._sampler.make_room(max(1, min(rows, MOST_CHOICES)))
 
-    def warm_up(self, cache: KVCache, most: int) -> None:
+    def warm_up(self, cache: KVCache, most: int, pool: StatePool | None = None) -> None:
         """Run the kinds of steps that nobody has run yet: nothing is to compile while serving."""
         for plan in idle_steps(most):
             count = len(plan.context_lengths)
             plan.samples = np.ones(count, np.bool_)
             ones = np.ones(len(plan.token_ids), np.int64)
-            scores = self._computes.scores(plan, self._computes.hidden(plan, ones, cache))
+            scores = self._computes.scores(plan, self._computes.hidden(plan, ones, cache, pool))
             if scores is not None:
                 self._choose_idle(scores[:1])
 

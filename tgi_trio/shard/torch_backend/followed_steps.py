@@ -18,6 +18,7 @@ from tgi_trio.shard.torch_backend.decode_plans import as_decodes
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
 from tgi_trio.shard.torch_backend.staging import Array
+from tgi_trio.shard.torch_backend.states.pool import StatePool
 from tgi_trio.shard.torch_backend.step_forward import StepForward, fits_device, idle_steps
 
 
@@ -50,12 +51,17 @@ class FollowedSteps:
         return fits_device(plan)
 
     def launch(
-        self, plan: StepPlan, lengths: Array, cache: KVCache, prompts: PromptLogprobs
+        self,
+        plan: StepPlan,
+        lengths: Array,
+        cache: KVCache,
+        prompts: PromptLogprobs,
+        pool: StatePool | None = None,
     ) -> _Followed:
         """Begin this rank's part of a plan: the collectives of rank 0's, in its order."""
         decodes = None if self._graphs is None else as_decodes(plan)
         if self._graphs is None or decodes is None or not self._graphs.replay(decodes, lengths):
-            hidden = self._computes.hidden(plan, lengths, cache)
+            hidden = self._computes.hidden(plan, lengths, cache, pool)
             prompts.launch(plan, hidden)
             self._computes.scores(plan, hidden)
         return _Followed(len(plan.rows), record_event(self._computes.device))
@@ -67,9 +73,9 @@ class FollowedSteps:
         """Take what steps need, before what is left is measured."""
         self._computes.make_room(positions)
 
-    def warm_up(self, cache: KVCache, most: int) -> None:
+    def warm_up(self, cache: KVCache, most: int, pool: StatePool | None = None) -> None:
         """Run the kinds of steps that nobody has run yet; see `DeviceSteps.warm_up`."""
         for plan in idle_steps(most):
             plan.samples = np.ones(len(plan.context_lengths), np.bool_)
             ones = np.ones(len(plan.token_ids), np.int64)
-            self._computes.scores(plan, self._computes.hidden(plan, ones, cache))
+            self._computes.scores(plan, self._computes.hidden(plan, ones, cache, pool))

@@ -7,9 +7,9 @@ pinned buffers are taken in turn, each with an event that says when it is free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from tgi_trio.shard.machine.accelerator import is_accelerator, record_event
 
 _ALIGNMENT = 16  # bytes; of every array's beginning
-_TURNS = 4  # pinned buffers: more than steps in flight
+_TURNS = 4  # pinned buffers of those who send once a step: more than steps in flight
 _LEAST = 1 << 12  # bytes of a buffer
 
 Array = NDArray[Any]
+# Returns arrays as tensors on a device, in memory of their own.
+Send: TypeAlias = Callable[[Sequence[Array]], list[torch.Tensor]]
 
 
 @dataclass(slots=True)
@@ -35,9 +37,10 @@ class _Pinned:
 class Staging:
     """Copies arrays to one device."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Take memory when it is first needed."""
+    def __init__(self, device: torch.device, *, turns: int = _TURNS) -> None:
+        """Take memory when it is first needed; `turns`: copies that may be on their way."""
         self._device = device
+        self._most = turns
         self._turns: list[_Pinned] = []
         self._next = 0
         self._scratch = torch.empty(0, dtype=torch.uint8, device=device)
@@ -52,6 +55,12 @@ class Staging:
             self._scratch = _bytes(2 * needed, self._device)
         self.fill(self._scratch, arrays)
         return split(self._scratch, arrays)
+
+    def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        """Return the arrays as tensors on the device, in memory of their own."""
+        target = torch.empty(packed_size(arrays), dtype=torch.uint8, device=self._device)
+        self.fill(target, arrays)
+        return split(target, arrays)
 
     def fill(self, target: torch.Tensor, arrays: Sequence[Array]) -> None:
         """Copy the arrays to the beginning of `target`, uint8, where `split` finds them."""
@@ -69,7 +78,7 @@ class Staging:
     def _turn(self, needed: int) -> _Pinned:
         """Return a buffer of at least `needed` bytes that the device has read."""
         pinned = is_accelerator(self._device)
-        if len(self._turns) < _TURNS:
+        if len(self._turns) < self._most:
             self._turns.append(_Pinned(_host_bytes(max(needed, _LEAST), pinned)))
             return self._turns[-1]
         buffer = self._turns[self._next]

@@ -15,10 +15,14 @@ from tgi_trio.shard.torch_backend.decode_graphs import DecodeForward
 from tgi_trio.shard.torch_backend.decode_plans import idle_chunks, idle_plan
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.staging import Array, Staging
+from tgi_trio.shard.torch_backend.states.pool import StatePool
+from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 MOST_CHOICES = 4096  # of a step that are made on the device
+# Copies of what layers with states want to know of rows: three or four a step that prefills.
+_SLOT_TURNS = 16
 
 
 def fits_device(plan: StepPlan) -> bool:
@@ -68,14 +72,20 @@ class StepForward:
         self._tokens = tokens
         self._staging = Staging(device)
         self._row_staging = Staging(device)
+        self._slot_staging = Staging(device, turns=_SLOT_TURNS)
 
     def make_room(self, positions: int) -> None:
         """Keep what steps need of the positions of sequences, if it is known how many there are."""
         if positions:
             self._keep_positions(positions)
 
-    def hidden(self, plan: StepPlan, lengths: Array, cache: KVCache) -> torch.Tensor:
-        """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`."""
+    def hidden(
+        self, plan: StepPlan, lengths: Array, cache: KVCache, pool: StatePool | None = None
+    ) -> torch.Tensor:
+        """Return hidden states [T, hidden]; `lengths` int64 [T] as for `Model.forward`.
+
+        `pool`: where the model keeps states.
+        """
         inputs = np.empty(0, np.int32) if plan.inputs is None else plan.inputs
         ids, positions, every, unknown = self._staging.upload(
             [plan.token_ids, plan.turning_positions, lengths, inputs]
@@ -86,7 +96,10 @@ class StepForward:
             self._adapters.stage()
         batch = self._attention.prepare(plan, cache)
         features = StepFeatures.of(plan, self.device)
-        return self._forward(ids, positions, every, self._attention, batch, features=features)
+        states = None if pool is None else StepStates.of(plan, pool, self._slot_staging.send)
+        return self._forward(
+            ids, positions, every, self._attention, batch, states, features=features
+        )
 
     def scores(self, plan: StepPlan, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return the logits of every choice of the plan, float32 [C, vocab]; None: it has none."""

@@ -6,7 +6,6 @@ rest; all are runners to the worker loop.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -223,9 +222,7 @@ def _make_runner(
         adapters if isinstance(adapters, DeviceAdapters) else None,
         guesses,
     )
-    if model.state_shapes and steps is not None:
-        print("steps wait for one another: layers keep states, in two slots each", file=sys.stderr)
-    if not ahead or model.state_shapes:  # a step that follows at once would need a third slot
+    if not ahead:
         steps = None
     return TorchRunner(
         model,

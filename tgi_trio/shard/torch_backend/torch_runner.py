@@ -43,8 +43,9 @@ from tgi_trio.shard.torch_backend.heads import TorchHeads
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs
+from tgi_trio.shard.torch_backend.staging import Staging
 from tgi_trio.shard.torch_backend.states.pool import StatePool
-from tgi_trio.shard.torch_backend.states.steps import StepStates, state_steps
+from tgi_trio.shard.torch_backend.states.steps import StepStates, send_plain
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.warm_up import warm_up_plan
 
@@ -134,6 +135,7 @@ class TorchRunner:
         # The same model, where its layers keep states.
         self._keeper = model if isinstance(model, Decoder) and model.state_shapes else None
         self._pool: StatePool | None = None  # set by warm_up
+        self._send = send_plain if device.type == "cpu" else Staging(device).send
         self._info = ShardInfo(
             vocab_size=config.vocab_size,
             block_size=BLOCK_SIZE,
@@ -208,9 +210,9 @@ class TorchRunner:
         if self._graphs:
             longest = longest_sequence(request, self._info)
             width = math.ceil(longest / BLOCK_SIZE)
-            self._graphs.record(self._cache, width, self._most_decodes(request))
+            self._graphs.record(self._cache, width, self._most_decodes(request), self._pool)
         if self._steps:
-            self._steps.warm_up(self._cache, request.max_batch_size)
+            self._steps.warm_up(self._cache, request.max_batch_size, self._pool)
         return WarmupResult(
             blocks=blocks,
             block_size=BLOCK_SIZE,
@@ -278,7 +280,7 @@ class TorchRunner:
         if self._adapters is not None:
             self._adapters.begin(plan)
         lengths = _lengths(plan) if self.model.needs_lengths else plan.positions
-        return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs)
+        return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs, self._pool)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
         return self._steps is not None and plan.drafts is None and self._steps.serve(plan)
@@ -335,7 +337,7 @@ class TorchRunner:
                 token_ids, positions, lengths, self.attention, batch, features=features
             )
         attention: Any = self.attention  # which a decoder has been given one of its own for
-        states = StepStates(self._pool.layers, state_steps(plan, self.device))
+        states = StepStates.of(plan, self._pool, self._send)
         return self._keeper.forward(
             token_ids, positions, lengths, attention, batch, states, features=features
         )

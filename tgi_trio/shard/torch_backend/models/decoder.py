@@ -189,14 +189,12 @@ class Decoder:
     def capturable(self) -> bool:
         """Whether decodes run the same kernels whatever the tokens are.
 
-        Not where experts are looked up one by one, nor where states are read and written, as a
-        recording has no slots, nor where no kernel attends.
+        Not where experts are looked up one by one, nor where no kernel attends.
         """
         if not self.attends_in_kernels:
             return False
         mlps = [layer.mlp for layer in self.layers]
-        looked_up = any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
-        return not looked_up and all(layer.mixer is None for layer in self.layers)
+        return not any(isinstance(mlp, ExpertsMlp) and mlp.grouped is None for mlp in mlps)
 
     @property
     def needs_lengths(self) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tgi_trio.shard.torch_backend.states.chunks import cut_rows
 from tgi_trio.shard.torch_backend.states.steps import StateSteps
 
 Parts = Sequence[torch.Tensor]
@@ -31,16 +30,16 @@ def scan_rows(
     """
     if steps.decodes:
         return step(parts, states)
-    cut = cut_rows(steps.starts, size, states.device)
+    cut = steps.chunks(size)
     outputs: torch.Tensor | None = None
     running = states.index_select(0, cut.rows)
-    for places, there in cut.turns:
-        n = len(places)
-        made, behind = chunk([part[places] for part in parts], there, running[:n])
+    for turn in cut.turns:
+        n = len(turn.places)
+        made, behind = chunk([part[turn.places] for part in parts], turn.there, running[:n])
         running[:n] = behind
         if outputs is None:
             outputs = made.new_empty(steps.starts[-1], *made.shape[2:])
-        outputs[places[there]] = made[there]
+        outputs.index_copy_(0, turn.targets, made.flatten(0, 1).index_select(0, turn.own))
     states = states.index_copy(0, cut.rows, running)
     if len(cut.lone_rows):
         made, behind = step(

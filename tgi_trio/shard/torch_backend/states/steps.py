@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,7 +10,14 @@ import numpy as np
 import torch
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT
+from tgi_trio.shard.torch_backend.staging import Array, Send
+from tgi_trio.shard.torch_backend.states.chunks import Chunks, cut_rows
+from tgi_trio.shard.torch_backend.states.pool import NULL_SLOT, StatePool
+
+
+def send_plain(arrays: Sequence[Array]) -> list[torch.Tensor]:
+    """Return arrays as the host's tensors, over the same memory."""
+    return [torch.from_numpy(array) for array in arrays]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,9 +31,17 @@ class StateSteps:
     reads: torch.Tensor  # int64 [R] slot of the state before the row's first token
     writes: torch.Tensor  # int64 [R] slot for the state behind its last
     fresh: torch.Tensor  # bool [R] the state before is zero, whatever the slot holds
+    send: Send = send_plain  # to the device of the others
     _places: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
         default_factory=dict
     )
+    _chunks: dict[int, Chunks] = field(default_factory=dict)
+
+    def chunks(self, size: int) -> Chunks:
+        """Return the rows cut into chunks of at most `size` tokens; made once for each `size`."""
+        if size not in self._chunks:
+            self._chunks[size] = cut_rows(self.starts, size, self.send)
+        return self._chunks[size]
 
     def places_behind(self, before: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return places in a list that has `before` entries in front of every row's tokens.
@@ -41,12 +56,8 @@ class StateSteps:
             own = np.arange(before)
             firsts = (starts[:-1] + rows * before)[:, None] + own
             lasts = (starts[1:] + rows * before)[:, None] + own
-            device = self.reads.device
-            self._places[before] = (
-                torch.from_numpy(tokens).to(device),
-                torch.from_numpy(firsts.reshape(-1)).to(device),
-                torch.from_numpy(lasts.reshape(-1)).to(device),
-            )
+            here = self.send([tokens, firsts.reshape(-1), lasts.reshape(-1)])
+            self._places[before] = (here[0], here[1], here[2])
         return self._places[before]
 
     @property
@@ -64,10 +75,11 @@ class StateSteps:
         states.index_copy_(0, self.writes, values.to(states.dtype))
 
 
-def state_steps(plan: StepPlan, device: torch.device) -> StateSteps:
-    """Return what a plan reads and writes; made-up rows, which have no slots, use the null slot.
+def state_arrays(plan: StepPlan) -> list[Array]:
+    """Return what a plan's rows read and write, int64 [R] each, and which start anew, bool [R].
 
-    Raises ValueError for rows without slots that do not start from nothing.
+    Made-up rows, which have no slots, use the null slot. Raises ValueError for rows without slots
+    that do not start from nothing.
     """
     rows, starts = len(plan.query_starts) - 1, plan.query_starts
     reads, writes, fresh = plan.state_reads, plan.state_writes, plan.positions[starts[:-1]] == 0
@@ -75,12 +87,13 @@ def state_steps(plan: StepPlan, device: torch.device) -> StateSteps:
         if not fresh.all():
             raise ValueError("rows of a model that keeps states go on without any")
         reads = writes = np.full(rows, NULL_SLOT, np.int64)
-    return StateSteps(
-        starts=starts.tolist(),
-        reads=torch.from_numpy(reads).to(device),
-        writes=torch.from_numpy(writes).to(device),
-        fresh=torch.from_numpy(fresh).to(device),
-    )
+    return [reads, writes, fresh]
+
+
+def state_steps(plan: StepPlan, send: Send) -> StateSteps:
+    """Return what a plan reads and writes; raises what `state_arrays` does."""
+    reads, writes, fresh = send(state_arrays(plan))
+    return StateSteps(plan.query_starts.tolist(), reads, writes, fresh, send)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +102,11 @@ class StepStates:
 
     layers: Mapping[int, Mapping[str, torch.Tensor]]  # by layer and name [slots, *shape]
     steps: StateSteps
+
+    @classmethod
+    def of(cls, plan: StepPlan, pool: StatePool, send: Send = send_plain) -> StepStates:
+        """Return those of a plan; raises what `state_arrays` does."""
+        return cls(pool.layers, state_steps(plan, send))
 
 
 class MixerLayer(Protocol):
