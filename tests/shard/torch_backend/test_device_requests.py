@@ -21,31 +21,54 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402  (it impo
     drive,
     start,
 )
+from tgi_trio.shard.contract import Runner  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
+SMALL = {"num_hidden_layers": 1}  # what is asked for concerns what comes behind the layers
 
 
-@pytest.fixture
-def device(
-    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[StandInDevice]:
-    checkpoint("llama")  # transformers makes it without one
+def test_a_device_without_our_kernels_says_the_same(checkpoint: Callable[..., Path]) -> None:
+    """Intel's, through torch's own operations and the host's sampler."""
+    folder, asked = checkpoint("llama", **SMALL), KINDS["penalties"]
+    expected = drive(start(folder, "cpu"), TEXTS, asked)
+    with StandInDevice("xpu:0") as device:
+        runner = start(folder, "xpu:0")
+        assert runner.info.device == "xpu:0" and runner.info.device_name
+        agree(drive(runner, TEXTS, asked), expected)
+        assert not device.counts.replays and not device.counts.launches["attend_tile"]
+
+
+@pytest.fixture(scope="module")
+def device(checkpoint: Callable[..., Path]) -> Iterator[StandInDevice]:
+    checkpoint("llama", **SMALL)  # transformers makes it without one
     from tgi_trio.shard.torch_backend.attention import paged
 
-    monkeypatch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
-    with StandInDevice() as stand_in:
-        yield stand_in
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged, "_PROGRAMS", 4)  # an interpreter has but one
+        with StandInDevice() as stand_in:
+            yield stand_in
+
+
+@pytest.fixture(scope="module")
+def host(checkpoint: Callable[..., Path], device: StandInDevice) -> Runner:
+    return start(checkpoint("llama", **SMALL), "cpu", grammars=TakingTurns())
+
+
+@pytest.fixture(scope="module")
+def recorded(checkpoint: Callable[..., Path], device: StandInDevice) -> Runner:
+    """A runner for all tests: kinds of requests follow one another on it, as on a server."""
+    folder = checkpoint("llama", **SMALL)
+    return start(folder, "cuda:0", (4, 12), grammars=TakingTurns(), speculate=2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_waits_and_the_tokens_are_the_cpu_s(
-    checkpoint: Callable[..., Path], device: StandInDevice, kind: str
+    host: Runner, recorded: Runner, device: StandInDevice, kind: str
 ) -> None:
-    folder, asked = checkpoint("llama"), KINDS[kind]
-    expected = drive(start(folder, "cpu", grammars=TakingTurns()), TEXTS, asked)
-    runner = start(folder, "cuda:0", (4,), grammars=TakingTurns())
-    ours = drive(runner, TEXTS, asked, device=device)
+    asked = KINDS[kind]
+    expected = drive(host, TEXTS, asked)
+    ours = drive(recorded, TEXTS, asked, device=device)
     agree(ours, expected)
     assert ours.decodes and bool(ours.prompts) == (kind == "prompt logprobs")
     for counts in ours.decodes:
@@ -54,38 +77,26 @@ def test_nothing_waits_and_the_tokens_are_the_cpu_s(
 
 @pytest.mark.parametrize("kind", ["penalties", "grammar", "watermark"])
 def test_guesses_are_decodes_of_a_recording(
-    checkpoint: Callable[..., Path], device: StandInDevice, kind: str
+    host: Runner, recorded: Runner, device: StandInDevice, kind: str
 ) -> None:
-    folder, asked = checkpoint("llama"), KINDS[kind]
-    expected = drive(start(folder, "cpu", grammars=TakingTurns()), TEXTS, asked, 6)
-    runner = start(folder, "cuda:0", (4, 12), grammars=TakingTurns(), speculate=2)
+    asked = KINDS[kind]
+    expected = drive(host, TEXTS, asked, 6)
     drafter = Foretelling(expected.tokens)
-    ours = drive(runner, TEXTS, asked, 6, device=device, drafter=drafter)
+    ours = drive(recorded, TEXTS, asked, 6, device=device, drafter=drafter)
     agree(ours, expected)
     assert ours.drafts > 5 and ours.steps < expected.steps
     for counts in ours.decodes:
         assert counts.replays == REPLAYS[kind] and not counts.launches, counts
 
 
+@pytest.mark.parametrize("graphs", [(), (8,)])
 def test_rows_that_share_a_step_may_ask_for_anything(
-    checkpoint: Callable[..., Path], device: StandInDevice
+    checkpoint: Callable[..., Path], host: Runner, device: StandInDevice, graphs: tuple[int, ...]
 ) -> None:
     """Without recordings, too, and prefilled in chunks."""
-    folder = checkpoint("llama")
     asked = [kind[i % 3] for i, kind in enumerate(KINDS.values())]
     texts = prompts(len(asked), longest=20)
-    expected = drive(start(folder, "cpu", grammars=TakingTurns()), texts, asked, budget=11)
-    for graphs in ((), (8,)):
-        runner = start(folder, "cuda:0", graphs, grammars=TakingTurns())
-        agree(drive(runner, texts, asked, device=device, budget=11), expected)
-
-
-def test_a_device_without_our_kernels_says_the_same(checkpoint: Callable[..., Path]) -> None:
-    """Intel's, through torch's own operations and the host's sampler."""
-    folder, asked = checkpoint("llama"), KINDS["penalties"]
-    expected = drive(start(folder, "cpu"), TEXTS, asked)
-    with StandInDevice("xpu:0") as device:
-        runner = start(folder, "xpu:0")
-        assert runner.info.device == "xpu:0" and runner.info.device_name
-        agree(drive(runner, TEXTS, asked), expected)
-        assert not device.counts.replays and not device.counts.launches["attend_tile"]
+    expected = drive(host, texts, asked, budget=11)
+    folder = checkpoint("llama", **SMALL)
+    runner = start(folder, "cuda:0", graphs, grammars=TakingTurns())
+    agree(drive(runner, texts, asked, device=device, budget=11), expected)
