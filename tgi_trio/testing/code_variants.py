@@ -59,10 +59,14 @@ STORED: Final[dict[str, Stored]] = {
     "Q5_0": Stored("u5", 32, "constant", 16),
     "Q5_1": Stored("u5", 32, "lows"),
     "Q8_0": Stored("i8", 32),
-    "IQ4_NL": Stored("t4", 32),
+    "IQ4_NL, MXFP4": Stored("t4", 32),
+    "IQ4_XS": Stored("t4", 32, nested=8, scales=I8),
+    "GPTQ, 2 bits": Stored("u2", 128, "zeros", low=U8),
+    "Q2_K": Stored("u2", 16, "lows", nested=16, scales=U8, low=U8),
+    "Q3_K": Stored("u4", 16, "constant", 4, nested=16, scales=I8),
     "Q4_K": Stored("u4", 32, "lows", nested=8, scales=U8, low=U8),
     "Q5_K": Stored("u5", 32, "lows", nested=8, scales=U8, low=U8),
-    "Q6_K": Stored("u6", 16, "constant", 32, nested=16, scales=U8),
+    "Q6_K": Stored("u6", 16, "constant", 32, nested=16, scales=I8),
 }
 _WIDE: Final = ("GPTQ, AWQ by 128", "Q4_K", "Q6_K", "NF4, FP4", "FP8 by blocks")  # in float32
 

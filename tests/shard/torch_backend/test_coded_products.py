@@ -194,8 +194,13 @@ def test_every_type_of_gguf(name: str) -> None:
     per_row = 512 // kind.weights
     blocks = draw.integers(0, 256, (24, per_row, kind.bytes), dtype=np.uint8)
     halves = draw.uniform(0.001, 0.1, (24, per_row, 2)).astype(np.float16).view(np.uint8)
-    place = slice(kind.bytes - 2, kind.bytes) if name == "Q6_K" else slice(0, 4)
-    if name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL"):
+    place = slice(0, 4)
+    if name == "MXFP4":
+        blocks[..., 0] = draw.integers(118, 130, (24, per_row))
+        place = slice(0, 0)
+    elif name in ("Q2_K", "Q3_K", "Q6_K"):
+        place = slice(kind.bytes - (4 if name == "Q2_K" else 2), kind.bytes)
+    elif name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"):
         place = slice(0, 2)
     blocks[..., place] = halves[..., : place.stop - place.start]
     parts = TAKEN_APART[name]({"blocks": blocks})
@@ -203,9 +208,12 @@ def test_every_type_of_gguf(name: str) -> None:
     np.testing.assert_allclose(numbers_of(parts), exact, rtol=1e-5, atol=1e-5)
     codes = check_product(parts, 3)._parts[0]
     assert isinstance(codes, Codes)
-    # What scales and lows take is what they take in the file, or half a bit more.
-    stored = 8 * codes.nbytes() / exact.size
+    # What scales and lows take is what they take in the file, or half a bit more. Codes of 3 bits
+    # take 4.
+    stored = 8 * codes.nbytes() / exact.size - (name == "Q3_K")
     assert stored <= 8 * kind.bytes / kind.weights + 0.5, stored
+    if name in ("Q3_K", "Q6_K"):  # whose zero is one number, also where a scale is zero
+        assert codes.form.lows == "constant"
 
 
 @pytest.mark.parametrize("word", ENCODINGS)

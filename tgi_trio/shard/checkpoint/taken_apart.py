@@ -14,12 +14,23 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.shard.checkpoint.formats.fp8 import E4M3_NUMBERS
-from tgi_trio.shard.checkpoint.formats.gguf_blocks import NONLINEAR, fifth_bits, half, nibbles
+from tgi_trio.shard.checkpoint.formats.gguf_blocks import (
+    HALVES_OF_E2M1,
+    NONLINEAR,
+    fifth_bits,
+    half,
+    nibbles,
+    scales_of_mxfp4,
+)
 from tgi_trio.shard.checkpoint.formats.gguf_k_blocks import (
+    codes_of_q2_k,
+    codes_of_q3_k,
     codes_of_q5_k,
     codes_of_q6_k,
     four_bits,
     scales_and_lows,
+    scales_of_iq4_xs,
+    scales_of_q3_k,
 )
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import StoredMatrix
@@ -141,17 +152,36 @@ def _iq4_nl(blocks: Bytes) -> Parts:
     return Parts(nibbles(blocks[:, 2:]), half(blocks[:, :2]), table=NONLINEAR)
 
 
+def _mxfp4(blocks: Bytes) -> Parts:
+    return Parts(nibbles(blocks[:, 1:]), scales_of_mxfp4(blocks), table=HALVES_OF_E2M1)
+
+
+def _q2_k(blocks: Bytes) -> Parts:
+    units = half(blocks[:, 80:84])
+    scales: Bytes = np.bitwise_and(blocks[:, :16], 15, dtype=np.uint8)
+    lows: Bytes = np.right_shift(blocks[:, :16], 4, dtype=np.uint8)
+    return _with_lows(codes_of_q2_k(blocks), units, scales, lows)
+
+
+def _q3_k(blocks: Bytes) -> Parts:
+    unit, steps = half(blocks[:, 108:]), scales_of_q3_k(blocks)
+    scales = unit * steps
+    return Parts(codes_of_q3_k(blocks), scales, scales * 4, nested=Nested(steps, unit))
+
+
 def _q4_k(blocks: Bytes) -> Parts:
-    return _with_lows(blocks, four_bits(blocks[:, 16:]))
+    scales_lows = scales_and_lows(blocks[:, 4:16])
+    return _with_lows(four_bits(blocks[:, 16:]), half(blocks[:, :4]), *scales_lows)
 
 
 def _q5_k(blocks: Bytes) -> Parts:
-    return _with_lows(blocks, codes_of_q5_k(blocks))
+    scales_lows = scales_and_lows(blocks[:, 4:16])
+    return _with_lows(codes_of_q5_k(blocks), half(blocks[:, :4]), *scales_lows)
 
 
-def _with_lows(blocks: Bytes, codes: Bytes) -> Parts:
-    unit, (scales, lows) = half(blocks[:, :4]), scales_and_lows(blocks[:, 4:16])
-    first, second = unit[:, :1], unit[:, 1:]
+def _with_lows(codes: Bytes, units: Floats, scales: Bytes, lows: Bytes) -> Parts:
+    """Return blocks with whole scales and lows [count, runs], in units [count, 2]."""
+    first, second = units[:, :1], units[:, 1:]
     nested, nested_lows = Nested(scales, first), Nested(lows, second)
     return Parts(codes, first * scales, second * lows, nested=nested, nested_lows=nested_lows)
 
@@ -160,6 +190,12 @@ def _q6_k(blocks: Bytes) -> Parts:
     unit, steps = half(blocks[:, 208:]), blocks[:, 192:208].view(np.int8)
     scales = unit * steps
     return Parts(codes_of_q6_k(blocks), scales, scales * 32, nested=Nested(steps, unit))
+
+
+def _iq4_xs(blocks: Bytes) -> Parts:
+    unit, steps = half(blocks[:, :2]), scales_of_iq4_xs(blocks)
+    codes = nibbles(blocks[:, 8:].reshape(-1, 8, 16))
+    return Parts(codes, unit * steps, table=NONLINEAR, nested=Nested(steps, unit))
 
 
 TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
@@ -174,7 +210,11 @@ TAKEN_APART: Final[Mapping[str, Callable[[Planes], Parts]]] = {
     "Q5_1": _blocks(_q5_1),
     "Q8_0": _blocks(_q8_0),
     "IQ4_NL": _blocks(_iq4_nl),
+    "MXFP4": _blocks(_mxfp4),
+    "Q2_K": _blocks(_q2_k),
+    "Q3_K": _blocks(_q3_k),
     "Q4_K": _blocks(_q4_k),
     "Q5_K": _blocks(_q5_k),
     "Q6_K": _blocks(_q6_k),
+    "IQ4_XS": _blocks(_iq4_xs),
 }

@@ -75,9 +75,13 @@ def iq4_nl(blocks: Bytes) -> Floats:
 
 
 def mxfp4(blocks: Bytes) -> Floats:
-    """Exponent of two, plus 128 because the table is twice as large; codes of e2m1."""
-    scales = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
-    return scales * HALVES_OF_E2M1[nibbles(blocks[:, 1:])]
+    """Exponent of two; codes of e2m1."""
+    return scales_of_mxfp4(blocks) * HALVES_OF_E2M1[nibbles(blocks[:, 1:])]
+
+
+def scales_of_mxfp4(blocks: Bytes) -> Floats:
+    """Return scales [count, 1]: exponents, plus 128 because the table is twice as large."""
+    return np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
 
 
 BLOCKS: Final[dict[str, Dequantise]] = {

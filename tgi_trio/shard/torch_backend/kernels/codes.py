@@ -19,7 +19,7 @@ def multiply_codes(
     out,  # [rows, outputs], its rows `out_stride` apart; written unless DIVIDED
     sums,  # float32 [parts, rows, outputs], written with DIVIDED
     x,  # [rows, inputs], contiguous
-    codes,  # uint8 [outputs, steps * DEPTH]: two codes a byte, unless BITS is 8
+    codes,  # uint8 [outputs, steps * DEPTH]: two codes a byte, unless BITS is 8, or 2: half as wide
     planes,  # uint8 [outputs, steps * DEPTH * (BITS - 4) / 4]: what 5 or 6 bits have above 4
     scales,  # [runs, outputs]: runs of GROUP inputs; with NESTED whole numbers
     units,  # [runs / NESTED, outputs], what those count
@@ -33,7 +33,7 @@ def multiply_codes(
     inputs,
     steps,
     out_stride,
-    BITS: tl.constexpr,  # of a code as it lies: 4, 5, 6 or 8
+    BITS: tl.constexpr,  # of a code as it lies: 2, 4, 5, 6 or 8
     NUMBERS: tl.constexpr,  # what it stands for: itself ("whole", "signed"), "table", "e4m3"
     GROUP: tl.constexpr,  # inputs that share a scale: a power of two from 16 on; 0: all
     LOWS: tl.constexpr,  # low = scale * ZERO ("constant"), scale * zero ("zeros"), itself ("lows")
@@ -58,15 +58,17 @@ def multiply_codes(
         begin = tl.program_id(2) * each
         end = tl.minimum(begin + each, steps)
     place = tl.arange(0, DEPTH)
+    wide: tl.constexpr = DEPTH // 2 if BITS == 2 else DEPTH  # bytes of a step in `codes`
     high: tl.constexpr = BITS - 4  # bits that lie in `planes`
     width: tl.constexpr = DEPTH * high // 4  # bytes of a step there
-    line = codes + there.to(tl.int64) * (steps * DEPTH) + place[None, :]
+    line = codes + there.to(tl.int64) * (steps * wide) + (place % wide)[None, :]
+    pair = (place // wide * 4)[None, :]  # where codes of 2 bits begin in a byte
     if BITS == 5 or BITS == 6:
         above = planes + there.to(tl.int64) * (steps * width) + (place % width)[None, :]
         shift = (place // width * 2 * high)[None, :]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for step in range(begin, end):
-        packed = tl.load(line + step * DEPTH)
+        packed = tl.load(line + step * wide)
         if BITS == 8:
             total = add_product(
                 total, packed, step * DEPTH, there, source, real, inputs, outputs, scales, units,
@@ -75,6 +77,9 @@ def multiply_codes(
         else:
             first = packed & 15
             second = packed >> 4
+            if BITS == 2:
+                first = (packed.to(tl.int32) >> pair) & 3
+                second = (packed.to(tl.int32) >> (pair + 2)) & 3
             if BITS > 4:
                 more = tl.load(above + step * width).to(tl.int32) >> shift
                 mask: tl.constexpr = (1 << high) - 1

@@ -1,7 +1,8 @@
 """Quantised matrices as the kernel over codes reads them: the table of kinds, and how bytes lie.
 
-Inputs come in steps. Kinds of up to 6 bits have the lower four of two codes in a byte: those of a
-step's first half below those of its second; what 5 or 6 bits have above lies in planes of its own.
+Inputs come in steps. Kinds of 4 to 6 bits have the lower four of two codes in a byte: those of a
+step's first half below those of its second; what 5 or 6 bits have above lies in planes of its own,
+and codes of 2 bits lie as those do.
 Scales and lows are [runs, outputs], so that those of a tile of outputs lie side by side.
 """
 
@@ -33,17 +34,19 @@ class CodeKind(NamedTuple):
 
 
 KINDS: Final[Mapping[str, CodeKind]] = {
-    "u4": CodeKind(4, "whole"),  # GPTQ, AWQ, compressed-tensors, int4, Q4_0, Q4_1, Q4_K
+    "u2": CodeKind(2, "whole"),  # GPTQ of 2 bits, Q2_K
+    # GPTQ, AWQ, compressed-tensors, int4, Q4_0, Q4_1, Q4_K; of 3 bits GPTQ and Q3_K
+    "u4": CodeKind(4, "whole"),
     "u5": CodeKind(5, "whole"),  # Q5_0, Q5_1, Q5_K
     "u6": CodeKind(6, "whole"),  # Q6_K
     "u8": CodeKind(8, "whole"),  # GPTQ and compressed-tensors of 8 bits
     "i8": CodeKind(8, "signed"),  # bitsandbytes, eetq, w8a8, Q8_0
-    "t4": CodeKind(4, "table"),  # NF4, FP4, IQ4_NL
+    "t4": CodeKind(4, "table"),  # NF4, FP4, IQ4_NL, IQ4_XS, MXFP4
     "e4m3": CodeKind(8, "e4m3"),  # FP8 of all sorts
 }
 _WIDEST, _NARROWEST = 128, 16  # inputs of a run, as the kernel looks at them: powers of two
 _DEPTHS: Final = (64, 32)  # inputs multiplied together
-_WHOLE: Final = (("u4", 16), ("u5", 32), ("u6", 64))  # by the first number beyond
+_WHOLE: Final = (("u2", 4), ("u4", 16), ("u5", 32), ("u6", 64))  # by the first number beyond
 
 
 class Form(NamedTuple):
@@ -251,8 +254,12 @@ def _kind_of(parts: Parts) -> str:
 
 
 def _zero_points(scales: Floats, lows: Floats) -> Array | None:
-    """Return whole numbers that are the lows where they are multiplied by the scales."""
-    zeros = np.rint(np.divide(lows, scales, out=np.zeros_like(lows), where=scales != 0))
+    """Return whole numbers that are the lows where they are multiplied by the scales.
+
+    Where a scale is zero any number is: the one that another has.
+    """
+    others = (lows[scales != 0][:1] / scales[scales != 0][:1]).sum()
+    zeros = np.rint(np.divide(lows, scales, out=np.full_like(lows, others), where=scales != 0))
     if not np.array_equal(zeros * scales, lows):
         return None
     for dtype in (np.uint8, np.int8):
@@ -280,21 +287,27 @@ def _small(head: Array) -> Array:
 def _pack(codes: torch.Tensor, bits: int, depth: int) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return bytes [outputs, steps * depth], and planes where codes have 5 or 6 bits.
 
-    A byte of the planes belongs to places that are a plane's width apart: for each, from the
-    lowest bits up, what its first code has above 4 bits, then its second.
+    Codes of 2 bits are but planes, and come first.
     """
     if bits == 8:
         return codes, None
     halves = codes.view(len(codes), -1, 2, depth)
     first, second = halves[:, :, 0], halves[:, :, 1]
+    if bits == 2:
+        return _planes(first, second, bits), None
     packed = ((first & 15) | (second << 4)).view(len(codes), -1)
-    high = bits - 4
-    if not high:
-        return packed, None
-    width = depth * high // 4
+    return packed, _planes(first >> 4, second >> 4, bits - 4) if bits > 4 else None
+
+
+def _planes(first: torch.Tensor, second: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return planes [outputs, steps * width] of `bits` bits of codes [outputs, steps, depth].
+
+    A byte belongs to places that are a plane's width apart: for each, from the lowest bits up,
+    what its first code has, then its second.
+    """
+    width = first.shape[2] * bits // 4
     planes = torch.zeros((*first.shape[:2], width), dtype=torch.uint8)
-    for i in range(depth // width):
+    for i in range(first.shape[2] // width):
         places = slice(i * width, (i + 1) * width)
-        both = (first[..., places] >> 4) | (second[..., places] >> 4 << high)
-        planes |= both << (2 * high * i)
-    return packed, planes.view(len(codes), -1)
+        planes |= (first[..., places] | (second[..., places] << bits)) << (2 * bits * i)
+    return planes.view(len(first), -1)
