@@ -79,7 +79,7 @@ def parse() -> argparse.Namespace:
 
 def shrink(args: argparse.Namespace) -> None:
     """Make what is measured as small as it can be."""
-    args.shapes, args.batches, args.context, args.prompt = ["dry"], [1, 2], 20, 24
+    args.shapes, args.batches, args.context, args.prompt = ["dry"], [1, 2], 6, 8
     args.weights, args.adapters = [PLAIN, "int4"], 2
     args.steps, args.clients, args.budget = 1, min(args.clients, 2), math.inf
 

@@ -62,8 +62,17 @@ _MIXTURE: dict[str, Any] = {
     "mlp_only_layers": [],
     "decoder_sparse_step": 1,
 }
+# An interpreter takes milliseconds for a program.
+_DRY: dict[str, Any] = SMALL_SHAPES["tiny"] | {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+}
 SHAPES = {
-    "dry": SMALL_SHAPES["tiny"] | {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 256},
+    "dry": _DRY,
     "1B": SMALL_SHAPES["L"],
     "8B": _EIGHT_BILLION,
     "mixture": _MIXTURE,
