@@ -222,7 +222,7 @@ def test_loaded_and_dropped_while_others_decode(llama: Any) -> None:
     """A whole shard: a row that is preempted and comes back, a slot that another adapter takes."""
     base, folders = llama
     new = 8
-    asked = [{"adapter": number} for number in (1, 0, 2, 3)]
+    asked: list[dict[str, Any]] = [{"adapter": number} for number in (1, 0, 2, 3)]
     cpu = start(base, "cpu", **SERVED)
     install_all(cpu, folders)
     expected = drive(cpu, TEXTS[:4], asked, new).tokens
