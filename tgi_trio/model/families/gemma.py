@@ -99,7 +99,7 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
         return None
     windows = sliding_windows(config, every=6, window=window)
     windows[-1] = 0  # whatever config.json says
-    own = int(config.get("hidden_size_per_layer_input", own_width))
+    own = own_width and int(config.get("hidden_size_per_layer_input", own_width))
     sparse = bool(config.get("enable_moe_block", False))
     spec = llama_spec(
         config,
@@ -165,7 +165,8 @@ def _sizes(
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
         kind = _SLIDING if layer.window else _FULL
-        own: dict[str, Any] = by_layer.get(str(index), by_layer.get(kind, {}))
+        by_number = {int(key): said for key, said in by_layer.items() if key.isdigit()}  # "05"
+        own: dict[str, Any] = by_number.get(index, by_layer.get(kind, {}))
     elif layer.window:
         own = {}
     else:

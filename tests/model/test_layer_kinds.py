@@ -1,0 +1,121 @@
+"""What families say of layers that differ, read from published files and from those of today."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.spec import DecoderSpec, HeadSizes
+from tgi_trio.model.split import check_split
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+# Family, and what published files say that today's say otherwise, or leave to the class.
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4 E": (
+        "gemma4_text",
+        {"global_head_dim": 32, "num_kv_shared_layers": 6, "use_double_wide_mlp": True},
+    ),
+    "gemma4": (
+        "gemma4_text",
+        {
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+        },
+    ),
+    "gemma4 unified": (
+        "gemma4_unified_text",
+        {"num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        {"rope_theta": 5e5, "rope_local_base_freq": 5e3, "num_kv_shared_layers": 5},
+    ),
+    "mimo": ("mimo_v2_flash", {"sliding_window_size": 31, "routed_scaling_factor": None}),
+}
+
+
+def spec_of(folder: Path, values: dict[str, Any]) -> DecoderSpec:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None
+    return spec
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_file_says_what_transformers_makes_of_it(tmp_path: Path, name: str) -> None:
+    from transformers import AutoConfig
+
+    family, said = PUBLISHED[name]
+    values = SIZES | {"intermediate_size": 96} | said
+    theirs = AutoConfig.for_model(family, **values)
+    theirs.save_pretrained(tmp_path / "theirs")
+    saved = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    published = spec_of(tmp_path / "published", {"model_type": family} | values)
+    today = spec_of(tmp_path / "today", saved)
+    for i, (layer, other) in enumerate(zip(published.layers, today.layers, strict=True)):
+        assert published.sizes(layer) == today.sizes(other), i
+        assert layer.rotary and other.rotary
+        turned = [(r.dim, r.theta, r.kind) for r in (layer.rotary, other.rotary)]
+        assert turned[0] == turned[1], i
+        same = ("window", "experts", "keys_as_values", "reads_layer", "mlp_width", "sparsity")
+        assert [getattr(layer, key) for key in same] == [getattr(other, key) for key in same], i
+    assert published.own_inputs == today.own_inputs and published.streams == today.streams
+    assert (published.value_scale, published.norm_eps) == (today.value_scale, today.norm_eps)
+
+
+def test_sizes_may_be_told_by_kind_of_layer(tmp_path: Path) -> None:
+    values = SIZES | {"model_type": "gemma4_text", "intermediate_size": 96}
+    by_kind = {"full_attention": {"head_dim": 32, "num_key_value_heads": 1}}
+    spec = spec_of(tmp_path, values | {"per_layer_config": by_kind})
+    assert spec.layers[5].sizes == HeadSizes(1, 32, 32) and spec.layers[4].sizes is None
+
+
+def test_the_last_layer_of_gemma_4_sees_everything(tmp_path: Path) -> None:
+    values = SIZES | {"model_type": "gemma4_text", "intermediate_size": 96}
+    spec = spec_of(tmp_path, values | {"layer_types": ["sliding_attention"] * 12})
+    assert [layer.window for layer in spec.layers] == [512] * 11 + [0]
+
+
+def test_who_sees_what_follows_is_none_of_ours(tmp_path: Path) -> None:
+    values = SIZES | {"model_type": "gemma4_text", "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(
+        json.dumps(values | {"use_bidirectional_attention": "all"})
+    )
+    assert decoder_spec(read_config(tmp_path)) is None
+
+
+def test_heads_of_every_kind_of_layer_have_to_divide(tmp_path: Path) -> None:
+    values = SIZES | {
+        "model_type": "gemma4_text",
+        "intermediate_size": 96,
+        "num_attention_heads": 6,
+    }
+    per_layer = {"full_attention": {"head_dim": 32, "num_key_value_heads": 3}}
+    spec = spec_of(tmp_path, values | {"per_layer_config": per_layer})
+    check_split(spec, 1)
+    with pytest.raises(ModelLoadError, match="3 key-value heads cannot be split over 2 shards"):
+        check_split(spec, 2)
+
+
+def test_gates_that_are_cut_together_are_not_split(tmp_path: Path) -> None:
+    """Before a rank is spawned."""
+    values = SIZES | {"model_type": "gemma3n_text", "intermediate_size": 96}
+    spec = spec_of(tmp_path, values | {"num_kv_shared_layers": 5})
+    assert [layer.sparsity for layer in spec.layers] == [0.95] * 10 + [0.0] * 2
+    with pytest.raises(ModelLoadError, match="not split over shards here; use --num-shard 1"):
+        check_split(spec, 2)
