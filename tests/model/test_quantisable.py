@@ -24,6 +24,14 @@ CONFIG: dict[str, object] = {
 CASES: dict[str, tuple[dict[str, object], str]] = {
     "lfm2": ({"full_attn_idxs": [1]}, "layers that keep a state per sequence"),
     "deepseek_v32": ({"num_experts_per_tok": 2}, "an index that chooses what tokens attend to"),
+    "gemma3n_text": (
+        {"num_kv_shared_layers": 0},
+        "layers with embeddings of their own",
+    ),
+    "gemma4_text": (
+        {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 2},
+        "layers that read another layer's keys and values",
+    ),
     "gpt_oss": ({}, "all experts of a layer in one tensor"),
     "llama4_text": ({}, "all experts of a layer in one tensor"),
 }

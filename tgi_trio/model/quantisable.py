@@ -47,6 +47,10 @@ def _unsolved_part(spec: DecoderSpec) -> str | None:
         return "layers that keep a state per sequence"
     if spec.index is not None:
         return "an index that chooses what tokens attend to"
+    if any(layer.reads_layer is not None for layer in spec.layers):
+        return "layers that read another layer's keys and values"
+    if spec.own_inputs is not None:
+        return "layers with embeddings of their own"
     experts = [layer.experts for layer in spec.layers if layer.experts]
     if experts and (spec.names.expert_gate_up or any(each.stacked for each in experts)):
         return "all experts of a layer in one tensor"
