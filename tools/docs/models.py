@@ -70,6 +70,17 @@ DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best
 they do. Torch computes it, on a GPU as well, without recorded graphs. The index is computed in the
 model's dtype, as `transformers` does, not in 8 bits behind a Hadamard transform.
 
+Layers that keep a state per sequence (short convolutions, delta rules, Mamba of both kinds, RG-LRU:
+`torch_backend/states/`) stand in the place of attention, beside it (Falcon H1), or alone: Mamba,
+Mamba 2 and Falcon Mamba keep no K and V at all, so that their memory is all slots. Torch computes
+them, on a GPU without recorded graphs. Ranks divide channels and heads; where a Mamba-2 has fewer
+groups of heads than there are ranks, neighbours share one, and its norm is over what all of them
+read. Recurrences are float32; what layers add up has the model's dtype, where `transformers` keeps
+Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind what it scales, and Nemotron 3
+with biases around compressed experts, run through transformers, as does Zamba2: its blocks of
+attention and MLP are shared by many layers, each with changes of low rank, and read the embedding
+beside the hidden state.
+
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
 all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs
 through transformers.
