@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,21 @@ def test_a_sequence_goes_on_behind_a_snapshot(
     assert first[20] == again[40]
     check(golden, recorder, 40, prompt)
     check(golden, recorder, 60, [*prompt[:80], 9, 8, 7])
+
+
+def test_a_sequence_that_comes_back_goes_on_as_before(
+    model: tuple[Runner, GreedyRecorder, Golden],
+) -> None:
+    """Preempted, or behind a shard that died: with what it had said, and slots of others."""
+    runner, _, golden = model
+    prompt = PROMPTS[-1]
+    tokens, _ = golden.greedy(prompt, NEW)
+    batch = serve(runner)
+    batch.add(row(20, PROMPTS[0], StateGrant((1, 2))))
+    run(batch, runner, seed=4)
+    known = row(40, [*prompt, *tokens[:5]], StateGrant((2, 1)))
+    batch.add(replace(known, prompt_length=len(prompt), max_new_tokens=NEW - 5))
+    assert run(batch, runner, seed=6)[40] == tokens[5:]
 
 
 def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
