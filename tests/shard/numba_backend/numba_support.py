@@ -89,6 +89,20 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Newer families, which are made of what others have.
+NEWER: dict[str, dict[str, Any]] = {
+    "dots1": {"head_dim": 32},
+    "ernie4_5": {"head_dim": 32},
+    "exaone4": {"head_dim": 32},
+    "glm4": {"head_dim": 32},
+    "glm4_moe": {"head_dim": 32},
+    "granitemoe": {"hidden_size": 128, "intermediate_size": 64},
+    "hy_v3": {"head_dim": 32},
+    "minimax_m2": {"head_dim": 32, "intermediate_size": 64},
+    "seed_oss": {"head_dim": 32},
+    "smollm3": {"head_dim": 32},
+}
+
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
@@ -105,6 +119,7 @@ FITTING: dict[str, dict[str, Any]] = {
     **RARE,
     **MIXTURES,
     **HYBRIDS,
+    **NEWER,
 }
 
 

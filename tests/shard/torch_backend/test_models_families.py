@@ -81,6 +81,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bloom", {"n_head": 6, "hidden_size": 96}),
     ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
     ("olmoe", {"norm_topk_prob": True}),
+    *((family, {"head_dim": 32}) for family in ("bamba", "cohere2", "phimoe", "smollm3")),
     ("dbrx", {"ffn_config": {"ffn_hidden_size": 48, "moe_normalize_expert_weights": None}}),
     ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "attention_bias": True}),
     ("deepseek_v3", {"rope_interleave": False, "norm_topk_prob": False, "attention_bias": True}),

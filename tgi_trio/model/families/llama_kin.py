@@ -25,11 +25,12 @@ _APERTUS_ROTARY: Final = {
 def smollm3(config: ModelConfig) -> DecoderSpec:
     """Every fourth layer knows no positions."""
     hidden, heads = int(config.need("hidden_size")), int(config.need("num_attention_heads"))
+    head_dim = int(config.get("head_dim", hidden // heads))
     windows = sliding_windows(config) if config.get("use_sliding_window", False) else None
     spec = llama_spec(
         config,
         windows=windows,
-        turning=rotary(config, hidden // heads, theta=2000000.0),
+        turning=rotary(config, head_dim, theta=2000000.0),
         mlp_bias=bool(config.get("mlp_bias", False)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
         **attention_bias(config),

@@ -189,7 +189,9 @@ def _cohere(config: ModelConfig, theta: float, windows: list[int] | None = None)
     return llama_spec(
         config,
         windows=windows,
-        turning=rotary(config, hidden // heads, theta=theta, interleaved=True),
+        turning=rotary(
+            config, int(config.get("head_dim", hidden // heads)), theta=theta, interleaved=True
+        ),
         names=names.SHARED_NORM,
         norm="layer",
         norm_eps=float(config.get("layer_norm_eps", 1e-5)),

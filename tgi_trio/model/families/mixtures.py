@@ -57,7 +57,7 @@ def phimoe(config: ModelConfig) -> DecoderSpec:
     spec = llama_spec(
         config,
         windows=same_window(config),
-        turning=rotary(config, hidden // heads, theta=1000000.0),
+        turning=rotary(config, int(config.get("head_dim", hidden // heads)), theta=1000000.0),
         names=names.MIXTRAL,
         norm="layer",
         norm_bias=True,
