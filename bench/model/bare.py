@@ -91,7 +91,7 @@ class BareModel:
             self._batch.add(row)
         if cached:
             for stored in _keys_and_values(self.runner):
-                stored[:, :block] = 0
+                stored[:block] = 0
 
     def _grant(self, row: int, cached: bool) -> StateGrant:
         """Return the slots of a row; what is cached begins with a state of zeros."""
@@ -132,19 +132,17 @@ class BareModel:
         return statistics.median(times) * 1e3
 
 
-def _keys_and_values(runner: Any) -> tuple[Any, Any]:
-    """Return a runner's K and V, arrays [layers, blocks, ...]."""
+def _keys_and_values(runner: Any) -> list[Any]:
+    """Return a runner's K and V: of each layer two arrays [blocks, ...]."""
     if isinstance(runner, CpuRunner):
         kept: tuple[Any, Any] | None = runner._forward.program.kv_cache
         assert kept is not None
-        return kept
+        return [layer for each in kept for layer in each]
     import torch
 
     # Bytes: numpy has no bfloat16, and torch lets nobody write into a tensor of inference.
-    keys, values = (
-        each.view(torch.uint8).numpy() for each in (runner._cache.key, runner._cache.value)
-    )
-    return keys, values
+    cache = runner._cache
+    return [part.view(torch.uint8).numpy() for part in (*cache.key_blocks, *cache.value_blocks)]
 
 
 def decode_step_ms(model_id: str | None, batch: int, context: int, steps: int = 40) -> float:
