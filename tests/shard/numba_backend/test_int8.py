@@ -149,6 +149,14 @@ def test_a_replacement_computes_the_same_bits(llama: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def test_fewer_guesses_fill_a_step_of_8_bits(llama: Path) -> None:
+    """Their arithmetic sets the pace from a few rows on, see docs/benchmarks.md."""
+    with cpu_runner(llama, int8=True) as (runner, _):
+        eight = runner.info.draft_budget
+    with cpu_runner(llama) as (runner, _):
+        assert 1 < eight < runner.info.draft_budget
+
+
 def test_weights_take_a_byte_each(llama: Path) -> None:
     sizes = []
     for int8 in (False, True):

@@ -39,9 +39,6 @@ from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.ngram import NgramDrafter
 
 _LOGITS_AT_ONCE = 64  # rows of prompt logits that are computed together
-# Of a step, by the rows of a matrix product's tile: up to there reading the weights sets the pace,
-# from there on arithmetic.
-_CHEAP_TOKENS = {8: 8, 6: 4}
 
 
 class CpuRunner:
@@ -86,7 +83,7 @@ class CpuRunner:
             device="cpu",
             backend=f"numba ({', '.join(filter(None, words))})",
             load_ns=load_ns,
-            draft_budget=_CHEAP_TOKENS[forward.variant.rows],
+            draft_budget=forward.variant.cheap_rows,
             state_bytes=forward.program.state_bytes,
         )
 

@@ -98,7 +98,7 @@ def linear(variant, rank, step, op, counter, sums):
             panel = end_of_share(item % step.threads, step, op) - shared + item // step.threads
             end = np.int64(0)  # its own ones are done
         weights = op.weights + panel * panel_bytes
-        ahead, pace = weights + bytes_ahead(variant, rows), _STEP_BYTES
+        ahead, pace = weights + bytes_ahead(rows), _STEP_BYTES
         if tiles > 1:
             ahead, pace = weights + steps * _STEP_BYTES, _STEP_BYTES // tiles
         row = np.int64(0)  # a bare 0 is a type of its own: everything would be compiled twice
@@ -159,9 +159,9 @@ def multiply_quantised(op, rows, row, inputs, stride, weights, sums):
 
 
 @kernel
-def bytes_ahead(variant, rows):
+def bytes_ahead(rows):
     """Return how many bytes ahead a lone tile fetches."""
-    if rows > 1 and variant.rows >= 8:
+    if rows > 1:
         return np.int64(_FURTHER_AHEAD)
     return np.int64(_AHEAD)
 

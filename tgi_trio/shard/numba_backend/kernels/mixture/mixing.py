@@ -110,7 +110,7 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
         stride, panel_bytes = op.inputs // BLOCK_INPUTS * op.active_bytes, op.panel_bytes
     weights, source = expert[0] + panel * panel_bytes, step.buffers[op.source]
     tiles = (end - first) // variant.rows
-    ahead, pace = weights + bytes_ahead(variant, end - first), _STEP_BYTES
+    ahead, pace = weights + bytes_ahead(end - first), _STEP_BYTES
     if tiles > 1:
         ahead, pace = weights + panel_bytes, _STEP_BYTES // tiles
     row = first
