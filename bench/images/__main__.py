@@ -180,6 +180,8 @@ async def decode_round(client: Client, args: argparse.Namespace, number: int) ->
     picture, rng = make_picture(MB // 10) + b"d", random.Random(number)
     body = chat(picture)
     tokens = await count_tokens(client, {**body, "max_tokens": 1})
+    text = {"prompt": random_ids(rng, tokens), "temperature": 0}
+    await stream(client, "/v1/completions", text, 2)  # both are known now, and only decode
 
     async def mean_gap(images: bool) -> float:
         paces: list[Pace] = []
@@ -188,7 +190,6 @@ async def decode_round(client: Client, args: argparse.Namespace, number: int) ->
             if images:
                 paces.append(await stream(client, "/v1/chat/completions", body, args.tokens))
             else:
-                text = {"prompt": random_ids(rng, tokens), "temperature": 0}
                 paces.append(await stream(client, "/v1/completions", text, args.tokens))
 
         async with trio.open_nursery() as nursery:

@@ -95,9 +95,10 @@ def hostile_pictures() -> dict[str, bytes]:
     note = b"zTXta\0\0" + zlib.compress(bytes(256 * 2**20), 9)
     chunk = struct.pack(">I", len(note) - 4) + note + struct.pack(">I", zlib.crc32(note))
     whole = make_picture(3000)
-    claimed = struct.pack(">2I", 60_000, 60_000)
+    claimed = b"IHDR" + struct.pack(">2I", 60_000, 60_000) + whole[24:29]
+    claimed += struct.pack(">I", zlib.crc32(claimed))
     return {
-        "60,000 x 60,000 pixels": whole[:16] + claimed + whole[24:],
+        "60,000 x 60,000 pixels": whole[:12] + claimed + whole[33:],
         "a note of 256 MiB": whole[:33] + chunk + whole[33:],
         "truncated": make_picture(5 * MB)[: 4 * MB],
         "zeros": bytes(10 * MB),

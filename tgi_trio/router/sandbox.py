@@ -108,7 +108,7 @@ class _Process:
         """Return whether it can be asked: it lives, and has had every question whole."""
         return self._process.poll() is None and not self._sending
 
-    async def ask(self, job: Any, data: bytes) -> Answer:
+    async def ask(self, job: Any, data: bytes | bytearray) -> Answer:
         """Return the answer to a question; raises _Ended."""
         stdin = self._process.stdin
         if stdin is None:
@@ -255,7 +255,7 @@ class Turn:
             self._process = await self._pool.take()
         return self._process
 
-    async def ask(self, job: Any, data: bytes = b"", *, within: float) -> Answer:
+    async def ask(self, job: Any, data: bytes | bytearray = b"", *, within: float) -> Answer:
         """Return the answer to a question, a JSON value with bytes; raises SandboxCannotStart.
 
         `within`: seconds after which the process ends the job itself. One that does not even do

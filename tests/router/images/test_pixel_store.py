@@ -56,15 +56,15 @@ class Decoder:
         self.failures = 0  # of the next images
 
     @asynccontextmanager
-    async def decode(self, data: bytes) -> AsyncIterator[Pixels]:
-        self.decoded[data] += 1
+    async def decode(self, data: bytes | bytearray) -> AsyncIterator[Pixels]:
+        self.decoded[bytes(data)] += 1
         await trio.sleep(1.0)
         if data == b"broken":
             raise ValidationError("invalid image: broken")
         if self.failures:
             self.failures -= 1
             raise Overloaded("too many images wait to be decoded")
-        yield Pixels(data[:1], int(data[1:]) * UNIT)
+        yield Pixels(bytes(data[:1]), int(data[1:]) * UNIT)
 
 
 def image(name: str) -> PromptImage:

@@ -10,7 +10,6 @@ are two; `HttpSettings.shortcut` switches the dictionary off.
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -157,7 +156,7 @@ class HttpRequest(TrioASGIHTTPConnection):
         """Return the body, without its large images where there may be some; raises as below."""
         body = await self._read_body()
         if not route.images or self.app.engine.images is None:
-            return CutBody(body)
+            return CutBody(bytes(body))
         return cut_images(body)
 
     def _call(self, cut: CutBody, path: Mapping[str, str] | None) -> Call:
@@ -184,7 +183,7 @@ class HttpRequest(TrioASGIHTTPConnection):
 
     # ---- the body -------------------------------------------------------------------------------
 
-    async def _read_body(self) -> bytes:
+    async def _read_body(self) -> bytes | bytearray:
         """Return the body. Raises BodyRejected (413)."""
         limit = self.app.http.payload_limit
         length = self.headers.get(b"content-length", b"")
@@ -192,9 +191,8 @@ class HttpRequest(TrioASGIHTTPConnection):
         if announced > limit:
             raise too_large()
         await self.transport.invite_body()
-        # Not a list to be joined: that would take milliseconds at once, for a body of megabytes.
-        body = io.BytesIO()
-        size = 0
+        # Not pieces to be joined: that would take milliseconds at once, for a body of megabytes.
+        body, size = bytearray(announced), 0
         while True:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -207,10 +205,10 @@ class HttpRequest(TrioASGIHTTPConnection):
             ended = not message.get("more_body", False) or (announced and size == announced)
             if ended and size == len(piece):
                 return piece
-            body.write(piece)
+            body[size - len(piece) : size] = piece
             # The message that says that all was said is not worth another turn of the scheduler.
             if ended:
-                return body.getvalue()
+                return body
 
     def _end_reading(self) -> None:
         """No more of the body is wanted: from now on the transport tells when the client leaves."""

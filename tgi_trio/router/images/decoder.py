@@ -95,7 +95,7 @@ class ImageDecoder:
         await self._pool.close()
 
     @asynccontextmanager
-    async def decode(self, data: bytes) -> AsyncIterator[DecodedImage]:
+    async def decode(self, data: bytes | bytearray) -> AsyncIterator[DecodedImage]:
         """Decode an image, and keep its pixels for the block.
 
         Raises ValidationError, and Overloaded or Unavailable where the machine is too busy.

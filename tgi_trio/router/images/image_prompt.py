@@ -57,7 +57,7 @@ Prompt = str | ImagePrompt  # as a conversation is rendered, or as a client wrot
 class SeenImage:
     """An image whose bytes are here and can be decoded."""
 
-    data: bytes  # compressed
+    data: bytes | bytearray  # compressed
     key: bytes  # 32 bytes
     size: ImageSize
     nbytes: int  # of its pixels

@@ -90,7 +90,7 @@ class ImageReader:
         self._bytes = ByteBudget(limits.max_image_bytes)
         self._fetching = trio.CapacityLimiter(_FETCHES)
         self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
-        self._salt = hashlib.sha256(processed_as.encode()).digest()
+        self._salted = hashlib.sha256(hashlib.sha256(processed_as.encode()).digest())
 
     def hold_bytes(self) -> AbstractContextManager[HeldBytes]:
         """Return what one request's images may take, for as long as it keeps them."""
@@ -144,7 +144,7 @@ class ImageReader:
 
     async def _see(self, link: ImageLink, held: HeldBytes) -> SeenImage:
         data = await self._load(link, held)
-        key = await _in_thread(len(data), lambda: hashlib.sha256(self._salt + data).digest())
+        key = await _in_thread(len(data), lambda: self._make_key(data))
         hit, began = self._store.knows(key), trio.current_time()
         known = await self._store.look_at(key, data)
         if hit:
@@ -153,7 +153,12 @@ class ImageReader:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
         return SeenImage(data, key, known.size, known.nbytes)
 
-    async def _load(self, link: ImageLink, held: HeldBytes) -> bytes:
+    def _make_key(self, data: bytes | bytearray) -> bytes:
+        found = self._salted.copy()
+        found.update(data)  # without the interpreter's lock
+        return found.digest()
+
+    async def _load(self, link: ImageLink, held: HeldBytes) -> bytes | bytearray:
         """Return an image's bytes; raises ValidationError."""
         url, most = link.url, self._limits.max_image_fetch_size
         if url.startswith("data:") or ":" not in url:

@@ -47,7 +47,7 @@ class Decoded(Protocol):
 
 
 # Decodes compressed bytes and keeps the pixels for a block; raises as `ImageDecoder.decode`.
-Decode = Callable[[bytes], AbstractAsyncContextManager[Decoded]]
+Decode = Callable[[bytes | bytearray], AbstractAsyncContextManager[Decoded]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class PixelStore:
         """Return whether an image need not be decoded to know what it is."""
         return key in self._known
 
-    async def look_at(self, key: bytes, data: bytes) -> KnownImage:
+    async def look_at(self, key: bytes, data: bytes | bytearray) -> KnownImage:
         """Return what an image is; decoded at most once by all who ask at the same time.
 
         Its pixels stay where there is room for them. Raises ValidationError where it cannot be

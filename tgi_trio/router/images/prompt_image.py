@@ -20,7 +20,8 @@ class PromptImage:
     feature_places: tuple[tuple[int, int], ...]  # runs of feature tokens: (offset in span, count)
     size: ImageSize  # pixels as seen, before any scaling
     key: bytes  # 32 bytes: SHA-256 of the compressed bytes and of the processor's settings
-    data: bytes = field(repr=False)  # compressed, as it came; decoded again after its place is lost
+    # Compressed, as it came; decoded again after its place is lost.
+    data: bytes | bytearray = field(repr=False)
     nbytes: int = 0  # of its pixels, as a bundle in the arena
 
     @property

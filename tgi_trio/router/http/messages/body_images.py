@@ -72,9 +72,9 @@ class CutBody:
 UNCUT: Final = CutBody(b"")
 
 
-def cut_images(body: bytes) -> CutBody:
+def cut_images(body: bytes | bytearray) -> CutBody:
     """Return a body without its large images; as it is where it has none."""
-    pieces: list[bytes] = []
+    pieces: list[bytes | bytearray] = []
     images: list[EncodedImage] = []
     done = 0
     for begin, end in _find_base64(body):
@@ -82,16 +82,18 @@ def cut_images(body: bytes) -> CutBody:
         images.append(EncodedImage(body, begin, end))
         done = end
     if not images:
-        return CutBody(body)
+        return CutBody(bytes(body))
     rest = b"".join([*pieces, body[done:]])
     try:
         marks = sorted(_find_marks(msgspec.json.decode(rest)))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return CutBody(body)  # who reads it says what is wrong with it
-    return CutBody(rest, tuple(images)) if marks == list(range(len(images))) else CutBody(body)
+        return CutBody(bytes(body))  # who reads it says what is wrong with it
+    if marks != list(range(len(images))):
+        return CutBody(bytes(body))
+    return CutBody(rest, tuple(images))
 
 
-def _find_base64(body: bytes) -> Iterator[tuple[int, int]]:
+def _find_base64(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """Yield begin and end of what may be large images, in their order."""
     last = -1  # quote that was looked at
     place = SHORTEST
@@ -106,7 +108,7 @@ def _find_base64(body: bytes) -> Iterator[tuple[int, int]]:
         place = (end // SHORTEST + 1) * SHORTEST
 
 
-def _find_in_string(body: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
+def _find_in_string(body: bytes | bytearray, begin: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield begin and end of the images in what stands between two quotes."""
     url = _DATA_URL.match(body, begin, end)
     if url is not None or _DATA_KEY.search(body, max(begin - 1 - _KEY_LENGTH, 0), begin - 1):
