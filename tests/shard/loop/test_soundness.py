@@ -32,7 +32,7 @@ KINDS = [
     ("t5", "torch", "model.forward"),
     ("vaultgemma", "torch", "way.model.forward"),
     ("codegen", "torch", "way.model.forward"),
-    ("mamba2", "torch", "way.model.forward"),
+    ("mamba2", "torch", "model.forward"),
     ("bart", "torch", "way.model.forward"),
 ]
 
