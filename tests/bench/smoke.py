@@ -38,6 +38,7 @@ SMALL: dict[str, str] = {
     " --rounds 1",
     "bench.step_gap": "--streams 1 --seconds 2",
     "bench.torch_step": "--folder CHECKPOINTS/tgi-trio-tiny --shape tiny --batches 1 --count 2",
+    "bench.torch_step.families": "--families smollm3 --count 1",
     "tests.stress.chaos": "--faults 1 --clients 2",
     "tests.stress.fuzz": "--count 40",
     "tests.stress.restarts": "--times 1",
