@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,8 @@ from tests.shard.loop.scripted_router import (
     row,
 )
 from tgi_trio.ipc.messages import StateGrant
-from tgi_trio.shard.contract import Pending, StepPlan, StepResult
+from tgi_trio.shard.contract import DraftRow, Pending, StepPlan, StepResult
+from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.testing.fake_model import FakeRunner
 
 
@@ -165,3 +168,54 @@ def test_states_of_steps_that_follow_at_once_take_turns(monkeypatch: pytest.Monk
         router.finished(1, 2)
         assert [router.tokens(i) for i in (1, 2)] == [answer([i, 7], 9) for i in (1, 2)]
     assert [what for what, _ in journal.entries[:4]] == ["launched", "went on", "launched", "read"]
+
+
+class Foretelling:
+    """Guesses two tokens that will be said, but for every third, which is another."""
+
+    def __init__(self, answers: dict[int, list[int]]) -> None:
+        self.answers = answers
+        self.made = 0
+
+    def draft_rows(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        counts = {}
+        for place, sequence, room in rows:
+            said = sequence.length - sequence.prompt_length
+            coming = self.answers[sequence.id][said : said + max(0, min(2, room, spare))]
+            for i, token in enumerate(coming):
+                self.made += 1
+                sequence.token_ids[sequence.length + i] = token + (self.made % 3 == 0)
+            if coming:
+                counts[place] = len(coming)
+            spare -= len(coming)
+        return counts
+
+
+def test_steps_follow_at_once_while_guessing_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a step with guesses waits for the tokens before it."""
+    asked = [0]
+
+    def rests(at: int) -> bool:
+        return at % 8 >= 3
+
+    def allows(self: Payoff, rows: int) -> bool:
+        asked[0] += 1
+        return not rests(asked[0])
+
+    monkeypatch.setattr(Payoff, "allows", allows)
+    monkeypatch.setattr(Payoff, "is_resting", lambda self, rows: rests(asked[0] + 1))
+    journal = Journal(monkeypatch)
+    answers = {1: answer(PROMPT, 60), 2: answer([8, 9], 60)}
+    drafter = Foretelling(answers)
+    monkeypatch.setattr(FakeRunner, "drafter", lambda self, most: drafter)
+    with fake_shard(runs_ahead=True, speculate=2) as (router, _):
+        router.prefill(row(1, PROMPT, 60), row(2, [8, 9], 60))
+        router.finished(1, 2)
+        assert {i: router.tokens(i) for i in answers} == answers
+    assert drafter.made > 8
+    flying, launched_upon = 0, [0, 0]  # steps launched behind none that is not read, behind one
+    for what, _ in journal.entries:
+        if what == "launched":
+            launched_upon[flying] += 1
+        flying += {"launched": 1, "read": -1}.get(what, 0)
+    assert min(launched_upon) > 5

@@ -263,6 +263,11 @@ class Batch:
             taken[first] = min(least, int(wanted[first]))
         return taken
 
+    @property
+    def guesses_rest(self) -> bool:
+        """Whether the next step gets no guesses, though all tokens before it be known."""
+        return self._guessing is None or self._guessing.is_resting(len(self))
+
     def _may_be_steady(self, rows: int) -> bool:
         """Return whether the next step of so many decodes is one without guesses for certain."""
         return self._guessing is None or self._guessing.sits_out(rows)
@@ -273,11 +278,15 @@ class Batch:
         """Have the next tokens of rows guessed, but of those `out`: [chosen] how many, or None.
 
         No row guesses beyond its granted blocks or its last token; all together `spare` at most.
+        Nothing is guessed for a step that follows at once another whose tokens nobody knows.
         """
         if self._guessing is None or spare <= 0:
             return None
+        if self._settler.expected is not None:
+            self._guessing.sits_out(len(self))
+            return None
         table, decodes = self._table, []
-        for i in np.flatnonzero(~out & (table.last[chosen] != UNKNOWN)).tolist():
+        for i in np.flatnonzero(~out).tolist():
             sequence, granted = table.sequences[chosen[i]], int(table.granted[chosen[i]])
             room = min(sequence.remaining - 1, granted - sequence.length)
             decodes.append(DraftRow(i, sequence, room))

@@ -297,7 +297,9 @@ class Worker:
         plan.applied = self._applied
         self._beat(Phase.PREFILL if plan.counts.prefill_tokens else Phase.DECODE)
         flight = _Flight(self._step, plan, time.perf_counter_ns())
-        if self._speculate or not self._runner.runs_ahead(plan):
+        # Guesses are for rows whose last token is known: what may have some follows no other step.
+        followed = self._batch.guesses_rest
+        if not self._runner.runs_ahead(plan) or (self._flight is None and not followed):
             self._settle(flight)
             return
         pending = self._launch(plan)
@@ -306,11 +308,13 @@ class Worker:
             return
         if pending is not None and _proceed(pending):
             flight.pending = pending
-            self._batch.expect(plan)
-            self._flight = flight
+            if followed:
+                self._batch.expect(plan)
+                self._flight = flight
+                return
         else:  # nothing may follow it before it has been computed
             fill_inputs(plan)
-            self._settle(flight)
+        self._settle(flight)
 
     def _launch(self, plan: StepPlan) -> Pending | None:
         """Launch a step; None: that has raised, and it is to be computed where it is settled."""
