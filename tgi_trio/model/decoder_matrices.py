@@ -11,7 +11,6 @@ from typing import Final
 from tgi_trio.model.claims import ANY, Claims
 from tgi_trio.model.matrices import (
     AttentionRefs,
-    BesideRefs,
     ExpertsRefs,
     IndexRefs,
     LatentRefs,
@@ -28,12 +27,12 @@ from tgi_trio.model.matrices import (
     run_of,
     split_inputs,
     split_outputs,
-    stack_matrices,
     whole_linear,
     whole_units,
 )
 from tgi_trio.model.mixer_matrices import mixer_refs
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, IndexSpec, LatentSpec, LayerSpec
+from tgi_trio.model.mlp_matrices import beside_refs, dense_mlp_refs, experts_refs, layer_matrix
+from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec, LayerSpec
 from tgi_trio.model.stream_matrices import (
     layer_streams_refs,
     own_input_refs,
@@ -42,8 +41,6 @@ from tgi_trio.model.stream_matrices import (
 )
 
 _LATENT_EPS = 1e-6  # of the norms of what is compressed, whatever the layers' is
-_SHARED_EXPERT = ("gate_proj", "up_proj", "down_proj")  # of every family that has one
-_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 # The names that are read below: what backends need not look at.
 NAMES: Final[Claims] = {
@@ -147,9 +144,9 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
     mlp: MlpRefs | ExpertsRefs | None = None
     if layer.feeds:
         if experts and not layer.beside:
-            mlp = _experts(spec, prefix, experts)
+            mlp = experts_refs(spec, prefix, experts)
         else:
-            mlp = _dense_mlp(spec, prefix, layer.mlp_width or spec.mlp_width)
+            mlp = dense_mlp_refs(spec, prefix, layer.mlp_width or spec.mlp_width)
 
     def norm(name: str, there: bool) -> NormRef | None:
         return _norm(spec, prefix, name, hidden) if there else None
@@ -163,7 +160,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         mlp_norm=norm(names.mlp_norm, layer.feeds),
         attention_post_norm=norm(names.attention_post_norm, mixes),
         mlp_post_norm=norm(names.mlp_post_norm, layer.feeds),
-        beside=_beside(spec, prefix, experts) if experts and layer.beside else None,
+        beside=beside_refs(spec, prefix, experts) if experts and layer.beside else None,
         own_input=own_input_refs(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
         streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
@@ -177,7 +174,7 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
     names, latent = spec.names, spec.latent
     index = spec.index if layer.chooses else None
     value_dim = latent.value_dim if latent else spec.sizes(layer).value_dim
-    output = _matrix(
+    output = layer_matrix(
         spec, prefix + names.output, spec.hidden_size, spec.heads * value_dim, bias=spec.output_bias
     )
     query_norm, key_norm = _query_key_norms(spec, prefix, layer)
@@ -206,22 +203,22 @@ def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
             if not layer.keys_as_values:
                 kinds.append((names.value, "kv_heads", kv_heads, sizes.value_dim))
         matrices = [
-            _matrix(spec, prefix + name, count * each, hidden, bias=biased)
+            layer_matrix(spec, prefix + name, count * each, hidden, bias=biased)
             for name, _, count, each in kinds
         ]
         units = [run_of(split, count, each) for _, split, count, each in kinds]
     else:
         rows = (heads + 2 * kv_heads) * size
-        matrices = [_matrix(spec, prefix + names.qkv, rows, hidden, bias=biased)] * 3
+        matrices = [layer_matrix(spec, prefix + names.qkv, rows, hidden, bias=biased)] * 3
         units = _grouped_units(spec) if spec.qkv_layout == "grouped" else _stacked_units(spec)
     if spec.gated_attention:
         rows = 2 * heads * size
-        both = _matrix(spec, prefix + names.query, rows, hidden, bias=biased)
+        both = layer_matrix(spec, prefix + names.query, rows, hidden, bias=biased)
         matrices = [both, *matrices[1:], both]
         queries, gates = (Units("heads", range(i, rows, 2 * size), size) for i in (0, size))
         units = [queries, *units[1:], gates]
     if spec.gated_heads:
-        matrices = [*matrices, _matrix(spec, prefix + names.head_gate, heads, hidden)]
+        matrices = [*matrices, layer_matrix(spec, prefix + names.head_gate, heads, hidden)]
         units = [*units, run_of("heads", heads)]
     pairs = zip(matrices, units, strict=True)
     return LinearRef(
@@ -282,25 +279,25 @@ def _latent_qkv(
     names, hidden, size = spec.names, spec.hidden_size, latent.plain_dim + latent.rotary_dim
     if latent.query_rank:
         rank = latent.query_rank
-        query = _matrix(spec, prefix + names.query_down, rank, hidden, bias=latent.bias)
+        query = layer_matrix(spec, prefix + names.query_down, rank, hidden, bias=latent.bias)
         units = whole_units(rank)
     else:
-        query = _matrix(spec, prefix + names.query, spec.heads * size, hidden)
+        query = layer_matrix(spec, prefix + names.query, spec.heads * size, hidden)
         units = run_of("heads", spec.heads, size)
     width = latent.rank + latent.rotary_dim
-    down = _matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
+    down = layer_matrix(spec, prefix + names.latent_down, width, hidden, bias=latent.bias)
     inputs = whole_units(hidden)
     pieces = [LinearPiece(query, units, inputs), LinearPiece(down, whole_units(width), inputs)]
     if index is not None:
         for name, rows in ((names.index_key, index.dim), (names.index_weights, index.heads)):
-            own = _matrix(spec, prefix + name, rows, hidden)
+            own = layer_matrix(spec, prefix + name, rows, hidden)
             pieces.append(LinearPiece(own, whole_units(rows), inputs))
     return LinearRef(tuple(pieces))
 
 
 def _index(spec: DecoderSpec, prefix: str, latent: LatentSpec, index: IndexSpec) -> IndexRefs:
     names, key = spec.names, prefix + spec.names.index_norm
-    up = _matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
+    up = layer_matrix(spec, prefix + names.index_query, index.heads * index.dim, latent.query_rank)
     return IndexRefs(
         query_up=whole_linear(up),
         key_norm=NormRef(f"{key}.weight", f"{key}.bias", index.dim, _LATENT_EPS),
@@ -312,7 +309,7 @@ def _latent(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
     query_up = query_norm = None
     if rank := latent.query_rank:
         size = latent.plain_dim + latent.rotary_dim
-        matrix = _matrix(spec, prefix + names.query_up, heads * size, rank)
+        matrix = layer_matrix(spec, prefix + names.query_up, heads * size, rank)
         query_up = split_outputs(matrix, "heads", size)
         query_norm = _norm(spec, prefix, names.query_norm, rank, _LATENT_EPS)
     each = latent.plain_dim + latent.value_dim
@@ -324,144 +321,12 @@ def _latent(spec: DecoderSpec, prefix: str, latent: LatentSpec) -> LatentRefs:
         query_norm=query_norm,
         latent_norm=latent_norm,
         up=split_outputs(
-            _matrix(spec, prefix + names.latent_up, heads * each, latent.rank), "heads", each
+            layer_matrix(spec, prefix + names.latent_up, heads * each, latent.rank), "heads", each
         ),
-    )
-
-
-# --- feed-forward ---------------------------------------------------------------------------------
-
-
-def _dense_mlp(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
-    names, hidden, biased = spec.names, spec.hidden_size, spec.mlp_bias
-    columns = run_of("mlp", width)
-    if names.gate_up:
-        both = _matrix(spec, prefix + names.gate_up, 2 * width, hidden, bias=biased)
-        units = (columns, run_of("mlp", width, first=width))
-        inner = LinearRef(tuple(LinearPiece(both, half, whole_units(hidden)) for half in units))
-    else:
-        parts = [names.gate, names.up] if spec.gated else [names.up]
-        matrices = [_matrix(spec, prefix + part, width, hidden, bias=biased) for part in parts]
-        inner = stack_matrices(matrices, columns)
-    down = _matrix(spec, prefix + names.down, hidden, width, bias=biased)
-    learned: tuple[VectorRef, ...] = ()
-    if names.activation:
-        place = prefix + names.activation
-        learned = tuple(VectorRef(f"{place}.{name}", 1) for name in _XIELU)
-    return MlpRefs(inner, split_inputs(down, columns), spec.gated, learned=learned)
-
-
-def _experts(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> ExpertsRefs:
-    names, hidden, latent = spec.names, spec.hidden_size, experts.latent_width
-    shared = shared_router = None
-    if experts.shared_width:
-        shared = _shared_expert(spec, prefix, experts.shared_width)
-        if names.shared_router:
-            matrix = MatrixRef(f"{prefix}{names.shared_router}.weight", 1, hidden)
-            shared_router = whole_linear(matrix)
-    choice_bias = names.choice_bias
-    router = _matrix(spec, prefix + names.router, experts.count, hidden, bias=experts.biased)
-    return ExpertsRefs(
-        router=whole_linear(router),
-        choice_bias=VectorRef(prefix + choice_bias, experts.count) if choice_bias else None,
-        experts=tuple(
-            _routed_expert(spec, prefix + names.experts, experts, index)
-            for index in range(experts.count)
-        ),
-        shared=shared,
-        shared_router=shared_router,
-        entry=_whole(spec, prefix + names.expert_entry, latent, hidden) if latent else None,
-        exit=_whole(spec, prefix + names.expert_exit, hidden, latent) if latent else None,
-    )
-
-
-def _whole(spec: DecoderSpec, path: str, rows: int, columns: int) -> LinearRef:
-    return whole_linear(_matrix(spec, path, rows, columns))
-
-
-def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: int) -> MlpRefs:
-    """Return expert number `index` of those at `place`, in which "{}" may stand for the number."""
-    names = spec.names
-    own = (names.expert_gate, names.expert_up, names.expert_down)
-    if experts.stacked:
-        return _stacked_expert(spec, place, own, experts, index)
-    if names.expert_gate_up:
-        return _fused_expert(spec, place.format(index), experts)
-    if experts.latent_width:
-        spec = replace(spec, hidden_size=experts.latent_width)
-    return _expert(spec, place.format(index), own, experts.width)
-
-
-def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
-    """Return the expert of every token, which has the place of a dense MLP or one of its own."""
-    if not spec.names.shared_expert:
-        return _dense_mlp(spec, prefix, spec.mlp_width)
-    gate, up, down = _SHARED_EXPERT
-    own = (gate if spec.gated else "", up, down)
-    return _expert(spec, prefix + spec.names.shared_expert, own, width)
-
-
-def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: int) -> MlpRefs:
-    """Return the expert whose gate if it has one, up and down, by their `names`, lie at `place`."""
-    hidden, columns = spec.hidden_size, run_of("mlp", width)
-    inner = [_matrix(spec, place + name, width, hidden) for name in names[:2] if name]
-    down = _matrix(spec, place + names[2], hidden, width)
-    gated = len(inner) == 2
-    return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated)
-
-
-def _fused_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec) -> MlpRefs:
-    """Return the expert at `place`, whose gate and up are one matrix, see `GateUpLayout`."""
-    names, hidden, width, lies = spec.names, spec.hidden_size, experts.width, experts.gate_up
-    gate_up, down = place + names.expert_gate_up, place + names.expert_down
-    biases = (f"{gate_up}_bias", f"{down}_bias") if experts.biased else ("", "")
-    inner = MatrixRef(gate_up, 2 * width, hidden, biases[0], transposed=lies != "rows")
-    outer = MatrixRef(down, hidden, width, biases[1], transposed=lies != "rows")
-    columns = run_of("mlp", width)
-    if lies == "turns":
-        rows = split_outputs(inner, "mlp", 2)
-    else:
-        halves = (columns, run_of("mlp", width, first=width))
-        rows = LinearRef(tuple(LinearPiece(inner, half, whole_units(hidden)) for half in halves))
-    return MlpRefs(rows, split_inputs(outer, columns), gated=True, paired=lies == "turns")
-
-
-def _stacked_expert(
-    spec: DecoderSpec, place: str, names: tuple[str, str, str], experts: ExpertsSpec, index: int
-) -> MlpRefs:
-    """Return one expert out of three tensors [experts * width, hidden] that hold them all."""
-    rows, hidden = experts.count * experts.width, spec.hidden_size
-    columns = run_of("mlp", experts.width, first=index * experts.width)
-    inner = [MatrixRef(place + name, rows, hidden) for name in names[:2]]
-    down = MatrixRef(place + names[2], hidden, rows, transposed=True)
-    return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated=True)
-
-
-def _beside(spec: DecoderSpec, prefix: str, experts: ExpertsSpec) -> BesideRefs:
-    names, hidden = spec.names, spec.hidden_size
-
-    def norm(name: str) -> NormRef:
-        return NormRef(f"{prefix}{name}.weight", "", hidden, spec.norm_eps)
-
-    return BesideRefs(
-        norm=norm(names.beside_norm),
-        experts=_experts(spec, prefix, experts),
-        router_norm=NormRef(prefix + names.router_gain, "", hidden, spec.norm_eps),
-        expert_scale=VectorRef(prefix + names.expert_scale, experts.count),
-        dense_post_norm=norm(names.dense_post_norm),
-        post_norm=norm(names.beside_post_norm),
     )
 
 
 # --- parts ----------------------------------------------------------------------------------------
-
-
-def _matrix(
-    spec: DecoderSpec, path: str, rows: int, columns: int, *, bias: bool = False
-) -> MatrixRef:
-    """Return a matrix of a layer, stored as the family stores them."""
-    name = f"{path}.bias" if bias else ""
-    return MatrixRef(f"{path}.weight", rows, columns, name, spec.transposed)
 
 
 def _norm(spec: DecoderSpec, prefix: str, name: str, size: int, eps: float = 0.0) -> NormRef | None:

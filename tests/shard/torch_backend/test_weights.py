@@ -18,7 +18,8 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.torch_backend.kv_cache import BLOCK_SIZE, KVCache, KVShape
-from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
 from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 

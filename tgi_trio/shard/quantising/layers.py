@@ -23,8 +23,9 @@ from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
 from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader
+from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
 

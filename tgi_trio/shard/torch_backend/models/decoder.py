@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,27 +12,24 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.torch_backend.attention.indexed import attend_indexed
 from tgi_trio.shard.torch_backend.attention.interface import (
     AttentionBackend,
-    AttentionLayer,
     attend_heads,
     attend_latents_apart,
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
-from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
-from tgi_trio.shard.torch_backend.layers.index import TokenIndex
-from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
+from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
-from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
+from tgi_trio.shard.torch_backend.layers.streams import Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
+from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
 from tgi_trio.shard.torch_backend.models.streamed import run_streamed
 from tgi_trio.shard.torch_backend.states.pool import StateShapes
-from tgi_trio.shard.torch_backend.states.steps import MixerLayer, StepStates
+from tgi_trio.shard.torch_backend.states.steps import StepStates
 from tgi_trio.shard.torch_backend.step_features import StepFeatures
 
 RotaryTables = dict[int, RotaryTable]
@@ -44,68 +40,6 @@ class Ranks(Gathering, Protocol):
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
     def least(self, value: int, device: torch.device) -> int: ...
-
-
-@dataclass(slots=True)
-class Attention:
-    """The weights of a layer's attention."""
-
-    shape: AttentionLayer
-    qkv: Linear  # query rows, key rows, value rows; with latents what they start from
-    latent: LatentProjections | None
-    index: TokenIndex | None  # None where there is none, or the choice of the layer before goes on
-    output: Linear
-    rotary: int  # index into the decoder's rotaries, -1 = none
-    query_norm: Norm | None  # over all heads at once
-    key_norm: Norm | None
-    head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
-    head_norm_bias: torch.Tensor | None
-    value_dim: int  # of each value in the cache
-    keys_as_values: bool  # see `HeadSteps`
-
-    def pack(self) -> None:
-        """Pack every large linear for this machine; see `Linear.pack`."""
-        self.qkv.pack()
-        self.output.pack()
-        for part in (self.latent, self.index):
-            if part is not None:
-                part.pack()
-
-    def nbytes(self) -> int:
-        parts = [self.qkv, self.latent, self.index, self.output, self.query_norm, self.key_norm]
-        plain = [self.head_norm, self.head_norm_bias]
-        return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
-
-
-@dataclass(slots=True)
-class Layer:
-    """One layer's weights. Built by `decoder_loading.py`."""
-
-    attention: Attention | None
-    mixer: MixerLayer | None  # where there is attention, too, their results are added up
-    mlp: Mlp | None
-    attention_norm: Norm | None  # before attention and mixer
-    mlp_norm: Norm | None
-    attention_post_norm: Norm | None
-    mlp_post_norm: Norm | None
-    beside: ExpertsBeside | None = None
-    own_input: OwnInput | None = None
-    streams: LayerStreams | None = None
-    scale: torch.Tensor | None = None  # [1]: what leaves the layer is multiplied by it
-
-    def _around(self) -> tuple[ExpertsBeside | OwnInput | LayerStreams | None, ...]:
-        return self.beside, self.own_input, self.streams
-
-    def pack(self) -> None:
-        """Pack every large linear for this machine; see `Linear.pack`."""
-        for part in (self.attention, self.mixer, self.mlp, *self._around()):
-            if part is not None:
-                part.pack()
-
-    def nbytes(self) -> int:
-        norms = [self.attention_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm]
-        parts = [self.attention, self.mixer, self.mlp, *self._around(), *norms]
-        return sum(part.nbytes() for part in parts if part is not None)
 
 
 class Decoder:

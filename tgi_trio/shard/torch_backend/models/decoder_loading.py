@@ -45,7 +45,8 @@ from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
-from tgi_trio.shard.torch_backend.models.decoder import Attention, Decoder, Layer, Ranks
+from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
+from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
 from tgi_trio.shard.torch_backend.models.mixer_loading import load_mixer
 from tgi_trio.shard.torch_backend.models.mlp_loading import (
     load_beside,

@@ -1,0 +1,80 @@
+"""The weights of a layer of the generic decoder: attention or mixer, feed-forward, norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
+from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.index import TokenIndex
+from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.norm import Norm
+from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.streams import LayerStreams
+from tgi_trio.shard.torch_backend.states.steps import MixerLayer
+
+
+@dataclass(slots=True)
+class Attention:
+    """The weights of a layer's attention."""
+
+    shape: AttentionLayer
+    qkv: Linear  # query rows, key rows, value rows; with latents what they start from
+    latent: LatentProjections | None
+    index: TokenIndex | None  # None where there is none, or the choice of the layer before goes on
+    output: Linear
+    rotary: int  # index into the decoder's rotaries, -1 = none
+    query_norm: Norm | None  # over all heads at once
+    key_norm: Norm | None
+    head_norm: torch.Tensor | None  # [heads + kv_heads, head_dim] weights of per-head norms
+    head_norm_bias: torch.Tensor | None
+    value_dim: int  # of each value in the cache
+    keys_as_values: bool  # see `HeadSteps`
+
+    def pack(self) -> None:
+        """Pack every large linear for this machine; see `Linear.pack`."""
+        self.qkv.pack()
+        self.output.pack()
+        for part in (self.latent, self.index):
+            if part is not None:
+                part.pack()
+
+    def nbytes(self) -> int:
+        parts = [self.qkv, self.latent, self.index, self.output, self.query_norm, self.key_norm]
+        plain = [self.head_norm, self.head_norm_bias]
+        return sum(p.nbytes() for p in parts if p) + sum(t.nbytes for t in plain if t is not None)
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer's weights. Built by `decoder_loading.py`."""
+
+    attention: Attention | None
+    mixer: MixerLayer | None  # where there is attention, too, their results are added up
+    mlp: Mlp | None
+    attention_norm: Norm | None  # before attention and mixer
+    mlp_norm: Norm | None
+    attention_post_norm: Norm | None
+    mlp_post_norm: Norm | None
+    beside: ExpertsBeside | None = None
+    own_input: OwnInput | None = None
+    streams: LayerStreams | None = None
+    scale: torch.Tensor | None = None  # [1]: what leaves the layer is multiplied by it
+
+    def _around(self) -> tuple[ExpertsBeside | OwnInput | LayerStreams | None, ...]:
+        return self.beside, self.own_input, self.streams
+
+    def pack(self) -> None:
+        """Pack every large linear for this machine; see `Linear.pack`."""
+        for part in (self.attention, self.mixer, self.mlp, *self._around()):
+            if part is not None:
+                part.pack()
+
+    def nbytes(self) -> int:
+        norms = [self.attention_norm, self.mlp_norm, self.attention_post_norm, self.mlp_post_norm]
+        parts = [self.attention, self.mixer, self.mlp, *self._around(), *norms]
+        return sum(part.nbytes() for part in parts if part is not None)
