@@ -12,9 +12,17 @@ from tgi_trio.devices import check_device_flags, may_see_device
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.adapters.files import read_adapter
 from tgi_trio.model.adapters.sites import map_adapter
-from tgi_trio.model.check import check_checkpoint, check_model, heads_refusal, model_spec
+from tgi_trio.model.check import (
+    check_checkpoint,
+    check_guesser,
+    check_model,
+    heads_refusal,
+    model_spec,
+    supported_spec,
+)
 from tgi_trio.model.config import read_config
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.router.telemetry.tracing import check_tracing_installed
@@ -54,10 +62,13 @@ def _check_drafter(settings: Settings, folder: Path) -> None:
             raise ConfigurationError(heads_refusal(config))
         heads = read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
         if isinstance(heads, EagleSpec):
+            check_hidden_states(folder, spec)
             heads.taps(len(spec.layers))
         return
     draft = read_config(folder)
-    check_checkpoint(draft, model_spec(draft))
+    spec = supported_spec(draft)
+    check_guesser(folder, spec)
+    check_checkpoint(draft, spec)
     own = tokenizer_json(settings.tokenizer_path, None, settings.trust_remote_code)
     other = tokenizer_json(folder, None, settings.trust_remote_code)
     if (difference := find_difference(own, other)) is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.model.support import LLAMA, Asked, make_folder, write_json, write_safetensors
 from tgi_trio.errors import ConfigurationError, ModelLoadError
+from tgi_trio.model import decoder_fit
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import RopeScaling, read_config
 from tgi_trio.model.transformers_types import text_types
@@ -27,6 +28,7 @@ T5 = {
     "num_heads": 2,
     "num_layers": 1,
 }
+MAMBA = {"model_type": "mamba", "vocab_size": 8, "hidden_size": 4, "num_hidden_layers": 1}
 LARGE = LLAMA | {"hidden_size": 64, "intermediate_size": 64}  # the kernels fit it
 
 
@@ -71,6 +73,48 @@ def test_kernels_that_do_not_fit(tmp_path: Path) -> None:
     assert check(tmp_path, cpu_backend="numba", quantize="eetq") == []
     with pytest.raises(ConfigurationError, match="dtype float16 is not one of"):
         check(tmp_path, dtype="float16", cpu_backend="numba")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LLAMA | {"hidden_act": "swoosh"}, "Activation 'swoosh' is not known"),
+        (
+            MAMBA | {"hidden_act": "gelu"},
+            "nobody has built here: activation 'gelu' behind a convolution is not built",
+        ),
+        (
+            MAMBA | {"model_type": "mamba2", "hidden_act": "tanh"},
+            "of model type 'mamba2' what .* activation 'tanh' behind",
+        ),
+    ],
+)
+def test_a_part_that_nobody_built_is_refused_by_its_name(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    make_folder(tmp_path, config)
+    with pytest.raises(ModelLoadError, match=message):
+        check(tmp_path)
+    make_folder(tmp_path, config | {"hidden_act": "silu"})
+    assert check(tmp_path) == []
+
+
+def test_a_field_that_torch_has_not_learned_is_refused_before_a_shard_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = {k: v for k, v in decoder_fit.CLAIMS.items() if k != "DecoderSpec.norm_eps"}
+    monkeypatch.setattr(decoder_fit, "CLAIMS", claims)
+    make_folder(tmp_path, LLAMA | {"rms_norm_eps": 0.5})
+    with pytest.raises(ModelLoadError, match=r"DecoderSpec\.norm_eps is 0\.5, which is not comp"):
+        check(tmp_path)
+
+
+def test_activations_of_8_bits_are_for_the_generic_decoder(tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    assert check(tmp_path, activations=8) == []
+    make_folder(tmp_path, T5)
+    with pytest.raises(ConfigurationError, match=r"--activations 8 is for .* 't5' is none"):
+        check(tmp_path, activations=8)
 
 
 def write_plain(folder: Path, model_type: str, **config: Any) -> None:
@@ -172,6 +216,9 @@ def test_a_speculator_is_no_model(tmp_path: Path) -> None:
         (LLAMA, {"num_shard": 3}),
         (LLAMA, {"quantize": "gptq"}),
         (LLAMA, {"cpu_backend": "numba"}),
+        (LLAMA | {"hidden_act": "swoosh"}, {}),
+        (MAMBA | {"hidden_act": "gelu"}, {}),
+        (T5, {"activations": 8}),
         (LLAMA | {"model_type": "no_such_model"}, {}),
         (LLAMA | {"model_type": "no_such_model", "auto_map": {"AutoConfig": "m.M"}}, {}),
     ],

@@ -13,7 +13,7 @@ import pytest
 from tests.shard.numba_backend.numba_support import FITTING
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model import kernel_fit
+from tgi_trio.model import decoder_fit, kernel_fit
 from tgi_trio.model.activation_names import PLAIN
 from tgi_trio.model.claims import ANY, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.families import names
@@ -39,7 +39,6 @@ from tgi_trio.model.spec import (
     StreamsSpec,
 )
 from tgi_trio.shard.backend import load_runner
-from tgi_trio.shard.torch_backend import support as torch_support
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
 
 RECORDS = (
@@ -85,7 +84,7 @@ def test_the_activations_that_a_start_lets_in_are_those_there_are() -> None:
 
 
 def test_torch_claims_every_field_of_a_model() -> None:
-    assert torch_support.CLAIMS.keys() == FIELDS
+    assert decoder_fit.CLAIMS.keys() == FIELDS
 
 
 def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> None:
@@ -148,8 +147,8 @@ def test_the_kernels_refuse_experts_of_odd_sizes() -> None:
 
 @pytest.mark.parametrize(("key", "values"), KINDS)
 def test_values_that_are_words_are_claimed_one_by_one(key: str, values: tuple[str, ...]) -> None:
-    assert all(torch_support.CLAIMS[key].serves(value) for value in values)
-    for claims in (torch_support.CLAIMS, kernel_fit.CLAIMS):
+    assert all(decoder_fit.CLAIMS[key].serves(value) for value in values)
+    for claims in (decoder_fit.CLAIMS, kernel_fit.CLAIMS):
         assert key not in claims or not claims[key].serves("of tomorrow")
 
 
@@ -158,10 +157,10 @@ def without(claims: Claims, key: str) -> Claims:
 
 
 def test_a_field_that_is_not_claimed_may_be_what_it_is_by_default() -> None:
-    claims = without(torch_support.CLAIMS, "DecoderSpec.qkv_clip")
+    claims = without(decoder_fit.CLAIMS, "DecoderSpec.qkv_clip")
     assert find_unclaimed(LLAMA, claims) is None
     clipped = dataclasses.replace(LLAMA, qkv_clip=8.0)
-    assert find_unclaimed(clipped, torch_support.CLAIMS) is None
+    assert find_unclaimed(clipped, decoder_fit.CLAIMS) is None
     assert (
         find_unclaimed(clipped, claims) == "DecoderSpec.qkv_clip is 8.0, which is not computed here"
     )
@@ -170,7 +169,7 @@ def test_a_field_that_is_not_claimed_may_be_what_it_is_by_default() -> None:
 
 def test_records_in_every_layer_are_looked_at() -> None:
     odd = dataclasses.replace(LLAMA.layers[0], rotary=RotarySpec(dim=32, theta=5.0))
-    claims = {**torch_support.CLAIMS, "RotarySpec.theta": only(10000.0, refusal="base {}")}
+    claims = {**decoder_fit.CLAIMS, "RotarySpec.theta": only(10000.0, refusal="base {}")}
     assert find_unclaimed(LLAMA, claims) is None
     assert (
         find_unclaimed(dataclasses.replace(LLAMA, layers=(*LLAMA.layers, odd)), claims)
@@ -179,7 +178,7 @@ def test_records_in_every_layer_are_looked_at() -> None:
 
 
 def test_a_claim_says_what_it_refuses() -> None:
-    claims = {**torch_support.CLAIMS, "DecoderSpec.heads": multiples(4, "{} heads")}
+    claims = {**decoder_fit.CLAIMS, "DecoderSpec.heads": multiples(4, "{} heads")}
     assert find_unclaimed(LLAMA, claims) == "2 heads"
     assert find_unclaimed(dataclasses.replace(LLAMA, heads=8), claims) is None
     assert ANY.serves(object())
@@ -189,7 +188,7 @@ def test_what_is_not_claimed_is_refused_at_load(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     folder = checkpoint("granite", **FITTING["granite"])  # which scales its residual stream
-    for support in (kernel_fit, torch_support):
+    for support in (kernel_fit, decoder_fit):
         claims = without(support.CLAIMS, "DecoderSpec.residual_scale")
         monkeypatch.setattr(support, "CLAIMS", claims)
     with pytest.raises(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.activation_names import check_activation
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.checkpoint_tensors import gguf_files, read_tensors
 from tgi_trio.model.config import ModelConfig, RopeScaling
+from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.families.registry import FAMILIES, decoder_spec
 from tgi_trio.model.formats import (
     INDEX_DTYPES,
@@ -43,6 +45,10 @@ from tgi_trio.model.tensors import (
 )
 from tgi_trio.model.transformers_types import configured_types, text_types
 
+ONE_RANK: Final = (
+    "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use --num-shard 1."
+)
+
 
 class Serving(Protocol):
     """How a model is to be served, as far as the model may forbid it; the settings are one."""
@@ -55,6 +61,8 @@ class Serving(Protocol):
     def quantize(self) -> str | None: ...  # how weights are stored, or what they are rounded to
     @property
     def kv_cache_dtype(self) -> str | None: ...  # of K and V, where it is not the model's
+    @property
+    def activations(self) -> int | None: ...  # bits of those that 8-bit weights are multiplied by
     @property
     def cpu_backend(self) -> str: ...  # "numba" where only the CPU kernels will do
     @property
@@ -69,9 +77,7 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     Returns what is to be said all the same, a sentence each.
     """
     warnings = check_drafter(config)
-    spec = model_spec(config)
-    if isinstance(spec, DecoderSpec):
-        check_activation(spec.activation, learned=bool(spec.names.activation))
+    spec = supported_spec(config)
     if scales := check_checkpoint(config, spec):
         from tgi_trio.model.scales import check_scales  # numpy: 60 ms
 
@@ -92,7 +98,11 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
         check_rotary(config, spec)
     if serving.kv_cache_dtype is not None and not isinstance(spec, DecoderSpec):
         raise ConfigurationError(kv_refusal(config, serving.kv_cache_dtype))
+    if serving.activations == 8 and not isinstance(spec, DecoderSpec):
+        raise ConfigurationError(activations_refusal(config))
     if serving.cpu_backend == "numba":
+        if serving.num_shard > 1:
+            raise ConfigurationError(ONE_RANK)
         decoder = spec if isinstance(spec, DecoderSpec) else None
         reason = find_unsupported(decoder, serving.dtype)
         if isinstance(spec, T5Spec):
@@ -108,6 +118,15 @@ def model_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
     Raises ModelLoadError for a config.json whose values make no sense.
     """
     return t5_spec(config) if config.model_type in T5_FAMILIES else decoder_spec(config)
+
+
+def supported_spec(config: ModelConfig) -> DecoderSpec | T5Spec | None:
+    """Return what `model_spec` does; raises ModelLoadError for a part nobody built, too."""
+    spec = model_spec(config)
+    if isinstance(spec, DecoderSpec):
+        check_activation(spec.activation, learned=bool(spec.names.activation))
+        check_supported(spec)
+    return spec
 
 
 def is_known(model_type: str) -> bool:
@@ -295,6 +314,23 @@ def heads_refusal(config: ModelConfig) -> str:
     return (
         f"--draft-model holds heads, which guess for models of the generic decoder, and model type "
         f"{config.model_type!r} is none of them: leave it out; --speculate N guesses from the text."
+    )
+
+
+def check_guesser(folder: Path, spec: DecoderSpec | T5Spec | None) -> None:
+    """Raise ConfigurationError where the model in `folder` cannot guess for another."""
+    if isinstance(spec, DecoderSpec) and any(layer.mixer for layer in spec.layers):
+        raise ConfigurationError(
+            f"{folder} cannot guess for another model: its layers keep a state per sequence, which "
+            "wrong guesses cannot be taken out of; use a draft model of attention alone"
+        )
+
+
+def activations_refusal(config: ModelConfig) -> str:
+    """Return what is said where activations are to be rounded, and a model cannot have it."""
+    return (
+        f"--activations 8 is for the models of the generic decoder, and model type "
+        f"{config.model_type!r} is none of them: leave it out."
     )
 
 

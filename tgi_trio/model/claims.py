@@ -1,7 +1,7 @@
 """What a backend computes of a model's description, field by field. Everything else is refused.
 
 A backend has a table "record.field" -> `Claim` (`kernel_fit.py` for the CPU kernels,
-`torch_backend/support.py`). A field that is added to `spec.py` is in neither, so a model that uses
+`decoder_fit.py` for torch). A field that is added to `spec.py` is in neither, so a model that uses
 it is refused by both until somebody has taught them; so is a new value of a field whose values are
 listed.
 """
@@ -34,6 +34,10 @@ def only(*values: Any, refusal: str) -> Claim:
 def multiples(unit: int, refusal: str) -> Claim:
     """Claim the multiples of `unit`."""
     return Claim(lambda value: value % unit == 0, refusal)
+
+
+# Of whatever keeps a state behind a convolution.
+CONVOLVED = only("silu", "swish", refusal="activation {!r} behind a convolution is not built")
 
 
 def find_unclaimed(spec: Any, claims: Claims) -> str | None:

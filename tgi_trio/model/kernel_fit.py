@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.model.claims import ANY, Claim, Claims, find_unclaimed, multiples, only
+from tgi_trio.model.claims import ANY, CONVOLVED, Claim, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.mixers import DeltaRule, Mamba2, ShortConvolution
 from tgi_trio.model.spec import DecoderSpec
@@ -72,6 +72,7 @@ CLAIMS: Final[Claims] = {
     "DeltaRule.channel_rank": only(0, refusal="each channel of a key has its own decay"),
     "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} is not built"),
     "DeltaRule.beta_scale": ANY,
+    "DeltaRule.activation": CONVOLVED,
     "Mamba2.heads": ANY,
     "Mamba2.head_dim": _VALUES,
     "Mamba2.groups": ANY,
@@ -84,6 +85,7 @@ CLAIMS: Final[Claims] = {
     "Mamba2.output_bias": ANY,
     "Mamba2.least_step": ANY,
     "Mamba2.most_step": ANY,
+    "Mamba2.activation": CONVOLVED,
     "Mamba2.multipliers": only((), refusal="parts of a state space are scaled"),
     "Mamba2.output_multiplier": only(1.0, refusal="what a state space says is scaled"),
     "LayerSpec.ahead": only(True, refusal="images see ahead in some layers only"),

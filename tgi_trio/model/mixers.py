@@ -72,6 +72,7 @@ class DeltaRule:
     channel_rank: int = 0
     gate: Literal["silu", "sigmoid"] = "silu"
     beta_scale: float = 1.0  # 2: what a state says of a key may be turned round
+    activation: str = "silu"  # behind the convolution
 
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return what a rank keeps: a matrix per value head, and the convolution's last inputs."""
@@ -105,6 +106,7 @@ class Mamba2:
     # What the gate, x, b, c and the steps are multiplied with, and the result.
     multipliers: tuple[float, ...] = ()
     output_multiplier: float = 1.0
+    activation: str = "silu"  # behind the convolution
 
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return what a rank keeps: a matrix per head, and the convolution's last inputs."""
@@ -133,6 +135,7 @@ class Mamba1:
     norm_eps: float = 1e-6
     convolution_bias: bool = True
     bias: bool = False  # of the first linear and of the last
+    activation: str = "silu"  # behind the convolution, and of the gate
 
     def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
         """Return what a rank keeps: numbers per channel, and the convolution's last inputs."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.model.check import ONE_RANK, check_guesser, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.kernel_fit import unserved
 from tgi_trio.model.quantised.recognise import check_stated
@@ -97,6 +98,7 @@ def _add_draft_model(
 
     `cores`: this thread's, before `runner` was loaded. Raises what loading a model raises.
     """
+    check_guesser(folder, model_spec(read_config(folder)))
     in_kernels = runner.info.backend.startswith("numba")
     own = replace(
         settings,
@@ -121,11 +123,6 @@ def _add_draft_model(
         draft = _load_model(own, device=device, ranks=None, fresh_files=frozenset())
     finally:
         os.sched_setaffinity(0, pinned)
-    if draft.info.state_bytes:
-        raise ConfigurationError(
-            f"{folder} cannot guess for another model: its layers keep a state per sequence, which "
-            "wrong guesses cannot be taken out of; use a draft model of attention alone"
-        )
     if not draft.info.backend.startswith("numba") and device == CPU:
         import torch
 
@@ -174,10 +171,7 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
             "it out, or hide the device: CUDA_VISIBLE_DEVICES="
         )
     if ranks is not None and settings.cpu_backend == "numba":
-        raise ConfigurationError(
-            "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use "
-            "--num-shard 1."
-        )
+        raise ConfigurationError(ONE_RANK)
 
 
 def _refuse_rounding(settings: ShardSettings) -> None:

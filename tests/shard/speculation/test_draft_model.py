@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shard.speculation.eagle_support import eagle
 from tests.shard.speculation.heads_support import Watched, answer
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.messages import SamplingParameters
@@ -107,6 +108,19 @@ def test_what_may_guess_nothing_is_not_loaded(large: Path) -> None:
     )
     runner = load_runner(settings)
     assert getattr(runner, "kv_beside", None) == 0  # the model's own runner
+
+
+def test_models_that_keep_states_are_refused_before_a_shard_is_there(
+    large: Path, tmp_path: Path
+) -> None:
+    hybrid = make_checkpoint(tmp_path / "hybrid", "lfm2")
+    settings = resolve(Options(draft_model=hybrid), read_model_facts(large))
+    with pytest.raises(ConfigurationError, match="its layers keep a state per sequence"):
+        check_start(settings)
+    drafter = eagle(tmp_path / "eagle", hybrid, 512)
+    settings = resolve(Options(draft_model=drafter), read_model_facts(hybrid))
+    with pytest.raises(ConfigurationError, match="a lfm2 model computes some again"):
+        check_start(settings)
 
 
 def test_another_tokenizer_is_refused_with_a_token_of_it(

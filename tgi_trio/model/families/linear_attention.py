@@ -76,6 +76,7 @@ def delta_rule(
         "taps": int(config.get("linear_conv_kernel_dim", 4)),
         "layout": layout,
         "norm_eps": spec.norm_eps,
+        "activation": spec.activation,
     }
     return DeltaRule(**(fields | changes))
 
@@ -191,6 +192,7 @@ def kimi_linear(config: ModelConfig) -> DecoderSpec:
         norm_eps=spec.norm_eps,
         channel_rank=head_dim,
         gate="sigmoid",
+        activation=spec.activation,
     )
     full = set(own.get("full_attn_layers", range(5, count + 1, 4)))  # counted from one
     default = ["full_attention" if i in full else "linear_attention" for i in range(1, count + 1)]

@@ -161,6 +161,7 @@ def nemotron_h(config: ModelConfig) -> DecoderSpec | None:
         inner_bias=biased,
         output_bias=biased,
         least_step=float(_stated(config, ("time_step_min", "mamba_dt_min"), 0.001)),
+        activation=config.get("mamba_hidden_act", "silu"),
     )
     parts: dict[str, dict[str, Any]] = {
         "full_attention": {"feeds": False},
@@ -184,6 +185,7 @@ def jamba(config: ModelConfig) -> DecoderSpec:
         norm_eps=spec.norm_eps,
         convolution_bias=bool(config.get("mamba_conv_bias", True)),
         bias=bool(config.get("mamba_proj_bias", False)),
+        activation=spec.activation,
     )
     every, first = int(config.get("attn_layer_period", 8)), int(config.get("attn_layer_offset", 4))
     indices = range(len(spec.layers))
@@ -231,6 +233,7 @@ def mamba2(config: ModelConfig) -> DecoderSpec:
         output_bias=biased,
         least_step=_number(least),
         most_step=_number(most),
+        activation=config.get("hidden_act", "silu"),
     )
     return _alone(config, mixer, tied=False)
 
@@ -244,6 +247,7 @@ def _mamba1_alone(config: ModelConfig) -> Mamba1:
         taps=int(config.get("conv_kernel", 4)),
         convolution_bias=bool(config.get("use_conv_bias", True)),
         bias=bool(config.get("use_bias", False)),
+        activation=config.get("hidden_act", "silu"),
     )
 
 
@@ -289,6 +293,7 @@ def _mamba2(config: ModelConfig, spec: DecoderSpec, **changes: Any) -> Mamba2:
         "output_bias": biased,
         "least_step": _number(least),
         "most_step": _number(most),
+        "activation": spec.activation,
     }
     return Mamba2(**(fields | changes))
 

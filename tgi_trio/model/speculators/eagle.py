@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tgi_trio.errors import ModelLoadError
+from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.checkpoint_files import StoredTensor
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.llama_like import llama_spec
@@ -112,6 +112,20 @@ def read_eagle3(
         ),
         stated_taps=taps,
     )
+
+
+def check_hidden_states(folder: Path, base: DecoderSpec) -> None:
+    """Raise ConfigurationError where the drafter in `folder` cannot go on from a model's layers."""
+    if any(layer.mixer for layer in base.layers):
+        raise ConfigurationError(
+            f"{folder} reads every token once, and a {base.family} model computes some again "
+            "behind wrong guesses, since its layers keep states; use --speculate alone"
+        )
+    if base.streams is not None:
+        raise ConfigurationError(
+            f"{folder} reads the hidden state that goes into a layer, and layers of a "
+            f"{base.family} model have several; use --speculate alone"
+        )
 
 
 class _Named:

@@ -19,6 +19,7 @@ from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.model.matrices import every_unit
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec, HeadsSpec
 from tgi_trio.model.tensors import kv_scales
@@ -205,4 +206,6 @@ def _load_heads(folder: Path | None, spec: DecoderSpec) -> LoadedHeads | None:
     if folder is None or find_kind(folder) is None:
         return None
     heads = read_heads(folder, hidden=spec.hidden_size, vocabulary=spec.vocab_size)
+    if isinstance(heads, EagleSpec):
+        check_hidden_states(folder, spec)
     return LoadedHeads(heads, spec)

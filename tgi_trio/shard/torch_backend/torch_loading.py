@@ -17,6 +17,7 @@ import torch
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.check import (
+    activations_refusal,
     check_checkpoint,
     check_rotary,
     heads_refusal,
@@ -29,6 +30,7 @@ from tgi_trio.model.config import ModelConfig, RopeScaling, read_config
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.quantised.recognise import find_made
 from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
 from tgi_trio.model.t5_spec import T5Spec
@@ -123,10 +125,7 @@ def load_torch_runner(
         sampler = _make_sampler(settings, config, where, grammars)
     spec = _checked_spec(config, settings.rope)
     if settings.activations == 8 and not isinstance(spec, DecoderSpec):
-        raise ConfigurationError(
-            "--activations 8 is for the models of the generic decoder, and model type "
-            f"{config.model_type} is none of them: leave it out."
-        )
+        raise ConfigurationError(activations_refusal(config))
     made = find_made(config, settings.quantize)
     encoding = None if made is None else ENCODINGS[made]
     guessing = settings.draft_model
@@ -312,16 +311,7 @@ def _load_guesser(
             return loader.head(loader.weight(outer_refs(base).embedding))
 
     if isinstance(spec, EagleSpec):
-        if model.state_shapes:
-            raise ConfigurationError(
-                f"{folder} reads every token once, and a {base.family} model computes some again "
-                "behind wrong guesses, since its layers keep states; use --speculate alone"
-            )
-        if model.streams is not None:
-            raise ConfigurationError(
-                f"{folder} reads the hidden state that goes into a layer, and layers of a "
-                f"{base.family} model have several; use --speculate alone"
-            )
+        check_hidden_states(folder, base)
         model.taps = spec.taps(len(model.layers))
         return load_eagle(
             spec,

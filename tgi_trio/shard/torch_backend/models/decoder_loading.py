@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from tgi_trio.model.decoder_fit import check_supported
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import (
     AttentionRefs,
@@ -54,7 +55,6 @@ from tgi_trio.shard.torch_backend.models.mlp_loading import (
     load_experts,
 )
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
-from tgi_trio.shard.torch_backend.support import check_supported
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
 

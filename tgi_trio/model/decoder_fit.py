@@ -1,5 +1,6 @@
 """Which models the generic decoder computes: every field of a model's description that it reads,
-and which values of it.
+and which values of it. No torch in this file: a start with another is refused before anything is
+loaded.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Final
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model import mixer_matrices
 from tgi_trio.model.activation_names import LEARNED, PLAIN
-from tgi_trio.model.claims import ANY, Claims, find_unclaimed, only
+from tgi_trio.model.claims import ANY, CONVOLVED, Claims, find_unclaimed, only
 from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.spec import DecoderSpec
 
@@ -29,6 +30,9 @@ CLAIMS: Final[Claims] = {
     "Mamba1.norm": only(
         *("none", "plain", "weighted"), refusal="norm {!r} of a first Mamba is not known"
     ),
+    "DeltaRule.activation": CONVOLVED,
+    "Mamba1.activation": CONVOLVED,
+    "Mamba2.activation": CONVOLVED,
     "RecurrentGate.activation": only(
         *PLAIN, refusal=f"activation {{!r}} is not known; known are {', '.join(PLAIN)}"
     ),
@@ -170,4 +174,6 @@ CLAIMS: Final[Claims] = {
 def check_supported(spec: DecoderSpec) -> None:
     """Raise ModelLoadError for a model that the decoder cannot compute."""
     if reason := find_unclaimed(spec, CLAIMS):
-        raise ModelLoadError(f"{reason[0].upper()}{reason[1:]}.")
+        raise ModelLoadError(
+            f"config.json asks of model type {spec.family!r} what nobody has built here: {reason}."
+        )
