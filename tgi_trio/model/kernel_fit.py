@@ -18,9 +18,9 @@ PANEL = 2 * LANES  # output features that are computed together
 # Names in config.json; `tables.py` of the kernels says which function each is.
 ACTIVATIONS = (
     *("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_bloom"),
-    *("quick_gelu", "relu", "relu2"),
+    *("quick_gelu", "relu", "relu2", "xielu"),
 )
-ROUTINGS = ("softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid")
+ROUTINGS = ("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid")
 MOST_EXPERTS: Final = 4096  # whose numbers a thread has room for
 MOST_KEYS: Final = 4096  # dimensions of a state's keys, of which a thread has room for two
 MIXERS: Final = (ShortConvolution, DeltaRule, Mamba2)
@@ -135,14 +135,14 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.query_key_norm": only("none", "head", "whole", refusal="norm of {!r}"),
     "DecoderSpec.gated_heads": ANY,
     "DecoderSpec.gated_attention": ANY,
-    "DecoderSpec.norm_after_rotary": only(
-        False, refusal="queries and keys are normed after they are turned"
-    ),
+    "DecoderSpec.norm_after_rotary": ANY,
     "DecoderSpec.query_key_norm_bias": only(False, refusal="query and key norms have biases"),
     "DecoderSpec.qkv_clip": ANY,
     "DecoderSpec.transposed": ANY,
     "DecoderSpec.qkv_layout": only("separate", "stacked", "grouped", refusal="layout {!r}"),
-    "DecoderSpec.norm": only("rms", "rms_plus_one", "layer", refusal="norm {!r} is not built"),
+    "DecoderSpec.norm": only(
+        *("rms", "rms_plus_one", "layer", "layer_plus_one"), refusal="norm {!r} is not built"
+    ),
     "DecoderSpec.norm_eps": ANY,
     "DecoderSpec.norm_bias": ANY,
     "DecoderSpec.norm_weight": ANY,
@@ -174,8 +174,8 @@ CLAIMS: Final[Claims] = {
     "RotarySpec.max_positions": ANY,
     "RotarySpec.sections": ANY,
     "RotarySpec.sections_alternate": ANY,
-    "RotarySpec.query_scale": only(None, refusal="queries are scaled by their position"),
-    "QueryScale.beta": ANY,  # of what is refused
+    "RotarySpec.query_scale": ANY,
+    "QueryScale.beta": ANY,
     "QueryScale.step": ANY,
     "QueryScale.offset": ANY,
     "RotarySpec.parameters": ANY,  # `rotary_frequencies.py` reads them, by kind
@@ -196,7 +196,7 @@ def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
         return "the model runs through transformers"
     if dtype not in _DTYPES:
         return f"dtype {dtype} is not one of {', '.join(_DTYPES)}"
-    if spec.query_key_norm == "head" and spec.norm == "layer":
+    if spec.query_key_norm == "head" and spec.norm.startswith("layer"):
         return "query and key norms have a mean"
     if reason := _find_odd_layer(spec):
         return reason

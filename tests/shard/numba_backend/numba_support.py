@@ -91,14 +91,22 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 
 # Newer families, which are made of what others have.
 NEWER: dict[str, dict[str, Any]] = {
+    "apertus": {"head_dim": 32},
+    "arcee": {"head_dim": 32},
     "dots1": {"head_dim": 32},
     "ernie4_5": {"head_dim": 32},
+    "ernie4_5_moe": {"head_dim": 32, "moe_intermediate_size": 64},
     "exaone4": {"head_dim": 32},
     "glm4": {"head_dim": 32},
     "glm4_moe": {"head_dim": 32},
     "granitemoe": {"hidden_size": 128, "intermediate_size": 64},
+    "hunyuan_v1_dense": {"head_dim": 32},
+    "hunyuan_v1_moe": {"head_dim": 32},
     "hy_v3": {"head_dim": 32},
+    "internlm3": {"head_dim": 32},
     "minimax_m2": {"head_dim": 32, "intermediate_size": 64},
+    "ministral3": {"head_dim": 32},
+    "nemotron": {"head_dim": 32},
     "seed_oss": {"head_dim": 32},
     "smollm3": {"head_dim": 32},
 }

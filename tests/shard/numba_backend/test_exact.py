@@ -29,6 +29,14 @@ from tgi_trio.shard.numba_backend.instructions import has_dot
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+# How far logits may be from those of transformers, which rounds, too: where experts are chosen, and
+# where an MLP is of squares (both are 1e-4 from what float64 says of Nemotron, logits up to 18).
+ROUNDING = {
+    **dict.fromkeys((*MIXTURES, "lfm2_moe"), 3e-4),
+    "nemotron": 1e-3,
+    **TOLERANCES,
+}
+
 Checkpoint = Callable[..., Path]
 
 
@@ -44,8 +52,7 @@ def test_tokens_and_logits_of_every_family(checkpoint: Checkpoint, family: str) 
         batch = rows(shuffle=3)
         run(runner, batch, chunk=20, joins=3, seed=1)
         for row in batch:
-            usual = 3e-4 if family in MIXTURES or family == "lfm2_moe" else 1e-4
-            assert_greedy(golden, recorder, row, TOLERANCES.get(family, usual))
+            assert_greedy(golden, recorder, row, ROUNDING.get(family, 1e-4))
     different = len({tuple(generated(row)) for row in batch})
     assert different == len(batch) or (family == "bloom" and different > len(batch) / 2)
 

@@ -228,7 +228,7 @@ class Program:
 
     def set_positions(self, count: int) -> None:
         """Make the rotary tables for positions below `count`."""
-        tables: dict[RotarySpec, tuple[Array, Array]] = {}
+        tables: dict[RotarySpec, tuple[Array, ...]] = {}
         axes: dict[RotarySpec, Array] = {}
         turning = np.flatnonzero(self.operations[: self.end]["code"] == Code.ROTATE)
         attending = [layer for layer in self.spec.layers if layer.attends]
@@ -240,10 +240,12 @@ class Program:
                 if needs_order(layer.rotary):
                     cosines = widen(cosines, self.spec.head_dim, 1.0)
                     sines = widen(sines, self.spec.head_dim, 0.0)
-                tables[layer.rotary] = cosines, sines
-            cosines, sines = tables[layer.rotary]
+                tables[layer.rotary] = cosines, sines, *_query_scales(layer.rotary, count)
+            cosines, sines, *scales = tables[layer.rotary]
             self.operations[place]["cosines"] = address(cosines)
             self.operations[place]["sines"] = address(sines)
+            for table in scales:
+                self.operations[place]["query_scales"] = address(table)
             self.operations[place]["rotated"] = 2 * cosines.shape[1]
             if layer.rotary not in axes and (own := rotary_axes(layer.rotary)) is not None:
                 padding = (0, cosines.shape[1] - len(own))  # of pairs that do not turn
@@ -323,3 +325,10 @@ def _cosines_and_sines(spec: RotarySpec, count: int) -> tuple[Array, Array]:
     frequencies, scale = rotary_frequencies(spec)
     angles = np.arange(count, dtype=np.float32)[:, None] * frequencies
     return np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)
+
+
+def _query_scales(spec: RotarySpec, count: int) -> Iterator[Array]:
+    """Yield what queries are multiplied with, float32 [count], where that is by their position."""
+    if (by := spec.query_scale) is not None:
+        steps = (np.arange(count) + by.offset) // by.step
+        yield np.float32(1.0) + np.float32(by.beta) * np.log1p(steps.astype(np.float32))

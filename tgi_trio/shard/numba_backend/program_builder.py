@@ -139,7 +139,7 @@ class ProgramBuilder:
             raise ValueError("the kernels need a norm before the head; see `kernel_fit.py`")
         weight = self._norm_values(norm)
         bias = self.writer.source.vector(norm.bias, norm.size) if norm.bias else None
-        return FinalNorm(weight, bias, norm.eps, self._spec.norm == "layer")
+        return FinalNorm(weight, bias, norm.eps, self._centred)
 
     def _add_heads(self, heads: HeadsSpec, weights: Weights) -> None:
         """Add the linear layers of heads, and the model's head once more: for rows of theirs."""
@@ -263,9 +263,19 @@ class ProgramBuilder:
             width=self._spec.mlp_width,
             epilogue=Epilogue.GATE if mlp.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[self._spec.activation],
+            learned=self._learned(mlp),
         )
         self._adapt("down", mlp.down, Buffer.INNER)
         self._branch(mlp.down, Buffer.INNER, post_norm)
+
+    def _learned(self, mlp: MlpRefs) -> int:
+        """Keep the numbers of xIELU as kernels read them; return their address, 0 for none."""
+        if not mlp.learned:
+            return 0
+        stored = [self.writer.source.vector(ref.name, ref.size)[0] for ref in mlp.learned]
+        alpha_p, alpha_n, beta, eps = (np.float32(value) for value in stored)
+        positive, negative = np.logaddexp(np.float32(0.0), (alpha_p, alpha_n))
+        return self.writer.keep(np.array([positive, beta + negative, beta, eps], np.float32))
 
     def _mixture(
         self, refs: ExpertsRefs, experts: ExpertsSpec, post_norm: NormRef | None, feeder: int
@@ -314,6 +324,7 @@ class ProgramBuilder:
             eps=spec.norm_eps,
             query_norm=query,
             key_norm=key,
+            norm_last=spec.norm_after_rotary,
             scale=layer.scale * scale,
             key_scale=scale,
             value_scale=value,
@@ -330,7 +341,7 @@ class ProgramBuilder:
             inputs=ref.size,
             weights=self._norm_weight(ref),
             bias=self.writer.keep(bias),
-            centred=self._spec.norm == "layer",
+            centred=self._centred,
             eps=ref.eps,
         )
 
@@ -350,6 +361,11 @@ class ProgramBuilder:
             post_norm, Buffer.BRANCH, target=Buffer.HIDDEN, epilogue=Epilogue.ADD, scale=scale
         )
 
+    @property
+    def _centred(self) -> bool:
+        """Whether norms take the mean away."""
+        return self._spec.norm in ("layer", "layer_plus_one")
+
     def _norm(self, ref: NormRef | None, source: Buffer, **fields: Any) -> None:
         if ref is None:
             self.writer.add(
@@ -367,7 +383,7 @@ class ProgramBuilder:
             inputs=ref.size,
             weights=self._norm_weight(ref),
             bias=self.writer.keep(bias),
-            centred=self._spec.norm == "layer",
+            centred=self._centred,
             eps=ref.eps,
             **(defaults | fields),
         )
@@ -381,4 +397,4 @@ class ProgramBuilder:
         if not ref.weight:
             return None
         weight = self.writer.source.vector(ref.weight, ref.size)
-        return weight + np.float32(1.0) if self._spec.norm == "rms_plus_one" else weight
+        return weight + np.float32(1.0) if self._spec.norm.endswith("plus_one") else weight

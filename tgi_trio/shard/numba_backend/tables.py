@@ -60,6 +60,7 @@ class Activation(IntEnum):
     RELU = 3
     QUICK_GELU = 4
     RELU2 = 5  # squared
+    XIELU = 6  # with numbers of its own, see `learned`
 
 
 ACTIVATIONS = {
@@ -73,6 +74,7 @@ ACTIVATIONS = {
     "quick_gelu": Activation.QUICK_GELU,
     "relu": Activation.RELU,
     "relu2": Activation.RELU2,
+    "xielu": Activation.XIELU,
 }
 
 
@@ -120,6 +122,7 @@ class Routing(IntEnum):
 
 ROUTINGS = {
     "softmax": Routing.SOFTMAX,
+    "biased-softmax": Routing.SOFTMAX,  # `choice_bias` is there or not
     "sparse-mixer": Routing.SPARSE_MIXER,
     "grouped-softmax": Routing.GROUPED_SOFTMAX,
     "grouped-sigmoid": Routing.GROUPED_SIGMOID,
@@ -191,6 +194,9 @@ OPERATION = np.dtype(
         ("axes", "i8"),  # int32 [rotated / 2]: with which position of three; 0: with the first
         ("query_norm", "i8"),  # float32 [head_dim]; 0: none
         ("key_norm", "i8"),
+        ("norm_last", "i8"),  # 1: heads are turned, then normed
+        ("query_scales", "i8"),  # float32 [positions]: of queries there; 0: none
+        ("learned", "i8"),  # float32 [4]: of x * x, of what is below 0, of x, and the bound of e^x
         ("slopes", "i8"),  # float32 [heads]: of linear biases; 0: none
         ("sinks", "i8"),  # float32 [heads]: scores of nothing; 0: none
         ("eps", "f4"),

@@ -9,14 +9,16 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     exp,
     fill,
     fma,
+    load_float,
     maximum,
     minimum,
     multiply,
     subtract,
+    where_at_least,
 )
 from tgi_trio.shard.numba_backend.tables import Activation
 
-SILU, GELU_TANH, GELU, QUICK_GELU, RELU2 = (
+SILU, GELU_TANH, GELU, QUICK_GELU, RELU2, XIELU = (
     int(activation)
     for activation in (
         Activation.SILU,
@@ -24,6 +26,7 @@ SILU, GELU_TANH, GELU, QUICK_GELU, RELU2 = (
         Activation.GELU,
         Activation.QUICK_GELU,
         Activation.RELU2,
+        Activation.XIELU,
     )
 )
 
@@ -73,8 +76,20 @@ def gelu(x):
 
 
 @kernel
-def activate(kind, x):
+def xielu(x, learned):
+    """Return what `learned` has learned of xIELU (Huang 2024, arXiv 2411.13010)."""
+    grown = exp(minimum(x, fill(load_float(learned + 12))))
+    below = subtract(subtract(grown, fill(1.0)), x)
+    below = multiply(below, fill(load_float(learned + 4)))
+    above = multiply(multiply(x, x), fill(load_float(learned)))
+    return fma(x, fill(load_float(learned + 8)), where_at_least(0.0, x, above, below))
+
+
+@kernel
+def activate(kind, x, learned):
     """Return the activation function `kind` of x."""
+    if kind == XIELU:
+        return xielu(x, learned)
     if kind == SILU:
         return sigmoid_times(x, x)
     if kind == GELU_TANH:  # (1 + tanh(u)) / 2 is sigmoid(2u)

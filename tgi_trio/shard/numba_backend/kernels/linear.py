@@ -248,12 +248,14 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
             store(begin + 4 * LANES, fma(second, scale, load(begin + 4 * LANES)))
         elif op.epilogue == GATE:
             place = (row + i) * op.width + panel * LANES
-            value = multiply(activate(op.activation, first), second)
+            value = multiply(activate(op.activation, first, op.learned), second)
             store_result(variant, op, target, place, value)
         elif op.epilogue == ACTIVATE:
             place = (row + i) * op.width + panel * PANEL
-            store_result(variant, op, target, place, activate(op.activation, first))
-            store_result(variant, op, target, place + LANES, activate(op.activation, second))
+            first = activate(op.activation, first, op.learned)
+            second = activate(op.activation, second, op.learned)
+            store_result(variant, op, target, place, first)
+            store_result(variant, op, target, place + LANES, second)
         else:
             first, second = multiply(first, scale), multiply(second, scale)
             store(begin, cut(apply_soft_cap(first, op.cap), op.clip))

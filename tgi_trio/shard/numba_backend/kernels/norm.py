@@ -13,6 +13,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     fill,
     fma,
     load,
+    load_float,
     load_int,
     load_stored,
     multiply,
@@ -107,14 +108,23 @@ def gather_angles(step, op, t, target):
 
 @kernel
 def turn_head(x, size, weights, op, cosines, sines):
-    """Norm one head [size] in place if it has norm weights, then turn it to its position.
-
-    Dimensions i and i + rotated / 2 are a point in a plane, turned by position * frequency i.
+    """Norm one head [size] in place if it has norm weights, then turn it to its position; or first
+    turn it, where `norm_last` says so.
     """
-    if weights:
-        factor = fill(inverse_deviation(x, size, 0.0, op.eps))
-        for i in range(0, size, LANES):
-            store(x + 4 * i, multiply(multiply(load(x + 4 * i), factor), load(weights + 4 * i)))
+    for stage in range(2):
+        if stage != op.norm_last:
+            turn(x, op, cosines, sines)
+        elif weights:
+            factor = fill(inverse_deviation(x, size, 0.0, op.eps))
+            for i in range(0, size, LANES):
+                store(x + 4 * i, multiply(multiply(load(x + 4 * i), factor), load(weights + 4 * i)))
+
+
+@kernel
+def turn(x, op, cosines, sines):
+    """Turn one head in place: dimensions i and i + rotated / 2 are a point in a plane, turned by
+    position * frequency i.
+    """
     half = op.rotated // 2
     for i in range(0, 4 * half, 4 * LANES):
         cosine, sine = load(cosines + i), load(sines + i)
@@ -133,9 +143,12 @@ def rotate(variant, rank, step, op, scratch):
     """
     size, kv_heads, stored = step.head_dim, step.kv_heads, variant.cache.bytes
     group = step.heads // kv_heads
-    scale = fill(op.scale)
     for item in range(rank, step.tokens * kv_heads, step.threads):
         t, kv_head = item // kv_heads, item % kv_heads
+        scale = fill(op.scale)
+        if op.query_scales:
+            position = load_int(step.positions + 4 * t)
+            scale = multiply(scale, fill(load_float(op.query_scales + 4 * position)))
         row = turning_row(step, op, t, 0)
         cosines, sines = op.cosines + row, op.sines + row
         if op.axes and step.turn_stride:

@@ -148,7 +148,7 @@ def finish_row(variant, step, op, mixture, expert, panel, row, sums):
         if mixture.limit > 0.0:
             gate = minimum(gate, fill(mixture.limit))
             up = add(cut(up, mixture.limit), fill(1.0))
-        value = multiply(activate(op.activation, gate), up)
+        value = multiply(activate(op.activation, gate, op.learned), up)
         store_result(variant, op, target, row * op.width + panel * LANES, value)
     else:
         member = load_int(step.buffers[MEMBERS] + 4 * row)
