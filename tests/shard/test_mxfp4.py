@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tests.model.support import Asked
+from tests.shard.numba_backend.numba_support import FITTING, cpu_runner
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
     BLOCK,
@@ -25,6 +26,7 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
+    sequences,
     tables,
 )
 from tgi_trio.errors import ConfigurationError, ModelLoadError
@@ -34,6 +36,7 @@ from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
 from tgi_trio.shard.checkpoint.lookup import open_checkpoint
 from tgi_trio.shard.checkpoint.taken_apart import take_apart
+from tgi_trio.shard.numba_backend.tables import Code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXPERTS = ("gate_up_proj", "down_proj")
@@ -106,6 +109,21 @@ def test_tokens_are_those_of_the_numbers(source: Path, tmp_path: Path, ranks: in
         with ranks_of(folder, 2, recorder, dtype="float32") as runner:
             runner.warm_up(WarmupRequest(64, 256, 16, 511 * BLOCK))
             run(runner, rows, chunk=20)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance=2e-4)
+
+
+def test_cpu_kernels_multiply_them_as_they_are_stored(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = checkpoint("gpt_oss", **FITTING["gpt_oss"])
+    folder = store(source, tmp_path / "q")
+    golden, rows = Golden(folder / "plain"), sequences(prompts(8), 3, new=12)
+    with cpu_runner(folder) as (runner, recorder):
+        operations = runner._forward.program.operations
+        experts = operations[operations["code"] == Code.EXPERTS]
+        assert len(experts) and experts["multiply"].all()
+        run(runner, rows, chunk=20, joins=3, seed=1)
     for row in rows:
         assert_greedy(golden, recorder, row, tolerance=2e-4)
 

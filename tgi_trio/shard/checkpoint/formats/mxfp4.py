@@ -51,7 +51,9 @@ class Mxfp4Source(QuantisedSource):
     def _read_codes(self, rows: slice, columns: slice) -> NDArray[np.uint8]:
         packed = self._codes.data.reshape(self.shape[0], -1)
         packed = packed[rows, columns.start // 2 : columns.stop // 2]
-        return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+        return np.stack([packed & 15, packed >> 4], axis=-1).reshape(
+            len(packed), 2 * packed.shape[1]
+        )
 
     def _scales(self, rows: slice, columns: slice) -> Floats:
         """Return 2^exponent [outputs, groups]; raises ModelLoadError for one that is no number."""
