@@ -13,6 +13,7 @@ from tgi_trio.shard.torch_backend.attention.projecting import count_heads
 from tgi_trio.shard.torch_backend.attention.tiles import choose_latent_tile, choose_tile, pad_dim
 from tgi_trio.shard.torch_backend.kernels import (
     choosing,
+    combining,
     counting,
     editing,
     filling,
@@ -186,18 +187,26 @@ def _attend_latents(
 
 
 def _between_products() -> Iterator[Variant]:
-    for size, kind in ((2048, "rms"), (5120, "rms"), (3584, "rms_plus_one"), (8192, "layer")):
+    sums: tuple[tuple[int, str, int, int], ...] = (
+        *((2048, "rms", 0, 0), (5120, "rms", 0, 0), (3584, "rms_plus_one", 0, 0)),
+        *((8192, "layer", 0, 0), (2880, "rms", 4, 0), (2048, "rms", 8, 4), (7168, "rms", 8, 1)),
+    )
+    for size, kind, experts, shared in sums:
         padded = 1 << (size - 1).bit_length()
         post = kind == "rms_plus_one"
         vectors = (F32,) * 4 if post else (BF16,) * 4
+        found = f" of {experts} experts{' and shared' if shared else ''}" if experts else ""
         yield Variant(
-            f"add_and_normalise bf16 {size} {kind}",
+            f"add_and_normalise bf16 {size} {kind}{found}",
             fused.add_and_normalise,
-            (*(BF16,) * 5, *vectors, "fp32", "fp32", "fp32"),
+            (*(BF16,) * 7, *vectors, "fp32", "fp32", "fp32"),
             {
                 "SIZE": size,
                 "PADDED": padded,
                 "ADDS": True,
+                "PER_TOKEN": experts,
+                "SHARED": shared,
+                "HAS_DOOR": shared == 4,
                 "ADDS_SECOND": False,
                 "SCALES": False,
                 "FIRST_KIND": kind if post else "",
@@ -362,7 +371,7 @@ def _routing() -> Iterator[Variant]:
     for size, each, shared in ((2880, 4, 0), (2048, 8, 4), (7168, 8, 1)):
         yield Variant(
             f"combine_experts bf16 {size}{' shared' if shared else ''}",
-            grouped.combine_experts,
+            combining.combine_experts,
             (BF16,) * 4,
             {
                 "SIZE": size,

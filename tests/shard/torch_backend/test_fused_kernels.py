@@ -10,6 +10,7 @@ import torch
 from tests.shard.torch_backend.interpreter import DEVICE, need_triton
 from tgi_trio.model.spec import LatentSpec, RotarySpec
 from tgi_trio.shard.torch_backend.layers.activation import ACTIVATIONS
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
@@ -80,6 +81,33 @@ def test_sums_and_their_norms(
     for case, got in zip(cases, ours, strict=True):
         for one, other in zip(got, add_and_normalise(x, *case), strict=True):
             agree(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shared", "door"), [(0, False), (2, False), (1, True)])
+def test_what_experts_found_is_added_up_and_then_added(
+    kernels: pytest.MonkeyPatch, shared: int, door: bool, dtype: torch.dtype
+) -> None:
+    x = some(TOKENS, HIDDEN, dtype=dtype)
+    parts = ExpertParts(
+        some(TOKENS * (4 + shared), HIDDEN, seed=1, dtype=dtype),
+        some(TOKENS, 4, seed=2, dtype=dtype).sigmoid(),
+        some(TOKENS, 1, seed=3, dtype=dtype) if door else None,
+        shared,
+    )
+    norm, inner = make_norm("rms", dtype), make_norm("rms", dtype)
+    cases = [(Addends(parts), norm), (Addends(parts), None), (Addends(parts, norm=inner), norm)]
+    ours = [add_and_normalise(x, *case) for case in cases]
+    kernels.undo()
+    by_token = parts.parts.unflatten(0, (TOKENS, -1)).float()
+    whole = (by_token[:, :4] * parts.weights.float()[..., None]).sum(1)
+    common = by_token[:, 4:].sum(1)
+    whole += common if parts.doors is None else parts.doors.float().sigmoid() * common
+    bits = {torch.float32: 20, torch.bfloat16: 7, torch.float16: 10}[dtype]
+    for (addends, other), got in zip(cases, ours, strict=True):
+        expected = add_and_normalise(x, addends._replace(first=whole.to(dtype)), other)
+        for mine, theirs in zip(got, expected, strict=True):  # a sum of six, each rounded
+            torch.testing.assert_close(mine, theirs, atol=8.0 * 2.0**-bits, rtol=4.0 * 2.0**-bits)
 
 
 def test_widths_of_models_are_no_powers_of_two(kernels: pytest.MonkeyPatch) -> None:

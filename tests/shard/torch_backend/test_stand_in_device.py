@@ -42,10 +42,10 @@ FAMILIES = ("llama", "mixtral", "deepseek_v2", "deepseek_v3")
 SCALED = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 DYNAMIC: dict[str, Any] = {"rope_parameters": SCALED, "max_position_embeddings": 16}
 # Launches of a layer: four products, two norms of sums, rotation and writing, attention, the gate.
-# A mixture has three more: the router, who goes where, and the sum of what experts found.
+# A mixture has one more: the router, who goes where; the gate is part of a product.
 LAYERED = {
     **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12},
-    **{"mixtral": 11, "qwen3_moe": 11, "gpt_oss": 11, "deepseek_v3": 12, "deepseek_v2": 15},
+    **{"mixtral": 10, "qwen3_moe": 10, "gpt_oss": 10, "deepseek_v3": 12, "deepseek_v2": 13},
 }
 ONE_MORE = {"num_hidden_layers": 3}
 PLAIN: dict[str, dict[str, int]] = {"deepseek_v3": {"first_k_dense_replace": 3}}  # no experts

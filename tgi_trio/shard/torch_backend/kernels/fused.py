@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tgi_trio.shard.torch_backend.kernels.combining import sum_experts
 from tgi_trio.shard.torch_backend.kernels.eight_bits import store_number
 
 
@@ -45,6 +46,8 @@ def add_and_normalise(
     summed,  # [T, SIZE], written where something is added
     x,  # [T, SIZE]
     first,  # [T, SIZE]: added where ADDS, normalised before with FIRST_KIND, times `scale`
+    weights,  # with PER_TOKEN `first` is what `sum_experts` adds up, which reads these
+    doors,
     second,  # [T, SIZE]: added where ADDS_SECOND
     first_gain,  # [SIZE], as are the others; read where HAS_FIRST_GAIN
     first_bias,
@@ -56,6 +59,9 @@ def add_and_normalise(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,  # the next power of two
     ADDS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,  # experts; 0: `first` is whole
+    SHARED: tl.constexpr,
+    HAS_DOOR: tl.constexpr,
     ADDS_SECOND: tl.constexpr,
     SCALES: tl.constexpr,
     FIRST_KIND: tl.constexpr,  # "": none
@@ -69,10 +75,16 @@ def add_and_normalise(
     dtype = x.dtype.element_ty
     place = tl.arange(0, PADDED)[None, :]
     inside = place < SIZE
-    at = tl.program_id(0).to(tl.int64) * SIZE + place
+    token = tl.program_id(0).to(tl.int64)
+    at = token * SIZE + place
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
-        more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
+        if PER_TOKEN:
+            more = sum_experts(
+                first, weights, doors, token, place, SIZE, PER_TOKEN, SHARED, HAS_DOOR
+            )
+        else:
+            more = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
         if FIRST_KIND != "":
             more = normalise(
                 more,

@@ -1,9 +1,10 @@
 """All experts of a layer at once on a device, without asking it who was chosen.
 
 One launch chooses the experts of all tokens and lists the (token, expert) pairs by expert
-(`kernels/routing.py`), each of the two products is one launch over all of them, and one adds up
-what they found (`kernels/grouped.py`). The loop over experts, which needs to know on the host which
-ones were chosen, is a wait per layer and a handful of launches per expert.
+(`kernels/routing.py`), and each of the two products is one launch over all of them
+(`kernels/grouped.py`). What adds what they found to the hidden state weighs it, too. The loop over
+experts, which needs to know on the host which ones were chosen, is a wait per layer and a handful
+of launches per expert.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Final
 import torch
 
 from tgi_trio.model.spec import ExpertsSpec
-from tgi_trio.shard.torch_backend.kernels.grouped import combine_experts, multiply_groups
+from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
 from tgi_trio.shard.torch_backend.kernels.routing import route_tokens
 from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 
@@ -25,7 +27,6 @@ _MANY_FROM = 32  # pairs per expert
 _OUTPUTS, _DEPTH = 64, 64
 _SCORES: Final = 2048  # (token, expert) that a routing program holds: 16 a thread
 _MOST_TOKENS: Final = 64  # of one
-_BLOCK: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +72,23 @@ class GroupedExperts:
         `logits` [T, experts] of the router. What is shared counts once, times the sigmoid of
         `doors` [T, 1] where there are any.
         """
+        return self.find(x, logits, doors).combine()
+
+    def find(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        doors: torch.Tensor | None = None,
+    ) -> ExpertParts:
+        """Return what is to be added up; the arguments as above."""
         routed = self.route(logits, x.dtype)
         gate = self._act if isinstance(self._act, Gate) and self._act.kernel else None
         inner = self._multiply(x, self._up, routed, gathers=True, gate=gate)
         if gate is None:
             inner = self._act(inner).contiguous()
         parts = self._multiply(inner, self._down, routed, gathers=False)
-        out = torch.empty((len(x), parts.shape[1]), dtype=x.dtype, device=x.device)
-        combine_experts[(len(x), -(-out.shape[1] // _BLOCK))](
-            out,
-            parts,
-            routed.weights,
-            parts if doors is None else doors.contiguous(),
-            SIZE=out.shape[1],
-            PER_TOKEN=self._spec.per_token,
-            SHARED=self._shared,
-            HAS_DOOR=doors is not None,
-            BLOCK=_BLOCK,
-        )
-        return out
+        doors = None if doors is None else doors.contiguous()
+        return ExpertParts(parts, routed.weights, doors, self._shared)
 
     def route(self, logits: torch.Tensor, dtype: torch.dtype) -> Routed:
         """Return what `route` of `layers/routing.py` chooses, weights of `dtype`."""

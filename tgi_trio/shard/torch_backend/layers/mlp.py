@@ -10,6 +10,7 @@ from torch.nn import functional
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.machine.accelerator import runs_kernels
 from tgi_trio.shard.torch_backend.layers.activation import Activation
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.gating import Gate
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.routing import route
@@ -94,9 +95,7 @@ class ExpertsMlp:
 
     def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """Map [T, hidden] to [T, hidden]; `routed_by` of the same shape is what chooses experts."""
-        routed_by = x if routed_by is None else routed_by
-        logits = self.router(routed_by.to(self.router.weight.dtype))
-        doors = None if self.shared_router is None else self.shared_router(x)
+        logits, doors = self._ask(x if routed_by is None else routed_by, x)
         shared = None if self.shared is None else self.shared(x)
         out = self._routed(x if self.entry is None else self.entry(x), logits, doors)
         if self.exit is not None:
@@ -104,6 +103,19 @@ class ExpertsMlp:
         if shared is None:
             return out
         return out + (shared if doors is None else torch.sigmoid(doors) * shared)
+
+    def find(self, x: torch.Tensor) -> torch.Tensor | ExpertParts:
+        """Return the same, not added up yet where that can be done as it is added to `x`."""
+        if self.grouped is None or self.shared is not None or self.exit is not None:
+            return self(x)
+        return self.grouped.find(x, *self._ask(x, x))
+
+    def _ask(
+        self, routed_by: torch.Tensor, x: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the router's logits [T, experts], and how far what is shared is let in [T, 1]."""
+        logits = self.router(routed_by.to(self.router.weight.dtype))
+        return logits, None if self.shared_router is None else self.shared_router(x)
 
     def _routed(
         self, x: torch.Tensor, logits: torch.Tensor, doors: torch.Tensor | None

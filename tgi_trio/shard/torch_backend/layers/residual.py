@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.torch_device import runs_kernels
 
@@ -15,7 +16,7 @@ _MOST = 1 << 15  # numbers of a token that a program holds
 class Addends(NamedTuple):
     """What is to be added to a hidden state, in this order: scale * norm(first), then second."""
 
-    first: torch.Tensor  # [T, hidden]
+    first: torch.Tensor | ExpertParts  # [T, hidden], or what that is the sum of
     second: torch.Tensor | None = None
     norm: Norm | None = None
     scale: float = 1.0
@@ -36,6 +37,8 @@ def add_and_normalise(
 
 def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
     first, second, norm, scale = addends
+    if isinstance(first, ExpertParts):
+        first = first.combine()
     if norm is not None:
         first = norm(first)
     if scale != 1.0:
@@ -54,12 +57,15 @@ def _launch(
     normed = x if norm is None else torch.empty_like(x)
     summed = x if addends is None else torch.empty_like(x)
     first, second, inner, scale = addends or Addends(x)
+    found = first if isinstance(first, ExpertParts) else None
     padded = 1 << (size - 1).bit_length()
     fused.add_and_normalise[(len(x),)](
         normed,
         summed,
         x,
-        first.contiguous(),
+        first.parts if isinstance(first, ExpertParts) else first.contiguous(),
+        x if found is None else found.weights,
+        x if found is None or found.doors is None else found.doors,
         x if second is None else second.contiguous(),
         *_vectors(inner, x),
         *_vectors(norm, x),
@@ -69,6 +75,9 @@ def _launch(
         SIZE=size,
         PADDED=padded,
         ADDS=addends is not None,
+        PER_TOKEN=0 if found is None else found.per_token,
+        SHARED=0 if found is None else found.shared,
+        HAS_DOOR=found is not None and found.doors is not None,
         ADDS_SECOND=second is not None,
         SCALES=scale != 1.0,
         FIRST_KIND="" if inner is None else inner.kind,

@@ -17,9 +17,11 @@ from tgi_trio.shard.torch_backend.attention.interface import (
 )
 from tgi_trio.shard.torch_backend.kv_cache import KVShape, KVSize
 from tgi_trio.shard.torch_backend.layers.activation import soft_cap
+from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
+from tgi_trio.shard.torch_backend.layers.expert_parts import ExpertParts
 from tgi_trio.shard.torch_backend.layers.heads import HeadSteps, RotaryTable
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
 from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
@@ -272,12 +274,21 @@ class Decoder:
                 return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
         if layer.mlp is not None:
             x, inner = add_and_normalise(x, addends, layer.mlp_norm)
-            inner = self._all_reduce(layer.mlp(inner))
-            if layer.beside is not None:
-                inner = layer.beside.join(inner, self._all_reduce(layer.beside(x)))
-            scale *= self.spec.mlp_scale
-            addends = Addends(inner, norm=layer.mlp_post_norm, scale=scale)
+            addends = Addends(
+                self._feed_forward(layer.mlp, layer.beside, inner, x),
+                norm=layer.mlp_post_norm,
+                scale=scale * self.spec.mlp_scale,
+            )
         return x, addends
+
+    def _feed_forward(
+        self, mlp: Mlp, beside: ExpertsBeside | None, inner: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor | ExpertParts:
+        """Return what `mlp` finds in `inner`, the norm of `x`, and `beside` in `x` itself."""
+        if self.ranks is None and beside is None and isinstance(mlp, ExpertsMlp):
+            return mlp.find(inner)
+        found = self._all_reduce(mlp(inner))
+        return found if beside is None else beside.join(found, self._all_reduce(beside(x)))
 
     def _leave_layer(
         self,

@@ -1,0 +1,46 @@
+"""What a token's experts have found on a device, before it is added up.
+
+What adds it to the hidden state can do so in the same launch (`residual.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+_BLOCK: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertParts:
+    """Outputs of experts by token, and how much each counts."""
+
+    parts: torch.Tensor  # [T * (per token + shared), hidden], contiguous
+    weights: torch.Tensor  # [T, per token]
+    doors: torch.Tensor | None  # [T, 1]: logits of how much the shared ones count; None: once
+    shared: int
+
+    @property
+    def per_token(self) -> int:
+        return self.weights.shape[1]
+
+    def combine(self) -> torch.Tensor:
+        """Return the weighted sums, [T, hidden]."""
+        from tgi_trio.shard.torch_backend.kernels.combining import combine_experts  # imports Triton
+
+        tokens, size = len(self.weights), self.parts.shape[1]
+        out = self.parts.new_empty(tokens, size)
+        combine_experts[(tokens, -(-size // _BLOCK))](
+            out,
+            self.parts,
+            self.weights,
+            self.parts if self.doors is None else self.doors,
+            SIZE=size,
+            PER_TOKEN=self.per_token,
+            SHARED=self.shared,
+            HAS_DOOR=self.doors is not None,
+            BLOCK=_BLOCK,
+        )
+        return out
