@@ -89,6 +89,9 @@ RULES: dict[str, Rule] = {
         banned=MODEL,
     ),
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
+    "cluster": Rule(ours("errors"), banned=MODEL),
+    # Judgement without a clock or a socket, so that it can be tried in virtual time.
+    **{f"cluster.{name}": Rule(NOTHING, only=NOTHING) for name in ("members", "event_cutter")},
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(

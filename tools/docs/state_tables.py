@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from tgi_trio.cluster import members
 from tgi_trio.router.http.wire import states as wire
 from tgi_trio.router.scheduling import lifecycle
 from tgi_trio.router.shards import group_states
@@ -50,6 +51,11 @@ def sequence_lifecycle() -> str:
     return f"{picture}\n" + "\n".join(lines) + "\n"
 
 
+def member_states() -> str:
+    """Return the states of a replica, as the front sees it."""
+    return draw_states(members.TRANSITIONS, [members.MemberState.NEW], members.MemberState.GONE)
+
+
 def wire_states() -> str:
     """Return the states of an HTTP/1.1 connection; in the table a row per event, with its moves."""
     picture = draw_states(
@@ -72,5 +78,6 @@ def wire_states() -> str:
 SECTIONS: Final[Sections] = {
     "shard-lifecycle": shard_lifecycle,
     "sequence-lifecycle": sequence_lifecycle,
+    "member-states": member_states,
     "wire-states": wire_states,
 }

@@ -1,0 +1,1 @@
+"""Beyond one machine: a front that spreads requests over replicas of the server."""

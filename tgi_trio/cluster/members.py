@@ -1,0 +1,203 @@
+"""Who is there: every replica of the front and its state. No clock, no I/O.
+
+Two levels of doubt. A replica that has said nothing for `late` seconds is SUSPECT: it gets no new
+requests, and nothing that runs there is given up. Only after `timeout` seconds without a byte on
+any of its connections it is DEAD, and its requests go elsewhere. On a machine under load answers
+come late while tokens still flow, so patience with the living must not cost those who wait for the
+dead; a refused connection needs no patience at all.
+
+Time that passed while nobody called `tick` was the front's own: it could not have heard anything,
+and no replica is blamed for it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+
+class MemberState(enum.Enum):
+    """Where a replica stands."""
+
+    NEW = "new"  # named, and never heard yet
+    UP = "up"  # serves
+    SUSPECT = "suspect"  # late, or not well: no new requests, what runs there runs on
+    DEAD = "dead"  # silent or gone: what ran there runs elsewhere
+    LEAVING = "leaving"  # no longer named: no new requests, what runs there may end
+    GONE = "gone"  # forgotten
+
+    # enum's own __hash__ is Python code; identity is what a table lookup needs
+    __hash__ = object.__hash__
+
+
+class MemberEvent(enum.Enum):
+    """What can happen to a replica."""
+
+    WELL = "well"  # it says that it serves
+    UNWELL = "unwell"  # it answers, and says that it does not serve now
+    CUT = "cut"  # a connection ended in the middle of an answer
+    LATE = "late"  # nothing was heard for `late` seconds
+    SILENT = "silent"  # nothing was heard for `timeout` seconds
+    CLOSED = "closed"  # nobody listens there
+    NAME = "name"  # it is named again
+    DISMISS = "dismiss"  # it is no longer named
+    EMPTY = "empty"  # nothing runs there any more
+
+    __hash__ = object.__hash__
+
+
+_NEW, _UP, _SUSPECT = MemberState.NEW, MemberState.UP, MemberState.SUSPECT
+_DEAD, _LEAVING, _GONE = MemberState.DEAD, MemberState.LEAVING, MemberState.GONE
+
+TRANSITIONS: Mapping[tuple[MemberState, MemberEvent], MemberState] = {
+    (_NEW, MemberEvent.WELL): _UP,
+    (_NEW, MemberEvent.UNWELL): _SUSPECT,
+    (_NEW, MemberEvent.CUT): _NEW,
+    (_NEW, MemberEvent.LATE): _NEW,
+    (_NEW, MemberEvent.SILENT): _DEAD,
+    (_NEW, MemberEvent.CLOSED): _DEAD,
+    (_NEW, MemberEvent.DISMISS): _GONE,
+    (_UP, MemberEvent.WELL): _UP,
+    (_UP, MemberEvent.UNWELL): _SUSPECT,
+    (_UP, MemberEvent.CUT): _SUSPECT,
+    (_UP, MemberEvent.LATE): _SUSPECT,
+    (_UP, MemberEvent.SILENT): _DEAD,
+    (_UP, MemberEvent.CLOSED): _DEAD,
+    (_UP, MemberEvent.DISMISS): _LEAVING,
+    (_SUSPECT, MemberEvent.WELL): _UP,
+    (_SUSPECT, MemberEvent.UNWELL): _SUSPECT,
+    (_SUSPECT, MemberEvent.CUT): _SUSPECT,
+    (_SUSPECT, MemberEvent.LATE): _SUSPECT,
+    (_SUSPECT, MemberEvent.SILENT): _DEAD,
+    (_SUSPECT, MemberEvent.CLOSED): _DEAD,
+    (_SUSPECT, MemberEvent.DISMISS): _LEAVING,
+    (_DEAD, MemberEvent.WELL): _UP,
+    (_DEAD, MemberEvent.UNWELL): _SUSPECT,
+    (_DEAD, MemberEvent.CUT): _DEAD,
+    (_DEAD, MemberEvent.LATE): _DEAD,
+    (_DEAD, MemberEvent.SILENT): _DEAD,
+    (_DEAD, MemberEvent.CLOSED): _DEAD,
+    (_DEAD, MemberEvent.DISMISS): _GONE,
+    (_LEAVING, MemberEvent.WELL): _LEAVING,
+    (_LEAVING, MemberEvent.UNWELL): _LEAVING,
+    (_LEAVING, MemberEvent.CUT): _LEAVING,
+    (_LEAVING, MemberEvent.LATE): _LEAVING,
+    (_LEAVING, MemberEvent.SILENT): _GONE,
+    (_LEAVING, MemberEvent.CLOSED): _GONE,
+    (_LEAVING, MemberEvent.NAME): _NEW,
+    (_LEAVING, MemberEvent.EMPTY): _GONE,
+}
+
+
+class IllegalMemberEvent(Exception):
+    """A bug of ours: an event came in a state that has no row for it."""
+
+    def __init__(self, state: MemberState, event: MemberEvent) -> None:
+        super().__init__(f"a replica that is {state.name} cannot be told {event.name}")
+        self.state = state
+        self.event = event
+
+
+def next_state(state: MemberState, event: MemberEvent) -> MemberState:
+    """Return the state after `event`; raises IllegalMemberEvent."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalMemberEvent(state, event) from None
+
+
+@dataclass(slots=True)
+class Member:
+    """One replica."""
+
+    name: str  # its address, as it was named
+    state: MemberState
+    heard: float  # when its last byte came, seconds
+
+
+OnChange = Callable[[Member, MemberState], None]  # with the state that it was in
+
+
+class Members:
+    """The replicas that a front knows. All times are seconds of one clock, the caller's."""
+
+    def __init__(self, timeout: float, on_change: OnChange) -> None:
+        """`timeout`: seconds of silence until a replica is dead.
+
+        `on_change` is called, synchronously, whenever a state has become another one.
+        """
+        self.timeout = timeout
+        self.interval = timeout / 8  # at which replicas are to be asked how they are
+        self.late = 2.5 * self.interval  # two answers are missing
+        self._on_change = on_change
+        self._members: dict[str, Member] = {}
+        self._ticked: float | None = None
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(list(self._members.values()))
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def find(self, name: str) -> Member | None:
+        """Return a replica."""
+        return self._members.get(name)
+
+    def count(self, state: MemberState) -> int:
+        """Return how many replicas are in a state."""
+        return sum(member.state is state for member in self._members.values())
+
+    def name_all(self, names: Iterable[str], now: float) -> None:
+        """Have these be the replicas: others leave, new ones are there, as NEW."""
+        wanted = list(dict.fromkeys(names))
+        for name in self._members.keys() - set(wanted):
+            self.dismiss(name)
+        for name in wanted:
+            self.name(name, now)
+
+    def name(self, name: str, now: float) -> None:
+        """Have a replica. One that is there already stays as it is, unless it was leaving."""
+        member = self._members.get(name)
+        if member is None:
+            member = self._members[name] = Member(name, _NEW, now)
+            self._on_change(member, _GONE)
+        elif member.state is _LEAVING:
+            member.heard = now
+            self._move(member, MemberEvent.NAME)
+
+    def dismiss(self, name: str) -> None:
+        """Send no more requests to a replica; unknown ones and leaving ones may be named."""
+        member = self._members.get(name)
+        if member is not None and member.state is not _LEAVING:
+            self._move(member, MemberEvent.DISMISS)
+
+    def tell(self, name: str, event: MemberEvent, now: float) -> None:
+        """Take note of what has happened to a replica; nothing if it is gone by now."""
+        member = self._members.get(name)
+        if member is None:
+            return
+        if event in (MemberEvent.WELL, MemberEvent.UNWELL):
+            member.heard = now
+        self._move(member, event)
+
+    def tick(self, now: float) -> None:
+        """Look for silence. To be called at every `interval`."""
+        away = 0.0 if self._ticked is None else now - self._ticked
+        self._ticked = now
+        blameless = away - self.interval if away > 2 * self.interval else 0.0
+        for member in list(self._members.values()):
+            member.heard += blameless
+            silence = now - member.heard
+            if silence > self.timeout:
+                self._move(member, MemberEvent.SILENT)
+            elif silence > self.late:
+                self._move(member, MemberEvent.LATE)
+
+    def _move(self, member: Member, event: MemberEvent) -> None:
+        before = member.state
+        member.state = next_state(before, event)
+        if member.state is _GONE:
+            del self._members[member.name]
+        if member.state is not before:
+            self._on_change(member, before)
