@@ -89,7 +89,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     # Imported here: `--help` and mistakes in flags answer at once.
     import logging
 
-    from tgi_trio.cli.files import check_tokenizer_config, read_key_file
+    from tgi_trio.cli.files import check_cluster_secret, check_tokenizer_config, read_key_file
     from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
     from tgi_trio.launcher import Launcher, Timeline, bind, run_server
     from tgi_trio.model.facts import read_model_facts
@@ -100,6 +100,7 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
     _start_logging(invocation)
     options = read_key_file(invocation.options)
     check_tokenizer_config(options.tokenizer_config_path)
+    check_cluster_secret(options.cluster_secret_file)
     if options.env:
         _tell_machine(options)
     with bind(options) as listeners:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tgi_trio.cli.files import check_tokenizer_config, read_key_file
+from tgi_trio.cli.files import check_cluster_secret, check_tokenizer_config, read_key_file
 from tgi_trio.cli.parser import UsageError, parse
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.settings.cluster_secret import read_cluster_secret
 
 
 def test_keys_come_from_everywhere(tmp_path: Path) -> None:
@@ -89,3 +90,43 @@ def test_a_tokenizer_config_must_be_there(tmp_path: Path) -> None:
             check_tokenizer_config(tmp_path / "here.json")
     (tmp_path / "here.json").write_text("{}")
     check_tokenizer_config(tmp_path / "here.json")
+
+
+def test_the_secret_of_a_cluster_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(" 0123456789abcdef\n")
+    file.chmod(0o600)
+    check_cluster_secret(file)
+    check_cluster_secret(None)
+    assert read_cluster_secret(file) == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"hush hush hush hush\xff", "it is no UTF-8"),
+        ("hush hush hush hush é".encode(), "must hold one line of printable ASCII"),
+        (b"hush hush hush hush\nhush", "must hold one line"),
+        (b"hush", "holds 4 characters, a secret has 16 at least"),
+    ],
+)
+def test_a_secret_that_no_header_carries_or_that_is_short_is_an_error(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"--cluster-secret-file .*{message}") as caught:
+        check_cluster_secret(file)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_secret_that_everybody_may_read_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hush" * 4)
+    file.chmod(0o644)
+    check_cluster_secret(file)
+    assert "can be read by every user" in caplog.text and "hush" not in caplog.text

@@ -52,6 +52,7 @@ def make_request(
     stop_regex: tuple[str, ...] = (),
     stop_ids: frozenset[int] = frozenset(),
     deadline: float | None = None,
+    emitted: tuple[int, ...] = (),
 ) -> Request:
     """Return a greedy request."""
     return Request(
@@ -65,6 +66,7 @@ def make_request(
             keep_stop=keep_stop,
         ),
         deadline=deadline,
+        emitted=emitted,
     )
 
 

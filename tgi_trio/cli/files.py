@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tgi_trio.cli.values import read_value
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.records import Options
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,18 @@ def read_key_file(options: Options) -> Options:
     if mode & stat.S_IROTH:
         log.warning("--api-key-file %s can be read by every user of this machine", path)
     return replace(options, api_key=options.api_key + keys)
+
+
+def check_cluster_secret(path: Path | None) -> None:
+    """Raise ConfigurationError unless `--cluster-secret-file` can be used.
+
+    A file that every user of the machine may read is warned about.
+    """
+    if path is None:
+        return
+    read_cluster_secret(path)
+    if path.stat().st_mode & stat.S_IROTH:
+        log.warning("--cluster-secret-file %s can be read by every user of this machine", path)
 
 
 def check_tokenizer_config(path: Path | None) -> None:

@@ -228,6 +228,7 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("ssl-keyfile", "path", "key of the certificate as PEM", "in ssl-certfile"),
             Flag("api-key", "key", "key of inference routes; repeatable", "none", many=True),
             Flag("api-key-file", "path", "more keys, one per line", "none"),
+            Flag("cluster-secret-file", "path", "a line that a front shows to be let in", "none"),
             Flag("cors-allow-origin", "text", "allowed origin; repeatable", many=True),
         ),
     ),

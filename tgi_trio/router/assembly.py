@@ -36,6 +36,7 @@ from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
 from tgi_trio.router.text.tools.probe import CallStyle, find_call_style
 from tgi_trio.router.validation import ValidationLimits, Validator
+from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.records import Settings
 from tgi_trio.settings.shown import public_json
 
@@ -196,11 +197,16 @@ def compute_type(info: ShardInfo, ranks: int) -> str:
 
 
 def http_settings(settings: Settings, compute_type: str) -> HttpSettings:
-    """Return what flags and environment decide about the HTTP surface."""
+    """Return what flags and environment decide about the HTTP surface.
+
+    Raises ConfigurationError when the cluster's secret cannot be read any more.
+    """
+    secret_file = settings.cluster_secret_file
     return HttpSettings(
         payload_limit=settings.payload_limit,
         cors_allow_origin=settings.cors_allow_origin,
         api_keys=settings.api_key,
+        front_secret=None if secret_file is None else read_cluster_secret(secret_file),
         compute_type=compute_type,
         docker_label=os.environ.get("DOCKER_LABEL"),
         predict_route=settings.aip_predict_route,

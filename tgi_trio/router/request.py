@@ -103,6 +103,7 @@ class Request:
     name: str = ""  # the client's request id, for logs
     answer: AnswerForm | None = None  # None: the answer is its text
     images: tuple[PromptImage, ...] = ()  # in the order of their places among the ids
+    emitted: tuple[int, ...] = ()  # tokens that its client has got from another server
 
 
 @dataclass(slots=True)

@@ -113,6 +113,7 @@ class AsGiven(ShardOptions):
     ssl_keyfile: Path | None = None
     api_key: tuple[str, ...] = field(default=(), repr=False)  # any of them opens
     api_key_file: Path | None = None  # more of them, one per line
+    cluster_secret_file: Path | None = None  # one line; whoever sends it is a front
     aip_http_port: int | None = None  # Vertex AI sets it; wins over `port`
     aip_predict_route: str | None = None  # another path of /vertex
     aip_health_route: str | None = None  # another path of /health

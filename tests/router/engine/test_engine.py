@@ -65,6 +65,28 @@ async def test_tokens_are_the_models_and_the_end_comes_once(tmp_path: Path) -> N
 
 
 @pytest.mark.trio
+async def test_a_stream_goes_on_with_what_another_engine_gave(tmp_path: Path) -> None:
+    fake = FakeSettings(vocab_size=259)
+    async with engine_on_fake_shard(tmp_path, fake) as bench:
+        whole = expected(bench, fake, "hello", 12)
+        request = make_request(bench.tokenizer, "hello", 12)
+        with bench.engine.submit(request) as stream:
+            tokens = await collect(stream)
+            text = stream.outcome.text
+        emitted = tuple(whole[:5])
+        request = make_request(bench.tokenizer, "hello", 12, emitted=emitted)
+        with bench.engine.submit(request) as stream:
+            again = await collect(stream)
+            outcome = stream.outcome
+        assert [(t.id, t.text) for t in again] == [(t.id, t.text) for t in tokens]
+        assert outcome.text == text
+        assert outcome.generated_tokens == 12 and outcome.prompt_tokens == 5
+        assert stream.timings.started is not None and stream.timings.first_token is not None
+        await bench.settle()
+        assert bench.balance() == (2, 2)
+
+
+@pytest.mark.trio
 async def test_many_streams_join_and_leave(tmp_path: Path) -> None:
     fake = FakeSettings(vocab_size=259, token_us=5)
     rng = random.Random(0)

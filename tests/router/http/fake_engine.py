@@ -136,7 +136,8 @@ class FakeEngine:
         stream = TokenStream(id, request, output, timings, self.leave)
         prompt = self.tokenizer.decode(request.prompt_ids)
         ids = [*self.tokenizer.encode_ids(self.answer(prompt), False).tolist(), 1]
-        self._ids[id] = iter(ids)
+        self._ids[id] = iter(ids[len(request.emitted) :])
+        stream.replay()
         self.live[id] = stream
         self._work.set()
         return stream

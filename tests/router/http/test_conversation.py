@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.router.http.fake_engine import byte_tokenizer
 from tests.router.text.test_chat_template import SPECIAL, TOOL, theirs
+from tgi_trio.router.http.call import SYSTEM_RANDOM
 from tgi_trio.router.http.dialects.chat import to_conversation
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.rendering import render_prompt
@@ -96,12 +97,13 @@ def with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def prompt_of(template: str = TEMPLATE, /, **body: Any) -> str:
     call: Any = SimpleNamespace(
+        ids=SYSTEM_RANDOM,
         engine=SimpleNamespace(
             chat_template=ChatTemplate({"default": template}, SPECIAL),
             tokenizer=TOKENIZER,
             thoughts=None,
             call_style=CallStyle(),
-        )
+        ),
     )
     request = msgspec.convert(body, schema.ChatRequest)
     prompt = render_prompt(call, to_conversation(call, request))

@@ -241,6 +241,27 @@ def test_a_lost_shard_is_a_pause() -> None:
     }
 
 
+def test_what_another_server_has_begun_goes_on_here() -> None:
+    """Before those that nobody reads yet, with the rest of its tokens."""
+    pair = Pair(limits(max_batch_size=1, prefix_caching=True))
+    whole = expected(10, 9)
+    pair.scheduler.add(0, request(10, 9), 0.0)
+    pair.run()
+    pair.scheduler.add(1, request(4, 9), 0.0)
+    for id, count in (2, 3), (3, 8):
+        pair.scheduler.add(id, request(10, 9, emitted=tuple(whole[:count])), 0.0)
+    (prefill,) = pair.send()
+    (row,) = prefill.rows
+    assert row.sequence == 2 and row.prompt_length == 10 and len(row.token_ids) == 13
+    assert row.max_new_tokens == 6 and row.cached_length == 12
+    found = pair.scheduler.find(2)
+    assert found is not None and found.cached == 10  # of its prompt
+    (progress,) = pair.step()
+    assert progress.first
+    pair.run()
+    assert [pair.tokens[id] for id in range(4)] == [whole, expected(4, 9), whole[3:], whole[8:]]
+
+
 def test_prompt_logprobs_come_once_even_when_replayed() -> None:
     sampling = SamplingParameters(ignore_eos=True, prompt_logprobs=True, prompt_top_n=2)
     pair = Pair(limits(token_budget=4))

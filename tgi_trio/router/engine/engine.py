@@ -143,6 +143,7 @@ class Engine:
         output = output_text(self._tokenizer, request)
         stream = TokenStream(id, request, output, timings, self.leave)
         self._streams[id] = stream
+        stream.replay()
         self._metrics.inc("tgi_request_accepted")
         self._metrics.observe("tgi_request_max_new_tokens", request.stopping.max_new_tokens)
         self._dispatch()

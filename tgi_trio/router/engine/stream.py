@@ -8,6 +8,7 @@ in exactly one terminal state (see `END`), and the engine counts that once.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -147,6 +148,14 @@ class TokenStream:
             if output.stopped and not end:
                 return FinishReason.STOP_SEQUENCE
         return _REASONS[finish] if finish else None
+
+    def replay(self) -> None:
+        """Deliver the tokens that the client has from another server; their news are forgotten.
+
+        Called by the engine only, before anything else is delivered.
+        """
+        if self.request.emitted:
+            self.deliver([self.output.push(id, math.nan) for id in self.request.emitted], None)
 
     def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
         """Hand over tokens and perhaps the end. Called by the engine only."""

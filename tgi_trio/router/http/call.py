@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.messages.body_images import UNCUT, CutBody
 from tgi_trio.router.http.messages.error_shapes import NATIVE, ErrorShape
+from tgi_trio.router.http.resume import Front
 from tgi_trio.router.http.sse import EventBody
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Timings
 from tgi_trio.router.telemetry.request_stats import RequestStats
+
+SYSTEM_RANDOM: Final = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,7 @@ class HttpSettings:
     payload_limit: int = 2_000_000  # bytes, --payload-limit
     cors_allow_origin: tuple[str, ...] = ()  # empty: any
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    front_secret: bytes | None = None  # what fronts show; None: there are none
     compute_type: str = "gpu+optimized"  # x-compute-type, env COMPUTE_TYPE
     docker_label: str | None = None
     predict_route: str | None = None  # another path of /vertex, --aip-predict-route
@@ -55,6 +61,17 @@ class Call:
     adapter: str | None = None  # that the body's `model` names, see `resolve_model`
     acquired: ServedAdapter | None = None  # that all its prompts have, see `validate_request`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
+    front: Front | None = None  # what a front says of it, see `dispatch.answer`
+
+    @property
+    def ids(self) -> random.Random:
+        """Return where the ids of the answer come from: nobody can guess them."""
+        return SYSTEM_RANDOM if self.front is None else self.front.ids
+
+    def now(self) -> int:
+        """Return when the answer begins, in Unix seconds."""
+        began = None if self.front is None else self.front.began
+        return int(time.time()) if began is None else began
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ What an API calls a field is the dialect's business.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ class ChatTools:
     listed: Sequence[Mapping[str, Any]]  # as the template shows them
     added: Mapping[str, int]  # the tokenizer's added tokens, special or not: text -> id
     past: int  # calls in the conversation before the answer
+    source: random.Random  # where the ids of calls come from
 
     def grammar(self, most: int, thought: ThoughtRules | None, otherwise: str | None) -> str:
         """Return what the answer must look like, for the shard; `otherwise`: one without calls.
@@ -92,7 +94,7 @@ class ChatTools:
         return call_reader(
             self.format,
             self.use.functions,
-            make_ids(self.format, self.past),
+            make_ids(self.format, self.past, self.source),
             required=self.use.required,
         )
 
@@ -130,4 +132,5 @@ def choose_tools(call: Call, conversation: Conversation) -> ChatTools | None:
         listed=[tool for tool in conversation.tools if tool["function"]["name"] in names],
         added=call.engine.tokenizer.added_tokens,
         past=sum(len(turn.calls or ()) for turn in conversation.turns),
+        source=call.ids,
     )

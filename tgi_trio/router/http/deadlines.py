@@ -58,6 +58,10 @@ async def validate_request(
         cache_salt=body.cache_salt or "",
         name=call.request_id,
     )
+    if asked.seed is None and call.front is not None:
+        seed = call.front.next_seed()
+        if seed is not None:
+            request = replace(request, sampling=replace(request.sampling, seed=seed))
     if adapter is None:
         return request
     await _acquire(call, adapter, until)

@@ -16,6 +16,7 @@ from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.generation import explain
 from tgi_trio.router.http.messages.error_shapes import ANTHROPIC, OPENAI, ErrorShape
 from tgi_trio.router.http.messages.problems import BodyRejected, Problem
+from tgi_trio.router.http.resume import read_front
 from tgi_trio.router.http.wire.headers import Header
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ async def answer(route: Route, call: Call) -> Reply:
     if route.protected and not is_authorized(call.headers, call.settings.api_keys):
         return UNAUTHORIZED if dialect.bare else reply_for(_NO_KEY, dialect, call.request_id)
     try:
+        call.front = read_front(call.headers, call.settings.front_secret)
         reply = await route.handler(call)
         reply.headers += dialect.headers(call.request_id)
         return reply

@@ -7,7 +7,6 @@ it is closed at once and synchronously, so that nothing can interrupt the clean-
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from tgi_trio.router.http.call import Call, HttpSettings, Reply
 from tgi_trio.router.http.engine_api import TokenStreamApi
 from tgi_trio.router.http.messages.events import Events
 from tgi_trio.router.http.messages.problems import Problem, Refused, internal, problem_of
+from tgi_trio.router.http.resume import resume_stream
 from tgi_trio.router.http.sse import EventBody, StreamLimits
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Outcome, Request, Timings, Token
@@ -59,8 +59,10 @@ async def collect_results(
 ) -> list[Result]:
     """Run the requests side by side and return their results in order.
 
-    Raises what the first one that fails raised.
+    Raises what the first one that fails raised, and Refused (400) for what a front says of events.
     """
+    if call.front is not None and call.front.said:
+        raise Refused(400, "`x-tgi-emitted` is for streams: a body is made anew", "resume")
     done = trio.Event()
     streams: list[TokenStreamApi] = []
     tokens: list[list[Token]] = [[] for _ in requests]
@@ -111,8 +113,17 @@ def stream_events(
         direct=settings.direct_writes,
     )
     body = EventBody(limits, producers=len(requests))
-    streams = [submit(call, request) for request in requests]
+    asked: Sequence[Request | None] = requests
+    if call.front is not None:
+        engine = call.engine
+        vocab_size = engine.validator.vocab_size
+        resumed = resume_stream(call.front, engine.tokenizer, vocab_size, requests, events, last)
+        asked, events, last = resumed.requests, resumed.events, resumed.last
+    streams = [None if request is None else submit(call, request) for request in asked]
     for stream, render in zip(streams, events, strict=True):
+        if stream is None:
+            body.finish(b"", last)
+            continue
         # Control passes to the engine's task: it calls `deliver` in each of its steps
         # (`Engine._deliver`), while this one only keeps the connection (`EventBody.run`).
         stream.attach(EventFeed(call, stream, render, body, last).deliver)
@@ -272,9 +283,9 @@ def fingerprint(settings: HttpSettings) -> str:
     return f"{__version__}-{settings.docker_label or 'native'}"
 
 
-def new_id(kind: str) -> str:
+def new_id(call: Call, kind: str) -> str:
     """Return the `id` of an answer: unique, and nobody can guess another's."""
-    return f"{kind}-{secrets.token_hex(16)}"
+    return f"{kind}-{call.ids.randbytes(16).hex()}"
 
 
 def unix_now() -> int:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from tgi_trio.router.scheduling.limits import SchedulingLimits
-from tgi_trio.router.scheduling.sequence import Rank, Sequence
+from tgi_trio.router.scheduling.sequence import NEVER, Rank, Sequence
 from tgi_trio.router.scheduling.ttft import TtftTarget
 
 Key: TypeAlias = tuple[int, int, int]
@@ -53,11 +53,13 @@ class WaitingQueue:
         if rank is Rank.OWED:
             return (_BEFORE_ALL, rank, sequence.arrival)
         number = sequence.order if rank is Rank.RETURNING else sequence.arrival
+        if rank is Rank.RETURNING and not sequence.order:
+            number = sequence.arrival - NEVER  # from another server: it was admitted long ago
         return (sequence.priority, rank, number)
 
     def add(self, sequence: Sequence) -> None:
         """Put `sequence` where it belongs."""
-        if sequence.order:
+        if sequence.order or sequence.emitted:
             sequence.rank = Rank.RETURNING
         else:
             sequence.turn = self._admissions + len(self._sequences)

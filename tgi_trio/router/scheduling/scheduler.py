@@ -254,7 +254,7 @@ class Scheduler:
                 self._admissions += 1
                 sequence.order = self._admissions
                 sequence.started = now
-                sequence.cached = sequence.computed
+                sequence.cached = min(sequence.computed, sequence.prompt_length)
         if admitted:
             self._drain.note(sum(s.length for s in admitted), bool(self._queue), now)
         return admitted

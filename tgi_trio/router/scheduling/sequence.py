@@ -80,7 +80,7 @@ class Sequence:
         self.prompt_length = len(request.prompt_ids)
         # The last token's K and V are never computed: nothing attends to them.
         self.need = self.prompt_length + request.stopping.max_new_tokens - 1 + speculate
-        self.emitted: list[int] = []  # generated token ids
+        self.emitted: list[int] = list(request.emitted)  # generated token ids
         self.queued = now
         self.started: float | None = None  # first sent to the shard
         self.cached = 0  # prompt tokens found in the prefix cache at the first admission

@@ -121,7 +121,7 @@ class StepReports:
         new_prompts = sequence.new_prompt_logprobs(prompts) if prompts else ()
         if not (tokens or finish or new_prompts):
             return None
-        first = bool(tokens) and not sequence.emitted
+        first = bool(tokens) and len(sequence.emitted) == len(sequence.request.emitted)
         if first and sequence.started is not None:
             self._ttft_target.note(now - sequence.started)
         sequence.emitted += tokens

@@ -80,6 +80,7 @@ class RecordingScheduler(Scheduler):
             "salt": request.cache_salt,
             "adapter": request.sampling.adapter,
             "prompt_logprobs": request.sampling.prompt_logprobs,
+            "emitted": self._anonymise(list(request.emitted)),
         }
 
     def abort(self, sequence_id: int, now: float) -> bool:
@@ -212,6 +213,7 @@ def _request(record: dict[str, Any]) -> Request:
         priority=record["priority"],
         deadline=record["deadline"],
         cache_salt=record["salt"],
+        emitted=tuple(record.get("emitted", ())),
     )
 
 

@@ -55,7 +55,7 @@ async def chat_completions(call: Call) -> Reply:
     one = await prepared.validate(call, request)
     requests = [one] if count == 1 else fan_out(one, count)
     shown = openai.choose_shown(call, request, logprobs=bool(request.logprobs))
-    envelope = Envelope(new_id("chatcmpl"), unix_now(), model, fingerprint(call.settings))
+    envelope = Envelope(new_id(call, "chatcmpl"), call.now(), model, fingerprint(call.settings))
 
     if request.stream:
         usage = UsageCount(len(one.prompt_ids))

@@ -19,7 +19,6 @@ from tgi_trio.router.http.generation import (
     stream_events,
     take_permits,
     timing_headers,
-    unix_now,
 )
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.error_shapes import OPENAI
@@ -67,7 +66,7 @@ async def completions(call: Call) -> Reply:
     usages = [UsageCount(len(each.prompt_ids)) for each in requests[::candidates]]
     # TGI does not echo the name in completions, and dates them by their beginning.
     model = call.engine.model.id
-    envelope = Envelope(new_id("cmpl"), unix_now(), model, fingerprint(call.settings))
+    envelope = Envelope(new_id(call, "cmpl"), call.now(), model, fingerprint(call.settings))
     if request.stream:
         events = _events(envelope, requests, usages, echoes, shown)
         include_usage = StreamUsage.from_options(request.stream_options).last

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 import orjson
 
 from tgi_trio.router.http.call import Call, Reply, Route
@@ -37,7 +35,7 @@ async def messages(call: Call) -> Reply:
     prepared = prepare(call, to_conversation(request), parameters)
     take_permits(call)
     one = await prepared.validate(call, request)
-    id = f"msg_{secrets.token_hex(12)}"
+    id = f"msg_{call.ids.randbytes(12).hex()}"
     end = AnswerEnd(len(one.prompt_ids), one.stopping.max_new_tokens < request.max_tokens)
     if request.stream:
         events = MessageEvents(id, model, prepared.reader(), end)

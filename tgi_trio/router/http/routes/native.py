@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from tgi_trio.errors import TgiTrioError
+from tgi_trio.errors import Overloaded, TgiTrioError, Unavailable
 from tgi_trio.router.http.call import Call, Reply, Route
 from tgi_trio.router.http.deadlines import refuse_image, validate_request
 from tgi_trio.router.http.generation import (
@@ -20,6 +20,7 @@ from tgi_trio.router.http.generation import (
 )
 from tgi_trio.router.http.messages import schema
 from tgi_trio.router.http.messages.events import NativeEvents, QueryEvents
+from tgi_trio.router.http.messages.problems import Refused
 from tgi_trio.router.http.messages.render import optional_json, prefill_json, text_json, tokens_json
 from tgi_trio.router.http.messages.response_format import native_grammar
 from tgi_trio.router.images.image_prompt import ImagePrompt, Prompt
@@ -183,6 +184,8 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
         ]
         body = stream_events(call, requests, events)
     except TgiTrioError as error:
+        if call.front is not None and isinstance(error, (Overloaded, Unavailable, Refused)):
+            raise  # the front asks another replica
         return event_stream(call, explain(call, error).native_event(), characters)
     return event_stream(call, body, characters)
 

@@ -48,8 +48,9 @@ async def responses(call: Call) -> Reply:
     prepared = prepare(call, conversation, parameters)
     take_permits(call)
     one = await prepared.validate(call, request)
-    writer = ResponseWriter(settings_of(request, model), unix_now())
-    items = ItemWriter(box, CARRIED in (request.include or ()), _told_tokens(call, request))
+    writer = ResponseWriter(settings_of(request, model), call.now(), call.ids)
+    carried = CARRIED in (request.include or ())
+    items = ItemWriter(box, carried, call.ids, _told_tokens(call, request))
     if request.stream:
         events = ResponseEvents(writer, items, prepared.reader(), unix_now)
         return event_stream(call, stream_events(call, [one], [events]), len(prepared.prompt))

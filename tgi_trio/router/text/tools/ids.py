@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 import re
-import secrets
 import string
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,19 +18,23 @@ _NINE = re.compile("[A-Za-z0-9]{9}")
 _COUNTED = re.compile(r"functions\.[^:]+:[0-9]+")
 
 
-def new_call_id() -> str:
+def new_call_id(source: random.Random) -> str:
     """Return the id of a call: nine letters and digits, since Mistral's templates take no other."""
-    return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+    return "".join(source.choices(_ALPHANUMERIC, k=9))
 
 
-def make_ids(form: Format, past: int) -> Callable[[str], str]:
+def make_ids(form: Format, past: int, source: random.Random | None = None) -> Callable[[str], str]:
     """Return what gives an id to each call of an answer, by its name.
 
     `past`: calls in the conversation before the answer. Where a family's ids are counted, they
-    count through all of it.
+    count through all of it. `source`: where the others come from (default: the system); answers
+    that share one have ids that differ, and each the same ones however they are interleaved.
     """
     if form.ids != "counted":
-        return lambda name: new_call_id()
+        own: random.Random = random.SystemRandom()
+        if source is not None and not isinstance(source, random.SystemRandom):
+            own = random.Random(source.getrandbits(64))
+        return lambda name: new_call_id(own)
     numbers = itertools.count(past)
     return lambda name: f"functions.{name}:{next(numbers)}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,8 +54,11 @@ def settings_of(request: schema.ResponsesRequest, model: str) -> replies.Respons
 class ResponseWriter:
     """Writes one response in each of its states."""
 
-    def __init__(self, settings: replies.ResponseSettings, created: int) -> None:
-        self.id = f"resp_{secrets.token_hex(24)}"
+    def __init__(
+        self, settings: replies.ResponseSettings, created: int, source: random.Random
+    ) -> None:
+        """`created`: Unix seconds; `source`: where the id comes from."""
+        self.id = f"resp_{source.randbytes(24).hex()}"
         self._created = created
         self._settings = encode(settings)[1:]  # agents send some 100 kB, which each state repeats
 
@@ -90,6 +93,7 @@ class ItemWriter:
 
     box: Toolbox
     carried: bool  # clients keep thoughts for us
+    source: random.Random  # where the ids of items come from
     told: ToldTokens | None = None  # where log-probabilities are asked for
     ids: list[str] = field(default_factory=list)
 
@@ -123,7 +127,7 @@ class ItemWriter:
     def id(self, block: Block) -> str:
         """Return the id of a block's item."""
         while len(self.ids) <= block.index:
-            self.ids.append(f"{_PREFIXES[block.kind]}_{secrets.token_hex(24)}")
+            self.ids.append(f"{_PREFIXES[block.kind]}_{self.source.randbytes(24).hex()}")
         return self.ids[block.index]
 
 

@@ -1,0 +1,245 @@
+"""Streams that go on where another server was lost, cut wherever a front may be cut off."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.router.http.dialects.conversations import CITY, PARIS, ROME
+from tests.router.http.fake_engine import FakeEngine
+from tests.router.http.served import Answer, Server, served, without_receipts
+from tests.router.http.test_tools import engine
+from tests.router.http.thinking import let_think
+from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.text.tools.call_formats import HERMES
+
+pytestmark = pytest.mark.trio
+
+SECRET = "0123456789abcdef"
+HTTP = HttpSettings(front_secret=SECRET.encode())
+FRONT = {"x_tgi_front": SECRET, "x_tgi_seed": "7", "x_tgi_began": "1700000000"}
+TEXT, CHAT, NATIVE = "/v1/completions", "/v1/chat/completions", "/generate_stream"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+SAYS = "Grüße, 世界! stop here"
+CALLS = "<think>Hm.</think>Look: " + HERMES.write([ROME, PARIS])
+USER = [{"role": "user", "content": "Rain?"}]
+FUNCTION = {"name": "weather", "parameters": CITY}
+TOOL = {"name": "weather", "input_schema": CITY}
+USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+class Told:
+    """What a front has of a stream: whole groups of events, and the ids of each."""
+
+    def __init__(self, body: bytes) -> None:
+        self.groups: list[tuple[bytes, str]] = []  # events as the client gets them, what they told
+        events, told = b"", ""
+        assert body.endswith(b"\n\n")
+        for event in body[:-2].split(b"\n\n"):
+            line = re.match(rb":i ([^\n]*)\n", event)
+            events += event[line.end() if line else 0 :] + b"\n\n"
+            if line is not None:
+                told = line[1].decode()
+                self.groups.append((events, told))
+                events = b""
+        assert events == b"", "an event without ids has one with them behind it"
+
+    def client(self, count: int | None = None) -> bytes:
+        """Return what a client has got of the first `count` groups."""
+        return without_receipts(b"".join(events for events, _ in self.groups[:count]))
+
+    def emitted(self, count: int) -> str:
+        """Return the header for the rest."""
+        ids: dict[str, list[str]] = {}
+        ended = set()
+        for _, told in self.groups[:count]:
+            choice, _, text = told.partition(":")
+            ids.setdefault(choice, []).extend(filter(None, text.removesuffix("!").split(",")))
+            if told.endswith("!"):
+                ended.add(choice)
+        return ";".join(f"{c}:{','.join(each)}{'!' * (c in ended)}" for c, each in ids.items())
+
+
+async def streamed(found: FakeEngine, path: str, body: dict[str, Any], **more: str) -> Told:
+    async with served(found, HTTP) as server:
+        answer = await asked(server, path, body, **more)
+        assert answer.status == 200, answer.body
+        return Told(answer.body)
+
+
+async def asked(server: Server, path: str, body: dict[str, Any], **more: str) -> Answer:
+    client = await server.connect()
+    return await client.post(path, body, **{**FRONT, "x_request_id": "r", **more})
+
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "native": (NATIVE, SAYS, {"inputs": "x", "parameters": {"details": True, "top_n_tokens": 2}}),
+    "native, stopped": (NATIVE, SAYS, {"inputs": "x", "parameters": {"stop": ["stop he"]}}),
+    "queries": (NATIVE, SAYS, {"inputs": ["a", "b"], "parameters": {"return_full_text": True}}),
+    "completions": (
+        TEXT,
+        SAYS,
+        {"prompt": ["ab", "c"], "n": 2, "stream": True, "stop": "stop he", "echo": True, **USAGE},
+    ),
+    "log-probabilities": (
+        TEXT,
+        SAYS,
+        {"prompt": "ab", "stream": True, "logprobs": 2, "echo": True},
+    ),
+    "chat": (CHAT, SAYS, {"messages": USER, "n": 2, "stream": True, "logprobs": True, **USAGE}),
+    "thoughts": (CHAT, CALLS, {"messages": USER, "stream": True, "logprobs": True}),
+    "tools": (
+        CHAT,
+        CALLS,
+        {
+            "messages": USER,
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "stream": True,
+            **USAGE,
+        },
+    ),
+    "messages": (
+        MESSAGES,
+        CALLS,
+        {"messages": USER, "max_tokens": 400, "model": "tgi", "tools": [TOOL], "stream": True},
+    ),
+    "responses": (
+        RESPONSES,
+        CALLS,
+        {
+            "input": "Rain?",
+            "model": "tgi",
+            "stream": True,
+            "tools": [{"type": "function", **FUNCTION}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_stream_goes_on_wherever_it_was_cut(monkeypatch, name):
+    """Byte for byte, but for what the last event tells of times."""
+    let_think(monkeypatch)
+    path, says, body = CASES[name]
+    first = engine(says)
+    first.tokens_per_step = 3
+    whole = await streamed(first, path, body)
+    count = len(whole.groups)
+    assert count > 8
+    cuts = {0, 1, 3, count // 2, count - 3, count - 2, count - 1, count}
+    found = engine(says)
+    async with served(found, HTTP) as server:
+        for cut in sorted(cuts):
+            found.tokens_per_step = 1 + cut % 4
+            told = {"x_tgi_emitted": whole.emitted(cut)}
+            rest = await asked(server, path, body, **told)
+            assert rest.status == 200, rest.body
+            if cut == count and path in (NATIVE, MESSAGES, RESPONSES):
+                assert rest.body == b""  # everything was said
+            elif cut == count:
+                continue  # clients have left at [DONE]
+            else:
+                both = whole.client(cut) + Told(rest.body).client()
+                assert sorted_choices(both) == sorted_choices(whole.client()), cut
+
+
+def sorted_choices(body: bytes) -> dict[bytes, list[bytes]]:
+    """Return the events of each choice: those of several come in another order."""
+    found: dict[bytes, list[bytes]] = {}
+    for event in body.split(b"\n\n"):
+        whose = re.search(rb'"query_id":\d+|"choices":\[\{"index":\d+', event)
+        if whose is not None and whose[0].startswith(b'"query_id"'):
+            event = re.sub(rb'"index":\d+', b"", event)  # of the stream, see below
+        found.setdefault(whose[0] if whose else b"", []).append(event)
+    return found
+
+
+# ---- who may, and what is refused --------------------------------------------------------------
+
+UNARY = {"inputs": "x", "parameters": {"do_sample": True, "max_new_tokens": 5}}
+
+
+@pytest.mark.parametrize("secret", [None, SECRET.encode()])
+@pytest.mark.parametrize("name", ["x_tgi_front", "x_tgi_seed", "x_tgi_began", "x_tgi_emitted"])
+@pytest.mark.parametrize("path", ["/generate", CHAT, MESSAGES, "/health"])
+async def test_nobody_else_is_heard(secret, name, path):
+    async with served(http=HttpSettings(front_secret=secret)) as server:
+        client = await server.connect()
+        answer = await (
+            client.get(path, **{name: "0"})
+            if path == "/health"
+            else client.post(path, {}, **{name: "0"})
+        )
+        assert answer.status == 403
+        assert b"is for fronts, which show the secret" in answer.body
+        assert server.engine.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ({"x_tgi_seed": "-1"}, "`x-tgi-seed` must be a number >= 0 and < 18446744073709551616"),
+        ({"x_tgi_seed": str(1 << 64)}, "`x-tgi-seed` must be a number"),
+        ({"x_tgi_began": "now"}, "`x-tgi-began` must be a number"),
+        ({"x_tgi_emitted": "0:1;0:2"}, "`x-tgi-emitted` must be like 0:17,4;1:5! and says '0:2'"),
+        ({"x_tgi_emitted": "0:1,"}, "says '0:1,'"),
+        ({"x_tgi_emitted": "0:1;"}, "says ''"),
+        ({"x_tgi_emitted": "1:5"}, "`x-tgi-emitted` names choice 1 of 1, from 0"),
+        ({"x_tgi_emitted": "0:5000"}, "`x-tgi-emitted` must hold token ids < 258"),
+        ({"x_tgi_emitted": "0:5,5,5,5,5"}, "has 5 tokens of choice 0, which has at most 5 and has"),
+        ({"x_tgi_emitted": "0:5,5,5,5,5,5!"}, "has 6 tokens of choice 0"),
+    ],
+)
+async def test_what_a_front_cannot_say(headers, message):
+    async with served(http=HTTP) as server:
+        answer = await asked(server, NATIVE, UNARY, **headers)
+        assert answer.status == 400
+        assert message in answer.json()["error"]
+        assert server.engine.submitted == []
+
+
+async def test_a_body_is_made_anew_and_not_resumed():
+    async with served(http=HTTP) as server:
+        answer = await asked(server, "/generate", UNARY, x_tgi_emitted="0:5")
+        assert answer.status == 400
+        assert answer.json()["error"] == "`x-tgi-emitted` is for streams: a body is made anew"
+
+
+async def test_a_full_server_tells_the_front_by_its_status():
+    """Clients of TGI's stream get status 200 and an event."""
+    async with served(http=HTTP) as server:
+        with server.engine.permit(server.engine.limits.max_concurrent_requests):
+            client = await server.connect()
+            plain = await client.post(NATIVE, UNARY)
+            assert plain.status == 200 and b'"error_type":"overloaded"' in plain.body
+            assert (await asked(server, NATIVE, UNARY)).status == 429
+
+
+# ---- seeds and ids -----------------------------------------------------------------------------
+
+
+async def test_seeds_are_the_clients_own_or_those_of_the_front():
+    async with served(http=HTTP) as server:
+        sample = {"prompt": ["ab", "ab"], "n": 2, "temperature": 0.7}
+        await asked(server, TEXT, sample)
+        await asked(server, TEXT, {**sample, "seed": 5})
+        await asked(server, "/generate", UNARY)
+        answer = await asked(
+            server, "/generate", {"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}}
+        )
+        assert answer.status == 200
+        seeds = [request.sampling.seed for request in server.engine.submitted]
+        apart = 1 << 32
+        assert seeds == [7, 8, 7 + apart, 8 + apart, 5, 6, 5, 6, 7, 7, 8]
+
+
+async def test_ids_are_the_same_for_the_same_seed_alone():
+    async def id_of(**headers: str) -> str:
+        async with served(http=HTTP) as server:
+            answer = await asked(server, CHAT, {"messages": USER}, **headers)
+            found: str = answer.json()["id"]
+            return found
+
+    assert await id_of() == await id_of() != await id_of(x_tgi_seed="8")

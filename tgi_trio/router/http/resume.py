@@ -1,0 +1,234 @@
+"""What a front of several replicas asks of one of them: to go on where another one was lost.
+
+A front lets no stream die with its replica: it sends the same body to another one, with the token
+ids that its client has got. They are replayed into everything that depends on them (text, stop
+strings, parsers, grammar, penalties, usage), and what comes after them is sent. docs/cluster.md has
+the protocol.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from tgi_trio.router.http.messages.events import Events
+from tgi_trio.router.http.messages.problems import Problem, Refused
+from tgi_trio.router.request import FinishReason, Outcome, Request, Token
+from tgi_trio.router.text.answer_text import output_text
+from tgi_trio.router.text.tokenizer import Tokenizer
+
+FRONT: Final = b"x-tgi-front"  # the cluster's secret
+SEED: Final = b"x-tgi-seed"
+BEGAN: Final = b"x-tgi-began"  # Unix seconds
+EMITTED: Final = b"x-tgi-emitted"
+_HEADERS: Final = (FRONT, SEED, BEGAN, EMITTED)
+
+_NUMBER = re.compile(rb"[0-9]{1,20}")
+_CHOICE = re.compile(rb"([0-9]{1,6}):((?:[0-9]{1,9}(?:,[0-9]{1,9})*)?)(!?)")
+_SEEDS: Final = 1 << 64
+# Between the seeds of two prompts of one call; those of a prompt's choices follow each other.
+_APART: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a client has got of one choice."""
+
+    ids: tuple[int, ...] = ()
+    ended: bool = False
+
+
+_NOTHING: Final = Said()
+
+
+@dataclass(slots=True)
+class Front:
+    """What a front says of one request."""
+
+    ids: random.Random  # where the ids of its answer come from
+    seed: int | None = None
+    began: int | None = None  # Unix seconds
+    said: Mapping[int, Said] = field(default_factory=dict)  # by the index of the choice
+    prompts: int = 0  # that have a seed by now
+
+    def next_seed(self) -> int | None:
+        """Return the seed of the first choice of the next prompt, where the client gave none."""
+        if self.seed is None:
+            return None
+        seed = (self.seed + self.prompts * _APART) % _SEEDS
+        self.prompts += 1
+        return seed
+
+
+def read_front(headers: Mapping[bytes, bytes], secret: bytes | None) -> Front | None:
+    """Return what a front says; None where nobody says that it is one.
+
+    `secret`: that of the cluster, None where there is none. Raises Refused: 403 for headers of a
+    front from somebody else, 400 for what they cannot say.
+    """
+    given = [name for name in _HEADERS if name in headers]
+    if not given:
+        return None
+    if secret is None or not hmac.compare_digest(headers.get(FRONT, b""), secret):
+        raise Refused(
+            403,
+            f"`{given[0].decode()}` is for fronts, which show the secret of this server's "
+            "--cluster-secret-file as `x-tgi-front`",
+            "forbidden",
+        )
+    seed = _number(headers, SEED, _SEEDS)
+    # Two replicas make the same ids of it, and nobody who does not know the secret does.
+    ids: random.Random = random.SystemRandom()
+    if seed is not None:
+        ids = random.Random(hmac.digest(secret, b"%d" % seed, "sha256"))
+    return Front(ids, seed, _number(headers, BEGAN, 1 << 40), _read_said(headers.get(EMITTED, b"")))
+
+
+def _number(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not _NUMBER.fullmatch(text) or int(text) >= most:
+        raise Refused(400, f"`{name.decode()}` must be a number >= 0 and < {most}", "resume")
+    return int(text)
+
+
+def _read_said(text: bytes) -> dict[int, Said]:
+    """Return what `x-tgi-emitted` says, such as `0:17,4;1:5!`; raises Refused."""
+    said: dict[int, Said] = {}
+    for part in text.split(b";") if text else ():
+        found = _CHOICE.fullmatch(part)
+        if found is None or int(found[1]) in said:
+            shown = part[:40].decode("latin-1")
+            raise Refused(
+                400, f"`x-tgi-emitted` must be like 0:17,4;1:5! and says {shown!r}", "resume"
+            )
+        ids = tuple(map(int, found[2].split(b","))) if found[2] else ()
+        said[int(found[1])] = Said(ids, bool(found[3]))
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedStream:
+    """The generations of a stream that goes on."""
+
+    requests: list[Request | None]  # None: it has ended
+    events: list[Events]
+    last: Callable[[], bytes]  # what follows the end of the last one
+
+
+def resume_stream(
+    front: Front,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    requests: Sequence[Request],
+    events: Sequence[Events],
+    last: Callable[[], bytes],
+) -> ResumedStream:
+    """Return the generations with what a front's client has got of them.
+
+    Raises Refused (400) for what cannot have been generated.
+    """
+    for choice, said in front.said.items():
+        _check(choice, said, requests, vocab_size)
+    told: list[Events] = []
+    going_on: list[Request | None] = []
+    for i, (request, render) in enumerate(zip(requests, events, strict=True)):
+        said = front.said.get(i, _NOTHING)
+        if said.ended:
+            _end_again(tokenizer, request, render, said.ids)
+        going_on.append(None if said.ended else replace(request, emitted=said.ids))
+        told.append(ToldEvents(render, i, len(said.ids)))
+    return ResumedStream(going_on, told, lambda: _tell(last(), b"0:!"))
+
+
+def _check(choice: int, said: Said, requests: Sequence[Request], vocab_size: int) -> None:
+    if choice >= len(requests):
+        raise Refused(
+            400, f"`x-tgi-emitted` names choice {choice} of {len(requests)}, from 0", "resume"
+        )
+    if max(said.ids, default=0) >= vocab_size:
+        raise Refused(400, f"`x-tgi-emitted` must hold token ids < {vocab_size}", "resume")
+    most = requests[choice].stopping.max_new_tokens
+    if len(said.ids) >= most + said.ended:
+        raise Refused(
+            400,
+            f"`x-tgi-emitted` has {len(said.ids)} tokens of choice {choice}, which has at most "
+            f"{most} and has not ended: one that has is marked with `!`",
+            "resume",
+        )
+
+
+def _end_again(tokenizer: Tokenizer, request: Request, render: Events, ids: Sequence[int]) -> None:
+    """Have `render` count a generation whose events its client has.
+
+    How many tokens of its prompt were cached is not known here: none, for all that is.
+    """
+    output = output_text(tokenizer, request)
+    tokens = [output.push(id, math.nan) for id in ids]
+    tail = output.finish()
+    render.end(
+        tokens,
+        Outcome(
+            reason=FinishReason.STOP_SEQUENCE,
+            text=output.generated_text,
+            generated_tokens=len(tokens),
+            prompt_tokens=len(request.prompt_ids),
+            cached_tokens=0,
+            seed=None,
+            tail=tail,
+            answer=output.answer_end,
+        ),
+    )
+
+
+class ToldEvents:
+    """Events of a generation with the token ids that each completes, for a front.
+
+    `:i 0:17,4` stands before the last event that a token brings, so that a front which passes on
+    what it has the ids of passes on all or nothing of a token.
+    """
+
+    def __init__(self, events: Events, choice: int, replayed: int) -> None:
+        """`replayed`: so many tokens come first whose events the client has."""
+        self._events = events
+        self._choice = b"%d:" % choice
+        self._replayed = replayed
+        self._ids: list[int] = []  # of tokens that have brought no event yet
+
+    def step(self, tokens: list[Token]) -> bytes:
+        return b"".join([self._take(token) for token in tokens])
+
+    def end(self, tokens: list[Token], outcome: Outcome) -> bytes:
+        events, last = self.step(tokens[:-1]), tokens[-1:]
+        self._ids += [token.id for token in last]
+        return events + self._told(self._events.end(last, outcome), b"!")
+
+    def error(self, tokens: list[Token], problem: Problem) -> bytes:
+        return self.step(tokens) + self._told(self._events.error([], problem), b"!")
+
+    def _take(self, token: Token) -> bytes:
+        """Return the events of one token: a stream may be cut between any two tokens."""
+        events = self._events.step([token])
+        if self._replayed:
+            self._replayed -= 1
+            return b""
+        self._ids.append(token.id)
+        return self._told(events) if events else b""
+
+    def _told(self, events: bytes, end: bytes = b"") -> bytes:
+        ids, self._ids = self._ids, []
+        return _tell(events, self._choice + b",".join([b"%d" % id for id in ids]) + end)
+
+
+def _tell(events: bytes, what: bytes) -> bytes:
+    """Return events with a comment for the front before the last of them."""
+    if not events:
+        return b""
+    others, between, last = events[:-2].rpartition(b"\n\n")
+    return b"%b%b:i %b\n%b\n\n" % (others, between, what, last)
