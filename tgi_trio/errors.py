@@ -72,6 +72,10 @@ class GenerationError(TgiTrioError):
     """A request failed while the shard was working on it."""
 
 
+class ServerEnding(GenerationError):
+    """This server can compute nothing any more, whatever was asked; another one may."""
+
+
 class SegmentError(TgiTrioError):
     """Shared memory for a channel cannot be had; the text says what to do."""
 

@@ -21,6 +21,7 @@ from tgi_trio.router.grammar_checker import GrammarChecker, GrammarLimits
 from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.routes import operations
+from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.images.image_model import ImageModel
 from tgi_trio.router.images.image_service import ImageFlags, ImageService
@@ -43,6 +44,7 @@ from tgi_trio.settings.shown import public_json
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096  # connections that may wait to be accepted
+FRONTS_HEAD = 1 << 20  # bytes of a request's head where fronts may tell which ids clients have
 GRACE = 1.0  # seconds; the launcher has drained already when the server is told to stop
 
 
@@ -222,6 +224,7 @@ def server_settings(settings: Settings) -> ServerSettings:
         graceful_timeout=GRACE,
         certfile=settings.ssl_certfile,
         keyfile=settings.ssl_keyfile,
+        longest_head=LONGEST_HEAD if settings.cluster_secret_file is None else FRONTS_HEAD,
     )
 
 

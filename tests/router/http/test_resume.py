@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import h11
 import pytest
+import trio
 
 from tests.router.http.dialects.conversations import CITY, PARIS, ROME
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import Answer, Server, served, without_receipts
+from tests.router.http.served import Answer, Server, served, until, without_receipts
 from tests.router.http.test_tools import engine
 from tests.router.http.thinking import let_think
+from tgi_trio.errors import ServerEnding
 from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.wire.server import ServerSettings
 from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
@@ -48,7 +52,8 @@ class Told:
 
     def client(self, count: int | None = None) -> bytes:
         """Return what a client has got of the first `count` groups."""
-        return without_receipts(b"".join(events for events, _ in self.groups[:count]))
+        events = without_receipts(b"".join(events for events, _ in self.groups[:count]))
+        return re.sub(rb'"completed_at":\d+', b"", events)
 
     def emitted(self, count: int) -> str:
         """Return the header for the rest."""
@@ -207,6 +212,29 @@ async def test_a_body_is_made_anew_and_not_resumed():
         assert answer.json()["error"] == "`x-tgi-emitted` is for streams: a body is made anew"
 
 
+@pytest.mark.parametrize("marked", [True, False])
+async def test_a_server_that_ends_has_another_one_go_on(marked):
+    """Its streams are cut, and bodies are refused; clients of its own are told."""
+    async with served(engine("ab" * 300), HTTP, running=False) as server:
+        body = {"inputs": "x", "parameters": {"max_new_tokens": 500}}
+        headers: dict[str, Any] = FRONT if marked else {}
+        stream, whole = await server.connect(), await server.connect()
+        await stream.send("POST", NATIVE, body, **headers)
+        await whole.send("POST", "/generate", body, **headers)
+        await until(lambda: len(server.engine.live) == 2)
+        server.engine.step()
+        for live in list(server.engine.live.values()):
+            live.deliver([], ServerEnding("the server is shutting down"))
+        answer = await whole.answer()
+        assert answer.status == (503 if marked else 424)
+        assert answer.json()["error"].endswith("the server is shutting down")
+        if marked:
+            with pytest.raises((h11.RemoteProtocolError, trio.BrokenResourceError)):
+                await stream.answer()
+        else:
+            assert b"the server is shutting down" in (await stream.answer()).body
+
+
 async def test_a_full_server_tells_the_front_by_its_status():
     """Clients of TGI's stream get status 200 and an event."""
     async with served(http=HTTP) as server:
@@ -215,6 +243,15 @@ async def test_a_full_server_tells_the_front_by_its_status():
             plain = await client.post(NATIVE, UNARY)
             assert plain.status == 200 and b'"error_type":"overloaded"' in plain.body
             assert (await asked(server, NATIVE, UNARY)).status == 429
+
+
+async def test_heads_may_be_as_long_as_answers():
+    emitted = "0:" + ",".join(["5"] * 100_000)
+    settings = ServerSettings(graceful_timeout=1.0, longest_head=1 << 20)
+    async with served(http=HTTP, settings=settings) as server:
+        answer = await asked(server, NATIVE, UNARY, x_tgi_emitted=emitted)
+        assert answer.status == 400
+        assert "has 100000 tokens of choice 0" in answer.json()["error"]
 
 
 # ---- seeds and ids -----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import trio
 
-from tgi_trio.errors import Draining, GenerationError, Overloaded, Unavailable
+from tgi_trio.errors import Draining, GenerationError, Overloaded, ServerEnding, Unavailable
 from tgi_trio.ipc.adapters import decode_adapter_reply
 from tgi_trio.ipc.frames import Kind
 from tgi_trio.ipc.messages import StepReport, decode_faults, decode_step
@@ -196,7 +196,7 @@ class Engine:
         now = self._clock()
         for id in list(self._streams):
             self.scheduler.abort(id, now)
-            self._end(id, [], GenerationError(message))
+            self._end(id, [], ServerEnding(message))
         self._dispatch()
 
     # ---- the shard side -----------------------------------------------------------------------

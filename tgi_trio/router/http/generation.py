@@ -16,7 +16,14 @@ from typing import Final
 import trio
 
 from tgi_trio import __version__
-from tgi_trio.errors import Overloaded, TemplateError, ToolError, Unavailable, ValidationError
+from tgi_trio.errors import (
+    Overloaded,
+    ServerEnding,
+    TemplateError,
+    ToolError,
+    Unavailable,
+    ValidationError,
+)
 from tgi_trio.router.http.call import Call, HttpSettings, Reply
 from tgi_trio.router.http.engine_api import TokenStreamApi
 from tgi_trio.router.http.messages.events import Events
@@ -88,6 +95,8 @@ async def collect_results(
         stream.attach(sink_for(i))
     await done.wait()
     if failures:
+        if call.front is not None and isinstance(failures[0], ServerEnding):
+            raise Unavailable(str(failures[0]))  # the front asks another replica
         raise failures[0]
     return [
         Result(request, end[1], end[0], kept)
@@ -162,6 +171,8 @@ class EventFeed:
         try:
             if end is None:
                 self._body.write(self._render.step(tokens))
+            elif self._call.front is not None and isinstance(end, ServerEnding):
+                self._body.abandon()  # the front has another replica go on
             else:
                 self._body.finish(self._end(tokens, end), self._last)
         except Exception as defect:  # ours: it may end this stream, but not the engine's step

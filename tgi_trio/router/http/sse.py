@@ -61,7 +61,7 @@ class EventBody:
     )
 
     def __init__(self, limits: StreamLimits, producers: int = 1) -> None:
-        self.failed = False  # the client reads too slowly or is gone: nothing more is sent
+        self.failed = False  # the client reads too slowly or is gone, or is to ask elsewhere
         self._limits = limits
         self._producers = producers
         self._socket: socket.socket | None = None  # set while direct writing is on
@@ -104,6 +104,10 @@ class EventBody:
             return
         self._socket = None  # they leave in one write together with the end of the response
         self._gather(events + last())
+
+    def abandon(self) -> None:
+        """Cut the response off: its client is to see that something is missing."""
+        self._fail()
 
     @property
     def open(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Final
 
 import httptools
 
@@ -23,7 +24,7 @@ from tgi_trio.router.http.wire.states import (
     next_state,
 )
 
-_LONGEST_HEAD = 1 << 14  # bytes of a request's head that may come without its end
+LONGEST_HEAD: Final = 1 << 14  # bytes of a request's head that may come without its end
 
 _H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"  # of a client that knows that we speak HTTP/2
 
@@ -53,7 +54,7 @@ class RequestHead:
     @property
     def size(self) -> int:
         """Bytes that the head may count for while it waits."""
-        return len(self.target) + 64 * len(self.headers)
+        return len(self.target) + sum(64 + len(value) for _, value in self.headers)
 
 
 @dataclass(slots=True)
@@ -125,7 +126,9 @@ class Http1:
     The methods that move our side raise IllegalWireEvent when it is not their turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest_head: int = LONGEST_HEAD) -> None:
+        """`longest_head`: bytes of a request's head that may come without its end."""
+        self._longest_head = longest_head
         self.client = CLIENT_BEGINS  # what the client says
         self.server = SERVER_BEGINS  # what we say
         self.framing = _SIZED  # of the present answer, once it has a head
@@ -156,7 +159,7 @@ class Http1:
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse(self._refused_with)
-        if self.client is _HEAD and self._head_size > _LONGEST_HEAD:
+        if self.client is _HEAD and self._head_size > self._longest_head:
             self._refuse(431)
         return self._heard
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from tgi_trio.router.http.wire.connection import Connection
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.http.wire.http1 import (
+    LONGEST_HEAD,
     BodyPart,
     Http1,
     Http2Preface,
@@ -27,13 +28,19 @@ from tgi_trio.router.http.wire.transport import App
 class Http1Session:
     """What a connection reads and how it is answered."""
 
-    def __init__(self, connection: Connection, app: App, common: Callable[[], Header]) -> None:
-        """`common` returns a header that every answer carries."""
+    def __init__(
+        self,
+        connection: Connection,
+        app: App,
+        common: Callable[[], Header],
+        longest_head: int = LONGEST_HEAD,
+    ) -> None:
+        """`common` returns a header that every answer carries; `longest_head` is in bytes."""
         self._connection = connection
         self._app = app
         self._common = common
         self._scheme = "http" if connection.plain is not None else "https"
-        self._http1 = Http1()
+        self._http1 = Http1(longest_head)
         self._ahead = ReadAhead()
         self._incoming: Http1Request | None = None  # whose body may be being received
         self._current: Http1Request | None = None  # which is being answered

@@ -20,6 +20,7 @@ import trio
 
 from tgi_trio.router.http.wire.connection import Connection, ConnectionLimits
 from tgi_trio.router.http.wire.headers import DateHeader
+from tgi_trio.router.http.wire.http1 import LONGEST_HEAD
 from tgi_trio.router.http.wire.http1_session import Http1Session
 from tgi_trio.router.http.wire.http2 import Http2Server, Http2Session
 from tgi_trio.router.http.wire.sockets import address_text, bind, tls_context
@@ -40,6 +41,7 @@ class ServerSettings:
     backlog: int = 4096
     certfile: Path | str | None = None
     keyfile: Path | str | None = None
+    longest_head: int = LONGEST_HEAD  # bytes; of HTTP/2 hypercorn has a bound of its own
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
@@ -78,7 +80,7 @@ async def serve(
     async def speak(connection: Connection) -> None:
         first = b""
         if connection.protocol != "h2":
-            first = await Http1Session(connection, app, date).serve()
+            first = await Http1Session(connection, app, date, settings.longest_head).serve()
         if first or connection.protocol == "h2":
             await Http2Session(connection, app, http2).serve(first)
 
