@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.system.server import ServerProcess, serving
+from tests.system.server import SECRET, ServerProcess, serving
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[ServerProcess]:
-    with serving() as server:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    secret = tmp_path_factory.mktemp("cluster") / "secret"
+    secret.write_text(SECRET)
+    with serving("--cluster-secret-file", str(secret)) as server:
         yield server

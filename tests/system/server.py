@@ -24,6 +24,8 @@ from tgi_trio.testing.ports import held_port
 READY_TIMEOUT = 240.0
 PATIENCE = 120.0
 
+SECRET = "0123456789abcdef"  # of the cluster that `demo` belongs to
+
 
 class ServerProcess:
     """`python -m tgi_trio` on a port of its own, its output kept in a file."""

@@ -11,9 +11,10 @@ import trio
 
 from tests.router.http.dialects.conversations import CITY, PARIS, ROME
 from tests.router.http.fake_engine import FakeEngine
-from tests.router.http.served import Answer, Server, served, until, without_receipts
+from tests.router.http.served import Answer, Server, served, until
 from tests.router.http.test_tools import engine
 from tests.router.http.thinking import let_think
+from tests.router.http.told import Told
 from tgi_trio.errors import ServerEnding
 from tgi_trio.router.http.call import HttpSettings
 from tgi_trio.router.http.wire.server import ServerSettings
@@ -32,39 +33,6 @@ USER = [{"role": "user", "content": "Rain?"}]
 FUNCTION = {"name": "weather", "parameters": CITY}
 TOOL = {"name": "weather", "input_schema": CITY}
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-
-
-class Told:
-    """What a front has of a stream: whole groups of events, and the ids of each."""
-
-    def __init__(self, body: bytes) -> None:
-        self.groups: list[tuple[bytes, str]] = []  # events as the client gets them, what they told
-        events, told = b"", ""
-        assert body.endswith(b"\n\n")
-        for event in body[:-2].split(b"\n\n"):
-            line = re.match(rb":i ([^\n]*)\n", event)
-            events += event[line.end() if line else 0 :] + b"\n\n"
-            if line is not None:
-                told = line[1].decode()
-                self.groups.append((events, told))
-                events = b""
-        assert events == b"", "an event without ids has one with them behind it"
-
-    def client(self, count: int | None = None) -> bytes:
-        """Return what a client has got of the first `count` groups."""
-        events = without_receipts(b"".join(events for events, _ in self.groups[:count]))
-        return re.sub(rb'"completed_at":\d+', b"", events)
-
-    def emitted(self, count: int) -> str:
-        """Return the header for the rest."""
-        ids: dict[str, list[str]] = {}
-        ended = set()
-        for _, told in self.groups[:count]:
-            choice, _, text = told.partition(":")
-            ids.setdefault(choice, []).extend(filter(None, text.removesuffix("!").split(",")))
-            if told.endswith("!"):
-                ended.add(choice)
-        return ";".join(f"{c}:{','.join(each)}{'!' * (c in ended)}" for c, each in ids.items())
 
 
 async def streamed(found: FakeEngine, path: str, body: dict[str, Any], **more: str) -> Told:
