@@ -88,16 +88,36 @@ def test_torch_claims_every_field_of_a_model() -> None:
 
 
 def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> None:
-    others = ("LatentSpec.", "Mamba1.", "RecurrentGate.", "HeadSizes.", "OwnInputsSpec.")
+    others = ("Mamba1.", "RecurrentGate.", "HeadSizes.", "OwnInputsSpec.")
     refused = {key for key in FIELDS if key.startswith((*others, "StreamsSpec."))}
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 
 
 def test_the_kernels_refuse_whole_what_they_claim_no_field_of() -> None:
-    latent = LatentSpec(rank=32, query_rank=0, plain_dim=32, rotary_dim=32, value_dim=32)
-    compressed = dataclasses.replace(LLAMA, latent=latent)
+    own = dataclasses.replace(LLAMA, own_inputs=OwnInputsSpec(32, 64, 0))
     assert kernel_fit.find_unsupported(LLAMA, "float32") is None
-    assert kernel_fit.find_unsupported(compressed, "float32") == "keys and values are compressed"
+    assert kernel_fit.find_unsupported(own, "float32") == "layers have embeddings of their own"
+
+
+def test_the_kernels_compute_compressed_keys_and_values_that_fill_panels() -> None:
+    def refusal(latent: LatentSpec, **changes: Any) -> str | None:
+        dim = latent.rank + latent.rotary_dim
+        spec = dataclasses.replace(LLAMA, latent=latent, kv_heads=1, head_dim=dim, **changes)
+        return kernel_fit.find_unsupported(spec, "float32")
+
+    latent = LatentSpec(rank=64, query_rank=0, plain_dim=32, rotary_dim=32, value_dim=96)
+    assert refusal(latent) is None
+    odd = dataclasses.replace(latent, value_dim=48)
+    assert refusal(odd) == "latents with 48 numbers, which is no multiple of 32"
+    assert refusal(latent, parallel=True) == (
+        "compressed keys and values have what only whole ones have here"
+    )
+    assert refusal(latent, gated_heads=True) == (
+        "what is read of compressed keys and values has gates"
+    )
+    grids = RotarySpec(dim=32, sections=(8, 4, 4))
+    layers = (LayerSpec(scale=0.2, rotary=grids),)
+    assert refusal(latent, layers=layers) == "compressed keys turn by places in images"
 
 
 def test_the_kernels_compute_states_beside_layers_of_attention() -> None:

@@ -31,6 +31,7 @@ _KEYS = Claim(
     f"a state of {{}} numbers per value, which is no multiple of {PANEL} up to {MOST_KEYS}",
 )
 _VALUES = multiples(PANEL, f"values of {{}} numbers, which is no multiple of {PANEL}")
+_LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of {PANEL}")
 
 CLAIMS: Final[Claims] = {
     **NAMES,
@@ -47,7 +48,13 @@ CLAIMS: Final[Claims] = {
     "IndexSpec.dim": ANY,
     "IndexSpec.most": ANY,
     "IndexSpec.rotary": ANY,
-    "DecoderSpec.latent": only(None, refusal="keys and values are compressed"),
+    "DecoderSpec.latent": ANY,
+    "LatentSpec.rank": _LATENTS,
+    "LatentSpec.query_rank": _LATENTS,
+    "LatentSpec.plain_dim": _LATENTS,
+    "LatentSpec.rotary_dim": _LATENTS,
+    "LatentSpec.value_dim": _LATENTS,
+    "LatentSpec.bias": ANY,
     "DecoderSpec.head_dim": multiples(PANEL, f"head size {{}} is no multiple of {PANEL}"),
     "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),
     "DecoderSpec.mlp_width": multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}"),
@@ -207,6 +214,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
     """Return what the parts of a layer are not computed together with."""
     if not any(layer.attends for layer in spec.layers):
         return "no layer has attention"
+    if spec.latent is not None and (reason := _find_odd_latents(spec)):
+        return reason
     for layer in spec.layers:
         if layer.mixer is not None and layer.attends:
             return "a layer has attention and keeps a state beside it"
@@ -214,4 +223,15 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "what keeps a state is parallel to the MLP"
         if layer.experts is not None and not spec.gated:
             return "experts have no gate"
+    return None
+
+
+def _find_odd_latents(spec: DecoderSpec) -> str | None:
+    """Return what is not computed together with compressed keys and values."""
+    if spec.parallel or spec.alibi or spec.names.sinks:
+        return "compressed keys and values have what only whole ones have here"
+    if spec.gated_attention or spec.gated_heads:
+        return "what is read of compressed keys and values has gates"
+    if any(layer.rotary is not None and layer.rotary.sections for layer in spec.layers):
+        return "compressed keys turn by places in images"
     return None

@@ -17,6 +17,7 @@ from tests.shard.adapters.peft_support import (
     write_adapter,
 )
 from tests.shard.numba_backend.numba_support import (
+    COMPRESSED,
     FITTING,
     HYBRIDS,
     MIXTURES,
@@ -41,10 +42,12 @@ PROMPTS = prompts(9)
 Checkpoint = Callable[..., Path]
 
 
-# Experts and states are not adapted; of what few families have, the order of parallel branches
-# counts here, and of the newer ones, which are made of what others have, norms behind sublayers.
+# Experts, states and latents are not adapted; of what few families have, the order of parallel
+# branches counts here, and of the newer ones, which are made of what others have, norms behind
+# sublayers.
+UNADAPTED = MIXTURES | RARE | HYBRIDS | NEWER | COMPRESSED
 ADAPTED = [
-    *(FITTING.keys() - MIXTURES.keys() - RARE.keys() - HYBRIDS.keys() - NEWER.keys()),
+    *(FITTING.keys() - UNADAPTED.keys()),
     *("phi", "glm4"),
 ]
 

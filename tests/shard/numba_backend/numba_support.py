@@ -25,6 +25,7 @@ from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.program import pack_program
 from tgi_trio.shard.numba_backend.verified import (
     choose_adapter_kernels,
+    choose_latent_kernel,
     choose_mixture_kernel,
     choose_panel_kernels,
     choose_rare_kernel,
@@ -89,6 +90,24 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
 }
 
+_LATENTS = {  # with a query group of two, as most have here: fewer kernels to compile
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+}
+
+# Those whose keys and values are compressed.
+COMPRESSED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": _LATENTS | {"q_lora_rank": None},
+    "deepseek_v3": _LATENTS,
+    "glm4_moe_lite": _LATENTS,
+    "mistral4": _LATENTS,
+}
+
 # Newer families, which are made of what others have.
 NEWER: dict[str, dict[str, Any]] = {
     "apertus": {"head_dim": 32},
@@ -127,6 +146,7 @@ FITTING: dict[str, dict[str, Any]] = {
     **RARE,
     **MIXTURES,
     **HYBRIDS,
+    **COMPRESSED,
     **NEWER,
 }
 
@@ -165,6 +185,8 @@ def cpu_runner(
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
     if program.is_rare:
         program.link_rare(choose_rare_kernel(variant))
+    if program.has_latents:
+        program.link_latents(choose_latent_kernel(variant))
     if program.state_bytes:
         program.link_states(choose_state_kernel(variant))
     adapters = None

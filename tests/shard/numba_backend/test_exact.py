@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.shard.numba_backend.numba_support import FITTING, MIXTURES, cpu_runner
+from tests.shard.numba_backend.numba_support import COMPRESSED, FITTING, MIXTURES, cpu_runner
 from tests.shard.torch_backend.models_support import (
     TOLERANCES,
     Golden,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # How far logits may be from those of transformers, which rounds, too: where experts are chosen, and
 # where an MLP is of squares (both are 1e-4 from what float64 says of Nemotron, logits up to 18).
 ROUNDING = {
-    **dict.fromkeys((*MIXTURES, "lfm2_moe"), 3e-4),
+    **dict.fromkeys((*MIXTURES, *COMPRESSED, "lfm2_moe"), 3e-4),
     "nemotron": 1e-3,
     **TOLERANCES,
 }

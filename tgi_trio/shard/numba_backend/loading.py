@@ -122,6 +122,7 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
     """
     from tgi_trio.shard.numba_backend.instructions import multiplier_for, multiplies_pairs
     from tgi_trio.shard.numba_backend.verified import (
+        choose_latent_kernel,
         choose_mixture_kernel,
         choose_panel_kernels,
         choose_rare_kernel,
@@ -146,6 +147,8 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
     if program.is_rare:
         program.link_rare(choose_rare_kernel(variant))
+    if program.has_latents:
+        program.link_latents(choose_latent_kernel(variant))
     if program.state_bytes:
         program.link_states(choose_state_kernel(variant))
     if settings.activations is not None and not program.has_stored_kinds:

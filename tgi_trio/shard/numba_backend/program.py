@@ -18,11 +18,12 @@ from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.head_order import needs_order, widen
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
+from tgi_trio.shard.numba_backend.latent_operations import LatentShape
 from tgi_trio.shard.numba_backend.mixer_operations import mixed_width, projected_width
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
-from tgi_trio.shard.numba_backend.tables import KEEPING, MIXING, RARE, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import KEEPING, MIXING, OF_LATENTS, RARE, Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_axes, rotary_frequencies
 
@@ -184,6 +185,16 @@ class Program:
         self.operations["kernel"][np.isin(self.operations["code"], RARE)] = kernel
         self._mirror()
 
+    @property
+    def has_latents(self) -> bool:
+        """Whether keys and values are compressed."""
+        return self.spec.latent is not None
+
+    def link_latents(self, kernel: int) -> None:
+        """Have the entry at this address compute what is around attention over latents."""
+        self.operations["kernel"][np.isin(self.operations["code"], OF_LATENTS)] = kernel
+        self._mirror()
+
     def link_states(self, kernel: int) -> None:
         """Have the entry at this address compute what keeps states."""
         self.operations["kernel"][np.isin(self.operations["code"], KEEPING)] = kernel
@@ -207,7 +218,7 @@ class Program:
         keys, values = allocate_zeroed(shape, kind), allocate_zeroed(shape, kind)
         self.kv_cache = keys, values
         operations = self.operations[: self.end]
-        of_layers = np.isin(operations["code"], (Code.ROTATE, Code.ATTEND))
+        of_layers = np.isin(operations["code"], (Code.ROTATE, Code.TURN, Code.ATTEND))
         for column, cache in (("keys", keys), ("values", values)):
             first, step = address(cache), cache.strides[0]
             layers = np.repeat(np.arange(self.kv_layers), 2)
@@ -230,14 +241,15 @@ class Program:
         """Make the rotary tables for positions below `count`."""
         tables: dict[RotarySpec, tuple[Array, ...]] = {}
         axes: dict[RotarySpec, Array] = {}
-        turning = np.flatnonzero(self.operations[: self.end]["code"] == Code.ROTATE)
+        codes = self.operations[: self.end]["code"]
+        turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
         attending = [layer for layer in self.spec.layers if layer.attends]
         for place, layer in zip(turning, attending, strict=True):
             if layer.rotary is None:
                 continue
             if layer.rotary not in tables:
                 cosines, sines = _cosines_and_sines(layer.rotary, count)
-                if needs_order(layer.rotary):
+                if needs_order(layer.rotary) and not self.has_latents:
                     cosines = widen(cosines, self.spec.head_dim, 1.0)
                     sines = widen(sines, self.spec.head_dim, 0.0)
                 tables[layer.rotary] = cosines, sines, *_query_scales(layer.rotary, count)
@@ -262,6 +274,11 @@ class Program:
         mixers = [refs for i in range(len(spec.layers)) if (refs := layer_refs(spec, i).mixer)]
         mixed = [mixed_width(refs) for refs in mixers]
         mixed += [queries] if spec.gated_attention or spec.gated_heads else []
+        latents = LatentShape(spec.latent, spec.heads) if spec.latent else None
+        projected = [projected_width(refs) for refs in mixers]
+        if latents is not None:
+            mixed.append(latents.mixed_width)
+            projected.append(latents.projected_width)
         widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.writer.widest, *mixed)
         blocks = max(tokens, wanted) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
@@ -297,7 +314,7 @@ class Program:
             Buffer.ARRANGED: (members + SPARE_ROWS) * spec.hidden_size * 4,
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
-            Buffer.PROJECTED: tokens * max(map(projected_width, mixers), default=0) * 4,
+            Buffer.PROJECTED: tokens * max(projected, default=0) * 4,
             Buffer.MIXED: (tokens + SPARE_ROWS) * max(mixed, default=0) * 4,
         }
 

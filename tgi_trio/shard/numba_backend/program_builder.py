@@ -13,6 +13,7 @@ from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import (
     AttentionRefs,
     ExpertsRefs,
+    LatentRefs,
     LayerRefs,
     LinearRef,
     MlpRefs,
@@ -26,6 +27,7 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.linear_biases import alibi_slopes
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
+from tgi_trio.shard.numba_backend.latent_operations import LatentShape, add_queries, add_values
 from tgi_trio.shard.numba_backend.mixer_operations import add_gates, add_mixer
 from tgi_trio.shard.numba_backend.mixture_operations import Branch, add_mixture, pad_to_panel
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
@@ -185,6 +187,10 @@ class ProgramBuilder:
     def _attention(self, refs: LayerRefs, attention: AttentionRefs, layer: LayerSpec) -> None:
         """Add what follows the norm that was added last, with what is parallel to it."""
         feeder = len(self.writer.rows) - 1
+        if attention.latent is not None and self._latents is not None:
+            self._attend_latents(attention, attention.latent, layer, self._latents)
+            self._branch(attention.output, Buffer.MIXED, refs.attention_post_norm)
+            return
         self._adapt("qkv", attention.qkv, Buffer.NORMED)
         self.writer.linear(attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip)
         if self._spec.parallel:  # what reads the norm comes first; nobody has added anything yet
@@ -198,6 +204,40 @@ class ProgramBuilder:
             says = self._open_heads()
         self._adapt("output", attention.output, says)
         self._branch(attention.output, says, refs.attention_post_norm)
+
+    def _attend_latents(
+        self, refs: AttentionRefs, latent: LatentRefs, layer: LayerSpec, shape: LatentShape
+    ) -> None:
+        """Add attention over latents; no adapter changes anything of it."""
+        scale, _ = self._kv_scales[self._index]  # values are keys
+        add_queries(
+            self.writer,
+            refs,
+            latent,
+            shape,
+            layer.rotary,
+            bf16=self._bf16,
+            norms={
+                "query": self._norm_weight(latent.query_norm),
+                "latent": self._norm_weight(latent.latent_norm),
+            },
+            scale=layer.scale * scale,
+            key_scale=scale,
+            value_scale=scale,
+        )
+        self.writer.add(
+            Code.ATTEND,
+            window=layer.window,
+            cap=self._spec.attention_soft_cap,
+            value_scale=scale,
+        )
+        add_values(self.writer, latent, shape.spec, bf16=self._bf16)
+
+    @property
+    def _latents(self) -> LatentShape | None:
+        """How K and V are compressed, if they are."""
+        spec = self._spec
+        return LatentShape(spec.latent, spec.heads) if spec.latent else None
 
     def _open_heads(self) -> Buffer:
         """Add the gates of heads, which lie behind queries, keys and values; return the result's
@@ -223,6 +263,8 @@ class ProgramBuilder:
     def qkv_width(self) -> int:
         """Features of a row of QKV."""
         spec = self._spec
+        if (latents := self._latents) is not None:
+            return latents.query_width
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         if spec.gated_attention:
             return width + spec.heads * spec.head_dim

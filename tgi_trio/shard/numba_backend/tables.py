@@ -34,11 +34,17 @@ class Code(IntEnum):
     # Of what keeps a state per sequence, see `kernels/states/`:
     CONVOLVE = 16  # each channel with those of the tokens before
     RECUR = 17  # matrices of heads, which every token changes and reads
+    # Of latents, see `kernels/latents.py`:
+    COMPRESS = 18  # what queries are compressed to is normed
+    TURN = 19  # queries are parted; what turns is turned, and latents go to the cache
+    ABSORB = 20  # queries, through what would expand latents to keys
+    EXPAND = 21  # what was read of latents becomes values
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
 RARE = (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN)
 KEEPING = (Code.CONVOLVE, Code.RECUR)
+OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
 
 class Epilogue(IntEnum):
@@ -107,8 +113,11 @@ class Buffer(IntEnum):
     OPENED = 22  # float32 [T, 32]: what the router of the shared expert says
     SHARED = 23  # float32 [T, hidden]: what the shared expert does
     # Of what keeps a state:
-    PROJECTED = 24  # float32 [T, all that a mixer projects]
-    MIXED = 25  # activations [T, width]: what a mixer says, or attention through its gates
+    # float32 [T, all that a mixer projects], or what queries and latents are made of
+    PROJECTED = 24
+    # Activations [T, width]: what a mixer says, or attention through its gates; with latents what
+    # queries are compressed to, then their parts that do not turn, then values.
+    MIXED = 25
 
 
 class Routing(IntEnum):
@@ -176,6 +185,7 @@ OPERATION = np.dtype(
         ("panel_bytes", "i8"),  # of quantised weights
         # int32 [inputs], of QUANTISE the feature that each is, -1: 0; of REORDER [head_dim];
         # 0: as they are
+        # of TURN [rotated]
         ("order", "i8"),
         ("span_blocks", "i8"),
         ("expand", "i8"),  # `expand` (of SHRINK: `shrink`) of adapters; 0: the step has none
@@ -206,7 +216,8 @@ OPERATION = np.dtype(
         ("value_scale", "f4"),
         ("clip", "f4"),  # results are cut there on both sides; 0: none
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
-        ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER or OPENING
+        ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER, OPENING or LATENT
+        ("span", "i8"),  # features of a head in a source row, of ABSORB and EXPAND
         ("states", "i8"),  # slots, of `state_bytes` each
         ("state_bytes", "i8"),
     ]
@@ -256,6 +267,16 @@ MIXER = np.dtype(
         ("least_step", "f4"),  # of time
         ("most_step", "f4"),
         ("spare", "f4"),
+    ]
+)
+
+LATENT = np.dtype(
+    [
+        ("rank", "i8"),
+        ("plain_dim", "i8"),  # of a query, what does not turn, and what does
+        ("rotary_dim", "i8"),
+        ("query_width", "i8"),  # features of a row of queries
+        ("place", "i8"),  # of the latent in a row of PROJECTED, with the turned key behind
     ]
 )
 

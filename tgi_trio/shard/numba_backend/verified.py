@@ -10,6 +10,7 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.shard.numba_backend import (
     adapter_self_test,
     kind_self_test,
+    latent_self_test,
     mixture_self_test,
     rare_self_test,
     sampler_self_test,
@@ -18,7 +19,8 @@ from tgi_trio.shard.numba_backend import (
 )
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
-from tgi_trio.shard.numba_backend.kernels.apart import compile_apart
+from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, compile_entry
+from tgi_trio.shard.numba_backend.kernels.latents import run_latents
 from tgi_trio.shard.numba_backend.kernels.quantised.link import (
     PanelKernel,
     compile_panel_kernel,
@@ -137,6 +139,20 @@ def choose_state_kernel(variant: Variant) -> int:
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
         raise UnsupportedError(f"the self-test of the kernels of states failed: {fault}")
+    return kernel
+
+
+def choose_latent_kernel(variant: Variant) -> int:
+    """Return the address of what is around attention over latents; raises UnsupportedError if it
+    does not work.
+    """
+    try:
+        kernel = compile_entry(run_latents, latent_self_test.of_latents(variant))
+        fault = latent_self_test.find_fault(variant)
+    except Exception as error:  # as in `choose_variant`
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise UnsupportedError(f"the self-test of the kernels of latents failed: {fault}")
     return kernel
 
 

@@ -18,7 +18,14 @@ from numba.extending import intrinsic
 
 from tgi_trio.shard.numba_backend.kernels.emit import I32, I64, POINTER, none
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
-from tgi_trio.shard.numba_backend.tables import MIXER, MIXTURE, OPENING, OPERATION, STEP
+from tgi_trio.shard.numba_backend.tables import (
+    LATENT,
+    MIXER,
+    MIXTURE,
+    OPENING,
+    OPERATION,
+    STEP,
+)
 
 _ARGUMENTS = 5  # integers, behind the variant
 
@@ -33,7 +40,12 @@ def compile_apart(function: Any, variant: Variant) -> int:
 
     Raises what the compiler raises without instructions for it.
     """
-    signature = (typeof(narrowed(variant)), *[types.int64] * _ARGUMENTS)
+    return compile_entry(function, narrowed(variant))
+
+
+def compile_entry(function: Any, variant: Variant) -> int:
+    """Do the same for a variant as it is."""
+    signature = (typeof(variant), *[types.int64] * _ARGUMENTS)
     function.compile(signature)
     made = function.overloads[signature]
     where: int = made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
@@ -90,3 +102,4 @@ operation_at = _record_of(OPERATION, "Return the operation at an address.")
 mixture_at = _record_of(MIXTURE, "Return the numbers of a mixture at an address.")
 mixer_at = _record_of(MIXER, "Return the numbers of what keeps a state at an address.")
 opening_at = _record_of(OPENING, "Return the numbers of gates at an address.")
+latent_at = _record_of(LATENT, "Return the numbers of latents at an address.")

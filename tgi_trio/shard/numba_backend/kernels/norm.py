@@ -141,14 +141,11 @@ def rotate(variant, rank, step, op, scratch):
     like a panel of a linear layer; V is [16 tokens, head_dim]. Of 8 bits they are divided by their
     scales, and that of K is in the queries'.
     """
-    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.cache.bytes
+    size, kv_heads = step.head_dim, step.kv_heads
     group = step.heads // kv_heads
     for item in range(rank, step.tokens * kv_heads, step.threads):
         t, kv_head = item // kv_heads, item % kv_heads
-        scale = fill(op.scale)
-        if op.query_scales:
-            position = load_int(step.positions + 4 * t)
-            scale = multiply(scale, fill(load_float(op.query_scales + 4 * position)))
+        scale = query_factor(step, op, t)
         row = turning_row(step, op, t, 0)
         cosines, sines = op.cosines + row, op.sines + row
         if op.axes and step.turn_stride:
@@ -166,14 +163,31 @@ def rotate(variant, rank, step, op, scratch):
         key = qkv + (step.heads + kv_head) * size * 4
         value = key + kv_heads * size * 4
         turn_head(key, size, op.key_norm, op, cosines, sines)
-        slot = load_int(step.slots + 4 * t)
-        block = ((slot // BLOCK) * kv_heads + kv_head) * size * BLOCK * stored
-        place = slot % BLOCK
-        for i in range(0, size, LANES):
-            k, v = load(key + 4 * i), load(value + 4 * i)
-            if variant.cache.eight:
-                k, v = divide(k, fill(op.key_scale)), divide(v, fill(op.value_scale))
-            store_stored(variant.cache, scratch + i * stored, k)
-            store_stored(variant.cache, op.values + block + (place * size + i) * stored, v)
-        for i in range(size // variant.cache.step):
-            copy_word(op.keys + block + (i * BLOCK + place) * 4, scratch + 4 * i)
+        store_key_and_value(variant, step, op, t, kv_head, key, value, scratch)
+
+
+@kernel
+def query_factor(step, op, t):
+    """Return what a token's queries are multiplied with."""
+    factor = fill(op.scale)
+    if op.query_scales:
+        position = load_int(step.positions + 4 * t)
+        factor = multiply(factor, fill(load_float(op.query_scales + 4 * position)))
+    return factor
+
+
+@kernel
+def store_key_and_value(variant, step, op, t, kv_head, key, value, scratch):
+    """Put a token's key and value of a head, float32, into the cache; `scratch`: room for one."""
+    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.cache.bytes
+    slot = load_int(step.slots + 4 * t)
+    block = ((slot // BLOCK) * kv_heads + kv_head) * size * BLOCK * stored
+    place = slot % BLOCK
+    for i in range(0, size, LANES):
+        k, v = load(key + 4 * i), load(value + 4 * i)
+        if variant.cache.eight:
+            k, v = divide(k, fill(op.key_scale)), divide(v, fill(op.value_scale))
+        store_stored(variant.cache, scratch + i * stored, k)
+        store_stored(variant.cache, op.values + block + (place * size + i) * stored, v)
+    for i in range(size // variant.cache.step):
+        copy_word(op.keys + block + (i * BLOCK + place) * 4, scratch + 4 * i)

@@ -1,0 +1,63 @@
+"""Attention over latents in the CPU kernels: what test_exact.py does not ask of every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.shard.numba_backend.numba_support import COMPRESSED, cpu_runner
+from tests.shard.torch_backend.models_support import Golden, generated, prompts, run, sequences
+from tgi_trio.shard.checkpoint.numbers import Floats
+from tgi_trio.shard.numba_backend import latent_self_test, verified
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.latent_operations import pack_heads
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.weight_layout import Storage
+
+NUMBERS = Storage("float32")
+VARIANT = Variant(NUMBERS, NUMBERS, NUMBERS, heads=2, value_vectors=2, rows=8)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verified.choose_latent_kernel(VARIANT)
+    turn = latent_self_test._turn
+
+    def differ(variant: Variant) -> tuple[Floats, Floats]:
+        found, expected = turn(variant)
+        return found, expected + 1
+
+    monkeypatch.setattr(latent_self_test, "_turn", differ)
+    with pytest.raises(UnsupportedError, match=r"of latents failed: TURN is 1 away from the ref"):
+        verified.choose_latent_kernel(VARIANT)
+
+
+def test_matrices_of_heads_lie_as_linear_layers_do() -> None:
+    draw = np.random.default_rng(0)
+    matrices = np.round(draw.standard_normal((2, 4, 64), np.float32) * 64)  # exact in bfloat16
+    whole = pack_heads(matrices, bf16=False)
+    assert whole.shape == (2, 2, 4, 32)
+    np.testing.assert_array_equal(whole[1, 1, 3], matrices[1, 3, 32:])
+    pairs = pack_heads(matrices, bf16=True)
+    assert pairs.shape == (2, 2, 2, 32)
+    first, second = (pairs[1, 0, 1] << 16).view(np.float32), (pairs[1, 0, 1] & 0xFFFF0000)
+    np.testing.assert_array_equal(first, matrices[1, 2, :32])
+    np.testing.assert_array_equal(second.view(np.float32), matrices[1, 3, :32])
+
+
+def test_two_threads_say_the_same_and_the_cache_has_a_latent_twice(
+    checkpoint: Callable[..., Path],
+) -> None:
+    folder = checkpoint("deepseek_v3", **COMPRESSED["deepseek_v3"])
+    golden = Golden(folder)
+    with cpu_runner(folder, cores=(0, 1)) as (runner, _):
+        assert runner.info.kv_bytes_per_token == 2 * 2 * (64 + 32) * 4
+        batch = sequences(prompts(4), 3, new=6)
+        run(runner, batch, chunk=7, joins=2, seed=1)
+    for row in batch:
+        prompt, tokens = row.token_ids[: row.prompt_length].tolist(), generated(row)
+        assert golden.logits(prompt, tokens).argmax(-1).tolist() == tokens

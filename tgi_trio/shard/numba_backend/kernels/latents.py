@@ -1,0 +1,146 @@
+"""Attention over latents (DeepSeek-V2, 2024, section 2.1): what is before it, and what is behind.
+
+A token's keys and values of all heads are linear in one vector of it, its latent. The cache holds
+that and one turned key for all heads; the matrices that would expand a latent to a head's key and
+value are multiplied with the head's query instead, and with what it has read:
+
+    q . (K c) = (K^T q) . c        sum of p (V c) = V (sum of p c)
+
+So to `attention.py` there is one KV head, whose key is the latent and behind it the turned part.
+Its value is the same once more: the cache has K in panels and V in rows.
+"""
+
+from __future__ import annotations
+
+from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.apart import latent_at, operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.linear import multiply_rows
+from tgi_trio.shard.numba_backend.kernels.norm import (
+    inverse_deviation,
+    query_factor,
+    store_key_and_value,
+    turn,
+    turning_row,
+)
+from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
+from tgi_trio.shard.numba_backend.kernels.vectors import (
+    copy_word,
+    fill,
+    load,
+    load_int,
+    multiply,
+    store,
+    store_active,
+    store_query,
+)
+from tgi_trio.shard.numba_backend.tables import Buffer, Code
+from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
+
+COMPRESS, TURN, ABSORB = int(Code.COMPRESS), int(Code.TURN), int(Code.ABSORB)
+PROJECTED, QUERY = int(Buffer.PROJECTED), int(Buffer.QUERY)
+_STEP_BYTES = 4 * PANEL
+
+
+@entry
+def run_latents(variant, rank, step_address, op_address, counter, scratch):
+    """Run one thread's part of an operation around attention over latents."""
+    step, op = step_at(step_address), operation_at(op_address)
+    latent = latent_at(op.facts)
+    if op.code == COMPRESS:
+        compress(variant, rank, step, op)
+    elif op.code == TURN:
+        turn_parts(variant, rank, step, op, latent, scratch)
+    else:
+        multiply_heads(variant, rank, step, op, scratch)
+
+
+@kernel
+def compress(variant, rank, step, op):
+    """target[t] = norm of the first `width` of `inputs` features of a row of `source`."""
+    for t in range(rank, step.tokens, step.threads):
+        source = step.buffers[op.source] + t * op.inputs * 4
+        factor = fill(inverse_deviation(source, op.width, 0.0, op.eps))
+        for i in range(0, op.width, LANES):
+            value = multiply(multiply(load(source + 4 * i), factor), load(op.weights + 4 * i))
+            store_result(variant, op, step.buffers[op.target], t * op.width + i, value)
+
+
+@kernel
+def turn_parts(variant, rank, step, op, latent, scratch):
+    """Part queries: what turns goes to QUERY, the rest to `target`. Keys go to the cache.
+
+    `scratch`: room for two keys.
+    """
+    size, turned = step.head_dim, latent.rotary_dim
+    room = scratch + 4 * size
+    for t in range(rank, step.tokens, step.threads):
+        row = turning_row(step, op, t, 0)
+        cosines, sines = op.cosines + row, op.sines + row
+        factor = query_factor(step, op, t)
+        for head in range(step.heads):
+            query = step.buffers[op.source] + t * latent.query_width * 4
+            query += head * (latent.plain_dim + turned) * 4
+            place = t * step.heads + head
+            target = step.buffers[op.target] + place * latent.plain_dim * variant.active_bytes
+            for i in range(0, latent.plain_dim, LANES):
+                store_active(
+                    variant, target + i * variant.active_bytes,
+                    multiply(load(query + 4 * i), factor),
+                )  # fmt: skip
+            turn_part(op, query + 4 * latent.plain_dim, turned, cosines, sines, room)
+            target = step.buffers[QUERY] + (place * size + latent.rank) * variant.query_bytes
+            for i in range(0, turned, LANES):
+                value = multiply(load(room + 4 * i), factor)
+                store_query(variant, target + i * variant.query_bytes, value)
+        key = step.buffers[PROJECTED] + (t * op.inputs + latent.place) * 4
+        norm = fill(inverse_deviation(key, latent.rank, 0.0, op.eps))
+        for i in range(0, latent.rank, LANES):
+            value = multiply(multiply(load(key + 4 * i), norm), load(op.weights + 4 * i))
+            store(scratch + 4 * i, value)
+        end = 4 * latent.rank
+        turn_part(op, key + end, turned, cosines, sines, scratch + end)
+        store_key_and_value(variant, step, op, t, 0, scratch, scratch, room)
+
+
+@kernel
+def turn_part(op, x, size, cosines, sines, target):
+    """Write [size] numbers, turned, in an order in which pairs are half of them apart."""
+    for i in range(size):
+        copy_word(target + 4 * i, x + 4 * load_int(op.order + 4 * i))
+    turn(target, op, cosines, sines)
+
+
+@kernel
+def multiply_heads(variant, rank, step, op, sums):
+    """Multiply `inputs` of the `span` features that every head has in `source` with a matrix of
+    its own, to `outputs` features: of ABSORB those of a query, in its place, else in `target`.
+
+    A thread has its panels, of all rows. `sums`: float32 [8, 32].
+    """
+    panels = op.outputs // PANEL
+    steps = op.inputs // variant.weights.step
+    items = step.heads * panels
+    stride = step.heads * op.span * variant.active_bytes
+    for item in range(items * rank // step.threads, items * (rank + 1) // step.threads):
+        head, panel = item // panels, item % panels
+        source = step.buffers[op.source] + head * op.span * variant.active_bytes
+        weights = op.weights + item * steps * _STEP_BYTES
+        row = item - item  # a bare 0 is a type of its own
+        while row < step.tokens:
+            taken = multiply_rows(
+                variant, step.tokens - row, step.tokens <= variant.rows, source + row * stride,
+                stride, weights, steps, weights + steps * _STEP_BYTES, _STEP_BYTES, sums,
+            )  # fmt: skip
+            for i in range(taken):
+                first, second = load(sums + i * 4 * PANEL), load(sums + i * 4 * PANEL + 4 * LANES)
+                place = (row + i) * step.heads + head
+                if op.code == ABSORB:
+                    place = place * step.head_dim + panel * PANEL
+                    target = step.buffers[QUERY] + place * variant.query_bytes
+                    store_query(variant, target, first)
+                    store_query(variant, target + LANES * variant.query_bytes, second)
+                else:
+                    place = place * op.outputs + panel * PANEL
+                    store_result(variant, op, step.buffers[op.target], place, first)
+                    store_result(variant, op, step.buffers[op.target], place + LANES, second)
+            row += taken

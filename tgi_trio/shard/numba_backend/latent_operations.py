@@ -1,0 +1,151 @@
+"""The operations around attention over latents, up to the linear layer that ends the branch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.matrices import AttentionRefs, LatentRefs, LinearRef, every_unit
+from tgi_trio.model.spec import LatentSpec, RotarySpec
+from tgi_trio.shard.checkpoint.lookup import read_linear
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
+from tgi_trio.shard.numba_backend.head_order import head_order
+from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
+from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.tables import LATENT, Buffer, Code, Form
+from tgi_trio.shard.numba_backend.weight_layout import PANEL
+
+
+@dataclass(frozen=True, slots=True)
+class LatentShape:
+    """How wide the rows are that latents and queries are made of."""
+
+    spec: LatentSpec
+    heads: int
+
+    @property
+    def query_dim(self) -> int:
+        return self.spec.plain_dim + self.spec.rotary_dim
+
+    @property
+    def projected_width(self) -> int:
+        """Features of a row of PROJECTED: queries or what they are compressed to, then a latent."""
+        first = self.spec.query_rank or self.heads * self.query_dim
+        return pad_to_panel(first + self.spec.rank + self.spec.rotary_dim)
+
+    @property
+    def query_width(self) -> int:
+        """Features of a row of QKV: queries, where they were compressed."""
+        return pad_to_panel(self.heads * self.query_dim) if self.spec.query_rank else 0
+
+    @property
+    def mixed_width(self) -> int:
+        """Features of a row of MIXED, at most."""
+        each = max(self.spec.plain_dim, self.spec.value_dim)
+        return max(self.heads * each, self.spec.query_rank)
+
+
+def add_queries(
+    writer: OperationWriter,
+    refs: AttentionRefs,
+    latent: LatentRefs,
+    shape: LatentShape,
+    rotary: RotarySpec | None,
+    *,
+    bf16: bool,
+    norms: dict[str, int],
+    **fields: Any,
+) -> None:
+    """Add what follows the norm that was added last, up to ATTEND.
+
+    `norms`: addresses of the weights of "query" and "latent"; `fields`: of TURN. Raises
+    ModelLoadError as the weights do.
+    """
+    spec, width, source = shape.spec, shape.projected_width, Buffer.PROJECTED
+    writer.linear(refs.qkv, Buffer.NORMED, Buffer.PROJECTED)
+    facts = np.zeros((1,), LATENT)
+    facts["query_width"] = width
+    facts["place"] = spec.query_rank or shape.heads * shape.query_dim
+    if latent.query_up is not None and latent.query_norm is not None:
+        writer.add(
+            Code.COMPRESS,
+            source=Buffer.PROJECTED,
+            target=Buffer.MIXED,
+            inputs=width,
+            width=spec.query_rank,
+            weights=norms["query"],
+            eps=latent.query_norm.eps,
+        )
+        writer.linear(latent.query_up, Buffer.MIXED, Buffer.QKV)
+        source, facts["query_width"] = Buffer.QKV, shape.query_width
+    for name in ("rank", "plain_dim", "rotary_dim"):
+        facts[name] = getattr(spec, name)
+    order = np.arange(spec.rotary_dim, dtype=np.int32)
+    if rotary is not None:
+        order = head_order(rotary, spec.rotary_dim)
+    writer.add(
+        Code.TURN,
+        source=source,
+        target=Buffer.MIXED,
+        inputs=width,
+        weights=norms["latent"],
+        eps=latent.latent_norm.eps,
+        order=writer.keep(order),
+        facts=writer.keep(facts),
+        **fields,
+    )
+    keys, _ = _read_heads(writer, latent.up, spec)
+    writer.add(
+        Code.ABSORB,
+        source=Buffer.MIXED,
+        target=Buffer.QUERY,
+        inputs=spec.plain_dim,
+        outputs=spec.rank,
+        span=spec.plain_dim,
+        weights=writer.keep(pack_heads(keys, bf16=bf16)),
+    )
+
+
+def add_values(
+    writer: OperationWriter, latent: LatentRefs, spec: LatentSpec, *, bf16: bool
+) -> None:
+    """Add what makes values of what heads have read; they are in MIXED, for the output."""
+    writer.rows[-1]["forms"] |= Form.PLAIN
+    _, values = _read_heads(writer, latent.up, spec)
+    writer.add(
+        Code.EXPAND,
+        source=Buffer.ATTENDED,
+        target=Buffer.MIXED,
+        inputs=spec.rank,
+        outputs=spec.value_dim,
+        span=spec.rank + spec.rotary_dim,
+        weights=writer.keep(pack_heads(values.swapaxes(1, 2), bf16=bf16)),
+    )
+
+
+def pack_heads(matrices: Floats, *, bf16: bool) -> NDArray[Any]:
+    """Return matrices [heads, in, out] as panels of each head's, as `kernels/linear.py` has them:
+    float32 [heads, out / 32, in, 32], or uint32 [heads, out / 32, in / 2, 32].
+    """
+    heads, inputs, outputs = matrices.shape
+    parts = matrices.reshape(heads, inputs, outputs // PANEL, PANEL).swapaxes(1, 2)
+    if not bf16:
+        return np.ascontiguousarray(parts, np.float32)
+    pairs = to_bfloat16(np.ascontiguousarray(parts))
+    pairs = pairs.reshape(heads, outputs // PANEL, inputs // 2, 2, PANEL).swapaxes(3, 4)
+    return np.ascontiguousarray(pairs).view(np.uint32)[..., 0]
+
+
+def _read_heads(writer: OperationWriter, up: LinearRef, spec: LatentSpec) -> tuple[Floats, Floats]:
+    """Return what expands latents: to keys [heads, plain_dim, rank], to values [.., value_dim, ..].
+
+    Dequantised: columns of the one and rows of the other are what is multiplied with.
+    """
+    parts = read_linear(writer.source, up, every_unit).parts
+    whole = np.concatenate([to_float32(part.dequantised()) for part in parts])
+    heads = whole.reshape(-1, spec.plain_dim + spec.value_dim, spec.rank)
+    keys, values = np.split(heads, [spec.plain_dim], axis=1)
+    return keys, values
