@@ -45,9 +45,11 @@ def test_sixty_four_clients_share_slots_for_six() -> None:
 
 @pytest.mark.trio
 async def test_a_hybrid_says_what_transformers_says_whatever_happens_to_it(tmp_path: Path) -> None:
-    make_checkpoint(tmp_path, "lfm2")
+    make_checkpoint(tmp_path, "lfm2", hidden_size=128)  # which the CPU kernels compute
     flags = ("--model-id", str(tmp_path), "--dtype", "float32", "--speculate", "2", *SMALL)
     with serving(*flags) as server:
+        served = httpx.get(f"{server.url}/info").json()["settings"]["serving"]
+        assert "path: decoder" in served and "CPU kernels: yes" in served
         expected = reference(tmp_path, [tokenize(server, text) for text in PROMPTS], NEW_TOKENS)
 
         def ask(n: int) -> list[int]:
