@@ -74,9 +74,11 @@ CLAIMS: Final[Claims] = {
     "DeltaRule.key_dim": _KEYS,
     "DeltaRule.value_dim": _VALUES,
     "DeltaRule.taps": ANY,
-    "DeltaRule.layout": only("grouped", "stacked", "separate", refusal="layout {!r}"),
+    "DeltaRule.layout": only("grouped", "stacked", "separate", "compressed", refusal="layout {!r}"),
     "DeltaRule.norm_eps": ANY,
-    "DeltaRule.channel_rank": only(0, refusal="each channel of a key has its own decay"),
+    "DeltaRule.channel_rank": multiples(
+        PANEL, f"decays per channel of {{}} numbers, which is no multiple of {PANEL}"
+    ),
     "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} is not built"),
     "DeltaRule.beta_scale": ANY,
     "DeltaRule.activation": CONVOLVED,

@@ -10,6 +10,7 @@ import numpy as np
 from tgi_trio.model.matrices import (
     ConvolutionRefs,
     DeltaRuleRefs,
+    LinearRef,
     Mamba2Refs,
     MixerRefs,
     TensorRef,
@@ -83,11 +84,19 @@ def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRu
     gate = 2 * keys + width  # its place; betas and decays follow it
     facts = _convolution_facts(writer, refs.kernels)
     _convolve(writer, facts, inputs)
+    gates, gate_width, beta = Buffer.PROJECTED, inputs, gate + width
+    if refs.decay_up is not None and refs.gate_up is not None:
+        rank = mixer.channel_rank
+        _expand(writer, refs.decay_up, gate, rank, inputs, Buffer.DECAYS)
+        _expand(writer, refs.gate_up, gate + rank, rank, inputs, Buffer.QKV)
+        beta, gate = gate + 2 * rank, 0
+        gates, gate_width = Buffer.QKV, width
     facts = _recurrence_facts(writer, refs.rate, refs.decay_bias)
+    facts["by_channel"] = mixer.channel_rank > 0
     facts["heads"], facts["sharing"] = heads, heads // mixer.key_heads
     facts["key_dim"], facts["value_dim"] = mixer.key_dim, mixer.value_dim
     facts["query"], facts["key"], facts["value"] = 0, keys, 2 * keys
-    facts["beta"], facts["decay"] = gate + width, gate + width + heads
+    facts["beta"], facts["decay"] = beta, beta + heads
     facts["corrects"], facts["beta_scale"] = 1, mixer.beta_scale
     facts["most_step"] = np.inf
     _recur(writer, facts, inputs)
@@ -100,14 +109,29 @@ def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRu
         offset=2 * keys,
         weights=writer.keep(np.tile(norm, heads)),
         eps=mixer.norm_eps,
-        gates=Buffer.PROJECTED,
-        gate_width=inputs,
+        gates=gates,
+        gate_width=gate_width,
         gate_place=gate,
         gate_size=1,
         group=mixer.value_dim,
         norm=GroupNorm.BEFORE,
         silu=mixer.gate == "silu",
     )
+
+
+def _expand(
+    writer: OperationWriter, up: LinearRef, place: int, rank: int, inputs: int, target: Buffer
+) -> None:
+    """Add what makes the numbers of all heads of `rank` ones that are projected at `place`."""
+    writer.add(
+        Code.PASS_ON,
+        source=Buffer.PROJECTED,
+        target=Buffer.MIXED,
+        inputs=rank,
+        span=inputs,
+        offset=place,
+    )
+    writer.linear(up, Buffer.MIXED, target)
 
 
 def _add_mamba2(writer: OperationWriter, refs: Mamba2Refs, mixer: Mamba2) -> None:

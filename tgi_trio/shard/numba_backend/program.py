@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.decoder_matrices import layer_refs
+from tgi_trio.model.mixers import DeltaRule
 from tgi_trio.model.spec import DecoderSpec, RotarySpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights
@@ -274,6 +275,10 @@ class Program:
         mixers = [refs for i in range(len(spec.layers)) if (refs := layer_refs(spec, i).mixer)]
         mixed = [mixed_width(refs) for refs in mixers]
         mixed += [queries] if spec.gated_attention or spec.gated_heads else []
+        own = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaRule)]
+        by_channel = [mixer for mixer in own if mixer.channel_rank]
+        gated = [mixer.value_heads * mixer.value_dim for mixer in by_channel]
+        forgetting = [mixer.value_heads * mixer.key_dim for mixer in by_channel]
         latents = LatentShape(spec.latent, spec.heads) if spec.latent else None
         projected = [projected_width(refs) for refs in mixers]
         if latents is not None:
@@ -292,7 +297,7 @@ class Program:
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
             Buffer.NORMED: (max(tokens, wanted) + SPARE_ROWS) * spec.hidden_size * 4,
-            Buffer.QKV: tokens * self._built.qkv_width * 4,
+            Buffer.QKV: tokens * max(self._built.qkv_width, *gated, 0) * 4,
             Buffer.QUERY: tokens * queries * 4,
             Buffer.ATTENDED: (tokens + SPARE_ROWS) * queries * 4,
             Buffer.INNER: (tokens + SPARE_ROWS) * max(spec.mlp_width, *inner, 0) * 4,
@@ -315,6 +320,7 @@ class Program:
             Buffer.OPENED: tokens * PANEL * 4 if opens else 0,
             Buffer.SHARED: tokens * spec.hidden_size * 4 if opens else 0,
             Buffer.PROJECTED: tokens * max(projected, default=0) * 4,
+            Buffer.DECAYS: tokens * max(forgetting, default=0) * 4,
             Buffer.MIXED: (tokens + SPARE_ROWS) * max(mixed, default=0) * 4,
         }
 

@@ -415,6 +415,7 @@ class ProgramBuilder:
                 source=source,
                 target=Buffer.NORMED,
                 inputs=self._spec.hidden_size,
+                span=self._spec.hidden_size,
             )
             return
         bias = self.writer.source.vector(ref.bias, ref.size) if ref.bias else None

@@ -43,7 +43,7 @@ def find_fault(variant: Variant) -> str | None:
     cases: list[tuple[Code, Floats, dict[str, Any]]] = [
         (Code.PLACE, placed, {"weights": address(stored), "offset": 1}),
         (Code.NORM_ROWS, normed, {"inputs": 32, "offset": 32, **norm}),
-        (Code.PASS_ON, x, {"inputs": _SIZE, "forms": Form.WIDE}),
+        (Code.PASS_ON, x, {"inputs": _SIZE, "span": _SIZE, "forms": Form.WIDE}),
         (Code.REORDER, _turned(x), {"order": address(order)}),
         *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]

@@ -54,8 +54,8 @@ def words(variant: Variant) -> list[str]:
 
 def find_fault(variant: Variant) -> str | None:
     """Return what is wrong with the kernels of these numbers, or None."""
-    for name, work in (("CONVOLVE", _convolve), ("RECUR", _recur)):
-        for choice in (0, 1):
+    for name, work, choices in (("CONVOLVE", _convolve, 2), ("RECUR", _recur, 3)):
+        for choice in range(choices):
             found, expected = work(variant, choice)
             error = float(np.abs(found - expected).max())
             if not error < _ERROR:
@@ -85,18 +85,23 @@ def _convolve(variant: Variant, bias: int) -> tuple[Floats, Floats]:
     return _joined(x, packed), _joined(expected, _by_lanes(behind))
 
 
-def _recur(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
-    """The same of outputs and matrices: one head, two blocks of columns."""
+def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
+    """The same of outputs and matrices: one head, two blocks of columns; Mamba-2, a delta rule, and
+    one with a decay per channel.
+    """
+    corrects, by_channel = int(choice > 0), choice == 2
     draw = np.random.default_rng(4)
     x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _SIZE, _SIZE))
     rate, decay_bias, skip = np.array([[-0.7], [0.3], [1.5]], np.float32)
+    forgets, biases = _draw(draw, (_STARTS[-1], _SIZE)), _draw(draw, (_SIZE,))
     expected, behind = x.copy(), states.copy()
     for row in range(len(_READS)):
         state = np.zeros_like(states[0]) if _READS[row] < 0 else states[_READS[row]].copy()
         for t in range(_STARTS[row], _STARTS[row + 1]):
             query, key, value = np.split(x[t, : 3 * _SIZE], 3)
             pace = np.log1p(np.exp(x[t, _DECAY] + decay_bias))
-            state *= np.exp(rate * pace)
+            channels = np.log1p(np.exp(forgets[t] + biases))[:, None] if by_channel else pace
+            state *= np.exp(rate * channels)
             if corrects:
                 query, key = (v / np.sqrt((v * v).sum() + 1e-6) for v in (query, key))
                 query = query / np.sqrt(np.float32(_SIZE))
@@ -110,12 +115,14 @@ def _recur(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
     facts["heads"], facts["sharing"] = 1, 1
     facts["key_dim"], facts["value_dim"] = _SIZE, _SIZE
     facts["key"], facts["value"], facts["beta"], facts["decay"] = _SIZE, 2 * _SIZE, _BETA, _DECAY
-    facts["rate"], facts["decay_bias"] = address(rate), address(decay_bias)
+    facts["rate"] = address(rate)
+    facts["decay_bias"] = address(biases if by_channel else decay_bias)
+    facts["by_channel"] = by_channel
     facts["skip"] = 0 if corrects else address(skip)
     facts["corrects"], facts["beta_scale"], facts["most_step"] = corrects, 2.0, np.inf
     # Blocks of 32 columns lie one behind the other.
     packed = _blocks(states)
-    _run(variant, Code.RECUR, facts, x, packed)
+    _run(variant, Code.RECUR, facts, x, packed, forgets)
     return _joined(x, packed), _joined(expected, _blocks(behind))
 
 
@@ -140,7 +147,14 @@ def _joined(x: Floats, states: Floats) -> Floats:
     return np.concatenate((x.reshape(-1), states.reshape(-1)))
 
 
-def _run(variant: Variant, code: Code, facts: Any, x: Floats, states: Floats) -> None:
+def _run(
+    variant: Variant,
+    code: Code,
+    facts: Any,
+    x: Floats,
+    states: Floats,
+    forgets: Floats | None = None,
+) -> None:
     """Run one operation on the rows of PROJECTED, in place."""
     step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
     held = [np.array(each, np.int32) for each in (_STARTS, _READS, _WRITES)]
@@ -148,6 +162,8 @@ def _run(variant: Variant, code: Code, facts: Any, x: Floats, states: Floats) ->
         step[name] = address(array)
     step["threads"], step["row_count"], step["tokens"] = 2, len(_READS), len(x)
     step["buffers"][0, Buffer.PROJECTED] = address(x)
+    if forgets is not None:
+        step["buffers"][0, Buffer.DECAYS] = address(forgets)
     op["code"], op["inputs"], op["facts"] = code, x.shape[1], address(facts)
     op["states"], op["state_bytes"] = address(states), states[0].nbytes
     kind = narrowed(of_states(variant))

@@ -28,7 +28,7 @@ class Code(IntEnum):
     # Of few families, see `kernels/rare.py`:
     PLACE = 11  # learned positions join the embeddings
     NORM_ROWS = 12  # part of every row of a buffer, in place
-    PASS_ON = 13  # the residual stream, to products without a norm before them
+    PASS_ON = 13  # part of a row as it is, to products without a norm before them
     REORDER = 14  # dimensions of queries and keys, so that those that turn are half a head apart
     OPEN = 15  # what is read, through a gate, and a norm of groups if there is one
     # Of what keeps a state per sequence, see `kernels/states/`:
@@ -118,6 +118,7 @@ class Buffer(IntEnum):
     # Activations [T, width]: what a mixer says, or attention through its gates; with latents what
     # queries are compressed to, then their parts that do not turn, then values.
     MIXED = 25
+    DECAYS = 26  # float32 [T, heads * key_dim]: what each channel of a key forgets
 
 
 class Routing(IntEnum):
@@ -217,7 +218,8 @@ OPERATION = np.dtype(
         ("clip", "f4"),  # results are cut there on both sides; 0: none
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
         ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER, OPENING or LATENT
-        ("span", "i8"),  # features of a head in a source row, of ABSORB and EXPAND
+        # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them
+        ("span", "i8"),
         ("states", "i8"),  # slots, of `state_bytes` each
         ("state_bytes", "i8"),
     ]
@@ -260,7 +262,8 @@ MIXER = np.dtype(
         ("beta", "i8"),
         ("decay", "i8"),
         ("rate", "i8"),  # float32 [heads], negative: of what is forgotten
-        ("decay_bias", "i8"),  # float32 [heads]
+        ("decay_bias", "i8"),  # float32 [heads]; by channel [heads, key_dim]
+        ("by_channel", "i8"),  # 1: what is forgotten is in DECAYS, not at `decay`
         ("skip", "i8"),  # float32 [heads]: how much of a value is said at once; 0: none
         ("corrects", "i8"),  # 1: a delta rule, 0: Mamba-2
         ("beta_scale", "f4"),

@@ -71,8 +71,10 @@ def norm_row(step, op, t):
 
 @kernel
 def pass_on(variant, step, op, t):
-    """Leave the residual stream as it is for the products that follow."""
-    source = step.buffers[op.source] + t * op.inputs * 4
+    """Leave `inputs` of the `span` features of a row, from `offset` on, as they are for products:
+    the residual stream, or a part of what a mixer projects.
+    """
+    source = step.buffers[op.source] + (t * op.span + op.offset) * 4
     for i in range(0, op.inputs, 2 * LANES):
         first, second = load(source + 4 * i), load(source + 4 * i + 4 * LANES)
         store_forms(variant, step, op, t * op.inputs + i, first, second)

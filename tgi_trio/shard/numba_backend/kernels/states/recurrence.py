@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tgi_trio.shard.numba_backend.kernels import kernel
 from tgi_trio.shard.numba_backend.kernels.activation import sigmoid_times, softplus
 from tgi_trio.shard.numba_backend.kernels.linear import panel_product
 from tgi_trio.shard.numba_backend.kernels.variant import count
 from tgi_trio.shard.numba_backend.kernels.vectors import (
+    add,
     fill,
     fma,
     load,
@@ -39,7 +42,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 from tgi_trio.shard.numba_backend.tables import Buffer
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL
 
-PROJECTED = int(Buffer.PROJECTED)
+PROJECTED, DECAYS = int(Buffer.PROJECTED), int(Buffer.DECAYS)
 _TINY = 1e-6  # keys near zero stay near zero
 _LINE = 4 * PANEL  # bytes of a key's part of the columns
 
@@ -48,7 +51,7 @@ _LINE = 4 * PANEL  # bytes of a key's part of the columns
 def recur(variant, rank, step, op, mixer, scratch):
     """Compute this thread's columns of the states of all rows.
 
-    `scratch`: room for a key and a query, and for two sums of 32.
+    `scratch`: room for five keys, and for two sums of 32.
     """
     blocks = mixer.value_dim // PANEL
     items = mixer.heads * blocks
@@ -65,8 +68,12 @@ def recur(variant, rank, step, op, mixer, scratch):
                 source = target
             for t in range(first, last):
                 x = step.buffers[PROJECTED] + t * op.inputs * 4
+                forgets = np.int64(0)
+                if mixer.by_channel:
+                    forgets = step.buffers[DECAYS]
+                    forgets += (t * mixer.heads + item // blocks) * mixer.key_dim * 4
                 recur_token(
-                    variant, mixer, x, item // blocks, item % blocks, source, target,
+                    variant, mixer, x, forgets, item // blocks, item % blocks, source, target,
                     last - first == 1, scratch,
                 )  # fmt: skip
                 source = target
@@ -80,9 +87,10 @@ def clear(target, size):
 
 
 @kernel
-def recur_token(variant, mixer, x, head, block, source, target, lone, scratch):
+def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, scratch):
     """Let one token change 32 columns of a head's state; what it reads takes its value's place.
 
+    `forgets`: float32 [key_dim], of which a decay per channel is made; 0: there is one for all.
     `lone`: no other token of the row follows in this step.
     """
     size = 4 * mixer.key_dim
@@ -95,16 +103,26 @@ def recur_token(variant, mixer, x, head, block, source, target, lone, scratch):
     else:
         scale_by(key, keys, mixer.key_dim, 1.0)
         scale_by(query, queries, mixer.key_dim, 1.0)
+    asking, decays = keys, sums + 2 * _LINE
+    if forgets:
+        forget_channels(mixer, head, forgets, decays)
+        asking = decays + size
+        for i in range(0, size, 4 * LANES):
+            own = load(decays + i)
+            store(asking + i, multiply(load(keys + i), own))
+            store(asking + size + i, multiply(load(queries + i), own))
     # Both reads of the state at once: of what the key stands for, and the query.
     panel_product(
         variant, count(2), count(2), count(variant.unroll_two),
-        keys, size, source, mixer.key_dim, source, 0, sums,
+        asking, size, source, mixer.key_dim, source, 0, sums,
     )  # fmt: skip
-    pace = softplus(
-        fill(load_float(x + 4 * (mixer.decay + head)) + load_float(mixer.decay_bias + 4 * head))
-    )
-    pace = minimum(maximum(pace, fill(mixer.least_step)), fill(mixer.most_step))
-    decay = weight(multiply(fill(load_float(mixer.rate + 4 * head)), pace))
+    pace = decay = fill(1.0)  # by channel: what was asked for has forgotten already
+    if not forgets:
+        pace = softplus(
+            fill(load_float(x + 4 * (mixer.decay + head)) + load_float(mixer.decay_bias + 4 * head))
+        )
+        pace = minimum(maximum(pace, fill(mixer.least_step)), fill(mixer.most_step))
+        decay = weight(multiply(fill(load_float(mixer.rate + 4 * head)), pace))
     likeness = fill(dot_product(keys, queries, mixer.key_dim))
     value = x + 4 * (mixer.value + head * mixer.value_dim + block * PANEL)
     first, second = load(value), load(value + 4 * LANES)
@@ -125,6 +143,8 @@ def recur_token(variant, mixer, x, head, block, source, target, lone, scratch):
     if lone:
         for i in range(0, size, 4):
             own = fill(load_float(keys + i))
+            if forgets:
+                decay = fill(load_float(decays + i))
             store_aside(target, fma(own, update_a, multiply(decay, load(source))))
             place = source + 4 * LANES
             store_aside(target + 4 * LANES, fma(own, update_b, multiply(decay, load(place))))
@@ -133,11 +153,23 @@ def recur_token(variant, mixer, x, head, block, source, target, lone, scratch):
         return
     for i in range(0, size, 4):
         own = fill(load_float(keys + i))
+        if forgets:
+            decay = fill(load_float(decays + i))
         store(target, fma(own, update_a, multiply(decay, load(source))))
         place = source + 4 * LANES
         store(target + 4 * LANES, fma(own, update_b, multiply(decay, load(place))))
         source += _LINE
         target += _LINE
+
+
+@kernel
+def forget_channels(mixer, head, forgets, decays):
+    """Write how much each channel of a head's keys keeps (Kimi Linear, Moonshot AI 2025)."""
+    rate = fill(load_float(mixer.rate + 4 * head))
+    bias = mixer.decay_bias + 4 * head * mixer.key_dim
+    for i in range(0, 4 * mixer.key_dim, 4 * LANES):
+        pace = softplus(add(load(forgets + i), load(bias + i)))
+        store(decays + i, weight(multiply(rate, pace)))
 
 
 @kernel
