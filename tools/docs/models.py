@@ -55,7 +55,8 @@ plain passes over the tokens so far is refused: one whose tokens see those that 
 `transformers` feeds in a way of its own (XLM).
 
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
-(`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it.
+(`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it; the CPU kernels
+have operations of its own around their attention ([latents](cpu-backend.md#latents)).
 
 Layers may differ in what they keep of a token (Gemma 3n and 4, MiMo-V2-Flash): in the width and
 number of their heads, values may be narrower than keys, and the last layers may keep nothing and

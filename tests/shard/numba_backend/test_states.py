@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.shard.numba_backend.numba_support import HYBRIDS, cpu_runner
+from tests.shard.numba_backend.numba_support import FITTING, HYBRIDS, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,
     GreedyRecorder,
@@ -44,7 +44,7 @@ from tgi_trio.shard.numba_backend.self_test import RandomWeights
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
 from tgi_trio.shard.numba_backend.weight_layout import Storage
 
-FAMILIES = ("lfm2", "qwen3_5_text", "granitemoehybrid")
+FAMILIES = ("lfm2", "qwen3_5_text", "granitemoehybrid", "kimi_linear")
 VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,7 +54,7 @@ Model = tuple[CpuRunner, GreedyRecorder, Golden]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[Model]:
-    folder = checkpoint(request.param, **HYBRIDS[request.param])
+    folder = checkpoint(request.param, **FITTING[request.param])
     with cpu_runner(folder, cores=(0, 1)) as (runner, recorder):
         yield runner, recorder, Golden(folder)
 

@@ -145,6 +145,7 @@ def _read_heads(writer: OperationWriter, up: LinearRef, spec: LatentSpec) -> tup
     Dequantised: columns of the one and rows of the other are what is multiplied with.
     """
     parts = read_linear(writer.source, up, every_unit).parts
+    writer.dequantised |= {part.coding for part in parts} - {"numbers"}
     whole = np.concatenate([to_float32(part.dequantised()) for part in parts])
     heads = whole.reshape(-1, spec.plain_dim + spec.value_dim, spec.rank)
     keys, values = np.split(heads, [spec.plain_dim], axis=1)
