@@ -92,6 +92,8 @@ RULES: dict[str, Rule] = {
     "cluster": Rule(ours("errors"), banned=MODEL),
     # Judgement without a clock or a socket, so that it can be tried in virtual time.
     **{f"cluster.{name}": Rule(NOTHING, only=NOTHING) for name in ("members", "event_cutter")},
+    "cluster.prefix_chain": Rule(NOTHING, only=NOTHING),
+    "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
         ours(
