@@ -89,7 +89,13 @@ RULES: dict[str, Rule] = {
         banned=MODEL,
     ),
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
-    "cluster": Rule(ours("errors"), banned=MODEL),
+    "cluster": Rule(
+        ours(
+            "errors logs router.http.sse router.http.wire router.http.dispatch "
+            "router.http.messages router.telemetry.metrics"
+        ),
+        banned=MODEL,
+    ),
     # Judgement without a clock or a socket, so that it can be tried in virtual time.
     **{f"cluster.{name}": Rule(NOTHING, only=NOTHING) for name in ("members", "event_cutter")},
     "cluster.prefix_chain": Rule(NOTHING, only=NOTHING),

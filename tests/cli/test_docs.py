@@ -90,11 +90,13 @@ SHOWN = {
     "TemplateError": 0,
     "ToolError": 0,
     "Unavailable": 0,
+    "Unserved": 1,
     "UsageError": 0,
     "ValidationError": 0,
 }
 COVERED = (
     "cli/",
+    "cluster/",
     "conversion/",
     "devices.py",
     "hub",

@@ -31,10 +31,10 @@ SECTIONS: Final[Sections] = {
     **calls.SECTIONS,
     **command_line.SECTIONS,
     **ipc.SECTIONS,
+    **metrics.SECTIONS,
     **modules.SECTIONS,
     **state_tables.SECTIONS,
     "budgets": budgets.render,
-    "metrics": metrics.render,
 }
 
 

@@ -47,7 +47,7 @@ def test_an_unknown_section_is_an_error() -> None:
 
 
 def test_the_metrics_have_a_row_each() -> None:
-    rows = metrics.render().splitlines()[2:]
+    rows = metrics.render(METRICS).splitlines()[2:]
     assert len(rows) == len(METRICS)
     assert all(row.count("|") == 6 for row in rows)
 

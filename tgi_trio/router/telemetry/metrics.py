@@ -234,17 +234,24 @@ Key = str | tuple[object, ...]  # a name, or (name, (label, value))
 
 
 class Metrics:
-    """All series of the table; see the module's docstring for the rules."""
+    """All series of a table; see the module's docstring for the rules."""
 
-    def __init__(self, max_input_tokens: int = 1024, max_total_tokens: int = 2048) -> None:
-        """The limits shape the buckets of lengths, as in TGI."""
+    def __init__(
+        self,
+        max_input_tokens: int = 1024,
+        max_total_tokens: int = 2048,
+        table: Sequence[Metric] = METRICS,
+    ) -> None:
+        """The limits shape the buckets of lengths, as in TGI; `table`: of a program beside the
+        server."""
         buckets = bucket_sets(max_input_tokens, max_total_tokens)
+        self._table = table
         self._counters: dict[Key, float] = {}
         self._gauges: dict[Key, float] = {}
         self._histograms: dict[Key, Histogram] = {}
         self._refresh: Callable[[], None] | None = None
         self._known: dict[str, list[str]] = {}  # further values, by label
-        for metric in METRICS:
+        for metric in table:
             for key, _ in _series(metric):
                 if metric.kind == "counter":
                     self._counters[key] = 0
@@ -262,14 +269,14 @@ class Metrics:
         if value in known:
             return
         known.append(value)
-        for metric in METRICS:
+        for metric in self._table:
             if metric.label == label:
                 self._counters[(metric.name, (label, value))] = 0
 
     def forget(self, label: str, value: str) -> None:
         """End the series of a value that `know` has begun."""
         self._known[label].remove(value)
-        for metric in METRICS:
+        for metric in self._table:
             if metric.label == label:
                 del self._counters[(metric.name, (label, value))]
 
@@ -283,14 +290,14 @@ class Metrics:
         try:
             self._counters[(name, *labels.items()) if labels else name] += value
         except KeyError:
-            raise _unknown("counter", name, labels) from None
+            raise self._unknown("counter", name, labels) from None
 
     def observe(self, name: str, value: float, **labels: str) -> None:
         """Count an observation of a histogram or summary; raises ValueError as `inc` does."""
         try:
             histogram = self._histograms[(name, *labels.items()) if labels else name]
         except KeyError:
-            raise _unknown("histogram", name, labels) from None
+            raise self._unknown("histogram", name, labels) from None
         histogram.counts[bisect_left(histogram.bounds, value)] += 1
         histogram.sum += value
 
@@ -304,7 +311,7 @@ class Metrics:
         """Set a gauge; raises ValueError as `inc` does."""
         key: Key = (name, *labels.items()) if labels else name
         if key not in self._gauges:
-            raise _unknown("gauge", name, labels)
+            raise self._unknown("gauge", name, labels)
         self._gauges[key] = value
 
     def histogram(self, name: str, **labels: str) -> Histogram:
@@ -312,7 +319,7 @@ class Metrics:
         try:
             return self._histograms[(name, *labels.items()) if labels else name]
         except KeyError:
-            raise _unknown("histogram", name, labels) from None
+            raise self._unknown("histogram", name, labels) from None
 
     def value(self, name: str, **labels: str) -> float:
         """Return a counter's or gauge's value, or a histogram's number of observations.
@@ -330,7 +337,7 @@ class Metrics:
             [] if labels else [v for k, v in self._counters.items() if k[0] == name and k != name]
         )
         if not parts:
-            raise _unknown("metric", name, labels)
+            raise self._unknown("metric", name, labels)
         return sum(parts)
 
     def before_render(self, refresh: Callable[[], None]) -> None:
@@ -342,7 +349,7 @@ class Metrics:
         if self._refresh is not None:
             self._refresh()
         lines: list[str] = []
-        for metric in METRICS:
+        for metric in self._table:
             lines.append(f"# HELP {metric.name} {metric.help}")
             lines.append(f"# TYPE {metric.name} {metric.kind}")
             for key, labels in _series(metric, self._known.get(metric.label, ())):
@@ -354,6 +361,14 @@ class Metrics:
                     lines.extend(_render_histogram(metric, labels, self._histograms[key]))
         lines.append("")
         return "\n".join(lines).encode()
+
+    def _unknown(self, kind: str, name: str, labels: dict[str, str]) -> ValueError:
+        for metric in self._table:
+            if metric.name == name:
+                allowed = f"{metric.label} in {metric.values}" if metric.label else "no labels"
+                used = f"used as {kind} {labels}"
+                return ValueError(f"{name} is a {metric.kind} with {allowed}, {used}")
+        return ValueError(f"no metric is named {name!r}; add it to the table of metrics")
 
 
 def _series(metric: Metric, known: Sequence[str] = ()) -> Iterator[tuple[Key, str]]:
@@ -386,11 +401,3 @@ def _number(value: float) -> str:
     """Whole numbers without a fraction, others with every digit."""
     value = float(value)
     return str(int(value)) if value.is_integer() else repr(value)
-
-
-def _unknown(kind: str, name: str, labels: dict[str, str]) -> ValueError:
-    for metric in METRICS:
-        if metric.name == name:
-            allowed = f"{metric.label} in {metric.values}" if metric.label else "no labels"
-            return ValueError(f"{name} is a {metric.kind} with {allowed}, used as {kind} {labels}")
-    return ValueError(f"no metric is named {name!r}; add it to METRICS in telemetry/metrics.py")

@@ -1,0 +1,296 @@
+"""A front over replicas that fail: clients get whole answers, and nothing that is not for them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import trio
+
+from tests.cluster.fake_replica import fake_replicas
+from tests.cluster.served_front import WITH_SECRET, served_front
+from tgi_trio.cluster.front import FrontSettings
+from tgi_trio.cluster.members import MemberState
+from tgi_trio.cluster.relay import MOST_LOST
+
+pytestmark = pytest.mark.trio
+
+BODY = b'{"inputs":"x","seed":5}'
+EVENTS = [
+    b'data: {"role":"assistant"}\n\n',
+    *(b'data: {"text": "<5 %d>"}\n\n' % n for n in range(8)),
+    b"data: [DONE]\n\n",
+]
+WHOLE = b"".join(EVENTS)
+LINES = [0, *(len(b":i 0:%d\n" % (100 + n)) for n in range(8)), 0]
+SENT = list(accumulate(len(e) + n for e, n in zip(EVENTS, LINES, strict=True)))  # bytes, ids too
+
+
+async def test_a_stream_passes_without_what_is_for_the_front_alone() -> None:
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        answer = await front.ask(
+            "POST",
+            "/generate_stream?a=b",
+            BODY,
+            x_request_id="mine",
+            x_tgi_front="forged",
+            x_tgi_emitted="0:1",
+            authorization="Bearer theirs",
+        )
+        assert (answer.status, answer.body) == (200, WHOLE)
+        assert answer.headers["content-type"] == "text/event-stream"
+        assert answer.headers["x-request-id"] == "mine"
+        (seen,) = replicas.all[0].seen
+        assert (seen.path, seen.body) == ("/generate_stream?a=b", BODY)
+        assert seen.headers["x-tgi-front"] == WITH_SECRET.secret.decode()
+        assert "x-tgi-emitted" not in seen.headers
+        assert seen.headers["authorization"] == "Bearer theirs"
+        assert seen.headers["x-request-id"] == "mine"
+
+
+# In the middle of the first event, at the end of some, in ids, in an event, before [DONE].
+@pytest.mark.parametrize("cut", [0, 9, SENT[0], SENT[3], SENT[4] + 3, SENT[6] + 20, SENT[8]])
+async def test_a_stream_goes_on_where_its_replica_was_lost(cut: int) -> None:
+    async with fake_replicas(2) as replicas, served_front(replicas.addresses) as front:
+        for each in replicas.all:
+            each.cut_after = cut
+        cutting = trio.Event()
+
+        async def heal() -> None:
+            """Only the first one to be asked cuts."""
+            while not any(replicas.asked):
+                await trio.sleep(0)
+            for each in replicas.all:
+                if not each.seen:
+                    each.cut_after = None
+            cutting.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(heal)
+            answer = await front.ask("POST", "/generate_stream", BODY)
+        assert not answer.cut
+        assert answer.body == WHOLE
+        assert front.count("lost") == 1
+        assert front.count("resumed") == 1
+        first, second = (each.seen[0] for each in replicas.all if each.seen)
+        assert {first.headers["x-tgi-seed"]} == {second.headers["x-tgi-seed"]}
+        assert front.front.running == 0
+
+
+async def test_without_a_secret_a_stream_that_began_ends_with_an_error() -> None:
+    async with fake_replicas(2) as replicas:
+        async with served_front(replicas.addresses, FrontSettings()) as front:
+            for each in replicas.all:
+                each.cut_after = len(EVENTS[0]) + len(EVENTS[1])  # no ids are sent
+            answer = await front.ask("POST", "/generate_stream", BODY)
+            *events, error = answer.body.split(b"\n\n")[:-1]
+            assert events == [event.strip() for event in EVENTS[:2]]
+            assert b"--cluster-secret-file" in error
+            assert not answer.cut
+            assert all("x-tgi-seed" not in seen.headers for r in replicas.all for seen in r.seen)
+
+
+async def test_a_whole_answer_is_asked_for_again_with_the_same_seed() -> None:
+    async with fake_replicas(2) as replicas, served_front(replicas.addresses) as front:
+        texts = set()
+        for _ in range(2):
+            answer = await front.ask("POST", "/generate", b'{"inputs":"x"}')
+            texts.add(answer.text)
+        assert len(texts) == 2  # each request has a seed of its own
+        replicas.all[0].die()  # found out by a poll, or by the next request
+        answer = await front.ask("POST", "/generate", BODY)
+        assert json.loads(answer.body)["text"].startswith("<5 0><5 1>")
+
+
+async def test_a_full_replica_is_passed_over_and_the_last_answer_is_passed_on() -> None:
+    async with fake_replicas(3) as replicas, served_front(replicas.addresses) as front:
+        replicas.all[0].status = 429
+        replicas.all[1].status = 503
+        for _ in range(6):
+            answer = await front.ask("POST", "/generate_stream", BODY)
+            assert (answer.status, answer.body) == (200, WHOLE)
+        replicas.all[2].status = 503
+        answer = await front.ask("POST", "/generate_stream", BODY)
+        assert (answer.status, json.loads(answer.body)) == (
+            429,
+            {"error": f"status 429 of {replicas.all[0].address}"},
+        )
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 424, 500])
+async def test_other_errors_are_passed_on(status: int) -> None:
+    async with fake_replicas(2) as replicas, served_front(replicas.addresses) as front:
+        for each in replicas.all:
+            each.status = status
+        answer = await front.ask("POST", "/v1/chat/completions", b"{}")
+        assert answer.status == status
+        assert "status" in json.loads(answer.body)["error"]
+        assert sum(replicas.asked) == 1
+
+
+async def test_nobody_listens() -> None:
+    async with served_front(["127.0.0.1:1"], up=False) as front:
+        await front.until("127.0.0.1:1", MemberState.DEAD)
+        answer = await front.ask("POST", "/v1/completions", b"{}")
+        assert answer.status == 503
+        assert "No replica is there" in json.loads(answer.body)["error"]["message"]
+        assert answer.headers["retry-after"] == "1"
+        assert (await front.ask("GET", "/health")).status == 503
+
+
+async def test_a_request_that_ends_replicas_is_given_up() -> None:
+    async with fake_replicas(MOST_LOST + 1) as replicas:
+        async with served_front(replicas.addresses) as front:
+            for each in replicas.all:
+                each.cut_after = SENT[2]
+            answer = await front.ask("POST", "/generate_stream", BODY)
+            assert b"it is given up" in answer.body
+            assert sum(replicas.asked) == MOST_LOST
+
+
+async def test_a_silent_replica_is_left_and_another_goes_on() -> None:
+    async with fake_replicas(2) as replicas, served_front(replicas.addresses, timeout=2) as front:
+        for each in replicas.all:
+            each.pause = 0.05
+        async with trio.open_nursery() as nursery:
+
+            async def silence() -> None:
+                while not any(each.began.is_set() for each in replicas.all):
+                    await trio.sleep(0.001)
+                next(each for each in replicas.all if each.began.is_set()).silent.set()
+
+            nursery.start_soon(silence)
+            answer = await front.ask("POST", "/generate_stream", BODY)
+        assert answer.body == WHOLE
+        assert front.count("resumed") >= 1
+
+
+async def test_a_client_that_leaves_leaves_the_replica_too() -> None:
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        (replica,) = replicas.all
+        replica.tokens, replica.pause = 10_000, 0.01
+        stream, _ = await front.open("POST", "/generate_stream", BODY)
+        await replica.began.wait()
+        await stream.aclose()
+        await replica.left.wait()
+        while front.front.running:
+            await trio.sleep(0.001)
+        assert front.count("cancelled") == 1
+
+
+async def test_replicas_join_and_leave_by_api() -> None:
+    async with fake_replicas(2) as replicas:
+        first, second = replicas.addresses
+        async with served_front([first]) as front:
+            change = json.dumps({"add": [second], "remove": [first]}).encode()
+            secret = WITH_SECRET.secret.decode()
+            refused = await front.ask("POST", "/cluster/replicas", change, x_tgi_front="wrong")
+            assert refused.status == 403
+            nonsense = await front.ask(
+                "POST", "/cluster/replicas", b'{"add":["x"]}', x_tgi_front=secret
+            )
+            assert nonsense.status == 422
+            assert "expected host:port" in nonsense.text
+            await front.ask("POST", "/cluster/replicas", change, x_tgi_front=secret)
+            await front.until(first, None)
+            await front.until(second, MemberState.UP)
+            answer = await front.ask("GET", "/cluster/replicas", x_tgi_front=secret)
+            assert json.loads(answer.body) == {"replicas": {second: "up"}}
+            assert (await front.ask("POST", "/generate_stream", BODY)).body == WHOLE
+            assert replicas.asked == [0, 1]
+
+
+async def test_who_leaves_ends_what_it_has() -> None:
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        (replica,) = replicas.all
+        replica.pause = 0.02
+        async with trio.open_nursery() as nursery:
+
+            async def dismiss() -> None:
+                await replica.began.wait()
+                front.fleet.dismiss(replica.address)
+                await front.until(replica.address, MemberState.LEAVING)
+
+            nursery.start_soon(dismiss)
+            answer = await front.ask("POST", "/generate_stream", BODY)
+        assert answer.body == WHOLE
+        await front.until(replica.address, None)
+
+
+async def test_a_replica_that_is_not_well_gets_nothing_new() -> None:
+    async with fake_replicas(2) as replicas, served_front(replicas.addresses, timeout=1) as front:
+        replicas.all[0].health = 503
+        await front.until(replicas.all[0].address, MemberState.SUSPECT)
+        for _ in range(5):
+            await front.ask("POST", "/generate_stream", BODY)
+        assert replicas.asked[0] == 0
+        replicas.all[0].health = 200
+        await front.until(replicas.all[0].address, MemberState.UP)
+
+
+async def test_a_drain_ends_what_runs_and_takes_nothing_new() -> None:
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        (replica,) = replicas.all
+        replica.pause = 0.02
+        async with trio.open_nursery() as nursery:
+
+            async def drain() -> None:
+                await replica.began.wait()
+                await front.front.drain()
+                assert front.front.running == 0
+
+            nursery.start_soon(drain)
+            answer = await front.ask("POST", "/generate_stream", BODY)
+        assert answer.body == WHOLE
+        refused = await front.ask("POST", "/generate_stream", BODY)
+        assert (refused.status, "shuts down" in refused.text) == (503, True)
+        assert (await front.ask("GET", "/health")).status == 503
+
+
+async def test_keys_limits_and_what_is_not_served() -> None:
+    settings = replace(WITH_SECRET, api_keys=("key",), payload_limit=100)
+    async with fake_replicas(1) as replicas:
+        async with served_front(replicas.addresses, settings) as front:
+            assert (await front.ask("POST", "/v1/messages", b"{}")).status == 401
+            assert (await front.ask("GET", "/info")).status == 200
+            good = await front.ask("POST", "/generate_stream", BODY, x_api_key="key")
+            assert good.body == WHOLE
+            large = await front.ask("POST", "/generate", b"x" * 101, x_api_key="key")
+            assert (large.status, "--payload-limit" in large.text) == (413, True)
+            adapters = await front.ask("POST", "/v1/load_lora_adapter", b"{}", x_api_key="key")
+            assert adapters.status == 501
+            head = await front.ask("HEAD", "/info")
+            assert (head.status, head.body) == (200, b"")
+
+
+async def test_metrics_of_its_own_and_of_all_replicas() -> None:
+    async with fake_replicas(2) as replicas, served_front(replicas.addresses) as front:
+        await front.ask("POST", "/generate_stream", BODY)
+        own = (await front.ask("GET", "/metrics")).text
+        assert "tgi_front_requests 1\n" in own
+        assert 'tgi_front_replicas{state="up"} 2\n' in own
+        both = (await front.ask("GET", "/metrics/replicas")).text
+        assert both.count("# TYPE x counter\n") == 1
+        for each in replicas.addresses:
+            assert f'x{{replica="{each}",a="b"}} 1\n' in both
+
+
+async def test_many_streams_lose_a_replica_together() -> None:
+    async with fake_replicas(3) as replicas, served_front(replicas.addresses) as front:
+        bodies = []
+        for each in replicas.all:
+            each.pause = 0.01
+
+        async def client() -> None:
+            bodies.append((await front.ask("POST", "/generate_stream", BODY)).body)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(24):
+                nursery.start_soon(client)
+            while not any(each.began.is_set() for each in replicas.all):
+                await trio.sleep(0.001)
+            next(each for each in replicas.all if each.began.is_set()).die()
+        assert bodies == [WHOLE] * 24
+        front.fleet.check()

@@ -1,0 +1,96 @@
+"""One request on its way at one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tgi_trio.cluster.replica_http import (
+    AnswerHead,
+    AnswerReader,
+    Connection,
+    Connections,
+    ReplicaLost,
+)
+
+LARGEST_ANSWER: Final = 1 << 26  # bytes of an answer that is no stream
+
+
+class AnswerTooLarge(Exception):
+    """An answer of more than `LARGEST_ANSWER` bytes."""
+
+
+class Exchange:
+    """A request and its answer; to be closed in any case."""
+
+    def __init__(self, connections: Connections, hear: Callable[[], None]) -> None:
+        """`hear` is called whenever bytes have come."""
+        self._connections = connections
+        self._hear = hear
+        self._connection: Connection | None = None
+        self._reader = AnswerReader()
+        self._early = b""  # of the body, which came with the head
+
+    async def ask(self, request: bytes) -> AnswerHead:
+        """Send a request and return the head of its answer. Raises ReplicaLost.
+
+        A kept connection may have ended meanwhile, which says nothing of the replica: the request
+        goes out once more, on a fresh one.
+        """
+        connection = self._connection = await self._connections.take()
+        try:
+            return await self._ask(connection, request)
+        except ReplicaLost:
+            if connection.fresh or self._reader.head is not None:
+                raise
+            self._connections.give_back(connection, reusable=False)
+            self._connection = None
+            connection = self._connection = await self._connections.take(fresh=True)
+            return await self._ask(connection, request)
+
+    async def _ask(self, connection: Connection, request: bytes) -> AnswerHead:
+        self._reader = AnswerReader()
+        await connection.send(request)
+        while self._reader.head is None:
+            self._early = self._reader.feed(await connection.receive())
+        self._hear()
+        return self._reader.head
+
+    @property
+    def begun(self) -> bool:
+        """Whether the replica has got any of the request."""
+        return self._connection is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the body was returned."""
+        return self._reader.whole and not self._early
+
+    async def next(self) -> bytes:
+        """Return a part of the body, perhaps an empty one. Raises ReplicaLost.
+
+        Not to be called once the answer is `whole`.
+        """
+        if self._early:
+            early, self._early = self._early, b""
+            return early
+        if self._connection is None:
+            raise ReplicaLost("nothing was asked")
+        part = self._reader.feed(await self._connection.receive())
+        self._hear()
+        return part
+
+    async def rest(self) -> bytes:
+        """Return the whole body. Raises ReplicaLost and AnswerTooLarge."""
+        body = bytearray()
+        while not self.whole:
+            body += await self.next()
+            if len(body) > LARGEST_ANSWER:
+                raise AnswerTooLarge(f"the answer has more than {LARGEST_ANSWER} bytes")
+        return bytes(body)
+
+    def close(self) -> None:
+        """Give the connection back, to be kept if the answer is whole. Synchronous, idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._connections.give_back(connection, self._reader.keep_alive)

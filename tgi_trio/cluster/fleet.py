@@ -1,0 +1,204 @@
+"""The replicas of a front: who is there, who is busy, and the connections to them.
+
+`Members` judges who is there and `Routing` who gets a request. Here their judgement meets the
+network: every replica is asked how it is, and when one is dead its connections are closed, so that
+whoever waits on them goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final
+
+import trio
+
+from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
+from tgi_trio.cluster.members import Member, MemberEvent, Members, MemberState
+from tgi_trio.cluster.prefix_chain import Chain
+from tgi_trio.cluster.replica_http import (
+    Connections,
+    NobodyListens,
+    ReplicaLost,
+    request_bytes,
+)
+from tgi_trio.cluster.routing import Routing
+
+log = logging.getLogger(__name__)
+
+_HEALTH: Final = request_bytes(b"GET", b"/health", [], b"")
+
+
+class Replica:
+    """One replica, from being named to being gone."""
+
+    def __init__(self, member: Member) -> None:
+        self.name = member.name
+        self.running = 0  # requests of clients
+        self.asking = trio.CancelScope()  # around the task that asks how it is
+        self.look = trio.Event()  # there is a reason to ask now
+        self._member = member
+        self._connections = Connections(member.name)
+
+    def exchange(self) -> Exchange:
+        """Begin a request."""
+        return Exchange(self._connections, self._hear)
+
+    def hang_up(self) -> None:
+        """Close every connection: who waits on one is told that it is lost."""
+        self._connections.close()
+
+    def _hear(self) -> None:
+        self._member.heard = trio.current_time()
+
+
+class Fleet:
+    """See the module's docstring."""
+
+    def __init__(self, routing: Routing, timeout: float) -> None:
+        """`timeout`: seconds of silence until a replica is dead."""
+        self.members = Members(timeout, self._change)
+        self._routing = routing
+        self._replicas: dict[str, Replica] = {}
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Ask all replicas how they are, until cancelled; named ones are asked from here on."""
+        async with trio.open_nursery() as self._nursery:
+            for replica in self._replicas.values():
+                self._nursery.start_soon(self._ask_after, replica)
+            task_status.started()
+            try:
+                while True:
+                    await trio.sleep(self.members.interval)
+                    self.members.tick(trio.current_time())
+            finally:
+                for replica in self._replicas.values():
+                    replica.hang_up()
+
+    # ---- who is there ---------------------------------------------------------------------------
+
+    def name_all(self, names: Iterable[str]) -> None:
+        """Have these be the replicas, and no others."""
+        self.members.name_all(names, trio.current_time())
+
+    def name(self, name: str) -> None:
+        """Have a replica."""
+        self.members.name(name, trio.current_time())
+
+    def dismiss(self, name: str) -> None:
+        """Send nothing new to a replica; it is forgotten once what it has is done."""
+        self.members.dismiss(name)
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All of them, whatever their state."""
+        return list(self._replicas.values())
+
+    @property
+    def serves(self) -> bool:
+        """Whether a replica takes requests."""
+        return len(self._routing) > 0
+
+    def _change(self, member: Member, before: MemberState) -> None:
+        name, state, routing = member.name, member.state, self._routing
+        if before is MemberState.GONE:
+            self._replicas[name] = Replica(member)
+            if self._nursery is not None:
+                self._nursery.start_soon(self._ask_after, self._replicas[name])
+            return
+        log.log(
+            logging.INFO if state is MemberState.UP else logging.WARNING,
+            "replica %s is %s, it was %s",
+            *(name, state.value, before.value),
+        )
+        replica = self._replicas[name]
+        match state:
+            case MemberState.UP:
+                (routing.readmit if name in routing else routing.add)(name)
+            case MemberState.SUSPECT | MemberState.LEAVING if name in routing:
+                routing.suspend(name)
+            case MemberState.DEAD | MemberState.GONE if name in routing:
+                routing.remove(name)  # what it had cached is most probably gone with it
+        match state:
+            case MemberState.DEAD:
+                replica.hang_up()
+            case MemberState.GONE:
+                replica.hang_up()
+                replica.asking.cancel()
+                del self._replicas[name]
+            case MemberState.LEAVING if not replica.running:
+                self._tell(replica, MemberEvent.EMPTY)
+
+    def _tell(self, replica: Replica, event: MemberEvent) -> None:
+        if self._replicas.get(replica.name) is replica:  # not another one that came after it
+            self.members.tell(replica.name, event, trio.current_time())
+
+    # ---- how they are ---------------------------------------------------------------------------
+
+    async def _ask_after(self, replica: Replica) -> None:
+        """Ask a replica how it is at every interval, and at once when there is a reason."""
+        with replica.asking:
+            while True:
+                following = trio.current_time() + self.members.interval
+                await self._ask(replica)
+                replica.look = trio.Event()
+                with trio.move_on_at(following):
+                    await replica.look.wait()
+
+    async def _ask(self, replica: Replica) -> None:
+        # An answer that is late is an answer: it is waited for as long as silence may last.
+        exchange = replica.exchange()
+        try:
+            with trio.move_on_after(self.members.timeout):
+                head = await exchange.ask(_HEALTH)
+                await exchange.rest()
+                well = head.status == 200
+                self._tell(replica, MemberEvent.WELL if well else MemberEvent.UNWELL)
+        except NobodyListens:
+            self._tell(replica, MemberEvent.CLOSED)
+        except (ReplicaLost, AnswerTooLarge) as error:
+            log.debug("replica %s does not say how it is: %s", replica.name, error)
+        finally:
+            exchange.close()
+
+    # ---- requests -------------------------------------------------------------------------------
+
+    def candidates(self, chain: Chain) -> Iterator[Replica]:
+        """Yield replicas for a request, the best first, that are up when it is their turn."""
+        for name in self._routing.order(chain):
+            member = self.members.find(name)
+            if member is not None and member.state is MemberState.UP:
+                yield self._replicas[name]
+
+    def begin(self, replica: Replica, chain: Chain) -> Callable[[], None]:
+        """Count a request that goes to a replica; returns what is to be called, once, at its end.
+
+        The replica is to be up, as `candidates` has it, with no waiting in between.
+        """
+        replica.running += 1
+        self._routing.sent(replica.name, chain)
+        return partial(self._end, replica)
+
+    def _end(self, replica: Replica) -> None:
+        replica.running -= 1
+        self._routing.finished(replica.name)
+        member = self.members.find(replica.name)
+        if not replica.running and member is not None and member.state is MemberState.LEAVING:
+            self._tell(replica, MemberEvent.EMPTY)
+
+    def lose(self, replica: Replica, error: ReplicaLost, under_way: bool) -> None:
+        """Take note that a request was lost at a replica; `under_way`: it had got it."""
+        if isinstance(error, NobodyListens):
+            self._tell(replica, MemberEvent.CLOSED)
+        elif under_way:
+            self._tell(replica, MemberEvent.CUT)
+            replica.look.set()
+
+    def check(self) -> None:
+        """Raise AssertionError where the books contradict each other; for tests."""
+        self._routing.check()
+        assert {each.name for each in self.members} == self._replicas.keys()
+        up = sum(each.state is MemberState.UP for each in self.members)
+        assert len(self._routing) == up

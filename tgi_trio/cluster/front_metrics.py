@@ -1,0 +1,30 @@
+"""The front's own metrics."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.cluster.members import MemberState
+from tgi_trio.router.telemetry.metrics import Metric
+
+_STATES: Final = tuple(each.value for each in MemberState if each is not MemberState.GONE)
+
+FRONT_METRICS: Final[tuple[Metric, ...]] = (
+    Metric("tgi_front_requests", "counter", "Requests that were to be sent to a replica"),
+    Metric("tgi_front_running", "gauge", "Requests that are under way"),
+    Metric("tgi_front_cancelled", "counter", "Requests whose client left before the end"),
+    Metric(
+        "tgi_front_passed_over", "counter", "Answers of 429 or 503 after which another was asked"
+    ),
+    Metric("tgi_front_lost", "counter", "Times that a request lost its replica"),
+    Metric("tgi_front_resumed", "counter", "Streams that went on at another replica"),
+    Metric("tgi_front_unserved", "counter", "Requests, begun streams too, that no replica served"),
+    Metric(
+        "tgi_front_first_byte_duration",
+        "histogram",
+        "Body received to the head of the replica's answer, seconds",
+        "D",
+    ),
+    Metric("tgi_front_pause_duration", "histogram", "Replica lost to stream resumed, seconds", "D"),
+    Metric("tgi_front_replicas", "gauge", "Replicas by state", label="state", values=_STATES),
+)

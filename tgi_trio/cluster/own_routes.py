@@ -1,0 +1,132 @@
+"""What the front answers itself: how it is, its metrics and its replicas'."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final
+
+import orjson
+import trio
+
+from tgi_trio.cluster.exchange import AnswerTooLarge
+from tgi_trio.cluster.fleet import Fleet, Replica
+from tgi_trio.cluster.metrics_view import label_series
+from tgi_trio.cluster.replica_http import ReplicaLost, check_address, request_bytes
+from tgi_trio.router.telemetry.metrics import CONTENT_TYPE, Metrics
+
+_METRICS: Final = request_bytes(b"GET", b"/metrics", [], b"")
+_METRICS_SECONDS: Final = 5.0  # that a replica may take to show its metrics
+_METRICS_AT_ONCE: Final = 32  # replicas that are asked beside each other
+_JSON: Final = b"application/json"
+
+REPLICAS: Final = "/cluster/replicas"
+
+OwnAnswer = tuple[int, bytes, bytes]  # status, content type, body
+
+
+class OwnRoutes:
+    """The routes that no replica is asked for."""
+
+    def __init__(self, fleet: Fleet, metrics: Metrics, secret: bytes) -> None:
+        """`secret`: whoever shows it as `x-tgi-front` may name and dismiss replicas."""
+        self._fleet = fleet
+        self._metrics = metrics
+        self._secret = secret
+
+    async def answer(
+        self, method: str, path: str, headers: dict[bytes, bytes], body: bytes
+    ) -> OwnAnswer | None:
+        """Return the answer; None where a replica is to answer."""
+        match method, path:
+            case "GET" | "HEAD", "/live":
+                return 200, _JSON, b'{"live":true}'
+            case "GET" | "HEAD", "/health":
+                return (200 if self._fleet.serves else 503), _JSON, b""
+            case "GET" | "HEAD", "/ready":
+                return self._ready()
+            case "GET" | "HEAD", "/metrics":
+                return 200, CONTENT_TYPE.encode(), self._metrics.render()
+            case "GET" | "HEAD", "/metrics/replicas":
+                return 200, CONTENT_TYPE.encode(), await self._metrics_of_replicas()
+            case _, "/cluster/replicas":
+                return self._administer(method, headers.get(b"x-tgi-front", b""), body)
+        return None
+
+    def _ready(self) -> OwnAnswer:
+        if self._fleet.serves:
+            return 200, _JSON, b'{"ready":true}'
+        return 503, _JSON, b'{"ready":false,"why":"no replica is up"}'
+
+    # ---- replicas by name -----------------------------------------------------------------------
+
+    def _administer(self, method: str, secret: bytes, body: bytes) -> OwnAnswer:
+        """Show the replicas, or have others: `{"add": ["host:port"], "remove": [...]}`."""
+        if not self._secret:
+            return _refusal(403, "the front has no --cluster-secret-file: its replicas stay")
+        if not hmac.compare_digest(secret, self._secret):
+            return _refusal(403, "send the cluster's secret as x-tgi-front")
+        if method == "POST":
+            try:
+                added, removed = _read_change(body)
+            except ValueError as error:
+                return _refusal(422, str(error))
+            for name in removed:
+                self._fleet.dismiss(name)
+            for name in added:
+                self._fleet.name(name)
+        elif method not in ("GET", "HEAD"):
+            return _refusal(405, f"{REPLICAS} answers GET and POST")
+        states = {each.name: each.state.value for each in self._fleet.members}
+        return 200, _JSON, orjson.dumps({"replicas": states})
+
+    # ---- metrics --------------------------------------------------------------------------------
+
+    async def _metrics_of_replicas(self) -> bytes:
+        """Return the metrics of all replicas that answer, each series with its replica's name."""
+        found: dict[str, bytes] = {}
+        room = trio.CapacityLimiter(_METRICS_AT_ONCE)
+
+        async def fetch(replica: Replica) -> None:
+            async with room:
+                text = await self._metrics_of(replica)
+            if text is not None:
+                found[replica.name] = text
+
+        async with trio.open_nursery() as nursery:
+            for replica in self._fleet.replicas:
+                nursery.start_soon(fetch, replica)
+        return label_series(dict(sorted(found.items())))
+
+    async def _metrics_of(self, replica: Replica) -> bytes | None:
+        exchange = replica.exchange()
+        try:
+            with trio.move_on_after(_METRICS_SECONDS):
+                head = await exchange.ask(_METRICS)
+                text = await exchange.rest()
+                return text if head.status == 200 else None
+        except (ReplicaLost, AnswerTooLarge):
+            return None  # its state among the front's own metrics tells why
+        finally:
+            exchange.close()
+        return None
+
+
+def _read_change(body: bytes) -> tuple[list[str], list[str]]:
+    """Return who joins and who leaves. Raises ValueError that says what is allowed."""
+    try:
+        asked = orjson.loads(body)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict) or asked.keys() - {"add", "remove"}:
+        raise ValueError('expected {"add": ["host:port"], "remove": ["host:port"]}')
+    lists = asked.get("add", []), asked.get("remove", [])
+    for names in lists:
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+            raise ValueError("add and remove are lists of addresses such as host:port")
+        for each in names:
+            check_address(each)
+    return lists
+
+
+def _refusal(status: int, why: str) -> OwnAnswer:
+    return status, _JSON, orjson.dumps({"error": why, "error_type": "cluster"})

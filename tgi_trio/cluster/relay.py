@@ -1,0 +1,197 @@
+"""One client's request, at whichever replicas it takes.
+
+A replica that is full (429) or does not serve now (503) is passed over; its answer is kept for the
+case that all say so. A replica that is lost is passed over as well: either nothing of its answer
+had been given out, or it was a stream whose ids are known, and another goes on behind them.
+A request that saw several replicas lost is given up, since it may be what ends them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from tgi_trio.cluster.event_cutter import BadStream, EventCutter
+from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
+from tgi_trio.cluster.fleet import Fleet, Replica
+from tgi_trio.cluster.prefix_chain import prefix_chain
+from tgi_trio.cluster.replica_http import AnswerHead, ReplicaLost, request_bytes
+from tgi_trio.router.http.sse import EventBody
+from tgi_trio.router.http.wire.headers import Header
+from tgi_trio.router.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+MOST_LOST: Final = 3  # replicas that one request may see lost
+LONGEST_EVENT: Final = 1 << 24  # bytes
+RESUME_SECONDS: Final = 30.0  # that a stream may wait for a replica to go on with it
+RESUME_PAUSE: Final = 0.1  # seconds between two rounds of asking all of them
+
+PASSED_OVER: Final = frozenset({429, 503})  # statuses with which another replica is asked
+
+
+class Unserved(Exception):
+    """No replica answers; the text says why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client asks."""
+
+    method: str
+    target: bytes
+    headers: list[Header]  # without those of one hop
+    body: bytes
+    request_id: str
+    internal: tuple[Header, ...] = ()  # mark and seed, by which a stream can go on elsewhere
+
+    def at(self, emitted: bytes | None) -> bytes:
+        """Return the request as it goes to a replica; `emitted`: what the client has already."""
+        more = [] if emitted is None else [(b"x-tgi-emitted", emitted)]
+        headers = [*self.headers, *self.internal, *more]
+        # What HEAD leaves out is left out towards the client.
+        method = "GET" if self.method == "HEAD" else self.method
+        return request_bytes(method.encode(), self.target, headers, self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request: a whole body, or the beginning of a stream."""
+
+    head: AnswerHead
+    body: bytes | None  # None: a stream, which `Relay.pump` goes on with
+
+
+class Relay:
+    """See the module's docstring. To be closed in any case."""
+
+    def __init__(self, fleet: Fleet, asked: Asked, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._asked = asked
+        self._metrics = metrics
+        self._chain = prefix_chain(asked.body)
+        self._cutter = EventCutter(LONGEST_EVENT)
+        self._given = False  # events of the stream have been given out
+        self._lost = 0  # replicas
+        self._exchange: Exchange | None = None
+        self._end: Callable[[], None] | None = None  # of the request at its present replica
+        self.replica: Replica | None = None  # that has it, or had it last
+
+    def close(self) -> None:
+        """Leave the replica, which ends what runs there. Synchronous, idempotent."""
+        exchange, self._exchange = self._exchange, None
+        end, self._end = self._end, None
+        if exchange is not None:
+            exchange.close()
+        if end is not None:
+            end()
+
+    async def start(self) -> Answer:
+        """Return the first answer that is one. Raises Unserved."""
+        refusal: Answer | None = None
+        for replica in self._fleet.candidates(self._chain):
+            answer = await self._attempt(replica)
+            if answer is None:
+                continue
+            if answer.head.status not in PASSED_OVER:
+                return answer
+            self._metrics.inc("tgi_front_passed_over")
+            if refusal is None or answer.head.status == 429:
+                refusal = answer
+        if refusal is not None:
+            return refusal
+        raise Unserved(503, "No replica is there to serve the request: try again later")
+
+    async def _attempt(self, replica: Replica) -> Answer | None:
+        """Ask a replica; None if it was lost. Raises Unserved."""
+        self._end, self.replica = self._fleet.begin(replica, self._chain), replica
+        exchange = self._exchange = replica.exchange()
+        try:
+            head = await exchange.ask(self._asked.at(self._cutter.emitted if self._given else None))
+            kind = head.header(b"content-type")
+            if head.status == 200 and kind.startswith(b"text/event-stream"):
+                return Answer(head, None)
+            answer = Answer(head, await exchange.rest())
+            self.close()
+            return answer
+        except ReplicaLost as error:
+            self._lose(replica, error)
+            return None
+        except AnswerTooLarge as error:
+            raise Unserved(502, f"The replica's answer is too large: {error}") from None
+
+    def _lose(self, replica: Replica, error: ReplicaLost) -> None:
+        """Leave a replica that is lost. Raises Unserved if it was one too many."""
+        begun = self._exchange is not None and self._exchange.begun
+        self.close()
+        self._fleet.lose(replica, error, under_way=begun)
+        self._metrics.inc("tgi_front_lost")
+        log.warning("request %s lost replica %s: %s", self._asked.request_id, replica.name, error)
+        self._lost += begun
+        if self._lost >= MOST_LOST:
+            raise Unserved(
+                502, f"{self._lost} replicas were lost while they had the request: it is given up"
+            )
+
+    # ---- a stream -------------------------------------------------------------------------------
+
+    async def pump(self, body: EventBody) -> None:
+        """Write all events of the stream that `start` has begun, unless the client leaves.
+
+        `body.finish` is the caller's. Raises Unserved when nobody can go on with the stream.
+        """
+        while self._exchange is not None and self.replica is not None:
+            try:
+                await self._write_events(self._exchange, body)
+                self.close()
+            except ReplicaLost as error:
+                lost = trio.current_time()
+                self._lose(self.replica, error)
+                await self._resume()
+                self._metrics.observe("tgi_front_pause_duration", trio.current_time() - lost)
+            except BadStream as error:
+                raise Unserved(502, f"The replica's stream cannot be read: {error}") from None
+
+    async def _write_events(self, exchange: Exchange, body: EventBody) -> None:
+        """Write what one replica sends, to its end or the client's. Raises as its parts do."""
+        cut, write = self._cutter.cut, body.write
+        while not (exchange.whole or body.failed):
+            events = cut(await exchange.next())
+            if events:
+                write(events)
+                self._given = True
+
+    async def _resume(self) -> None:
+        """Have another replica go on. Raises Unserved."""
+        if self._given and not self._asked.internal:
+            raise Unserved(
+                502, "The replica was lost; with --cluster-secret-file another would go on"
+            )
+        self._cutter.start_again()
+        with trio.move_on_after(RESUME_SECONDS):
+            while True:
+                answer = await self._start_or_none()
+                if answer is not None and answer.body is None:
+                    self._metrics.inc("tgi_front_resumed")
+                    return
+                if answer is not None and answer.head.status not in PASSED_OVER:
+                    status = answer.head.status
+                    raise Unserved(502, f"No other replica can go on with it: status {status}")
+                await trio.sleep(RESUME_PAUSE)
+        raise Unserved(503, f"No replica could go on with it within {RESUME_SECONDS:g} s")
+
+    async def _start_or_none(self) -> Answer | None:
+        try:
+            return await self.start()
+        except Unserved as error:
+            if error.status == 503:
+                return None
+            raise

@@ -1,0 +1,221 @@
+"""HTTP/1.1 as a front speaks it to a replica: kept connections, and answers read as they come.
+
+A token of each stream passes here, so an answer is read from the socket that trio's wraps, and
+httptools tells body from framing.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+
+import httptools
+import trio
+
+from tgi_trio.router.http.wire.headers import Header, header_block
+from tgi_trio.router.http.wire.transport import inner_socket
+
+UNIX = "unix:"
+CONNECT_SECONDS = 1.0  # a replica that does not take a connection within so long is passed over
+
+_MOST_RECEIVED = 1 << 16  # bytes taken from the socket at once
+_LONGEST_HEAD = 1 << 16  # bytes of an answer's head
+_MOST_KEPT = 64  # idle connections to one replica
+_LONGEST_IDLE = 30.0  # seconds; the server itself hangs up after 75
+
+
+class ReplicaLost(Exception):
+    """The connection failed before the answer was whole; the text says how."""
+
+
+class NobodyListens(ReplicaLost):
+    """The replica's machine says that no program has its port."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What comes ahead of an answer's body."""
+
+    status: int
+    headers: list[Header]  # names in lower case
+
+    def header(self, name: bytes) -> bytes:
+        """Return a header's value; empty if there is none."""
+        return dict(self.headers).get(name, b"")
+
+
+class AnswerReader:
+    """Bytes of one answer in, its head and parts of its body out."""
+
+    def __init__(self) -> None:
+        self.head: AnswerHead | None = None
+        self.whole = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[Header] = []
+        self._size = 0  # bytes that came before the head was whole
+        self._body: list[bytes] = []
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what `data` has of the body. Raises ReplicaLost for what is no HTTP."""
+        if self.head is None:
+            self._size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise ReplicaLost(f"it does not speak HTTP/1.1: {error}") from None
+        if self.head is None and self._size > _LONGEST_HEAD:
+            raise ReplicaLost("the head of its answer does not end")
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return body
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection is good for another request."""
+        return self.whole and self._parser.should_keep_alive()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        if self.head is None:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        self.head = AnswerHead(self._parser.get_status_code(), self._headers)
+
+    def on_body(self, piece: bytes) -> None:
+        """Called by the parser."""
+        self._body.append(piece)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self.whole = True
+
+
+class Connection:
+    """One connection to a replica, for one request at a time."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self.fresh = True  # nothing was asked on it yet
+        self.idle_since = 0.0  # trio clock, seconds
+        self._stream = stream
+        self._plain: socket.socket | None = inner_socket(stream.socket)
+
+    async def send(self, request: bytes) -> None:
+        """Send a request. Raises ReplicaLost."""
+        try:
+            await self._stream.send_all(request)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ReplicaLost(f"it takes no request: {error}") from None
+
+    async def receive(self) -> bytes:
+        """Return what has come, which is never nothing. Raises ReplicaLost."""
+        try:
+            data = await self._receive()
+        except (OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ReplicaLost(f"its connection broke: {error}") from None
+        if not data:
+            raise ReplicaLost("it hung up in the middle of an answer")
+        return data
+
+    async def _receive(self) -> bytes:
+        plain = self._plain
+        if plain is None:
+            return bytes(await self._stream.receive_some(_MOST_RECEIVED))
+        while True:
+            # Waited for first: between two tokens there is never anything to be read. A socket that
+            # was closed meanwhile has no number, which is a ValueError.
+            await trio.lowlevel.wait_readable(plain)
+            try:
+                return plain.recv(_MOST_RECEIVED)
+            except BlockingIOError:
+                continue
+
+    def close(self) -> None:
+        """Hang up; who waits for bytes is told that it is lost. Synchronous, idempotent."""
+        self._stream.socket.close()
+
+
+@dataclass(slots=True)
+class Connections:
+    """All connections to one replica."""
+
+    address: str  # host:port, [host]:port or unix:/path
+    idle: list[Connection] = field(default_factory=list)
+    busy: set[Connection] = field(default_factory=set)
+
+    async def take(self, fresh: bool = False) -> Connection:
+        """Return a connection, for `give_back`; a kept one unless it shall be `fresh`.
+
+        Raises ReplicaLost when there is none to be had within `CONNECT_SECONDS`.
+        """
+        now = trio.current_time()
+        while self.idle and not fresh:
+            kept = self.idle.pop()
+            if now - kept.idle_since < _LONGEST_IDLE:
+                kept.fresh = False
+                self.busy.add(kept)
+                return kept
+            kept.close()
+        connection = Connection(await _connect(self.address))
+        self.busy.add(connection)
+        return connection
+
+    def give_back(self, connection: Connection, reusable: bool) -> None:
+        """Keep a connection for another request, or close it. Synchronous."""
+        known = connection in self.busy
+        self.busy.discard(connection)
+        if known and reusable and len(self.idle) < _MOST_KEPT:
+            connection.idle_since = trio.current_time()
+            self.idle.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Hang up everywhere: who waits for bytes is told that the replica is lost."""
+        for connection in [*self.idle, *self.busy]:
+            connection.close()
+        self.idle.clear()
+        self.busy.clear()
+
+
+def request_bytes(
+    method: bytes, target: bytes, headers: list[Header], body: bytes, host: str = "replica"
+) -> bytes:
+    """Return a request as it goes out; raises ValueError for a header that breaks out."""
+    lines = header_block(
+        [(b"host", host.encode()), *headers, (b"content-length", b"%d" % len(body))]
+    )
+    return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method, target, lines, body)
+
+
+def check_address(text: str) -> None:
+    """Raise ValueError, which says what is allowed, for what is no replica's address."""
+    host, _, port = text.rpartition(":")
+    named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65535
+    is_path = text.startswith(UNIX) and len(text) > len(UNIX)
+    if not (is_path or (named and is_port and not text.startswith(UNIX))):
+        raise ValueError(f"expected host:port, [host]:port or unix:/path, got {text!r}")
+
+
+async def _connect(address: str) -> trio.SocketStream:
+    with trio.move_on_after(CONNECT_SECONDS):
+        try:
+            if address.startswith(UNIX):
+                return await trio.open_unix_socket(address.removeprefix(UNIX))
+            host, _, port = address.rpartition(":")
+            return await trio.open_tcp_stream(host.strip("[]"), int(port))
+        except OSError as error:
+            if _refused(error):
+                raise NobodyListens("nobody listens there") from None
+            raise ReplicaLost(f"it cannot be reached: {error}") from None
+    raise ReplicaLost(f"it took no connection within {CONNECT_SECONDS} s")
+
+
+def _refused(error: OSError) -> bool:
+    """Whether every attempt was refused; trio gathers those of one name in a group."""
+    causes = error.__cause__
+    if isinstance(causes, BaseExceptionGroup):
+        return all(isinstance(each, ConnectionRefusedError) for each in causes.exceptions)
+    return isinstance(causes or error, ConnectionRefusedError | FileNotFoundError)

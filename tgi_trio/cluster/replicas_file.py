@@ -1,0 +1,75 @@
+"""Replicas that join and leave by a file: an address a line."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from tgi_trio.cluster.replica_http import check_address
+from tgi_trio.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 1.0  # between two looks at whether it has changed
+_LARGEST: Final = 1 << 22  # bytes
+
+
+def read_replicas(path: Path) -> list[str]:
+    """Return the addresses in a file; empty lines and what follows a `#` do not count.
+
+    Raises ConfigurationError, which names the line.
+    """
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigurationError(f"--replicas-file {path} has more than {_LARGEST} bytes")
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"--replicas-file {path} cannot be read: {error}") from error
+    except UnicodeError:
+        raise ConfigurationError(f"--replicas-file {path} cannot be read: it is no UTF-8") from None
+    names = []
+    for number, line in enumerate(lines, 1):
+        name = line.partition("#")[0].strip()
+        if name:
+            try:
+                check_address(name)
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"--replicas-file {path}, line {number}: {error}"
+                ) from None
+            names.append(name)
+    return names
+
+
+async def watch_replicas(path: Path, take: Callable[[list[str]], None]) -> None:
+    """Give `take` the addresses whenever the file has changed, until cancelled.
+
+    While it cannot be read, or has a line that is none, the replicas stay as they are.
+    """
+    seen = _stamp(path)
+    while True:
+        await trio.sleep(LOOK_SECONDS)
+        stamp = _stamp(path)
+        if stamp == seen:
+            continue
+        seen = stamp
+        try:
+            names = read_replicas(path)
+        except ConfigurationError as error:
+            log.warning("%s; the replicas stay as they are", error)
+        else:
+            take(names)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes with the file: most editors and mounted ConfigMaps write another one."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
