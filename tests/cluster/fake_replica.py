@@ -120,13 +120,15 @@ class FakeReplica:
     def _events(self, seen: Seen) -> list[bytes]:
         marked = seen.headers.get("x-tgi-front") == SECRET
         done = seen.headers.get("x-tgi-emitted")
-        first = 0 if not done else len(done.partition(":")[2].split(","))
+        ids = "" if done is None else done.partition(":")[2].rstrip("!")
+        first = len(ids.split(",")) if ids else 0
         events = [] if done is not None else [b'data: {"role":"assistant"}\n\n']
         for n in range(first, self.tokens):
-            line = b":i 0:%d\n" % (100 + n) if marked else b""
+            end = b"!" if n == self.tokens - 1 else b""
+            line = b":i 0:%d%b\n" % (100 + n, end) if marked else b""
             text = json.dumps({"text": text_of(seen, n)}).encode()
             events.append(b"%bdata: %b\n\n" % (line, text))
-        return [*events, b"data: [DONE]\n\n"]
+        return [*events, b"%bdata: [DONE]\n\n" % (b":i 0:!\n" if marked else b"")]
 
 
 class _CutOffError(Exception):

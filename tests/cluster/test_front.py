@@ -24,7 +24,7 @@ EVENTS = [
     b"data: [DONE]\n\n",
 ]
 WHOLE = b"".join(EVENTS)
-LINES = [0, *(len(b":i 0:%d\n" % (100 + n)) for n in range(8)), 0]
+LINES = [0, *(len(b":i 0:%d\n" % (100 + n)) for n in range(7)), len(b":i 0:107!\n"), 0]
 SENT = list(accumulate(len(e) + n for e, n in zip(EVENTS, LINES, strict=True)))  # bytes, ids too
 
 

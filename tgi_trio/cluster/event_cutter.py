@@ -1,9 +1,10 @@
 """Whole events of a replica's stream, and the token ids that they complete.
 
-To a front a replica sends a comment line ahead of each event, `:i 0:17,4`: choice 0 has got the
-tokens 17 and 4 (docs/front.md). Clients never see the line; what it says is kept, so that
-another replica can be told what a client has. That holds only if a client gets exactly the events
-whose ids are kept: half an event is held back, and forgotten when its replica is lost.
+A replica tells a front of ids by comment lines (docs/cluster.md): `:i 0:17,4` stands before the
+last event that those tokens of choice 0 bring. Clients never see the line; what it says is kept, so
+that another replica can be told what a client has. That holds only if a client gets exactly the
+events whose ids are kept: what has no such line yet is held back, and forgotten when its replica is
+lost.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ class BadStream(Exception):
 class EventCutter:
     """One client's stream, whichever replicas it comes from."""
 
-    def __init__(self, longest_event: int) -> None:
-        """`longest_event`: bytes that may come without completing an event."""
-        self._longest = longest_event
+    def __init__(self, longest: int, told: bool) -> None:
+        """`longest`: bytes that may be held back; `told`: the replicas tell of ids."""
+        self._longest = longest
+        self._told = told
         self._rest = b""  # of an event that is not whole
+        self._held: list[bytes] = []  # whole events that no line has come for
+        self._held_size = 0  # bytes
         self._ids: dict[bytes, bytearray] = {}  # choice -> ids, by commas
         self._ended: set[bytes] = set()  # choices that get nothing more
 
@@ -35,13 +39,15 @@ class EventCutter:
         )
 
     def start_again(self) -> None:
-        """Go on with another replica: it sends anew what was not whole."""
+        """Go on with another replica: it sends anew what was held back."""
         self._rest = b""
+        self._held.clear()
+        self._held_size = 0
 
     def cut(self, data: bytes) -> bytes:
-        """Return the events that `data` completes, without their ids.
+        """Return the events that are a client's by now, without their ids.
 
-        Raises BadStream for an event that does not end, and for ids that cannot be read.
+        Raises BadStream for too much that has to be held back, and for ids that cannot be read.
         """
         if self._rest:
             data = self._rest + data
@@ -49,33 +55,47 @@ class EventCutter:
         if end < len(_END):
             end = 0
         self._rest = data[end:]
-        if len(self._rest) > self._longest:
-            raise BadStream(f"an event of more than {self._longest} bytes")
-        whole = data[:end]
-        return self._take_ids(whole) if MARK in whole else whole
+        events = data[:end]
+        if self._told and events:
+            events = self._take_ids(events)
+        if len(self._rest) + self._held_size > self._longest:
+            raise BadStream(f"more than {self._longest} bytes without ids or without an end")
+        return events
+
+    def finish(self) -> bytes:
+        """Return the events that no line has come for; the stream has ended as it should."""
+        held = b"".join(self._held)
+        self.start_again()
+        return held
 
     def _take_ids(self, events: bytes) -> bytes:
-        kept = []
+        kept: list[bytes] = []
         for event in events.split(_END)[:-1]:
-            while event.startswith(MARK):
+            if not event.startswith(b":"):
+                self._held.append(event + _END)
+                self._held_size += len(event) + len(_END)
+                continue
+            if event.startswith(MARK):
                 line, _, event = event.partition(b"\n")
                 self._note(line[len(MARK) :])
+            kept += self._held
+            self._held.clear()
+            self._held_size = 0
             if event:
                 kept.append(event + _END)
         return b"".join(kept)
 
     def _note(self, line: bytes) -> None:
         """Keep what a line says, e.g. `0:17,4` or, as the last of a choice, `0:17!`."""
-        for part in line.strip().split(b";"):
-            choice, colon, ids = part.partition(b":")
-            last = ids.endswith(b"!")
-            ids = ids.removesuffix(b"!")
-            readable = not ids or ids.replace(b",", b"").isdigit()
-            if not (choice.isdigit() and colon and readable):
-                raise BadStream(f"ids that cannot be read: {line[:80]!r}")
-            known = self._ids.setdefault(choice, bytearray())
-            if known and ids:
-                known += b","
-            known += ids
-            if last:
-                self._ended.add(choice)
+        choice, colon, ids = line.strip().partition(b":")
+        last = ids.endswith(b"!")
+        ids = ids.removesuffix(b"!")
+        readable = not ids or ids.replace(b",", b"").isdigit()
+        if not (choice.isdigit() and colon and readable):
+            raise BadStream(f"ids that cannot be read: {line[:80]!r}")
+        known = self._ids.setdefault(choice, bytearray())
+        if known and ids:
+            known += b","
+        known += ids
+        if last:
+            self._ended.add(choice)

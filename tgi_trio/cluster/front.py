@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -123,8 +124,11 @@ class Front:
         """Return the headers that let a request go on elsewhere; none without a secret."""
         if not self.settings.secret:
             return ()
-        seed = self._seeds.getrandbits(62) + 1
-        return (b"x-tgi-front", self.settings.secret), (b"x-tgi-seed", b"%d" % seed)
+        return (
+            (b"x-tgi-front", self.settings.secret),
+            (b"x-tgi-seed", b"%d" % (self._seeds.getrandbits(62) + 1)),
+            (b"x-tgi-began", b"%d" % time.time()),
+        )
 
     def refuse(self, method: str, path: str, headers: dict[bytes, bytes]) -> Problem | None:
         """Return why a request goes to no replica."""

@@ -27,7 +27,7 @@ from tgi_trio.router.telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 MOST_LOST: Final = 3  # replicas that one request may see lost
-LONGEST_EVENT: Final = 1 << 24  # bytes
+MOST_HELD: Final = 1 << 24  # bytes of a stream that are no whole events with ids yet
 RESUME_SECONDS: Final = 30.0  # that a stream may wait for a replica to go on with it
 RESUME_PAUSE: Final = 0.1  # seconds between two rounds of asking all of them
 
@@ -78,7 +78,7 @@ class Relay:
         self._asked = asked
         self._metrics = metrics
         self._chain = prefix_chain(asked.body)
-        self._cutter = EventCutter(LONGEST_EVENT)
+        self._cutter = EventCutter(MOST_HELD, told=bool(asked.internal))
         self._given = False  # events of the stream have been given out
         self._lost = 0  # replicas
         self._exchange: Exchange | None = None
@@ -168,6 +168,7 @@ class Relay:
             if events:
                 write(events)
                 self._given = True
+        write(self._cutter.finish())
 
     async def _resume(self) -> None:
         """Have another replica go on. Raises Unserved."""
