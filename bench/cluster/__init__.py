@@ -1,0 +1,1 @@
+"""Beyond one machine: what a front adds, and where requests go among thousands of replicas."""
