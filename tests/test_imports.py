@@ -100,6 +100,7 @@ RULES: dict[str, Rule] = {
     **{f"cluster.{name}": Rule(NOTHING, only=NOTHING) for name in ("members", "event_cutter")},
     "cluster.prefix_chain": Rule(NOTHING, only=NOTHING),
     "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
+    "cluster.scaling": Rule(NOTHING, only=NOTHING),
     "cluster.news": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
