@@ -41,6 +41,11 @@ test-sdks: $(VENV)/.sdks
 test-quantisers: $(VENV)/.quantisers
 	$(BIN)/python -m pytest tests/shard/test_made_by_tools.py $(ARGS)
 
+# Ray, 80 MB, in an environment of its own, which sees the packages of the other.
+.PHONY: test-ray
+test-ray: $(VENV)/.ray
+	$(VENV)-ray/bin/python -m pytest -m ray tests/cluster/test_keeper.py $(ARGS)
+
 check: lint types
 	$(BIN)/python -m pytest -q $(BESIDE) -m "not system" $(FAST) $(ARGS)
 
@@ -85,5 +90,12 @@ $(VENV)/.quantisers: pyproject.toml constraints.txt $(VENV)/.test
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[test,quantisers]'
 	touch $@
 
+$(VENV)/.ray: pyproject.toml constraints.txt $(VENV)/.test
+	$(PYTHON) -m venv --without-pip --clear $(VENV)-ray
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(VENV)-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tgi-trio.pth"
+	$(BIN)/pip --python $(VENV)-ray/bin/python install --disable-pip-version-check -q -c constraints.txt -e '.[ray]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-ray .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -100,7 +100,14 @@ RULES: dict[str, Rule] = {
     **{f"cluster.{name}": Rule(NOTHING, only=NOTHING) for name in ("members", "event_cutter")},
     "cluster.prefix_chain": Rule(NOTHING, only=NOTHING),
     "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
+    # The only file that knows Ray.
+    "cluster.keeper": Rule(
+        ours("errors cluster.keeping cluster.replica_host cluster.scaling"), only=ours("ray")
+    ),
     "cluster.scaling": Rule(NOTHING, only=NOTHING),
+    "cluster.keeping": Rule(ours("cluster.scaling"), only=NOTHING),
+    "cluster.replica_host": Rule(ours("cluster.scaling"), only=NOTHING),
+    "cluster.kept_server": Rule(ours("ipc.parent"), only=NOTHING),
     "cluster.news": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),
     "cli": Rule(
@@ -147,7 +154,7 @@ RULES: dict[str, Rule] = {
     "__main__": Rule(
         ours(
             "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
-            "settings start_checks"
+            "settings start_checks cluster.keeper cluster.scaling"
         ),
         banned=MODEL,
     ),
@@ -218,6 +225,16 @@ def offences(name: str, path: Path) -> Iterator[str]:
 def test_every_module_has_a_row() -> None:
     missing = {name.split(".")[0] for name, _ in modules()} - RULES.keys()
     assert not missing
+
+
+def test_ray_is_known_to_one_file() -> None:
+    knowing = {
+        name
+        for name, path in modules()
+        for _, imported in imports(name, path)
+        if imported.partition(".")[0] == "ray"
+    }
+    assert knowing == {"cluster.keeper"}
 
 
 def test_imports_run_one_way() -> None:

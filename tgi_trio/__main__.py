@@ -246,6 +246,22 @@ def _bench(invocation: Invocation) -> int:
     return 0
 
 
+def _cluster(invocation: Invocation) -> int:
+    from tgi_trio.cluster.keeper import Resources, keep
+    from tgi_trio.cluster.scaling import Scaling
+
+    _start_logging(invocation)
+    options = invocation.options
+    keep(
+        options.address,
+        Scaling(*(options.replicas or (1, 1))),
+        options.server,
+        Resources(options.replica_cpus, options.replica_gpus),
+        options.replicas_file,
+    )
+    return 0
+
+
 def _doctor(invocation: Invocation) -> int:
     from tgi_trio.cli.doctor import doctor
 
@@ -267,6 +283,7 @@ _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
     "chat": _chat,
     "bench": _bench,
     "print-schema": _print_schema,
+    "cluster": _cluster,
     "doctor": _doctor,
     "completion": _completion,
 }

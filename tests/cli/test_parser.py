@@ -14,7 +14,7 @@ from tgi_trio.cli.commands import COMMANDS, Command
 from tgi_trio.cli.flags import FLAGS, Flag, all_flags
 from tgi_trio.cli.foreign import IDLE, REFUSED
 from tgi_trio.cli.help import default_text, serve_help
-from tgi_trio.cli.options import BenchOptions, ChatOptions, DownloadOptions
+from tgi_trio.cli.options import BenchOptions, ChatOptions, ClusterOptions, DownloadOptions
 from tgi_trio.cli.parser import UsageError, asks_for_json, parse
 from tgi_trio.cli.values import KINDS
 from tgi_trio.model.config import RopeScaling
@@ -33,6 +33,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "us": ("3", 3),
     "seconds": ("1.5", 1.5),
     "ratio": ("0.25", 0.25),
+    "replicas": ("2:8", (2, 8)),
     "text": ("x", "x"),
     "model": ("a/b", "a/b"),
     "levels": ("info,tgi_trio.shard=warn", "info,tgi_trio.shard=warn"),
@@ -219,11 +220,31 @@ def test_every_command_has_its_help_and_its_program(command: Command) -> None:
     assert f"  {command.usage} " in serve_help()
     assert all(f"--{flag.name} " in text for flag in command.flags)
     fields = {field.name for field in dataclasses.fields(command.options)}
-    operands = {command.operand_field, command.target_field} - {""}
+    operands = {command.operand_field, command.target_field, command.serve_field} - {""}
     wanted = {flag.field for flag in command.flags} | operands
     # those of serve's dataclass take the fields they need
     assert wanted <= fields if command.options is Options else wanted == fields
     assert command.name in _COMMANDS
+
+
+def test_other_flags_of_a_cluster_are_its_servers() -> None:
+    words = ["--num-shard", "64", "org/name", "--speculate=2", "--trust-remote-code"]
+    options = parse(["cluster", "--replicas", "2:8", "--replica-gpus", "64", *words], {}).options
+    assert options == ClusterOptions(replicas=(2, 8), replica_gpus=64.0, server=tuple(words))
+    assert parse(["cluster", "--replicas", "3"], {}).options.replicas == (3, 3)
+    for mistake, told in (
+        (["--replicas", "8:2"], "--replicas: expected a number such as 2, or two such as 2:8"),
+        (["--replicas", "2:"], "the lower one first, got '2:'"),
+        (["--replicas", "0"], "the lower one first, got '0'"),
+        (["--bogus"], "--bogus is not a flag of serve"),
+        (["a/b", "c/d"], "'c/d' is not a flag of serve"),
+        (["--num-shard", "x"], "--num-shard: expected a whole number, got 'x'"),
+        (["--disable-custom-kernels"], "--disable-custom-kernels cannot be used"),
+        (["--port", "80"], "--port is not for servers of a cluster"),
+        (["--ssl-certfile=x"], "--ssl-certfile is not for servers of a cluster"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            parse(["cluster", *mistake], {})
 
 
 @pytest.mark.parametrize("words", [["serve", "a/b"], ["a/b"], ["--port", "1", "a/b", "-e"]])

@@ -10,6 +10,7 @@ from tgi_trio.cli.flags import FLAGS, Flag, all_flags
 from tgi_trio.cli.options import (
     BenchOptions,
     ChatOptions,
+    ClusterOptions,
     CompletionOptions,
     DoctorOptions,
     DownloadOptions,
@@ -35,6 +36,7 @@ class Command:
     operand_kind: str = "model"  # a key of `KINDS`
     operand_needed: bool = True
     target_field: str = ""  # the field that a second word sets, a path; "": there is none
+    serve_field: str = ""  # the field of all other words, a command line of `serve`; "": none
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -45,7 +47,8 @@ class Command:
     def usage(self) -> str:
         """The command line, after `python -m tgi_trio`."""
         operand = self.operand if self.operand_needed else f"[{self.operand}]"
-        return " ".join(filter(None, (self.name, operand, "[FLAGS]" if self.flags else "")))
+        serve = "[FLAGS OF serve]" if self.serve_field else ""
+        return " ".join(filter(None, (self.name, operand, "[FLAGS]" if self.flags else "", serve)))
 
 
 def _of_serve(*names: str) -> tuple[Flag, ...]:
@@ -71,6 +74,7 @@ def _client_flags(owner: type[Any]) -> Groups:
 _answer: Final = partial(Flag, owner=ChatOptions, variable=False)
 _load: Final = partial(Flag, owner=BenchOptions, variable=False)
 _fetch: Final = partial(Flag, owner=DownloadOptions, variable=False)
+_keep: Final = partial(Flag, owner=ClusterOptions, variable=False)
 _round: Final = partial(Flag, owner=QuantizeOptions, variable=False)
 
 COMMANDS: Final[tuple[Command, ...]] = (
@@ -181,6 +185,30 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         BenchOptions,
+    ),
+    Command(
+        "cluster",
+        "keep several servers on the machines of a Ray cluster; other flags are theirs",
+        (
+            (
+                "Cluster",
+                (
+                    _keep(
+                        "replicas",
+                        "replicas",
+                        "servers; LOW:HIGH: as load asks for",
+                        "1",
+                    ),
+                    _keep("replicas-file", "path", "file to write their addresses to, for fronts"),
+                    _keep("address", "text", "host:port of the Ray cluster; auto: this machine's"),
+                    _keep("replica-cpus", "ratio", "cores that Ray sets aside for a server"),
+                    _keep("replica-gpus", "ratio", "GPUs that Ray sets aside for a server"),
+                ),
+            ),
+            ("Flags", _of_serve("json-output", "logger-level")),
+        ),
+        ClusterOptions,
+        serve_field="server",
     ),
     Command(
         "doctor",

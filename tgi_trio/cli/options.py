@@ -76,6 +76,20 @@ class QuantizeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """`cluster`."""
+
+    replicas: tuple[int, int] | None = None  # at least, at most; None: one
+    replicas_file: Path = Path("replicas.txt")
+    address: str = "auto"  # of the Ray cluster
+    replica_cpus: float = 1.0
+    replica_gpus: float = 0.0
+    server: tuple[str, ...] = ()  # what else the command line says is the servers'
+    json_output: bool = False
+    logger_level: str = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
     """`doctor`."""
 

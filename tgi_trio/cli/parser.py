@@ -6,8 +6,8 @@ import argparse
 import difflib
 import ipaddress
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NoReturn
 
 from tgi_trio import __version__
 from tgi_trio.cli.commands import COMMANDS, SERVE, Command, command_named
@@ -20,6 +20,10 @@ from tgi_trio.cli.values import BOOLEANS, read_bool, read_value
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.checks import check
 from tgi_trio.settings.records import Options
+
+# Flags of `serve` that say where one server is found, or by what: a cluster's are found by fronts.
+_PLACED: Final = ("hostname", "port", "ssl_certfile", "ssl_keyfile")
+_WHY: Final = "each gets an address of its own, and fronts ask it by plain HTTP"
 
 
 class UsageError(Exception):
@@ -44,6 +48,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     """
     command, rest = _command(argv)
     namespace, others = _parser(command).parse_known_args(_add_truth_values(rest, command))
+    served: list[str] = []
+    if command.serve_field:
+        served, others = others, []
     operands = [word for word in others if not word.startswith("-")]
     most = 2 if command.target_field else 1
     if unknown := [word for word in others if word.startswith("-")] or operands[most:]:
@@ -54,12 +61,37 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Invocation:
     if given["help"]:
         return Invocation("print", text=command_help(command))
     reader = _Reader(command, given, operands, environ)
+    options = reader.options()
+    if command.serve_field:
+        _check_served(served)
+        options = replace(options, **{command.serve_field: tuple(served)})
     return Invocation(
         command.name,
-        reader.options(),
+        options,
         warnings=tuple(reader.warnings),
         notes=tuple(reader.notes),
     )
+
+
+def _check_served(words: Sequence[str]) -> None:
+    """Raise UsageError for words that `serve` would refuse on any machine, and for a place.
+
+    What depends on the machine, as the number of its devices does, is checked where it is served.
+    """
+    namespace, others = _parser(SERVE).parse_known_args(_add_truth_values(words, SERVE))
+    given = vars(namespace)
+    operands = [word for word in others if not word.startswith("-")]
+    if unknown := [word for word in others if word.startswith("-")] or operands[1:]:
+        raise UsageError(_explain_unknown(unknown[0], SERVE))
+    for name in _PLACED:
+        if given[name]:
+            raise UsageError(f"--{name.replace('_', '-')} is not for servers of a cluster: {_WHY}")
+    reader = _Reader(SERVE, given, operands, {})
+    try:
+        reader.refuse()
+        reader.read_flags()
+    except (ValueError, ConfigurationError) as error:
+        raise UsageError(str(error)) from None
 
 
 def asks_for_json(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -182,13 +214,9 @@ class _Reader:
             model_is_given = bool(self._operands or self._given["model_id"])
             self._environ = read_environment(self._system, model_is_given)
             self.notes += self._environ.notes
-            self._refuse()
+            self.refuse()
             self.notes += idle_notes(self._given, self._environ)
-        values: dict[str, Any] = {}
-        for flag in command.flags:
-            found = self._value(flag)
-            if found is not None:
-                values[flag.field] = found
+        values = self.read_flags()
         self._read_operand(values)
         options = command.options(**values)
         if isinstance(options, Options):
@@ -196,6 +224,11 @@ class _Reader:
                 options = choose_num_shard(options, self._system)
             check(options)
         return options
+
+    def read_flags(self) -> dict[str, Any]:
+        """Return what is given, by field. Raises UsageError and ValueError."""
+        values = {flag.field: self._value(flag) for flag in self._command.flags}
+        return {field: value for field, value in values.items() if value is not None}
 
     def _read_operand(self, values: dict[str, Any]) -> None:
         command = self._command
@@ -216,7 +249,7 @@ class _Reader:
         if command.target_field:
             values[command.target_field] = read_value("path", "OUTPUT", self._operands[1])
 
-    def _refuse(self) -> None:
+    def refuse(self) -> None:
         """Raise UsageError when a flag of another build asks for something we do not do."""
         for refused in REFUSED:
             name = refused.name.replace("-", "_")

@@ -89,6 +89,14 @@ def _model(text: str) -> str:
     return text
 
 
+def _replicas(text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    bounds = [part for part in (low, high if colon else low) if part.isdecimal()]
+    if len(bounds) != 2 or not 1 <= int(bounds[0]) <= int(bounds[1]):
+        raise ValueError("expected a number such as 2, or two such as 2:8, the lower one first")
+    return int(bounds[0]), int(bounds[1])
+
+
 def _path(text: str) -> Path:
     if not text:
         raise ValueError("expected a path")
@@ -212,6 +220,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "us": ("US", _int),
     "seconds": ("SECONDS", _float),
     "ratio": ("RATIO", _float),
+    "replicas": ("LOW:HIGH", _replicas),
     "factor": ("FACTOR", _factor),
     "text": ("TEXT", _text),
     "model": ("MODEL", _model),

@@ -1,0 +1,76 @@
+"""A server is started, watched and stopped; a program of a few lines stands in for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tgi_trio.cluster import replica_host
+from tgi_trio.cluster.replica_host import ReplicaHost
+from tgi_trio.cluster.scaling import ReplicaLoad
+
+SERVER = """#!{python}
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+words = sys.argv
+Path({words!r}).write_text(" ".join(words[1:]))
+if "--broken" in words:
+    sys.exit(1)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"tgi_queue_size 3\\ntgi_kv_blocks_total 4\\ntgi_kv_blocks_free 3\\n")
+
+
+HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def words_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Have a stand-in started instead of Python; yields where it writes its words."""
+    path, program = tmp_path / "words", tmp_path / "server"
+    program.write_text(SERVER.format(python=sys.executable, words=str(path)))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(replica_host, "LOOK_S", 0.02)
+    monkeypatch.setattr(replica_host, "LOAD_S", 0.02)
+    yield path
+
+
+def test_an_address_comes_first_then_loads_and_the_end(words_file: Path) -> None:
+    host = ReplicaHost()
+    saying = host.run("127.0.0.1", ["--model-id", "a/b"])
+    address = next(saying)
+    assert isinstance(address, str) and address.startswith("127.0.0.1:")
+    port = address.rpartition(":")[2]
+    assert words_file.read_text() == (
+        f"-m tgi_trio.cluster.kept_server {os.getpid()} "
+        f"serve --hostname 127.0.0.1 --port {port} --model-id a/b"
+    )
+    assert next(saying) == ReplicaLoad(waiting=3, running=0, kv_used=0.25)
+    host.stop()
+    assert all(isinstance(said, ReplicaLoad) for said in saying)  # and then no more
+
+
+def test_a_server_that_does_not_start_says_nothing(words_file: Path) -> None:
+    assert list(ReplicaHost().run("127.0.0.1", ["--broken"])) == []
+
+
+def test_nobody_listens_any_more_and_the_server_ends(words_file: Path) -> None:
+    host = ReplicaHost()
+    saying = host.run("127.0.0.1", [])
+    next(saying)
+    server = host._server
+    assert server is not None and server.poll() is None
+    saying.close()  # type: ignore[attr-defined]
+    assert server.poll() is not None

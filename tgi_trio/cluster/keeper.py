@@ -1,0 +1,224 @@
+"""Servers kept by Ray: the only file that knows it.
+
+Ray says on which machine a server runs, starts it there and notices when it or its machine is gone.
+No byte of a request goes through it. Fronts learn who serves from a file (`--replicas-file`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tgi_trio.cluster.keeping import Keeping, Phase, Place, Stop
+from tgi_trio.cluster.replica_host import ReplicaHost
+from tgi_trio.cluster.scaling import ReplicaLoad, Scaling
+from tgi_trio.errors import ConfigurationError
+
+log = logging.getLogger("tgi_trio.cluster.keeper")
+
+_ANSWER_S: Final = 10.0
+LOOK_S: Final = 0.25  # the longest that a death or a start goes unnoticed, and a signal unheard
+PLACED_WITHIN_S: Final = 60.0  # then the log says that no machine has room
+
+
+class _RayReplica(ReplicaHost):
+    """A host that asks Ray for its machine's address."""
+
+    def serve(self, words: Sequence[str]) -> Any:
+        """Be `run` at this machine's address."""
+        import ray
+
+        yield ""  # it is placed
+        yield from self.run(ray.util.get_node_ip_address(), words)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What Ray sets aside for a server."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+@dataclass
+class _Placed:
+    actor: Any
+    since: float
+    there: bool = False  # on a machine
+    warned: bool = False
+
+
+class Keeper:
+    """Does what `Keeping` decides, until told to stop."""
+
+    def __init__(
+        self, scaling: Scaling, words: Sequence[str], resources: Resources, replicas_file: Path
+    ) -> None:
+        self._keeping = Keeping(scaling)
+        self._words = tuple(words)
+        self._resources = resources
+        self._file = replicas_file
+        self._written: list[str] | None = None
+        self._placed: dict[str, _Placed] = {}
+        self._streams: dict[Any, str] = {}  # of what each server yields: its name
+
+    def close(self) -> None:
+        """Have every server finish what it has, and `run` return once they all have."""
+        self._keeping.close()
+
+    def run(self) -> None:
+        """Keep servers; returns after `close`. Raises OSError if the file cannot be written."""
+        closed = False
+        while not closed or self._placed:
+            for action in self._keeping.decide(time.monotonic()):
+                match action:
+                    case Place(name):
+                        self._place(name)
+                    case Stop(name):
+                        self._stop(name)
+            self._write()
+            self._hear()
+            self._warn()
+            closed = self._keeping.closing
+
+    def _place(self, name: str) -> None:
+        import ray
+
+        actor = (
+            ray.remote(_RayReplica)
+            .options(
+                num_cpus=self._resources.cpus,
+                num_gpus=self._resources.gpus,
+                max_restarts=0,
+                max_concurrency=2,  # `stop` while `serve` runs
+                scheduling_strategy="SPREAD",
+            )
+            .remote()
+        )
+        stream = actor.serve.options(num_returns="streaming").remote(self._words)
+        self._placed[name] = _Placed(actor, time.monotonic())
+        self._streams[stream] = name
+        log.info("%s is to be placed", name)
+
+    def _stop(self, name: str) -> None:
+        placed = self._placed[name]
+        log.info("%s is told to stop", name)
+        if placed.there:
+            placed.actor.stop.remote()
+        else:
+            import ray
+
+            ray.kill(placed.actor)  # a call would wait for a machine, too
+
+    def _hear(self) -> None:
+        """Wait a moment for news of any server, and take them."""
+        import ray
+
+        if not self._streams:
+            time.sleep(LOOK_S)
+            return
+        ready, _ = ray.wait(list(self._streams), timeout=LOOK_S, fetch_local=False)
+        for stream in ready:
+            name = self._streams[stream]
+            try:
+                self._take(name, ray.get(next(stream)))
+            except StopIteration:
+                self._end(stream, "its server has ended")
+            except ray.exceptions.RayError as error:
+                self._end(stream, f"{type(error).__name__}")
+
+    def _take(self, name: str, said: str | ReplicaLoad) -> None:
+        if isinstance(said, ReplicaLoad):
+            self._keeping.loaded(name, said)
+        elif said:
+            log.info("%s serves at %s", name, said)
+            self._keeping.serves(name, said)
+        else:
+            self._placed[name].there = True
+            if self._keeping.phase(name) is Phase.STOPPING:  # told so before it was anywhere
+                self._placed[name].actor.stop.remote()
+
+    def _end(self, stream: Any, why: str) -> None:
+        import ray
+
+        name = self._streams.pop(stream)
+        log.warning("%s is gone: %s", name, why)
+        ray.kill(self._placed.pop(name).actor)
+        self._keeping.ended(name, time.monotonic())
+
+    def _warn(self) -> None:
+        for name, placed in self._placed.items():
+            waited = time.monotonic() - placed.since
+            if not placed.there and not placed.warned and waited > PLACED_WITHIN_S:
+                placed.warned = True
+                log.warning(
+                    "%s waits for a machine with %g CPUs and %g GPUs free: add one, or ask for "
+                    "less with --replica-cpus and --replica-gpus",
+                    *(name, self._resources.cpus, self._resources.gpus),
+                )
+
+    def _write(self) -> None:
+        """Write who serves; a front that reads meanwhile has the old list or the new one."""
+        addresses = self._keeping.addresses
+        if addresses == self._written:
+            return
+        new = self._file.with_name(f"{self._file.name}.new")
+        new.write_text("".join(f"{address}\n" for address in addresses))
+        os.replace(new, self._file)
+        self._written = addresses
+
+
+def connect(address: str) -> None:
+    """Join a Ray cluster; ConfigurationError where Ray is not installed or not there."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigurationError(
+            "`cluster` needs Ray: install it with pip install 'tgi-trio[ray]'"
+        ) from None
+    try:
+        _ask(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"--address {address}: no Ray cluster can be joined there ({error}); "
+            "start one with `ray start --head`"
+        ) from None
+
+
+def _ask(address: str) -> None:
+    """Raise OSError or ValueError where nobody listens at host:port; Ray would try for minutes."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S):
+            pass
+
+
+def keep(
+    address: str,
+    scaling: Scaling,
+    words: Sequence[str],
+    resources: Resources,
+    replicas_file: Path,
+) -> None:
+    """Keep servers on the Ray cluster at `address` until SIGTERM or SIGINT.
+
+    Raises ConfigurationError as `connect` does, and for a file that cannot be written.
+    """
+    connect(address)
+    keeper = Keeper(scaling, words, resources, replicas_file)
+    for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
+        signal.signal(number, lambda *_: keeper.close())
+    try:
+        keeper.run()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--replicas-file {replicas_file} cannot be written: {error}"
+        ) from error

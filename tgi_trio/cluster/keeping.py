@@ -1,0 +1,134 @@
+"""Which servers are kept: started, replaced, told to leave. Pure: told the time, does nothing.
+
+A server that ends is replaced at once; one that ends before it ever served is tried again after a
+pause that doubles, since what was wrong with it is most probably still wrong. One that is to leave
+is no longer named first, so that fronts send it nothing new, and told to stop a little later.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from tgi_trio.cluster.scaling import ReplicaLoad, Scaling
+
+NOTICE_S: Final = 3.0  # from leaving the list to being told to stop: fronts look every second
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+
+IDLE: Final = ReplicaLoad(waiting=0, running=0, kv_used=0.0)  # of a server that has just started
+
+
+class Phase(enum.Enum):
+    """Where a server stands; when it has ended it is forgotten."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    LEAVING = "leaving"  # not named any more
+    STOPPING = "stopping"  # told to stop
+
+
+@dataclass(frozen=True)
+class Place:
+    """Have Ray start a server under this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Tell a server to finish what it has, and to end."""
+
+    name: str
+
+
+Action: TypeAlias = Place | Stop
+
+
+@dataclass
+class _Server:
+    phase: Phase = Phase.STARTING
+    address: str = ""
+    load: ReplicaLoad = IDLE
+    stop_at: float = 0.0
+
+
+class Keeping:
+    """All servers of a cluster. Methods that name one raise KeyError for one that has ended."""
+
+    def __init__(self, scaling: Scaling) -> None:
+        self._scaling = scaling
+        self._servers: dict[str, _Server] = {}  # the oldest first
+        self._started = 0
+        self._failures = 0  # starts in a row that came to nothing
+        self._not_before = float("-inf")
+        self.closing = False
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where requests may go."""
+        return [one.address for one in self._servers.values() if one.phase is Phase.SERVING]
+
+    @property
+    def names(self) -> list[str]:
+        """Every server that has not ended."""
+        return list(self._servers)
+
+    def phase(self, name: str) -> Phase:
+        """Return where a server stands."""
+        return self._servers[name].phase
+
+    def serves(self, name: str, address: str) -> None:
+        """Note that a server answers at `address`."""
+        one = self._servers[name]
+        one.address = address
+        self._failures = 0
+        if one.phase is Phase.STARTING:
+            one.phase = Phase.SERVING
+
+    def loaded(self, name: str, load: ReplicaLoad) -> None:
+        """Note how busy a server is."""
+        self._servers[name].load = load
+
+    def ended(self, name: str, now: float) -> None:
+        """Forget a server whose process, or whose machine, is gone."""
+        if self._servers.pop(name).phase is Phase.STARTING and not self.closing:
+            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._failures)
+            self._failures += 1
+            self._not_before = now + pause
+
+    def close(self) -> None:
+        """Have all servers leave, and start no other."""
+        self.closing = True
+
+    def decide(self, now: float) -> list[Action]:
+        """Return what is to be done now; each thing is said once, and taken as done."""
+        actions: list[Action] = []
+        wanted = self._wanted(now)
+        there = [n for n, s in self._servers.items() if s.phase in (Phase.STARTING, Phase.SERVING)]
+        # Who has not begun to serve goes first, then the youngest: its cache is the smallest.
+        spare = sorted(there, key=lambda name: self.phase(name) is Phase.STARTING)[wanted:]
+        for name in spare:
+            one = self._servers[name]
+            one.stop_at = now + (NOTICE_S if one.phase is Phase.SERVING else 0.0)
+            one.phase = Phase.LEAVING
+        for name, one in self._servers.items():
+            if one.phase is Phase.LEAVING and now >= one.stop_at:
+                one.phase = Phase.STOPPING
+                actions.append(Stop(name))
+        if now >= self._not_before:
+            # After a failure one alone tries.
+            missing = wanted - len(there)
+            for _ in range(min(1, missing) if self._failures else missing):
+                self._started += 1
+                name = f"replica-{self._started}"
+                self._servers[name] = _Server()
+                actions.append(Place(name))
+        return actions
+
+    def _wanted(self, now: float) -> int:
+        if self.closing:
+            return 0
+        serving = [one.load for one in self._servers.values() if one.phase is Phase.SERVING]
+        return self._scaling.observe(now, serving)

@@ -1,0 +1,102 @@
+"""What runs on a replica's machine: it starts the server there, and says how it does.
+
+Nothing here knows Ray, which makes an actor of this class and carries what `run` yields.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tgi_trio.cluster.scaling import ReplicaLoad
+
+LOOK_S: Final = 0.2  # between two looks at whether it serves
+LOAD_S: Final = 5.0  # between two reports of its load
+_ANSWER_S: Final = 5.0
+
+
+class ReplicaHost:
+    """One server on this machine."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def run(self, host: str, words: Sequence[str]) -> Iterator[str | ReplicaLoad]:
+        """Start the server with these words of a command line; ends when its process has ended.
+
+        Yields its address once, when it serves, and then its load every few seconds.
+        """
+        port = _free_port(host)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        server = self._server = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tgi_trio.cluster.kept_server", str(os.getpid())),
+                *("serve", "--hostname", host, "--port", str(port), *words),
+            ],
+            stdin=subprocess.DEVNULL,
+        )
+        try:
+            while not _waited(server, LOOK_S):
+                if _get(f"http://{address}/health") is not None:
+                    yield address
+                    break
+            while not _waited(server, LOAD_S):
+                if (page := _get(f"http://{address}/metrics")) is not None:
+                    yield read_load(page)
+        finally:  # nobody listens any more, or it has ended
+            server.kill()
+            server.wait()
+
+    def stop(self) -> None:
+        """Have the server finish what it has and end; it takes as long as its own flag allows."""
+        if self._server is not None:
+            self._server.terminate()
+
+
+def read_load(page: str) -> ReplicaLoad:
+    """Return what a server's `/metrics` say of its load; what they do not name counts as 0."""
+    found = {
+        name: float(value)
+        for name, _, value in (line.partition(" ") for line in page.splitlines())
+        if name.startswith("tgi_") and "{" not in name
+    }
+    total = found.get("tgi_kv_blocks_total", 0.0)
+    idle = found.get("tgi_kv_blocks_free", 0.0) + found.get("tgi_prefix_cache_blocks", 0.0)
+    return ReplicaLoad(
+        waiting=int(found.get("tgi_queue_size", 0)),
+        running=int(found.get("tgi_batch_current_size", 0)),
+        kv_used=max(0.0, 1 - idle / total) if total else 0.0,
+    )
+
+
+def _waited(server: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait so long; return whether the process has ended."""
+    try:
+        server.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _get(url: str) -> str | None:
+    """Return a page; None where there is none, or not now."""
+    try:
+        with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:
+            page: bytes = answer.read()
+    except OSError:
+        return None
+    return page.decode()
+
+
+def _free_port(host: str) -> int:
+    """Return a port that nobody has; whoever takes it first has this server start once more."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as one:
+        one.bind((host, 0))
+        port: int = one.getsockname()[1]
+        return port
