@@ -221,6 +221,14 @@ def _quantize(invocation: Invocation) -> int:
     return 0
 
 
+def _rank(invocation: Invocation) -> int:
+    from tgi_trio.cli.rank import run_rank
+
+    _start_logging(invocation)
+    run_rank(invocation.options)
+    return 0
+
+
 def _print_schema(invocation: Invocation) -> int:
     from tgi_trio.cli.print_schema import print_schema
 
@@ -280,6 +288,7 @@ _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
     "serve": serve,
     "download-weights": _download_weights,
     "quantize": _quantize,
+    "rank": _rank,
     "chat": _chat,
     "bench": _bench,
     "print-schema": _print_schema,

@@ -32,10 +32,12 @@ from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
+from tgi_trio.router.shards.rank_desk import RankDesk
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 from tgi_trio.router.shards.supervisor import Started, Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.tokenizer_files import tokenizer_json
+from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
@@ -69,6 +71,7 @@ class Listeners:
 
     api: Sequence[socket.socket]
     metrics: Sequence[socket.socket] = ()
+    ranks: Sequence[socket.socket] = ()  # where those of other machines come to
 
 
 @contextmanager
@@ -79,8 +82,12 @@ def bind(options: Options) -> Iterator[Listeners]:
     ready: until then clients are refused, not kept waiting. Raises ConfigurationError.
     """
     tls_context(options.ssl_certfile, options.ssl_keyfile)
-    with bind_sockets(options.addresses) as api, bind_sockets(options.metrics_addresses) as metrics:
-        yield Listeners(api, metrics)
+    with (
+        bind_sockets(options.addresses) as api,
+        bind_sockets(options.metrics_addresses) as metrics,
+        bind_sockets(options.rank_addresses) as ranks,
+    ):
+        yield Listeners(api, metrics, ranks)
 
 
 def settings_table(settings: Settings) -> str:
@@ -200,6 +207,15 @@ def _most_adapters(settings: Settings) -> int:
     return min(settings.max_loaded_adapters, len(settings.lora_adapters))
 
 
+def _open_desk(settings: Settings, listeners: Listeners) -> RankDesk | None:
+    """Return where ranks of other machines are waited for, None where all of them run here."""
+    if not settings.remote_ranks or settings.cluster_secret_file is None:
+        return None
+    secret = read_cluster_secret(settings.cluster_secret_file)
+    size = settings.num_shard
+    return RankDesk(listeners.ranks, secret, range(size - settings.remote_ranks, size))
+
+
 def run_server(launcher: Launcher) -> None:
     """Run a launcher to its end. Main thread only; raises what `Launcher.run` raises.
 
@@ -258,11 +274,11 @@ class Launcher:
             settings.max_loaded_adapters,
             grows=settings.adapter_updates,
         )
+        self._desk = _open_desk(settings, listeners)
+        told = shard_settings(settings, tokenizer, self._arena)
         self._supervisor = Supervisor(
             self._metrics,
-            LocalGroup.starter(
-                argv, shard_settings(settings, tokenizer, self._arena), settings.spin_us
-            ),
+            LocalGroup.starter(argv, told, settings.spin_us, self._desk),
             WarmupRequest(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,
@@ -271,6 +287,7 @@ class Launcher:
             ),
             watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
             adapters=self._adapters,
+            gather=None if self._desk is None else self._desk.wait_for_all,
         )
 
     async def run(self, early: Sequence[int] = ()) -> None:
@@ -331,6 +348,8 @@ class Launcher:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         supervisor, timeline = self._supervisor, self._timeline
+        if self._desk is not None:
+            await nursery.start(self._desk.run)
         async with trio.open_nursery() as start:
             start.start_soon(self._start_supervisor, nursery)
             await supervisor.spawned.wait()  # from here on both sides load at once

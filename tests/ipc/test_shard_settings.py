@@ -45,6 +45,10 @@ ORIGINS = {
     "followers": "the group, which makes the channels",
     "image_arena": "the launcher, which makes it for models with images",
     "rendezvous": "the group, which opens the file",
+    "meeting": "the group, which listens where ranks of several machines meet",
+    "frames": "the program that starts a rank on another machine",
+    "local_rank": "the group, or that program",
+    "local_size": "the group, or that program",
 }
 
 TEXTS = st.text(st.characters(codec="utf-8"))

@@ -15,6 +15,7 @@ from tgi_trio.cli.options import (
     DoctorOptions,
     DownloadOptions,
     QuantizeOptions,
+    RankOptions,
     SchemaOptions,
 )
 from tgi_trio.settings.records import Options
@@ -75,6 +76,7 @@ _answer: Final = partial(Flag, owner=ChatOptions, variable=False)
 _load: Final = partial(Flag, owner=BenchOptions, variable=False)
 _fetch: Final = partial(Flag, owner=DownloadOptions, variable=False)
 _keep: Final = partial(Flag, owner=ClusterOptions, variable=False)
+_place: Final = partial(Flag, owner=RankOptions, variable=False)
 _round: Final = partial(Flag, owner=QuantizeOptions, variable=False)
 
 COMMANDS: Final[tuple[Command, ...]] = (
@@ -142,6 +144,23 @@ COMMANDS: Final[tuple[Command, ...]] = (
         operand_field="model_id",
         operand_help="to quantize, a hub repository or a folder, and the folder to write",
         target_field="output",
+    ),
+    Command(
+        "rank",
+        "run one rank of a server on another machine",
+        (
+            (
+                "Flags",
+                (
+                    _place("leader", "address", "the server's --rank-address", "needed"),
+                    _place("rank", "int", "which of its ranks: 1 or more", "needed"),
+                    Flag("model-id", "model", "its model here", "the leader's folder", RankOptions),
+                    *_of_serve("cluster-secret-file", "revision", "huggingface-hub-cache"),
+                    *_of_serve("trust-remote-code", "json-output", "logger-level"),
+                ),
+            ),
+        ),
+        RankOptions,
     ),
     Command(
         "print-schema",

@@ -54,7 +54,8 @@ def choose_num_shard(
     Raises ConfigurationError for more ranks than devices. Without a device, with a torch that is
     made for CPUs, or with `device` cpu nothing changes: ranks share the processor then.
     """
-    if options.device == "cpu" or (not options.sharded and (options.num_shard or 1) == 1):
+    here = (options.num_shard or 1) - options.remote_ranks
+    if options.device == "cpu" or (not options.sharded and here <= 1):
         return options
     present = present_devices() if present is None else present
     if not present or torch_is_for_cpus():
@@ -67,9 +68,9 @@ def choose_num_shard(
                 f"({source})"
             )
         return replace(options, num_shard=count)
-    if 0 < count < options.num_shard:
+    if 0 < count < here:
         raise ConfigurationError(
-            f"not enough cuda devices: `num_shard` is {options.num_shard} but only found {count} "
+            f"not enough cuda devices: `num_shard` is {here} but only found {count} "
             f"CUDA devices ({source}), and each rank has one of its own"
         )
     return options

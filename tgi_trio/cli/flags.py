@@ -140,6 +140,8 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("adapter-folder", "path", "where such routes may load from", "nowhere"),
             Flag("sharded", "bool", "split the model over several ranks", "false"),
             Flag("num-shard", "int", "number of ranks", "1"),
+            Flag("remote-ranks", "int", "the last of them, which run on other machines"),
+            Flag("rank-address", "address", "where those are waited for"),
         ),
     ),
     (

@@ -90,6 +90,21 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """`rank`."""
+
+    leader: str | None = None  # host:port
+    rank: int | None = None
+    cluster_secret_file: Path | None = None
+    model_id: str | None = None  # None: the folder that the leader has, which is here as well
+    revision: str | None = None
+    huggingface_hub_cache: Path | None = None
+    trust_remote_code: bool = False
+    json_output: bool = False
+    logger_level: str = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
     """`doctor`."""
 

@@ -214,6 +214,7 @@ class LeaderEnd(BlockingEnd):
     def __init__(self, spec: ChannelSpec, page: ControlPage) -> None:
         """Use `attach`."""
         super().__init__(spec, page, upper=True, describe_peer=page.describe_shard)
+        self.incarnation = page.incarnation
 
     @classmethod
     def attach(cls, spec_text: str) -> LeaderEnd:

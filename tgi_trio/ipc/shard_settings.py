@@ -28,7 +28,13 @@ class ShardSettings(ShardOptions):
     max_lora_rank: int = 0  # of adapters; 0: none are ever loaded
     max_loaded_adapters: int = 32  # of those, at a time
     image_arena: int = -1  # descriptor of the arena of images, for rank 0; -1: it computes none
-    rendezvous: int = -1  # with several ranks: descriptor of the file they meet at
+    # With several ranks: descriptor of the file they meet at; over several machines rank 0's of the
+    # socket at which it listens, and `meeting` is that one's address, host:port, for all of them.
+    rendezvous: int = -1
+    meeting: str = ""
+    frames: str = ""  # spec of the connection that this rank's frames take; "": they take its rings
+    local_rank: int = 0  # among those of its machine, which share out its devices
+    local_size: int = 0  # how many those are; 0: all are here
 
     @classmethod
     def of(cls, options: ShardOptions, *, model_path: Path, **decided: Any) -> ShardSettings:

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from tgi_trio.errors import CorruptRing, PeerGone, RingFull
 from tgi_trio.ipc.ring import WORD, pad_size
@@ -52,7 +52,13 @@ class TcpSpec:
         return cls(**{name: int(value) for name, value in pairs.items()})
 
 
-def prepare_connection(connection: socket.socket) -> None:
+class Optioned(Protocol):
+    """What a socket's options are set on: the standard library's, or trio's."""
+
+    def setsockopt(self, level: int, optname: int, value: int, /) -> None: ...
+
+
+def prepare_connection(connection: Optioned) -> None:
     """Have frames leave at once, and a machine that vanishes be noticed after `GONE_S` seconds.
 
     Both by the kernels alone, so a process that is busy, or stopped, does not count as gone.

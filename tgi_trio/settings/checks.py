@@ -55,6 +55,7 @@ _AT_LEAST_ZERO: Final = (
     "graceful_termination_timeout",
     "shard_restart_limit",
     "spin_us",
+    "remote_ranks",
     "speculate",
     "cpu_threads",
     "feature_memory",

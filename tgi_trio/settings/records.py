@@ -127,6 +127,8 @@ class AsGiven(ShardOptions):
     stall_timeout: float = 60.0  # seconds without a step while there is work
     shard_restart_limit: int = 5  # starts that may fail in a row
     record_schedule: Path | None = None  # a trace of every scheduling decision goes there
+    remote_ranks: int = 0  # the last of `num_shard`, which run on other machines
+    rank_address: str = "0.0.0.0:29400"  # where those are waited for
     spin_us: int = 0  # microseconds a reader of a ring spins before it sleeps
 
     @property
@@ -139,6 +141,11 @@ class AsGiven(ShardOptions):
         """Return what to listen on, each as host:port, [host]:port or unix:path."""
         port = self.port if self.aip_http_port is None else self.aip_http_port
         return self.bind or (self._at(port),)
+
+    @property
+    def rank_addresses(self) -> tuple[str, ...]:
+        """Return where ranks of other machines are waited for, if any are to come."""
+        return (self.rank_address,) if self.remote_ranks else ()
 
     @property
     def metrics_addresses(self) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
     Raises ConfigurationError, naming the setting, when the options cannot work together.
     """
     check(options)
+    _check_remote_ranks(options)
     _check_watermark(options, facts)
     max_input, max_total = _lengths(options, facts)
     max_prefill, budget, batch_size = _step_limits(options, facts)
@@ -117,6 +118,22 @@ def _check_watermark(options: Options, facts: ModelFacts) -> None:
         raise ConfigurationError(
             f"`watermark_gamma` {options.watermark_gamma} of {size} tokens is not one "
             "token: raise it"
+        )
+
+
+def _check_remote_ranks(options: Options) -> None:
+    if not options.remote_ranks < number_of_shards(options):
+        raise ConfigurationError(
+            "`remote_ranks` must be < `num_shard`: rank 0 runs here. "
+            f"Given: {options.remote_ranks} of {number_of_shards(options)}"
+        )
+    if options.remote_ranks and options.cluster_secret_file is None:
+        raise ConfigurationError(
+            "`remote_ranks` needs `cluster_secret_file`, which the ranks' machines show as well"
+        )
+    if options.rank_address.startswith("unix:"):
+        raise ConfigurationError(
+            f"`rank_address` must be host:port or [host]:port. Given: {options.rank_address}"
         )
 
 

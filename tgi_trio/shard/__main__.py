@@ -62,7 +62,9 @@ def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None)
         from tgi_trio.shard.machine.device import CPU, choose_device
 
         hide_devices(os.environ)
-        device = choose_device(settings.device, settings.rank, settings.world_size)
+        here = settings.local_size or settings.world_size
+        place = settings.local_rank if settings.local_size else settings.rank
+        device = choose_device(settings.device, place, here)
         if device == CPU and settings.world_size == 1:  # ranks would be bound to the same cores
             _settle_threads(settings)
         ranks = None if connect is None else connect(device)
@@ -82,10 +84,11 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
     def connect(device: str) -> Ranks:
         import torch
 
-        from tgi_trio.shard.ranks.distributed import ProcessGroup
+        from tgi_trio.shard.ranks.distributed import Meeting, ProcessGroup
 
         where = torch.device(device)
-        return ProcessGroup.connect(settings.rendezvous, settings.rank, settings.world_size, where)
+        meeting = Meeting(settings.rendezvous, settings.meeting)
+        return ProcessGroup.connect(meeting, settings.rank, settings.world_size, where)
 
     with ExitStack() as at_end:
 
@@ -100,7 +103,9 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
 
         images = _images_of(settings) if settings.rank == 0 else None
         size = settings.world_size
-        return process.serve(spec, factory, settings, world_size=size, images=images)
+        return process.serve(
+            spec, factory, settings, world_size=size, images=images, frames=settings.frames
+        )
 
 
 def _images_of(settings: ShardSettings) -> ImageSource | None:

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from tgi_trio.errors import PeerGone, TgiTrioError
 from tgi_trio.ipc.channel import ChannelSpec
 from tgi_trio.ipc.death import start_shard_end
+from tgi_trio.ipc.tcp import TcpShardEnd, TcpSpec
 from tgi_trio.settings.records import ShardOptions
-from tgi_trio.shard.contract import Runner
+from tgi_trio.shard.contract import Channel, Runner
 from tgi_trio.shard.loop import worker
 from tgi_trio.shard.loop.image_desk import ImageSource
 from tgi_trio.shard.ranks import follower
@@ -24,10 +25,12 @@ def serve(
     *,
     world_size: int = 1,
     images: ImageSource | None = None,
+    frames: str = "",
 ) -> int:
     """Serve the router named by `spec_text` with the runner `factory` makes; return an exit code.
 
-    `images`: what computes images, on rank 0; None: nothing does.
+    `images`: what computes images, on rank 0; None: nothing does. `frames`: the spec of the
+    connection to another machine that frames take, instead of the rings of `spec_text`'s channel.
 
     0 after SHUTDOWN or when the router has died. 1 with a last paragraph on stderr otherwise: the
     router shows the last lines of a shard that could not start. Call from the main thread.
@@ -41,9 +44,10 @@ def serve(
         rank = ChannelSpec.parse(spec_text).rank
         end = start_shard_end(spec_text)
         incarnation = end.page.incarnation
+        channel: Channel = TcpShardEnd(TcpSpec.parse(frames), end.beat) if frames else end
         if rank == 0:
             worker.run(
-                end,
+                channel,
                 factory,
                 options,
                 world_size=world_size,
@@ -51,7 +55,9 @@ def serve(
                 images=images,
             )
         else:
-            follower.run(end, factory, rank=rank, world_size=world_size, incarnation=incarnation)
+            follower.run(
+                channel, factory, rank=rank, world_size=world_size, incarnation=incarnation
+            )
     except PeerGone:
         return 0  # nobody is left to tell
     except TgiTrioError as error:

@@ -1,8 +1,8 @@
 """What supervision needs of a shard group, wherever its ranks run.
 
-`local_group.LocalGroup` is the one on this machine: child processes and shared memory. A group on
-other hosts is one more implementation, and nothing above this line knows of pages, descriptors or
-process ids that mean something here alone.
+`local_group.LocalGroup` is one whose rank 0 is on this machine. Its ranks are child processes here,
+or run on other machines; nothing above this line knows of pages, descriptors or process ids that
+mean something here alone.
 """
 
 from __future__ import annotations
@@ -54,6 +54,41 @@ class Group(Protocol):
         Of all of them when none did. `patient`: let one that is crashing finish first.
         """
         ...
+
+
+class Rank(Protocol):
+    """One rank of a group: a `ShardInstance` of this machine, or a `RemoteRank`."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, where it means something on this machine."""
+        ...
+
+    @property
+    def vitals(self) -> Vitals: ...
+
+    def describe(self) -> str: ...
+
+    async def wait_for_death(self) -> None:
+        """Return when it has died; while `pump_output` runs."""
+        ...
+
+    async def wait_for_end(self) -> None:
+        """Return when its process has ended altogether; when nothing else runs any more."""
+        ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def kill(self) -> None:
+        """Have it end now; harmless when it has ended."""
+        ...
+
+    async def finish(self) -> str:
+        """Wait until it has ended and return what is to be said of it."""
+        ...
+
+    async def pump_output(self) -> None: ...
 
 
 # (what the KV cache is sized for, number of the incarnation) -> the group, which leaving the block

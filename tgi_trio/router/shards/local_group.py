@@ -1,4 +1,5 @@
-"""The shard group on this machine: a child process per rank, shared memory between them.
+"""The shard group that is led from this machine: a child process per rank, shared memory between
+them, and connections to those ranks that run on other machines.
 
 The router talks to rank 0; the others follow it.
 A group lives and dies together: its ranks compute every step in common, so whichever of them ends
@@ -8,9 +9,10 @@ takes the others along.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -18,12 +20,15 @@ from tgi_trio.ipc.channel import Endpoints
 from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
-from tgi_trio.ipc.frames import Kind, Phase, frame_bytes
+from tgi_trio.ipc.frames import Kind, frame_bytes
 from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
-from tgi_trio.ipc.watch import wait_for_death
-from tgi_trio.router.shards.group import Group, StartGroup
+from tgi_trio.ipc.tcp import TcpSpec
+from tgi_trio.router.http.wire.sockets import address_text
+from tgi_trio.router.shards.group import Group, Rank, StartGroup
+from tgi_trio.router.shards.rank_desk import RankDesk
+from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 
 _LAST_GASP = 0.2  # seconds for a crash to finish by itself: its exit code says more than ours
@@ -33,22 +38,25 @@ _PLANS_IN_A_RING = 4  # a follower is a step behind at most; the rest is room to
 class LocalGroup:
     """Implements `Group`: the running shards of one incarnation, in rank order."""
 
-    def __init__(self, shards: Sequence[ShardInstance], end: RouterEnd) -> None:
+    def __init__(self, ranks: Sequence[Rank], end: RouterEnd) -> None:
         """`end`: the router's end of rank 0's channel."""
-        self._shards = tuple(shards)
+        self._ranks = tuple(ranks)
         self._end = end
 
     @staticmethod
-    def starter(argv: ShardArgv, settings: ShardSettings, spin_us: int = 0) -> StartGroup:
-        """Return what starts groups of `settings.world_size` processes.
+    def starter(
+        argv: ShardArgv, settings: ShardSettings, spin_us: int = 0, desk: RankDesk | None = None
+    ) -> StartGroup:
+        """Return what starts groups of `settings.world_size` ranks.
 
         `spin_us`: how long a reader of a ring stays awake, if there are cores to spare. The arena
-        of images is the router's own, one for all groups: rank 0 inherits its descriptor.
+        of images is the router's own, one for all groups: rank 0 inherits its descriptor. `desk`:
+        where the last ranks come from, if some run on other machines; all of them are there.
         """
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
         def start(request: WarmupRequest, incarnation: int) -> AbstractContextManager[Group]:
-            return LocalGroup.spawn(argv, settings, request, incarnation, affordable)
+            return LocalGroup.spawn(argv, settings, request, incarnation, affordable, desk)
 
         return start
 
@@ -61,36 +69,50 @@ class LocalGroup:
         request: WarmupRequest,
         incarnation: int,
         spin_us: int,
+        desk: RankDesk | None = None,
     ) -> Iterator[LocalGroup]:
-        """Start a process per rank; leaving the block kills what is left. Main thread only."""
+        """Start every rank; leaving the block kills what is left. Main thread only."""
         with ExitStack() as stack:
             bell = stack.enter_context(ReplyBell())
             leading = Endpoints.create(0, incarnation, reply_bell=bell.fd, spin_us=spin_us)
             channels = [stack.enter_context(leading)]
-            for rank in range(1, settings.world_size):
+            here = settings.world_size - (len(desk.ranks) if desk else 0)
+            for rank in range(1, here):
                 follower = Endpoints.create(
                     rank, incarnation, request_bytes=_plan_ring_bytes(request), spin_us=spin_us
                 )
                 channels.append(stack.enter_context(follower))
-            meeting = os.memfd_create("tgi-trio ranks") if len(channels) > 1 else -1
-            if meeting >= 0:
-                stack.callback(os.close, meeting)
-            shards = []
+            ranks: list[Rank] = []
+            rendezvous, afar = -1, None
+            specs = [channel.spec.text() for channel in channels[1:]]
+            fds = [fd for channel in channels[1:] for fd in channel.spec.fds]
+            if desk is not None:
+                afar = _start_afar(
+                    stack, desk, replace(settings, local_size=here), request, incarnation
+                )
+                settings, rendezvous = afar.settings, afar.rendezvous
+                specs, fds = specs + afar.specs, fds + afar.fds
+            elif here > 1:
+                rendezvous = os.memfd_create("tgi-trio ranks")
+                stack.callback(os.close, rendezvous)
             for rank, endpoints in enumerate(channels):
-                followers = channels[1:] if rank == 0 else []
                 own = replace(
                     settings,
                     rank=rank,
-                    followers=tuple(channel.spec.text() for channel in followers),
+                    local_rank=rank if desk else 0,
+                    followers=tuple(specs) if rank == 0 else (),
                     image_arena=settings.image_arena if rank == 0 else -1,
-                    rendezvous=meeting,
+                    rendezvous=rendezvous if rank == 0 or not desk else -1,
                 )
-                fds = [fd for channel in followers for fd in channel.spec.fds]
-                fds += [fd for fd in (meeting, own.image_arena) if fd >= 0]
-                shards.append(stack.enter_context(ShardInstance.spawn(argv, own, endpoints, fds)))
+                inherited = [fd for fd in (own.rendezvous, own.image_arena) if fd >= 0]
+                inherited += fds if rank == 0 else []
+                ranks.append(
+                    stack.enter_context(ShardInstance.spawn(argv, own, endpoints, inherited))
+                )
             for endpoints in channels:  # not before: rank 0 inherits all of them
                 endpoints.release_child_ends()
-            yield cls(shards, stack.enter_context(RouterEnd(leading, bell)))
+            ranks += afar.ranks if afar else []
+            yield cls(ranks, stack.enter_context(RouterEnd(leading, bell)))
 
     @property
     def end(self) -> RouterEnd:
@@ -98,66 +120,92 @@ class LocalGroup:
 
     @property
     def world_size(self) -> int:
-        return len(self._shards)
+        return len(self._ranks)
 
     @property
     def pids(self) -> list[int]:
-        return [shard.process.pid for shard in self._shards]
+        return [rank.pid for rank in self._ranks if rank.pid is not None]
 
     def vitals(self, rank: int) -> Vitals:
-        return self._shards[rank].page.vitals
+        return self._ranks[rank].vitals
 
     def describe(self, rank: int) -> str:
-        return self._shards[rank].page.describe_shard()
+        return self._ranks[rank].describe()
 
     async def pump_output(self) -> None:
-        """Log all shards' output until they have closed it."""
+        """Log all ranks' output until they have closed it."""
         async with trio.open_nursery() as nursery:
-            for shard in self._shards:
-                nursery.start_soon(shard.pump_output)
+            for rank in self._ranks:
+                nursery.start_soon(rank.pump_output)
 
     async def wait_for_death(self) -> None:
-        """Return when one of the shards has died."""
-        async with trio.open_nursery() as nursery:
-
-            async def watch(shard: ShardInstance) -> None:
-                await wait_for_death(shard.process.pidfd, shard.page)
-                nursery.cancel_scope.cancel()
-
-            for shard in self._shards:
-                nursery.start_soon(watch, shard)
+        """Return when one of the ranks has died."""
+        await _first_of([rank.wait_for_death for rank in self._ranks])
 
     async def end_all(self, patient: bool) -> str:
-        """Kill and reap every shard; return what is to be said of those that ended by themselves.
+        """End every rank and wait for it; return what is to be said of those that ended alone.
 
         Of all of them when none did. `patient`: let one that is crashing finish first.
         """
-        phases = [
-            Phase(min(shard.page.vitals.phase, Phase.STOPPING)).name for shard in self._shards
-        ]
         if patient:
             with trio.move_on_after(_LAST_GASP):
-                await self._wait_for_end()
-        ended = [shard.process.process.poll() is not None for shard in self._shards]
-        reports = []
-        for shard in self._shards:
-            shard.process.kill()
-        for shard, phase, by_itself in zip(self._shards, phases, ended, strict=True):
-            code = await shard.process.reap()
-            shard.drain_output()
-            if by_itself or not any(ended):
-                reports.append(shard.report(code, phase))
-        return "\n".join(reports)
+                await _first_of([rank.wait_for_end for rank in self._ranks])
+        ended = [rank.has_ended for rank in self._ranks]
+        for rank in self._ranks:
+            rank.kill()
+        reports = [await rank.finish() for rank in self._ranks]
+        told = [report for report, alone in zip(reports, ended, strict=True) if alone]
+        return "\n".join(told or reports)
 
-    async def _wait_for_end(self) -> None:
-        async with trio.open_nursery() as nursery:
 
-            async def watch(shard: ShardInstance) -> None:
-                await trio.lowlevel.wait_readable(shard.process.pidfd)
-                nursery.cancel_scope.cancel()
+async def _first_of(waits: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Return when one of `waits` does."""
+    async with trio.open_nursery() as nursery:
 
-            for shard in self._shards:
-                nursery.start_soon(watch, shard)
+        async def watch(wait: Callable[[], Awaitable[None]]) -> None:
+            await wait()
+            nursery.cancel_scope.cancel()
+
+        for wait in waits:
+            nursery.start_soon(watch, wait)
+
+
+@dataclass(frozen=True, slots=True)
+class _Afar:
+    """The ranks on other machines, and what the ones here have to know of them."""
+
+    ranks: list[RemoteRank]
+    settings: ShardSettings  # of all ranks, with where they meet
+    rendezvous: int  # descriptor of what rank 0 listens on
+    specs: list[str]  # rank 0's ends to them
+    fds: list[int]  # that it inherits for those
+
+
+def _start_afar(
+    stack: ExitStack,
+    desk: RankDesk,
+    settings: ShardSettings,
+    request: WarmupRequest,
+    incarnation: int,
+) -> _Afar:
+    """Start the ranks that have come to `desk`; closing `stack` ends them."""
+    callers = [desk.take(rank) for rank in desk.ranks]
+    meeting = stack.enter_context(_listen(callers[0].own_host))
+    afar = _Afar([], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], [])
+    largest = _plan_ring_bytes(request)
+    for rank, caller in zip(desk.ranks, callers, strict=True):
+        own = replace(afar.settings, rank=rank, tokenizer_file=None, image_arena=-1)
+        start = RemoteRank.start(caller, own, incarnation, largest)
+        afar.ranks.append(stack.enter_context(start))
+        afar.fds.append(caller.frames_fd)
+        afar.specs.append(TcpSpec(caller.frames_fd, rank, incarnation, largest).text())
+    return afar
+
+
+def _listen(host: str) -> socket.socket:
+    """Return what rank 0 listens on for the others, at an address of this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, 0), family=family)
 
 
 def _plan_ring_bytes(request: WarmupRequest) -> int:

@@ -14,8 +14,11 @@ from contextlib import contextmanager
 import trio
 
 from tgi_trio.ipc.channel import ControlPage, Endpoints
+from tgi_trio.ipc.control import Vitals
+from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
+from tgi_trio.ipc.watch import wait_for_death
 
 log = logging.getLogger("tgi_trio.shard")
 
@@ -70,6 +73,41 @@ class ShardInstance:
             if stdout is not None:
                 os.set_blocking(stdout.fileno(), False)
             yield cls(process, endpoints.page)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def vitals(self) -> Vitals:
+        """What the shard says about itself right now."""
+        return self.page.vitals
+
+    def describe(self) -> str:
+        """Return rank, pid, phase and step, for error messages."""
+        return self.page.describe_shard()
+
+    async def wait_for_death(self) -> None:
+        """Return when the shard has died, or closed its channel."""
+        await wait_for_death(self.process.pidfd, self.page)
+
+    async def wait_for_end(self) -> None:
+        """Return when its process has ended altogether."""
+        await trio.lowlevel.wait_readable(self.process.pidfd)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.process.poll() is not None
+
+    def kill(self) -> None:
+        """SIGKILL it; harmless when it has ended."""
+        self.process.kill()
+
+    async def finish(self) -> str:
+        """Wait until the process has ended and return what is to be said of it."""
+        code = await self.process.reap()
+        self.drain_output()
+        return self.report(code, Phase(min(self.vitals.phase, Phase.STOPPING)).name)
 
     async def pump_output(self) -> None:
         """Log the shard's output line by line and keep the last lines, until it closes."""

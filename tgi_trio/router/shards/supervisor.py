@@ -7,7 +7,7 @@ ends, and replays it into the next incarnation. Streams go on.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -79,7 +79,9 @@ class Supervisor:
         watch: Watch,
         on_loaded: Callable[[ShardInfo], None] | None = None,
         adapters: AdapterRegistry | None = None,
+        gather: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`gather` returns when all is there that `start` takes; None: it always is."""
         self.state = ShardState.GONE
         self.why = "no shard has been started yet"  # any client may read it: no paths, no output
         self.given_up = False  # too many crashes in a row: nothing will be served any more
@@ -95,6 +97,7 @@ class Supervisor:
         self._watch = watch
         self._on_loaded = on_loaded
         self._adapters = AdapterRegistry() if adapters is None else adapters
+        self._gather = gather
         self._stop = trio.Event()
         self._trouble = ""  # what the supervisor itself found wrong with this incarnation
         self._ready_at: float | None = None
@@ -126,6 +129,8 @@ class Supervisor:
         incarnation, crashes = 0, CrashCount()
         while True:
             incarnation += 1
+            if self._gather is not None and not await self._unless_stopped(self._gather):
+                return
             self._move(ShardEvent.RESPAWN, f"incarnation {incarnation} is starting")
             report = await self._incarnation(incarnation, task_status)
             ready_at, now = self._ready_at, trio.current_time()
@@ -148,6 +153,22 @@ class Supervisor:
             with trio.move_on_after(pause):
                 await self._stop.wait()
                 return
+
+    async def _unless_stopped(self, wait: Callable[[], Awaitable[None]]) -> bool:
+        """Wait for something; False when the supervisor is told to stop meanwhile."""
+        self.why = "it waits for ranks of other machines"
+        done = False
+        async with trio.open_nursery() as nursery:
+
+            async def until_stopped() -> None:
+                await self._stop.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(until_stopped)
+            await wait()
+            done = True
+            nursery.cancel_scope.cancel()
+        return done
 
     def _give_up(self, crashes: int) -> None:
         """Fail what waits, and what comes; the report of the last crash is in the log already."""

@@ -1,14 +1,20 @@
 """What the ranks of a group tell each other while they compute: sums, pieces, the least of all.
 
-One torch process group per rank and no global one. The ranks find each other through a file
-without a name that the router creates and passes down, and on a CPU talk over loopback, so nothing
-is left behind however they end.
+One torch process group per rank and no global one. The ranks of one machine find each other through
+a file without a name that the router creates and passes down, and on a CPU talk over loopback, so
+nothing is left behind however they end. Those of several meet at a socket of rank 0's, and each
+talks from that address of its machine from which rank 0 is reached.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed
@@ -17,6 +23,52 @@ import torch.distributed
 _TIMEOUT = timedelta(minutes=30)
 
 _c10d: Any = torch.distributed  # its process groups carry no types
+_SIOCGIFADDR: Final = 0x8915  # what asks for an interface's address: linux/sockios.h
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where the ranks of a group find each other."""
+
+    descriptor: int  # of a file; with an address rank 0's, of a socket that listens there
+    address: str = ""  # host:port; "": all ranks are on one machine
+
+    @property
+    def host(self) -> str:
+        """The host of the address, without brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    def open_store(self, rank: int, size: int) -> Any:
+        """Return one of torch's stores that all ranks share; raises RuntimeError, in vain."""
+        if not self.address:
+            return _c10d.FileStore(f"/proc/self/fd/{self.descriptor}", size)
+        port = int(self.address.rpartition(":")[2])
+        listening = {"master_listen_fd": self.descriptor} if rank == 0 else {}
+        return _c10d.TCPStore(
+            self.host, port, size, rank == 0, timeout=_TIMEOUT, wait_for_workers=False, **listening
+        )
+
+
+def own_address(host: str) -> str:
+    """Return this machine's address on the route to `host`, which nothing is sent to."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        name: str = probe.getsockname()[0]
+        return name
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an IPv4 address, "" when none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has none
+                continue
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return ""
 
 
 class ProcessGroup:
@@ -29,18 +81,21 @@ class ProcessGroup:
         self._group = group
 
     @classmethod
-    def connect(cls, rendezvous: int, rank: int, size: int, device: torch.device) -> ProcessGroup:
-        """Meet the other ranks at the file behind descriptor `rendezvous`; waits for all of them.
+    def connect(cls, meeting: Meeting, rank: int, size: int, device: torch.device) -> ProcessGroup:
+        """Meet the other ranks; waits for all of them.
 
         gloo on a CPU, NCCL on CUDA. Raises RuntimeError when they do not come.
         """
-        store = _c10d.FileStore(f"/proc/self/fd/{rendezvous}", size)
+        store = meeting.open_store(rank, size)
+        address = own_address(meeting.host) if meeting.address else ""
         if device.type == "cuda":
             torch.cuda.set_device(device)
+            if address and (interface := interface_of(address)):
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
             options = _c10d.ProcessGroupNCCL.Options()
             options._timeout = _TIMEOUT
             return cls(_c10d.ProcessGroupNCCL(store, rank, size, options), rank, size)
-        return cls(gloo_group(store, rank, size), rank, size)
+        return cls(gloo_group(store, rank, size, address), rank, size)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' `x`, bit for bit the same on each; `x` is overwritten."""
@@ -74,10 +129,14 @@ def _at_once(options: Any) -> Any:
     return options
 
 
-def gloo_group(store: Any, rank: int, size: int) -> Any:
-    """Return a process group over loopback whose ranks meet at one of torch's stores."""
+def gloo_group(store: Any, rank: int, size: int, address: str = "") -> Any:
+    """Return a process group whose ranks meet at one of torch's stores.
+
+    `address`: of this machine, which the others reach this rank at; "": over loopback.
+    """
     options = _c10d.ProcessGroupGloo._Options()
-    options._devices = [_c10d.ProcessGroupGloo.create_device(interface="lo")]
+    at = {"hostname": address} if address else {"interface": "lo"}
+    options._devices = [_c10d.ProcessGroupGloo.create_device(**at)]
     options._timeout = _TIMEOUT
     options._threads = 1  # collectives follow each other; more threads would only wake up
     return _c10d.ProcessGroupGloo(store, rank, size, options)

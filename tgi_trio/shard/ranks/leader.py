@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from tgi_trio.ipc.adapters import AdapterOrder, encode_adapter, encode_drop
-from tgi_trio.ipc.broadcast import Broadcast
+from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.frames import Kind, encode
 from tgi_trio.ipc.startup import (
@@ -24,6 +24,7 @@ from tgi_trio.ipc.startup import (
     encode_hello,
     encode_warmup,
 )
+from tgi_trio.ipc.tcp import TcpSpec, tcp_leader_end
 from tgi_trio.shard.contract import (
     AdapterHost,
     Drafter,
@@ -43,20 +44,24 @@ from tgi_trio.shard.ranks.plan_frames import encode_plan
 class Followers:
     """Rank 0's ends to the other ranks."""
 
-    def __init__(self, ends: ListLike[LeaderEnd]) -> None:
+    def __init__(self, ends: ListLike[PlanEnd]) -> None:
         """Use `ends`, in rank order."""
         self._all = Broadcast(ends)
 
     @classmethod
     def attach(cls, specs: ListLike[str]) -> Followers:
-        """Map the channels whose specs the router has passed down; raises as LeaderEnd does."""
-        return cls([LeaderEnd.attach(spec) for spec in specs])
+        """Attach the channels whose specs the router has passed down; raises as LeaderEnd does."""
+        return cls(
+            [
+                tcp_leader_end(spec) if TcpSpec.is_one(spec) else LeaderEnd.attach(spec)
+                for spec in specs
+            ]
+        )
 
     def greet(self) -> None:
         """Exchange HELLO with every follower; raises ProtocolMismatch naming one that is wrong."""
         ends = self._all.ends
-        incarnation = ends[0].page.incarnation
-        ours = Hello.of_this_process(0, 1 + len(ends), incarnation)
+        ours = Hello.of_this_process(0, 1 + len(ends), ends[0].incarnation)
         self._all.send(encode_hello(ours))
         for end in ends:
             expect_hello(end, end.describe_peer())

@@ -1,0 +1,43 @@
+"""A rank of a server under test that runs beside it, as on another machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from tgi_trio.ipc.parent import die_with_parent
+
+SECRET = "0123456789abcdef0123"
+
+
+def write_secret(folder: Path) -> Path:
+    """Write the cluster's secret to a file of `folder`."""
+    path = folder / "secret"
+    path.write_text(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+@contextmanager
+def running_rank(
+    leader: str, rank: int, secret: Path, *, within: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `python -m tgi_trio rank` for the length of the block.
+
+    `within`: what comes before the command, such as `ip netns exec NAME`.
+    """
+    argv = [sys.executable, "-m", "tgi_trio", "rank", "--leader", leader, "--rank", str(rank)]
+    process = subprocess.Popen(
+        [*within, *argv, "--cluster-secret-file", str(secret)],
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)

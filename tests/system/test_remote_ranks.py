@@ -1,0 +1,105 @@
+"""A server whose second rank is not its child: the tokens of one process, over a network too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.system.client import generate
+from tests.system.remote_rank import running_rank, write_secret
+from tests.system.server import ServerProcess, serving
+from tgi_trio.testing.ports import held_port
+
+pytestmark = pytest.mark.system
+
+PROMPTS = ["Continuous batching is", "A ring buffer"]
+FLAGS = ("--num-shard", "2", "--remote-ranks", "1", "--cpu-threads", "1")
+
+
+@contextmanager
+def over_two_machines(
+    host: str, folder: Path, within: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
+    """A server whose second rank runs `within` what is as good as another machine."""
+    secret = write_secret(folder)
+    with held_port() as port:
+        leader = f"{host}:{port}"
+        flags = (*FLAGS, "--rank-address", leader, "--cluster-secret-file", str(secret))
+        with running_rank(leader, 1, secret, within=within), serving(*flags) as server:
+            yield server
+
+
+def texts(server: ServerProcess) -> list[str]:
+    sampled = {"do_sample": True, "seed": 7, "temperature": 0.9}
+    return [
+        generate(server.url, prompt, max_new_tokens=16, **more)["generated_text"]
+        for prompt, more in zip(PROMPTS, ({}, sampled), strict=True)
+    ]
+
+
+def test_a_rank_that_is_no_child_of_the_server(demo: ServerProcess, tmp_path: Path) -> None:
+    with over_two_machines("127.0.0.1", tmp_path) as server:
+        assert len(server.shards()) == 1
+        assert texts(server) == texts(demo)
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A network namespace, and the link to it."""
+
+    namespace: str
+    link: str  # this side of it
+    host: str  # of this side
+
+
+@contextmanager
+def another_machine() -> Iterator[Machine]:
+    """A network namespace that is linked to this one; skips where none can be made."""
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("network namespaces are root's to make, with iproute2")
+    number = os.getpid() % 10**6
+    net = f"10.{64 + number % 64}.{number // 64 % 250}"
+    machine = Machine(f"tgi-trio-{number}", f"tt{number}a", f"{net}.1")
+    name, far = machine.namespace, f"tt{number}b"
+    within = ("ip", "-n", name)
+    try:
+        try:
+            run("ip", "netns", "add", name)
+            run("ip", "link", "add", machine.link, "type", "veth", "peer", "name", far)
+            run("ip", "link", "set", far, "netns", name)
+            run("ip", "addr", "add", f"{net}.1/24", "dev", machine.link)
+            run(*within, "addr", "add", f"{net}.2/24", "dev", far)
+            run("ip", "link", "set", machine.link, "up")
+            run(*within, "link", "set", far, "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr!r}")
+        yield machine
+    finally:
+        for undo in (("link", "del", machine.link), ("netns", "del", name)):
+            subprocess.run(["ip", *undo], capture_output=True, timeout=60)
+
+
+def test_a_rank_on_another_network_that_is_cut_off_and_comes_back(
+    demo: ServerProcess, tmp_path: Path
+) -> None:
+    """Nothing says that the machine is gone but that nothing is heard of it."""
+    with another_machine() as machine:
+        within = ("ip", "netns", "exec", machine.namespace)
+        with over_two_machines(machine.host, tmp_path, within) as server:
+            assert texts(server) == (expected := texts(demo))
+            run("ip", "link", "set", machine.link, "down")
+            server.wait_metric("tgi_shard_restarts", 1)
+            run("ip", "link", "set", machine.link, "up")
+            server.wait_ready()
+            assert texts(server) == expected
