@@ -1,0 +1,1 @@
+"""What it costs to tell another rank of a step."""
