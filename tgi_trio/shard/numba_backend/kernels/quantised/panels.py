@@ -42,8 +42,8 @@ def multiply_panel(
     if rows < 4:
         ahead, pace = weights + _AHEAD * way.block_bytes, np.int64(way.block_bytes)
     elif mode != UNPACKED:
-        tiles = (rows + way.rows - 1) // way.rows  # two passes each: done by half of them
-        pace = (panel_bytes // (tiles * blocks) + _LINE - 1) // _LINE * _LINE
+        passes = (rows + way.rows - 1) // way.rows * 2  # memory is busy in all of them
+        pace = (panel_bytes // (passes * blocks) + _LINE - 1) // _LINE * _LINE
     row = np.int64(0)
     while row < rows:
         x, target = inputs + row * stride, sums + row * 4 * PANEL
