@@ -96,6 +96,7 @@ def test_a_model_that_the_kernels_do_not_fit_is_no_traceback(
         ([], "FOLDER"),
         (["here", "--activations", "4"], "--activations: invalid choice: 4"),
         (["here", "--quantize", "q9"], "--quantize: invalid choice: 'q9'"),
+        (["here", "--kv-cache-dtype", "int8"], "--kv-cache-dtype: invalid choice: 'int8'"),
     ],
 )
 def test_flags_that_no_server_takes(
@@ -108,22 +109,25 @@ def test_flags_that_no_server_takes(
 
 
 @pytest.mark.parametrize(
-    ("words", "bits"),
+    ("words", "bits", "kv"),
     [
-        (["--quantize", "q4_0"], 8),
-        (["--quantize", "q4_0", "--activations", "16"], 16),
+        (["--quantize", "q4_0"], 8, None),
+        (["--quantize", "q4_0", "--activations", "16"], 16, None),
+        (["--quantize", "q4_0", "--kv-cache-dtype", "fp8_e5m2"], 8, "fp8_e5m2"),
     ],
 )
 def test_what_is_compiled_ahead_is_what_the_same_flags_serve(
-    words: list[str], bits: int, monkeypatch: pytest.MonkeyPatch
+    words: list[str], bits: int, kv: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels for activations of 8 bits are others than those for 16."""
-    asked: list[tuple[str, int]] = []
+    """Kernels for activations of 8 bits are others than those for 16, and so with K and V."""
+    asked: list[tuple[str, int, str | None]] = []
 
-    def note(*_: Any, multipliers: Sequence[Multiplier], **__: Any) -> NoReturn:
-        asked.extend((each.kind.name, each.active_bits) for each in multipliers)
+    def note(
+        *_: Any, multipliers: Sequence[Multiplier], kv_dtype: str | None, **__: Any
+    ) -> NoReturn:
+        asked.extend((each.kind.name, each.active_bits, kv_dtype) for each in multipliers)
         raise UnsupportedError("enough is known")
 
     monkeypatch.setattr(verified, "choose_variant", note)
     assert ahead.main([str(model_path()), *words]) == 1
-    assert asked == [("q4_0", bits)]
+    assert asked == [("q4_0", bits, kv)]

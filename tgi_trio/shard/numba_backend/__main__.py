@@ -12,7 +12,7 @@ from pathlib import Path
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
-from tgi_trio.settings.records import ACTIVATIONS, QUANTIZATIONS
+from tgi_trio.settings.records import ACTIVATIONS, KV_CACHE_DTYPES, QUANTIZATIONS
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.numba_backend.loading import load
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
@@ -27,6 +27,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("model_path", type=Path, metavar="FOLDER")
     parser.add_argument("--quantize", choices=QUANTIZATIONS)
     parser.add_argument("--activations", type=int, choices=ACTIVATIONS)
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES)
     settings = ShardSettings(**vars(parser.parse_args(argv)))
     try:
         with pause_collection():
