@@ -27,10 +27,9 @@ from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.packing import Packer
-from tgi_trio.shard.numba_backend.program import SPARE_ROWS
 from tgi_trio.shard.numba_backend.tables import OPERATION, Buffer, Code, Epilogue
 from tgi_trio.shard.numba_backend.team import Team
-from tgi_trio.shard.numba_backend.weight_layout import PANEL
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS
 
 PROMPTS = prompts(8)
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -29,11 +29,11 @@ from tgi_trio.shard.numba_backend.kinds.kind import (
     fill_panels,
 )
 from tgi_trio.shard.numba_backend.kinds.table import KINDS
-from tgi_trio.shard.numba_backend.weight_layout import PANEL
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS
 
 Doubles = NDArray[np.float64]
 _TOLERANCE = 1e-5  # of float32's sums; whole numbers are exact
-_ROWS = (1, 15)  # alone, and in tiles of all sizes
+_ROWS = (1, 13)  # alone, and in tiles of all sizes
 _INPUTS = 512
 
 
@@ -118,7 +118,7 @@ def store_for(multiplier: Multiplier, x: NDArray[np.float32]) -> tuple[NDArray[n
     if not multiplier.kind.floating:
         return store_activations(x, multiplier.active_bits)
     given = to_bfloat16(x) if multiplier.active_bits == 16 else np.ascontiguousarray(x)
-    stored = allocate_zeroed((len(x), given.nbytes // len(x)))
+    stored = allocate_zeroed((len(x) + SPARE_ROWS, given.nbytes // len(x)))[: len(x)]
     stored[:] = given.view(np.uint8)
     return stored, to_float32(given).astype(np.float64)
 
@@ -135,7 +135,8 @@ def store_activations(x: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uin
     scale = (largest / most)[..., 0]
     halves = whole.reshape(rows, -1, 2, BLOCK_INPUTS // 2).sum(axis=3)
     both = halves.sum(axis=2)
-    stored = allocate_zeroed((rows, blocks.shape[1], active_block_bytes(bits)))
+    spacious = allocate_zeroed((rows + SPARE_ROWS, blocks.shape[1], active_block_bytes(bits)))
+    stored = spacious[:rows]
     codes = whole.reshape(*whole.shape[:2], -1, 4)
     codes = codes if bits == 8 else codes[..., [0, 2, 1, 3]]
     codes = np.ascontiguousarray(codes, np.int8 if bits == 8 else np.int16)
@@ -166,13 +167,13 @@ def multiply(
     fill_panels(panels, kind, weights, span)
     room = allocate_zeroed((kernel.room_bytes(inputs),))
     sums = allocate_zeroed((len(stored), count, PANEL), np.float32)
-    part = allocate_zeroed((len(stored), PANEL), np.float32)
+    part = allocate_zeroed((len(stored) + SPARE_ROWS, PANEL), np.float32)
     for panel in range(count):
         kernel.call(
             len(stored), address(stored), stored.strides[0], address(panels[panel]),
             inputs // BLOCK_INPUTS, span // BLOCK_INPUTS, size, mode, address(room), address(part),
         )  # fmt: skip
-        sums[:, panel] = part
+        sums[:, panel] = part[: len(stored)]
     return sums.reshape(len(stored), -1)[:, :outputs]
 
 

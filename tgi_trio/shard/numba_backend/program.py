@@ -25,7 +25,7 @@ from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
 from tgi_trio.shard.numba_backend.tables import KEEPING, MIXING, OF_LATENTS, RARE, Buffer, Code
-from tgi_trio.shard.numba_backend.weight_layout import PANEL, CacheNumbers, Storage
+from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_axes, rotary_frequencies
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 LONE_ROWS = 16  # of a linear layer that is computed alone: guesses of a step, and more
-SPARE_ROWS = 7  # of activations behind the last: a tile may read what it has no use for
 
 
 @contextlib.contextmanager
@@ -285,7 +284,7 @@ class Program:
             mixed.append(latents.mixed_width)
             projected.append(latents.projected_width)
         widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.writer.widest, *mixed)
-        blocks = max(tokens, wanted) * widest
+        blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
         mixtures = [layer.experts for layer in spec.layers if layer.experts]

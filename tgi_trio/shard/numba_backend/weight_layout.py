@@ -9,6 +9,9 @@ from typing import Final
 from tgi_trio.model.kernel_fit import LANES as LANES
 from tgi_trio.model.kernel_fit import PANEL as PANEL
 
+# Of activations behind the last: a tile may read what it has no use for.
+SPARE_ROWS: Final = 7
+
 
 @dataclass(frozen=True, slots=True)
 class EightBits:

@@ -62,6 +62,16 @@ class Multiplier:
         return (MOST_ZERO // self.kind.zero_code).bit_length() - 1
 
     @property
+    def least_four(self) -> int:
+        """Rows from which on a tile of four is faster than one of a row for each."""
+        return 2 if self.rows >= 8 else 4
+
+    @property
+    def least_full(self) -> int:
+        """Rows from which on a full tile is faster than smaller ones."""
+        return 6 if self.rows >= 8 else self.rows
+
+    @property
     def active_bytes(self) -> int:
         """Of the activations that a block of weights is multiplied with."""
         if self.kind.floating:

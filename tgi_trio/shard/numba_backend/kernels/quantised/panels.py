@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.arrays import lesser
 from tgi_trio.shard.numba_backend.kernels.quantised.blocks import add_block, unpack_block
 from tgi_trio.shard.numba_backend.kernels.tiles import store_tile, zeros
 from tgi_trio.shard.numba_backend.kernels.variant import count, number
@@ -31,7 +32,8 @@ def multiply_panel(
 
     `inputs`: blocks of whole activations, rows `stride` bytes apart. `span_blocks`: blocks of a
     span. `room`: for an unpacked panel, `mode` says what becomes of it: see `DIRECT` and the
-    others. No rows: the panel is unpacked, nothing else.
+    others. No rows: the panel is unpacked, nothing else. A tile may have more rows than are left:
+    it reads what lies behind the last of `inputs`, and writes as many rows of `sums`.
     """
     if mode == UNPACK:
         unpack_panel(way, weights, blocks, span_blocks, room)
@@ -39,7 +41,7 @@ def multiply_panel(
     # The next panel comes from memory while the rows are multiplied with this one, or, where there
     # is a single one, what comes next of this one.
     ahead, pace, end = weights + panel_bytes, np.int64(0), weights + 2 * panel_bytes
-    if rows < 4:
+    if rows < way.least_four:
         ahead, pace = weights + _AHEAD * way.block_bytes, np.int64(way.block_bytes)
     elif mode != UNPACKED:
         passes = (rows + way.rows - 1) // way.rows * 2  # memory is busy in all of them
@@ -48,19 +50,19 @@ def multiply_panel(
     while row < rows:
         x, target = inputs + row * stride, sums + row * 4 * PANEL
         left = rows - row
-        if left < 4:
+        if left < way.least_four:
             row += sum_blocks(
                 way, one, both, 0, x, stride, weights, blocks, span_blocks, ahead, pace, target
             )
             ahead += blocks * pace
             continue
         for column in range(2):
-            if left >= way.rows and mode != DIRECT:
+            if left >= way.least_full and mode != DIRECT:
                 taken = sum_blocks(
                     way.unpacked, count(way.rows), one, column,
                     x, stride, room, blocks, blocks, ahead, pace, target,
                 )  # fmt: skip
-            elif left >= way.rows:
+            elif left >= way.least_full:
                 taken = sum_blocks(
                     way, count(way.rows), one, column,
                     x, stride, weights, blocks, span_blocks, ahead, pace, target,
@@ -73,7 +75,7 @@ def multiply_panel(
             ahead += blocks * pace
             if ahead >= end:
                 pace = np.int64(0)
-        row += taken
+        row += lesser(taken, left)
 
 
 @kernel
