@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.shard.numba_backend.numba_support import MIXTURES, cpu_runner
 from tests.shard.torch_backend.models_support import (
     Golden,
     GreedyRecorder,
@@ -27,11 +28,13 @@ from tests.shard.torch_backend.models_support import (
     prompts,
     run,
     sequence,
+    sequences,
     tables,
 )
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.shard.contract import ShardSequence
+from tgi_trio.shard.numba_backend.tables import Code
 
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -290,8 +293,14 @@ def tensors(
     return found
 
 
-def write(file: Path, name: str, said: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Write a file by llama.cpp's own writer; arrays of bytes are blocks of Q8_0."""
+def write(
+    file: Path,
+    name: str,
+    said: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    kind: str = "Q8_0",
+) -> None:
+    """Write a file by llama.cpp's own writer; arrays of bytes are blocks of `kind`."""
     writer = gguf.GGUFWriter(file, name)
     for key, value in said.items():
         if isinstance(value, bool):
@@ -306,7 +315,7 @@ def write(file: Path, name: str, said: dict[str, Any], arrays: dict[str, np.ndar
             writer.add_array(key, value)
     for tensor, array in arrays.items():
         if array.dtype == np.uint8:
-            writer.add_tensor(tensor, array, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(tensor, array, raw_dtype=gguf.GGMLQuantizationType[kind])
         else:
             writer.add_tensor(tensor, np.ascontiguousarray(array, np.float32))
     writer.write_header_to_file()
@@ -338,6 +347,7 @@ def test_tokens_and_logits_are_those_of_the_source(
         assert_greedy(golden, recorder, row, tolerance=2e-4)
 
 
+PARTS = ("gate", "up", "down")
 # Of what is turned, cut or stacked, and has inputs enough for blocks.
 BLOCKS = {
     "gpt2": {"n_embd": 128},
@@ -370,6 +380,38 @@ def test_blocks_are_turned_as_numbers_are(
         torch.testing.assert_close(
             recorder.logits(row.id), other.logits(twin.id), atol=0.0, rtol=0.0
         )
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q5_1"])
+def test_cpu_kernels_multiply_stacked_experts_as_they_are_stored(
+    checkpoint: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    """Their logits are those that transformers has with the numbers that the blocks mean."""
+    name, source, said, arrays = made(checkpoint, "qwen3moe", **MIXTURES["qwen3_moe"])
+    number = gguf.GGMLQuantizationType[kind]
+    blocks = {
+        own: gguf.quantize(np.ascontiguousarray(array), number)
+        for own, array in arrays.items()
+        if "_exps." in own
+    }
+    exact = {own: torch.from_numpy(gguf.dequantize(b, number)) for own, b in blocks.items()}
+    golden = Golden(source)
+    for i, layer in enumerate(golden.model.model.layers):
+        gate, up, down = (exact[f"blk.{i}.ffn_{part}_exps.weight"] for part in PARTS)
+        layer.mlp.experts.gate_up_proj.data = torch.cat((gate, up), dim=1)
+        layer.mlp.experts.down_proj.data = down
+    write(tmp_path / "blocks.gguf", name, said, arrays | blocks, kind)
+    folder = gguf_folder(tmp_path / "blocks.gguf", tmp_path / "cache", tokenizer=False)
+    rows = sequences(prompts(8), 3, new=NEW)
+    with cpu_runner(folder) as (runner, recorder):
+        operations = runner._forward.program.operations
+        experts = operations[operations["code"] == Code.EXPERTS]
+        assert len(experts) and experts["multiply"].all()
+        run(runner, rows, chunk=20, joins=3, seed=1)
+    texts = [(row.token_ids[: row.prompt_length].tolist(), generated(row)) for row in rows]
+    expected = torch.cat([golden.logits(*text) for text in texts])
+    found = torch.cat([recorder.logits(row.id) for row in rows])
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
 
 
 def made(
