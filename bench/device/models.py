@@ -120,7 +120,7 @@ class RandomWeights(WeightSource):
         return replicate(slab.to(self.device), -(-outputs // _SLAB), outputs)
 
     def multiplies_codes(self, linear: LinearRef, share: Share) -> bool:
-        return False
+        return self.rounded != PLAIN
 
     @contextmanager
     def as_numbers(self) -> Iterator[None]:

@@ -51,7 +51,6 @@ class Size:
     used: int  # by a token
     router: int
     head: int
-    tied: bool  # the head is the embedding, which is numbers
 
     @classmethod
     def of(cls, config: ModelConfig) -> Size:
@@ -72,7 +71,6 @@ class Size:
             used=config.get("num_experts_per_tok", 1),
             router=hidden * experts if experts > 1 else 0,
             head=hidden * config.vocab_size,
-            tied=bool(config.get("tie_word_embeddings", True)),
         )
 
     def expected_experts(self, tokens: int) -> float:
@@ -96,7 +94,7 @@ class Size:
         return Work(
             moved=itemsize * self.layers * (self.router + cached)
             + weight * self.layers * matrices
-            + (itemsize if self.tied else weight) * self.head,
+            + weight * self.head,
             operations=2 * tokens * self.layers * (used + 2 * seen * self.query)
             + 2 * rows * self.head,
         )

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import torch
 
-from tgi_trio.shard.torch_backend.kernels import codes, rounding
+from tgi_trio.shard.torch_backend.kernels import codes, grouped_codes, rounding
 from tgi_trio.shard.torch_backend.layers.coded_linear import CodeTile, choose_tiles
+from tgi_trio.shard.torch_backend.layers.grouped_matrices import choose_group_tiles
 from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Lows
 from tgi_trio.shard.torch_backend.torch_device import Generation
 from tgi_trio.testing.kernel_variants import (
@@ -69,6 +70,11 @@ STORED: Final[dict[str, Stored]] = {
     "Q6_K": Stored("u6", 16, "constant", 32, nested=16, scales=I8),
 }
 _WIDE: Final = ("GPTQ, AWQ by 128", "Q4_K", "Q6_K", "NF4, FP4", "FP8 by blocks")  # in float32
+# Of mixtures' experts: one of each kind, and of each sort of scales.
+_EXPERTS: Final = (
+    *("GPTQ, AWQ by 128", "int8 by output", "NF4, FP4", "FP8 by blocks", "IQ4_NL, MXFP4"),
+    *("Q4_0", "Q8_0", "GPTQ, 2 bits", "Q4_K", "Q5_K", "Q6_K"),
+)
 
 
 def code_variants(generation: Generation) -> Iterator[Variant]:
@@ -91,7 +97,12 @@ def code_variants(generation: Generation) -> Iterator[Variant]:
             (BF16, F32, BF16, "i32", "i32", f"i32{even}", f"i32{even}"),
             {"HAS_BIAS": True, "BLOCK": 256},
         )
-
+    for dtype, names in ((BF16, _EXPERTS), (F32, _WIDE)):
+        for name in names:
+            for tile in choose_group_tiles(dtype, generation)[: 2 if dtype is BF16 else 1]:
+                limited = ("in gated limits paired",) if "MXFP4" in name else ()  # gpt-oss
+                for way in ("in gated", *limited, "out"):
+                    yield _multiply_groups(name, dtype, tile, way)
     yield from _rounded(generation)
 
 
@@ -116,10 +127,52 @@ def _rounded(generation: Generation) -> Iterator[Variant]:
 def _multiply(
     name: str, dtype: torch.dtype, tile: CodeTile, even: str = EVEN, more: str = ""
 ) -> Variant:
+    pointers, constants = _stored(name, dtype, tile)
+    sizes = ("i32", f"i32{even}", f"i32{EVEN}", f"i32{EVEN}", f"i32{even}")
+    wide = "fp32" if dtype is F32 else "bf16"
+    return Variant(
+        f"multiply_codes {wide} {tile.rows} {name}{'' if even else ', odd'}{more}",
+        codes.multiply_codes,
+        (dtype, F32, dtype, *pointers, dtype, *sizes),
+        constants | {"HAS_BIAS": not tile.divided, "DIVIDED": tile.divided},
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _multiply_groups(name: str, dtype: torch.dtype, tile: CodeTile, way: str) -> Variant:
+    """As `multiply_groups` has them: 128 experts, of which a token has 8."""
+    pointers, constants = _stored(name, dtype, tile)
+    limits = "limits" in way
+    more = {
+        "N": 1536,
+        "GROUPS": 128,
+        "PADDED_GROUPS": 128,
+        "PER_ROW": 8,
+        "GATHERS": way != "out",
+        "HAS_BIAS": limits or way == "out",
+        "ACT": "silu" if "gated" in way else "",
+        "LIMITS": limits,
+        "PAIRED": limits,
+    }
+    sizes = ("i32", "fp32", f"i32{EVEN}", f"i32{EVEN}")
+    wide = "fp32" if dtype is F32 else "bf16"
+    return Variant(
+        f"multiply_coded_groups {wide} {tile.rows} {name} {way}",
+        grouped_codes.multiply_coded_groups,
+        (dtype, dtype, *pointers, dtype, I32, I32, *sizes),
+        constants | more,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _stored(
+    name: str, dtype: torch.dtype, tile: CodeTile
+) -> tuple[tuple[torch.dtype, ...], dict[str, Any]]:
+    """Return the types of what a format's matrices are made of, and its constants."""
     stored = STORED[name]
     kind = KINDS[stored.kind]
-    heads = (stored.scales, F16, stored.low, F16, F32, I32)
-    depth = 64 if stored.group == 0 or stored.group >= 64 else 32
     constants: dict[str, Any] = {
         "BITS": kind.bits,
         "NUMBERS": kind.numbers,
@@ -128,19 +181,8 @@ def _multiply(
         "ZERO": stored.zero,
         "NESTED": stored.nested,
         "ORDERED": stored.ordered,
-        "HAS_BIAS": not tile.divided,
-        "DIVIDED": tile.divided,
         "OUTPUTS": tile.outputs,
         "ROWS": tile.rows,
-        "DEPTH": depth,
+        "DEPTH": 64 if stored.group == 0 or stored.group >= 64 else 32,
     }
-    sizes = ("i32", f"i32{even}", f"i32{EVEN}", f"i32{EVEN}", f"i32{even}")
-    wide = "fp32" if dtype is F32 else "bf16"
-    return Variant(
-        f"multiply_codes {wide} {tile.rows} {name}{'' if even else ', odd'}{more}",
-        codes.multiply_codes,
-        (dtype, F32, dtype, U8, U8, *heads, dtype, *sizes),
-        constants,
-        warps=tile.warps,
-        stages=tile.stages,
-    )
+    return (U8, U8, stored.scales, F16, stored.low, F16, F32, I32), constants

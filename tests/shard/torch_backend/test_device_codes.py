@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.shard.torch_backend.stand_in_support import (  # noqa: E402
     start,
 )
 from tgi_trio.shard.torch_backend.attention import paged  # noqa: E402
-from tgi_trio.shard.torch_backend.layers import coded_linear  # noqa: E402
+from tgi_trio.shard.torch_backend.layers import coded_linear, grouped_matrices  # noqa: E402
 from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 
 TEXTS = prompts(2, longest=2 * BLOCK)
@@ -40,16 +41,20 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
 
 
-def check(folder: Path, **settings: Any) -> None:
-    """The tokens are the CPU's, each decode is one replay, and codes are what is multiplied."""
+def check(folder: Path, **settings: Any) -> Counter[str]:
+    """The tokens are the CPU's, each decode is one replay, and codes are what is multiplied.
+
+    Return what the warm-up has launched.
+    """
     expected = drive(start(folder, "cpu", **settings), TEXTS, ASKED, 3)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", (2,), **settings)
         assert device.counts.launches["multiply_codes"]
-        device.counts.launches.clear()
+        launches = Counter(device.counts.launches)
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
+    return launches
 
 
 @pytest.mark.parametrize("name", sorted(each.name for each in DATA.iterdir() if each.is_dir()))
@@ -66,9 +71,24 @@ def test_groups_of_16_in_any_order(checkpoint: Checkpoint, tmp_path: Path) -> No
     check(quantise(checkpoint("llama"), tmp_path / "q", *STORED["gptq 4 bits, acts"]))
 
 
-def test_experts_are_numbers_beside_codes(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """They are multiplied together, so that steps can be recorded."""
-    check(quantise(checkpoint("mixtral"), tmp_path / "q", *STORED["gptq 4 bits"]))
+def test_experts_stay_codes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """And are multiplied together, so that steps can be recorded."""
+    folder = quantise(checkpoint("mixtral"), tmp_path / "q", *STORED["gptq 4 bits, acts"])
+    assert check(folder)["multiply_coded_groups"]
+
+
+def test_experts_that_are_rounded_stay_codes(checkpoint: Checkpoint) -> None:
+    """One of every token is computed beside them."""
+    assert check(checkpoint("qwen2_moe"), quantize="q8_0")["multiply_coded_groups"]
+
+
+def test_experts_that_are_not_stored_alike_are_numbers(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped_matrices, "stack", lambda every: None)
+    folder = quantise(checkpoint("mixtral"), tmp_path / "q", *STORED["gptq 4 bits"])
+    launches = check(folder)
+    assert launches["multiply_groups"] and not launches["multiply_coded_groups"]
 
 
 def test_two_ranks(checkpoint: Checkpoint) -> None:

@@ -21,6 +21,7 @@ need_triton()
 
 from tgi_trio.shard.torch_backend.layers import grouped_experts  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.grouped_matrices import PlainMatrices  # noqa: E402
 
 HIDDEN, WIDTH = 24, 40
 ROUTINGS: dict[str, dict[str, Any]] = {
@@ -66,8 +67,10 @@ def some(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torc
 
 def experts(spec: ExpertsSpec, bias: torch.Tensor | None, dtype: torch.dtype) -> GroupedExperts:
     count, silu = spec.count, ACTIVATIONS["silu"]
-    up = Linear(some(count, WIDTH, HIDDEN, dtype=dtype) / 5, some(count, WIDTH, dtype=dtype))
-    down = Linear(some(count, HIDDEN, WIDTH, dtype=dtype) / 6, some(count, HIDDEN, dtype=dtype))
+    up = PlainMatrices(some(count, WIDTH, HIDDEN, dtype=dtype) / 5, some(count, WIDTH, dtype=dtype))
+    down = PlainMatrices(
+        some(count, HIDDEN, WIDTH, dtype=dtype) / 6, some(count, HIDDEN, dtype=dtype)
+    )
     return GroupedExperts(spec, up, down, silu, bias)
 
 
@@ -194,8 +197,7 @@ def test_gates_and_what_is_shared_are_parts_of_the_products(
     ours = layer(dtype, dtype)
     taken = ours.nbytes()
     monkeypatch.setattr(layers_mlp, "runs_kernels", lambda device: True)
-    ours._group()
-    assert ours.grouped is not None and ours.shared is None and ours.nbytes() == taken
+    assert ours.group() and ours.shared is None and ours.nbytes() == taken
     found = ours(x).float()
     if dtype is torch.float32:
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

@@ -102,9 +102,11 @@ class WeightSource:
         return Linear(plain[0] if len(plain) == 1 else torch.cat(plain), bias)
 
     def multiplies_codes(self, linear: LinearRef, share: Share) -> bool:
-        """Return whether a kernel multiplies some of a linear layer as it is stored."""
+        """Return whether a kernel multiplies some of a linear layer as it is stored, or rounded."""
+        if not self._multiplies_codes or self.rounds:
+            return self._multiplies_codes
         stored = read_linear(self._checkpoint, linear, share)
-        return self._multiplies_codes and any(part.coding in TAKEN_APART for part in stored.parts)
+        return any(part.coding in TAKEN_APART for part in stored.parts)
 
     @contextmanager
     def as_numbers(self) -> Iterator[None]:

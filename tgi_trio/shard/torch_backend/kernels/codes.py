@@ -57,6 +57,52 @@ def multiply_codes(
         each = tl.cdiv(steps, tl.num_programs(2))
         begin = tl.program_id(2) * each
         end = tl.minimum(begin + each, steps)
+    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    total = add_steps(
+        total, codes, planes, begin, end, steps, there, source, real, inputs, outputs, scales,
+        units, lows, low_units, table, order, BITS, NUMBERS, GROUP, LOWS, ZERO, NESTED, ORDERED,
+        DEPTH,
+    )  # fmt: skip
+    stored = (column < outputs)[:, None] & real[None, :]
+    if DIVIDED:
+        which = tl.program_id(2).to(tl.int64) * rows + row
+        tl.store(sums + which[None, :] * outputs + column[:, None], total, mask=stored)
+    else:
+        if HAS_BIAS:
+            total += tl.load(bias + there).to(tl.float32)
+        at = row.to(tl.int64)[None, :] * out_stride + column[:, None]
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def add_steps(
+    total,  # float32 [OUTPUTS, ROWS]
+    codes,
+    planes,
+    begin,  # of `steps`, as `end`
+    end,
+    steps,
+    there,  # [OUTPUTS, 1]: rows of the matrix
+    source,  # pointers to rows of x [1, ROWS]
+    real,
+    inputs,
+    outputs,
+    scales,
+    units,
+    lows,
+    low_units,
+    table,
+    order,
+    BITS: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOWS: tl.constexpr,
+    ZERO: tl.constexpr,
+    NESTED: tl.constexpr,
+    ORDERED: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Return a tile with the product of some steps of inputs added to it."""
     place = tl.arange(0, DEPTH)
     wide: tl.constexpr = DEPTH // 2 if BITS == 2 else DEPTH  # bytes of a step in `codes`
     high: tl.constexpr = BITS - 4  # bits that lie in `planes`
@@ -66,7 +112,6 @@ def multiply_codes(
     if BITS == 5 or BITS == 6:
         above = planes + there.to(tl.int64) * (steps * width) + (place % width)[None, :]
         shift = (place // width * 2 * high)[None, :]
-    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for step in range(begin, end):
         packed = tl.load(line + step * wide)
         if BITS == 8:
@@ -95,15 +140,7 @@ def multiply_codes(
                 scales, units, lows, low_units, table, order, NUMBERS, GROUP, LOWS, ZERO, NESTED,
                 ORDERED, DEPTH,
             )  # fmt: skip
-    stored = (column < outputs)[:, None] & real[None, :]
-    if DIVIDED:
-        which = tl.program_id(2).to(tl.int64) * rows + row
-        tl.store(sums + which[None, :] * outputs + column[:, None], total, mask=stored)
-    else:
-        if HAS_BIAS:
-            total += tl.load(bias + there).to(tl.float32)
-        at = row.to(tl.int64)[None, :] * out_stride + column[:, None]
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)
+    return total
 
 
 @triton.jit

@@ -72,14 +72,20 @@ def multiply_groups(
             total += tl.load(at + output, mask=there, other=0.0).to(tl.float32)[None, :]
             if ACT != "":
                 second += tl.load(at + up, mask=there, other=0.0).to(tl.float32)[None, :]
-        if ACT != "":  # rounded where torch's operations are
-            dtype = out.dtype.element_ty
-            total, second = total.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
-            if LIMITS:
-                total, second = limit_up(total, second, limit, out)
-            total = activate(total, ACT).to(dtype).to(tl.float32) * second
+        if ACT != "":
+            total = open_gates(total, second, limit, out, ACT, LIMITS)
         at = target[:, None] * N + column[None, :]
         tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & there[None, :])
+
+
+@triton.jit
+def open_gates(gates, up, limit, like, ACT: tl.constexpr, LIMITS: tl.constexpr):
+    """Return act(gates) * up, float32 each, rounded to what `like` points to as torch's are."""
+    dtype = like.dtype.element_ty
+    gates, up = gates.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    if LIMITS:
+        gates, up = limit_up(gates, up, limit, like)
+    return activate(gates, ACT).to(dtype).to(tl.float32) * up
 
 
 @triton.jit

@@ -97,6 +97,12 @@ class CodedLinear(Linear):
         return out.view(*shape, self._outputs)
 
     @property
+    def lone(self) -> Codes | None:
+        """The codes of all outputs; None where they are of several sorts, or inputs are rounded."""
+        (first, *more) = self._parts
+        return first if isinstance(first, Codes) and not more and not self.rounds else None
+
+    @property
     def rounds(self) -> bool:
         """Whether activations are rounded to 8 bits before some product."""
         return any(self._rounded)

@@ -60,7 +60,7 @@ class ExpertsMlp:
 
     __slots__ = (
         *("choice_bias", "entry", "exit", "expert_scale", "experts", "grouped", "router"),
-        *("shared", "shared_bytes", "shared_router", "spec"),
+        *("mlp_bytes", "shared", "shared_router", "spec"),
     )
 
     def __init__(
@@ -89,9 +89,10 @@ class ExpertsMlp:
         self.expert_scale = expert_scale
         self.entry = entry
         self.exit = exit
-        # What computes them on a device, with what was `shared` among them.
+        # What computes them on a device, in place of `experts` and, where it is, `shared`.
         self.grouped: GroupedExperts | None = None
-        self.shared_bytes = 0 if shared is None else shared.nbytes()
+        every = [*experts, *([] if shared is None else [shared])]
+        self.mlp_bytes = sum(mlp.nbytes() for mlp in every)
 
     def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """Map [T, hidden] to [T, hidden]; `routed_by` of the same shape is what chooses experts."""
@@ -144,37 +145,45 @@ class ExpertsMlp:
         return out
 
     def pack(self) -> None:
+        self.group()
         for part in (*self.experts, self.shared, self.entry, self.exit):
             if part is not None:
                 part.pack()
-        self._group()
 
-    def _group(self) -> None:
-        """Lay the experts' weights out one behind the other, where that is how they are computed.
+    def group(self) -> bool:
+        """Have all experts multiplied together, where kernels can; return whether they are.
 
-        The experts go on as views of it; nothing is held twice. What every token goes through
-        becomes experts of the same width.
+        Nothing is held twice. What every token goes through becomes experts of the same width,
+        where all are plain numbers and it reads what the others do.
         """
-        joins = self.shared is not None and self.entry is None  # it reads what the others do
-        every = [*self.experts, *([self.shared] if self.shared is not None and joins else [])]
-        parts = [linear for expert in every for linear in (expert.up, expert.down)]
-        plain = all(type(linear) is Linear and linear.packed is None for linear in parts)
-        alike = all(expert.act == every[0].act for expert in every)
+        if self.grouped is not None:
+            return True
         if self.spec.weighs_inputs or self.expert_scale is not None:
-            return  # the kernels weigh what comes out, by the router alone
-        if not plain or not alike or not runs_kernels(parts[0].weight.device) or not has_triton():
-            return
+            return False  # the kernels weigh what comes out, by the router alone
+        first = self.experts[0]
+        if not runs_kernels(first.up.weight.device) or not has_triton():
+            return False
+        if not all(expert.act == first.act for expert in self.experts):
+            return False
         from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts
+        from tgi_trio.shard.torch_backend.layers.grouped_matrices import group_linears
 
-        if self.shared is not None and joins:
-            width = self.experts[0].down.weight.shape[1]
-            every, self.shared = [*self.experts, *cut_mlp(self.shared, width)], None
-        up, down = _stack([each.up for each in every]), _stack([each.down for each in every])
-        self.grouped = GroupedExperts(self.spec, up, down, every[0].act, self.choice_bias)
+        every, shared = self.experts, self.shared
+        if shared is not None and self.entry is None and shared.act == first.act:
+            linears = [linear for mlp in (first, shared) for linear in (mlp.up, mlp.down)]
+            if all(type(linear) is Linear for linear in linears):
+                every, shared = [*every, *cut_mlp(shared, first.down.weight.shape[1])], None
+        up = group_linears([each.up for each in every])
+        down = group_linears([each.down for each in every])
+        if up is None or down is None:
+            return False
+        self.grouped = GroupedExperts(self.spec, up, down, first.act, self.choice_bias)
+        self.experts, self.shared = [], shared
+        return True
 
     def nbytes(self) -> int:
-        parts = [self.router, *self.experts, self.shared_router, self.entry, self.exit]
-        return self.shared_bytes + sum(part.nbytes() for part in parts if part is not None)
+        parts = [self.router, self.shared_router, self.entry, self.exit]
+        return self.mlp_bytes + sum(part.nbytes() for part in parts if part is not None)
 
 
 def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:
@@ -201,15 +210,3 @@ def cut_mlp(mlp: DenseMlp, width: int) -> list[DenseMlp]:
         DenseMlp(Linear(up, bias), Linear(down, None if i else mlp.down.bias), mlp.act)
         for i, (up, bias, down) in enumerate(zip(ups, up_biases, downs, strict=True))
     ]
-
-
-def _stack(linears: list[Linear]) -> Linear:
-    """Return all weights [linears, out, in] and biases; the linears become views of the former."""
-    every = torch.stack([linear.weight for linear in linears])
-    for linear, own in zip(linears, every.unbind(0), strict=True):
-        linear.weight = own
-    if all(linear.bias is None for linear in linears):
-        return Linear(every)
-    none = every.new_zeros(every.shape[1])
-    biases = [none if linear.bias is None else linear.bias for linear in linears]
-    return Linear(every, torch.stack(biases))

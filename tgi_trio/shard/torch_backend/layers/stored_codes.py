@@ -102,10 +102,31 @@ def join(parts: Sequence[Codes]) -> list[Codes]:
     joined: list[Codes] = []
     for codes in parts:
         if joined and _are_alike(joined[-1], codes):
-            joined[-1] = _below(joined[-1], codes)
+            joined[-1] = _below([joined[-1], codes])
         else:
             joined.append(codes)
     return joined
+
+
+def stack(every: Sequence[Codes]) -> Codes | None:
+    """Return matrices one below the other as one; None where they are not alike.
+
+    Scales that are float16 in some and float32 in others become float32 in all.
+    """
+    if any(torch.float32 in codes.form.dtypes for codes in every):
+        every = [_widen(codes) for codes in every]
+    return _below(every) if all(_are_alike(every[0], codes) for codes in every) else None
+
+
+def _widen(codes: Codes) -> Codes:
+    """Return the same with scales and lows of float16 as float32."""
+    changed: dict[str, Any] = {
+        name: head.float()
+        for name, head in (("scales", codes.scales), ("lows", codes.lows))
+        if head is not None and head.dtype is torch.float16
+    }
+    dtypes = (torch.float32 if d is torch.float16 else d for d in codes.form.dtypes)
+    return replace(codes, form=codes.form._replace(dtypes=tuple(dtypes)), **changed)
 
 
 def _are_alike(one: Codes, other: Codes) -> bool:
@@ -119,15 +140,16 @@ def _are_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def _below(upper: Codes, lower: Codes) -> Codes:
-    """Return two matrices that are alike as one, with the outputs of both."""
-    theirs = lower.tensors()
+def _below(every: Sequence[Codes]) -> Codes:
+    """Return matrices that are alike as one, with the outputs of all."""
     made: dict[str, Any] = {
-        name: torch.cat((tensor, theirs[name]), dim=0 if name in ("codes", "planes") else 1)
-        for name, tensor in upper.tensors().items()
+        name: torch.cat(
+            [codes.tensors()[name] for codes in every], dim=0 if name in ("codes", "planes") else 1
+        )
+        for name in every[0].tensors()
         if name not in ("table", "order")
     }
-    return replace(upper, outputs=upper.outputs + lower.outputs, **made)
+    return replace(every[0], outputs=sum(codes.outputs for codes in every), **made)
 
 
 def encode(parts: Parts) -> Codes | None:

@@ -41,7 +41,7 @@ from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import Mlp
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
@@ -202,8 +202,16 @@ class DecoderLoader(WeightLoader):
                 act = SparseActivation(act, layer.sparsity)
             return load_dense_mlp(self, refs, act, scale=self.spec.gate_scale)
         assert layer.experts is not None  # `layer_refs` reads the same spec
-        with self.source.as_numbers():  # experts are multiplied together, which are numbers there
-            return load_experts(self, refs, layer.experts, self.act)
+        return self.experts(refs, layer.experts)
+
+    def experts(self, refs: ExpertsRefs, spec: ExpertsSpec) -> ExpertsMlp:
+        """Return experts that are multiplied together: codes stored alike, else plain numbers."""
+        if self.source.multiplies_codes(refs.experts[0].down, self.share):
+            experts = load_experts(self, refs, spec, self.act)
+            if experts.group():
+                return experts
+        with self.source.as_numbers():
+            return load_experts(self, refs, spec, self.act)
 
     def attention(self, index: int, layer: LayerSpec, refs: AttentionRefs) -> Attention:
         whole = self.spec.query_key_norm == "whole"

@@ -1,0 +1,88 @@
+"""A product per group of rows, each with a matrix of its own that stays quantised.
+
+Groups are found as in `grouped.py`, codes become numbers as in `codes.py`: the matrices of all
+groups lie one below the other, as one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tgi_trio.shard.torch_backend.kernels.codes import add_steps
+from tgi_trio.shard.torch_backend.kernels.grouped import find_group, open_gates
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def multiply_coded_groups(
+    out,  # [pairs, N]
+    x,  # [tokens, inputs], or in order [pairs, inputs]
+    codes,  # as for `multiply_codes`, of GROUPS * N outputs; with ACT twice as many
+    planes,
+    scales,
+    units,
+    lows,
+    low_units,
+    table,
+    order,
+    bias,  # of all outputs, read with HAS_BIAS only
+    pairs,  # int32 [GROUPS, tokens]: as `route_tokens` leaves them
+    counts,  # int32 [GROUPS]
+    tokens,
+    limit,
+    inputs,
+    steps,
+    N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,  # the next power of two
+    PER_ROW: tl.constexpr,  # groups that each row is in
+    GATHERS: tl.constexpr,  # as for `multiply_groups`
+    HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr,
+    LIMITS: tl.constexpr,
+    PAIRED: tl.constexpr,
+    BITS: tl.constexpr,  # as for `multiply_codes`
+    NUMBERS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOWS: tl.constexpr,
+    ZERO: tl.constexpr,
+    NESTED: tl.constexpr,
+    ORDERED: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    own, begin, first, count = find_group(counts, GROUPS, PADDED_GROUPS, ROWS)
+    if own < GROUPS:
+        within = first + tl.arange(0, ROWS)
+        real = within < count
+        pair = tl.load(pairs + own.to(tl.int64) * tokens + within, mask=real, other=0)
+        row = (pair // PER_ROW if GATHERS else begin + within).to(tl.int64)
+        target = (begin + within if GATHERS else pair).to(tl.int64)
+        source = x + tl.where(real, row, 0)[None, :] * inputs
+        column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+        each: tl.constexpr = 2 * N if ACT != "" else N
+        # What lies beyond is computed for nobody.
+        there = own * each + tl.minimum(column, N - 1)[:, None] * (2 if PAIRED else 1)
+        total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        total = add_steps(
+            total, codes, planes, 0, steps, steps, there, source, real, inputs, GROUPS * each,
+            scales, units, lows, low_units, table, order, BITS, NUMBERS, GROUP, LOWS, ZERO, NESTED,
+            ORDERED, DEPTH,
+        )  # fmt: skip
+        if HAS_BIAS:
+            total += tl.load(bias + there).to(tl.float32)
+        if ACT != "":
+            there += 1 if PAIRED else N
+            up = tl.zeros([OUTPUTS, ROWS], tl.float32)
+            up = add_steps(
+                up, codes, planes, 0, steps, steps, there, source, real, inputs, GROUPS * each,
+                scales, units, lows, low_units, table, order, BITS, NUMBERS, GROUP, LOWS, ZERO,
+                NESTED, ORDERED, DEPTH,
+            )  # fmt: skip
+            if HAS_BIAS:
+                up += tl.load(bias + there).to(tl.float32)
+            total = open_gates(total, up, limit, out, ACT, LIMITS)
+        at = target[None, :] * N + column[:, None]
+        stored = (column < N)[:, None] & real[None, :]
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=stored)

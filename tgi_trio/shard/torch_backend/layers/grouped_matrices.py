@@ -1,0 +1,216 @@
+"""A matrix for each expert of a layer, multiplied by one launch on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from tgi_trio.shard.torch_backend.kernels.grouped import multiply_groups
+from tgi_trio.shard.torch_backend.kernels.grouped_codes import multiply_coded_groups
+from tgi_trio.shard.torch_backend.layers.coded_linear import CodedLinear, CodeTile, choose_tiles
+from tgi_trio.shard.torch_backend.layers.gating import Gate
+from tgi_trio.shard.torch_backend.layers.linear import Linear
+from tgi_trio.shard.torch_backend.layers.stored_codes import KINDS, Codes, stack
+from tgi_trio.shard.torch_backend.torch_device import Generation, generation
+
+_FEW, _MANY = 16, 64  # rows of a tile: the least that tensor cores take, and for long prefills
+_MANY_FROM: Final = 32  # pairs per expert
+_OUTPUTS, _DEPTH = 64, 64
+_FEW_OUTPUTS: Final = 32  # of codes with few rows: gates and what they are for fill registers
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Who goes where, on the device."""
+
+    weights: torch.Tensor  # [T, per token]
+    pairs: torch.Tensor  # int32 [experts, T], as `route_tokens` leaves them; the shared ones last
+    counts: torch.Tensor  # int32 [experts]
+    each: int  # experts that a token goes to, shared ones among them
+
+
+class GroupedMatrices(Protocol):
+    """The matrices of all experts, and their biases."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def multiply(
+        self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
+    ) -> torch.Tensor:
+        """Return [pairs, outputs], gated; `x`, `gathers` and order as for `multiply_groups`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainMatrices:
+    """Matrices that are numbers."""
+
+    weight: torch.Tensor  # [experts, outputs, inputs], contiguous
+    bias: torch.Tensor | None = None  # [experts, outputs]
+
+    @property
+    def count(self) -> int:
+        return len(self.weight)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    def multiply(
+        self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
+    ) -> torch.Tensor:
+        weight, bias = self.weight, self.bias
+        _, outputs, depth = weight.shape
+        outputs //= 1 if gate is None else 2
+        rows = _MANY if _has_many(x, routed) else _FEW
+        out = _make_room(x, routed, outputs)
+        multiply_groups[(_count_tiles(routed, rows), -(-outputs // _OUTPUTS))](
+            out,
+            x,
+            weight,
+            weight if bias is None else bias,
+            routed.pairs,
+            routed.counts,
+            len(routed.weights),
+            0.0 if gate is None else gate.limit,
+            N=outputs,
+            K=depth,
+            **_constants(routed, gate, gathers=gathers, biased=bias is not None),
+            ROWS=rows,
+            OUTPUTS=_OUTPUTS,
+            DEPTH=_DEPTH if x.dtype.itemsize < 4 else _DEPTH // 2,
+        )
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedMatrices:
+    """Matrices that stay codes, one below the other."""
+
+    codes: Codes  # [experts * outputs, inputs]
+    count: int
+    bias: torch.Tensor | None = None  # [experts, outputs]
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.codes.device
+
+    def multiply(
+        self, x: torch.Tensor, routed: Routed, *, gathers: bool, gate: Gate | None = None
+    ) -> torch.Tensor:
+        codes, form = self.codes, self.codes.form
+        kind, nothing = KINDS[form.kind], codes.codes
+        outputs = codes.outputs // self.count // (1 if gate is None else 2)
+        few, many = choose_group_tiles(x.dtype, generation(x.device))
+        tile = many if _has_many(x, routed) else few
+        out = _make_room(x, routed, outputs)
+        multiply_coded_groups[(_count_tiles(routed, tile.rows), -(-outputs // tile.outputs))](
+            out,
+            x,
+            codes.codes,
+            nothing if codes.planes is None else codes.planes,
+            codes.scales,
+            nothing if codes.units is None else codes.units,
+            nothing if codes.lows is None else codes.lows,
+            nothing if codes.low_units is None else codes.low_units,
+            nothing if codes.table is None else codes.table,
+            nothing if codes.order is None else codes.order,
+            nothing if self.bias is None else self.bias,
+            routed.pairs,
+            routed.counts,
+            len(routed.weights),
+            0.0 if gate is None else gate.limit,
+            form.inputs,
+            form.steps,
+            N=outputs,
+            **_constants(routed, gate, gathers=gathers, biased=self.bias is not None),
+            BITS=kind.bits,
+            NUMBERS=kind.numbers,
+            GROUP=form.group,
+            LOWS=form.lows,
+            ZERO=form.zero,
+            NESTED=form.nested,
+            ORDERED=codes.order is not None,
+            OUTPUTS=tile.outputs,
+            ROWS=tile.rows,
+            DEPTH=form.depth,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        return out
+
+
+def choose_group_tiles(dtype: torch.dtype, generation: Generation) -> tuple[CodeTile, CodeTile]:
+    """Return the tiles of few rows and of many that experts' codes are multiplied in."""
+    few, many, *_ = choose_tiles(dtype, generation)
+    return few._replace(outputs=_FEW_OUTPUTS), many
+
+
+def group_linears(linears: Sequence[Linear]) -> GroupedMatrices | None:
+    """Return the matrices of linears of a size as one; None where they are not stored alike."""
+    every = [_numbers_or_codes(linear) for linear in linears]
+    numbers = [part for part in every if isinstance(part, torch.Tensor)]
+    codes = [part for part in every if isinstance(part, Codes)]
+    bias = _stack_biases(linears)
+    if len(numbers) == len(every):
+        return PlainMatrices(torch.stack(numbers), bias)
+    below = stack(codes) if len(codes) == len(every) else None
+    return None if below is None else CodedMatrices(below, len(every), bias)
+
+
+def pad_count(count: int) -> int:
+    """Return the next power of two."""
+    return 1 << (count - 1).bit_length()
+
+
+def _numbers_or_codes(linear: Linear) -> torch.Tensor | Codes | None:
+    if isinstance(linear, CodedLinear):
+        return linear.lone
+    return linear.weight if type(linear) is Linear and linear.packed is None else None
+
+
+def _stack_biases(linears: Sequence[Linear]) -> torch.Tensor | None:
+    """Return [linears, outputs], zeros where one has none; None where none has any."""
+    biases = [linear.bias for linear in linears]
+    some = next((bias for bias in biases if bias is not None), None)
+    if some is None:
+        return None
+    return torch.stack([torch.zeros_like(some) if bias is None else bias for bias in biases])
+
+
+def _has_many(x: torch.Tensor, routed: Routed) -> bool:
+    """Return whether tiles of many rows are filled; numbers of four bytes have none."""
+    pairs = len(routed.weights) * routed.each
+    return x.dtype.itemsize < 4 and pairs >= _MANY_FROM * len(routed.counts)
+
+
+def _count_tiles(routed: Routed, rows: int) -> int:
+    """Return how many tiles of as many rows there are at most, whoever is chosen."""
+    pairs = len(routed.weights) * routed.each
+    return min(pairs, len(routed.counts) + pairs // rows)
+
+
+def _make_room(x: torch.Tensor, routed: Routed, outputs: int) -> torch.Tensor:
+    return x.new_empty(len(routed.weights) * routed.each, outputs)
+
+
+def _constants(routed: Routed, gate: Gate | None, *, gathers: bool, biased: bool) -> dict[str, Any]:
+    """Return what both kernels are told of groups and gates."""
+    groups = len(routed.counts)
+    return {
+        "GROUPS": groups,
+        "PADDED_GROUPS": pad_count(groups),
+        "PER_ROW": routed.each,
+        "GATHERS": gathers,
+        "HAS_BIAS": biased,
+        "ACT": "" if gate is None else gate.kernel,
+        "LIMITS": gate is not None and gate.limit > 0,
+        "PAIRED": gate is not None and gate.paired,
+    }
