@@ -82,7 +82,7 @@ class Staging:
             self._turns.append(_Pinned(_host_bytes(max(needed, _LEAST), pinned)))
             return self._turns[-1]
         buffer = self._turns[self._next]
-        self._next = (self._next + 1) % _TURNS
+        self._next = (self._next + 1) % self._most
         if buffer.free is not None and not buffer.free.query():
             buffer.free.synchronize()
         if buffer.memory.numel() < needed:

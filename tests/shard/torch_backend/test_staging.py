@@ -1,0 +1,52 @@
+"""Numbers on their way to a device: pinned memory is taken in turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from tgi_trio.shard.torch_backend import staging
+from tgi_trio.shard.torch_backend.staging import Staging
+
+
+@dataclass
+class SlowDevice:
+    """Has read nothing until somebody waits for it."""
+
+    recorded: int = 0
+    waited: list[int] = field(default_factory=list)
+
+    def record(self, device: torch.device) -> Event:
+        self.recorded += 1
+        return Event(self, self.recorded - 1)
+
+
+@dataclass
+class Event:
+    device: SlowDevice
+    number: int
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        self.device.waited.append(self.number)
+
+
+@pytest.mark.parametrize("turns", [2, 4, 7])
+def test_all_buffers_are_filled_before_one_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    slow = SlowDevice()
+    plain = torch.empty
+    monkeypatch.setattr(staging, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(staging, "record_event", slow.record)
+    monkeypatch.setattr(staging, "_host_bytes", lambda size, pinned: plain(size, dtype=torch.uint8))
+    uploads = Staging(torch.device("cpu"), turns=turns)
+    for i in range(3 * turns):
+        (found,) = uploads.send([np.full(3, i, np.int32)])
+        assert found.tolist() == [i] * 3
+    assert slow.waited == list(range(2 * turns))
