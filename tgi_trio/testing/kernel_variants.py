@@ -187,19 +187,21 @@ def _attend_latents(
 
 
 def _between_products() -> Iterator[Variant]:
-    sums: tuple[tuple[int, str, int, int], ...] = (
-        *((2048, "rms", 0, 0), (5120, "rms", 0, 0), (3584, "rms_plus_one", 0, 0)),
-        *((8192, "layer", 0, 0), (2880, "rms", 4, 0), (2048, "rms", 8, 4), (7168, "rms", 8, 1)),
+    sums: tuple[tuple[int, str, int, int, bool], ...] = (
+        *((2048, "rms", 0, 0, False), (5120, "rms", 0, 0, False)),
+        *((3584, "rms_plus_one", 0, 0, False), (8192, "layer", 0, 0, False)),
+        *((2880, "rms", 4, 0, False), (2048, "rms", 8, 4, False), (7168, "rms", 8, 1, False)),
+        (7168, "rms", 0, 0, True),
     )
-    for size, kind, experts, shared in sums:
+    for size, kind, experts, shared, widens in sums:
         padded = 1 << (size - 1).bit_length()
         post = kind == "rms_plus_one"
         vectors = (F32,) * 4 if post else (BF16,) * 4
         found = f" of {experts} experts{' and shared' if shared else ''}" if experts else ""
         yield Variant(
-            f"add_and_normalise bf16 {size} {kind}{found}",
+            f"add_and_normalise bf16 {size} {kind}{found}{' wide' if widens else ''}",
             fused.add_and_normalise,
-            (*(BF16,) * 7, *vectors, "fp32", "fp32", "fp32"),
+            (BF16, F32, *(BF16,) * 6, *vectors, "fp32", "fp32", "fp32"),
             {
                 "SIZE": size,
                 "PADDED": padded,
@@ -215,6 +217,7 @@ def _between_products() -> Iterator[Variant]:
                 "KIND": kind,
                 "HAS_GAIN": True,
                 "HAS_BIAS": kind == "layer",
+                "WIDENS": widens,
             },
             warps=count_warps(padded),
         )

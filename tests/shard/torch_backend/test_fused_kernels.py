@@ -15,7 +15,11 @@ from tgi_trio.shard.torch_backend.layers.heads import HeadSteps
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.norm import Norm
-from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
+from tgi_trio.shard.torch_backend.layers.residual import (
+    Addends,
+    add_and_normalise,
+    add_normalise_and_widen,
+)
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 
 need_triton()
@@ -81,6 +85,17 @@ def test_sums_and_their_norms(
     for case, got in zip(cases, ours, strict=True):
         for one, other in zip(got, add_and_normalise(x, *case), strict=True):
             agree(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_norm_comes_in_float32_as_well(kernels: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The very numbers that it has in the dtype."""
+    x, more = some(TOKENS, HIDDEN, dtype=dtype), some(TOKENS, HIDDEN, seed=1, dtype=dtype)
+    norm = make_norm("rms", dtype)
+    summed, normed, wide = add_normalise_and_widen(x, Addends(more), norm)
+    assert wide.dtype is torch.float32 and torch.equal(wide, normed.float())
+    expected = add_and_normalise(x, Addends(more), norm)
+    assert torch.equal(summed, expected[0]) and torch.equal(normed, expected[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

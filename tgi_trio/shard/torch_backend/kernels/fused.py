@@ -43,6 +43,7 @@ def normalise(
 @triton.jit
 def add_and_normalise(
     normed,  # [T, SIZE]
+    wide,  # float32 [T, SIZE]: the same numbers, written where WIDENS
     summed,  # [T, SIZE], written where something is added
     x,  # [T, SIZE]
     first,  # [T, SIZE]: added where ADDS, normalised before with FIRST_KIND, times `scale`
@@ -70,6 +71,7 @@ def add_and_normalise(
     KIND: tl.constexpr,  # "": the sum alone is wanted
     HAS_GAIN: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    WIDENS: tl.constexpr,
 ):
     """Add what a layer has found to a hidden state and normalise the sum; one program a token."""
     dtype = x.dtype.element_ty
@@ -108,6 +110,8 @@ def add_and_normalise(
     if KIND != "":
         value = normalise(value, place, gain, bias, eps, SIZE, KIND, HAS_GAIN, HAS_BIAS)
         tl.store(normed + at, value.to(dtype), mask=inside)
+        if WIDENS:
+            tl.store(wide + at, value.to(dtype).to(tl.float32), mask=inside)
 
 
 @triton.jit

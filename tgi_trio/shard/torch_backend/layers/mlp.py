@@ -105,11 +105,16 @@ class ExpertsMlp:
             return out
         return out + (shared if doors is None else torch.sigmoid(doors) * shared)
 
-    def find(self, x: torch.Tensor) -> torch.Tensor | ExpertParts:
+    @property
+    def routes_in_float32(self) -> bool:
+        """Whether the router's input becomes float32, whatever the rest is computed in."""
+        return self.router.weight.dtype is torch.float32
+
+    def find(self, x: torch.Tensor, routed_by: torch.Tensor) -> torch.Tensor | ExpertParts:
         """Return the same, not added up yet where that can be done as it is added to `x`."""
         if self.grouped is None or self.shared is not None or self.exit is not None:
-            return self(x)
-        return self.grouped.find(x, *self._ask(x, x))
+            return self(x, routed_by)
+        return self.grouped.find(x, *self._ask(routed_by, x))
 
     def _ask(
         self, routed_by: torch.Tensor, x: torch.Tensor

@@ -28,11 +28,26 @@ def add_and_normalise(
     """Return the sum and its norm, [T, hidden] each; without a norm the sum is both."""
     if addends is None and norm is None:
         return x, x
-    if runs_kernels(x.device) and x.shape[-1] <= _MOST:
+    if _in_kernel(x):
         return _launch(x, addends, norm)
     if addends is not None:
         x = _add(x, addends)
     return x, x if norm is None else norm(x)
+
+
+def add_normalise_and_widen(
+    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the same, and the norm once more in float32, for a router that computes in it."""
+    if norm is not None and x.dtype is not torch.float32 and _in_kernel(x):
+        wide = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        return *_launch(x, addends, norm, wide), wide
+    summed, normed = add_and_normalise(x, addends, norm)
+    return summed, normed, normed.float()
+
+
+def _in_kernel(x: torch.Tensor) -> bool:
+    return runs_kernels(x.device) and x.shape[-1] <= _MOST
 
 
 def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
@@ -48,7 +63,10 @@ def _add(x: torch.Tensor, addends: Addends) -> torch.Tensor:
 
 
 def _launch(
-    x: torch.Tensor, addends: Addends | None, norm: Norm | None
+    x: torch.Tensor,
+    addends: Addends | None,
+    norm: Norm | None,
+    wide: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from tgi_trio.shard.torch_backend.kernels import fused  # imports Triton
 
@@ -61,6 +79,7 @@ def _launch(
     padded = 1 << (size - 1).bit_length()
     fused.add_and_normalise[(len(x),)](
         normed,
+        x if wide is None else wide,
         summed,
         x,
         first.parts if isinstance(first, ExpertParts) else first.contiguous(),
@@ -86,6 +105,7 @@ def _launch(
         KIND="" if norm is None else norm.kind,
         HAS_GAIN=norm is not None and norm.weight is not None,
         HAS_BIAS=norm is not None and norm.bias is not None,
+        WIDENS=wide is not None,
         num_warps=count_warps(padded),
     )
     return summed, summed if norm is None else normed

@@ -24,7 +24,11 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInputs
-from tgi_trio.shard.torch_backend.layers.residual import Addends, add_and_normalise
+from tgi_trio.shard.torch_backend.layers.residual import (
+    Addends,
+    add_and_normalise,
+    add_normalise_and_widen,
+)
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
 from tgi_trio.shard.torch_backend.layers.streams import Streams
 from tgi_trio.shard.torch_backend.layers.vocabulary import Gathering, embed, gather_logits
@@ -273,22 +277,34 @@ class Decoder:
                 inner = layer.mlp_norm(x) if layer.mlp_norm else normed
                 return x, addends._replace(second=self._all_reduce(layer.mlp(inner)))
         if layer.mlp is not None:
-            x, inner = add_and_normalise(x, addends, layer.mlp_norm)
+            x, found = self._feed_forward(layer.mlp, layer.beside, x, addends, layer.mlp_norm)
             addends = Addends(
-                self._feed_forward(layer.mlp, layer.beside, inner, x),
+                found,
                 norm=layer.mlp_post_norm,
                 scale=scale * self.spec.mlp_scale,
             )
         return x, addends
 
     def _feed_forward(
-        self, mlp: Mlp, beside: ExpertsBeside | None, inner: torch.Tensor, x: torch.Tensor
-    ) -> torch.Tensor | ExpertParts:
-        """Return what `mlp` finds in `inner`, the norm of `x`, and `beside` in `x` itself."""
+        self,
+        mlp: Mlp,
+        beside: ExpertsBeside | None,
+        x: torch.Tensor,
+        addends: Addends | None,
+        norm: Norm | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | ExpertParts]:
+        """Return the sum, and what `mlp` finds in its norm, and `beside` in itself."""
         if self.ranks is None and beside is None and isinstance(mlp, ExpertsMlp):
-            return mlp.find(inner)
+            if mlp.routes_in_float32:
+                x, inner, wide = add_normalise_and_widen(x, addends, norm)
+                return x, mlp.find(inner, wide)
+            x, inner = add_and_normalise(x, addends, norm)
+            return x, mlp.find(inner, inner)
+        x, inner = add_and_normalise(x, addends, norm)
         found = self._all_reduce(mlp(inner))
-        return found if beside is None else beside.join(found, self._all_reduce(beside(x)))
+        if beside is not None:
+            found = beside.join(found, self._all_reduce(beside(x)))
+        return x, found
 
     def _leave_layer(
         self,
