@@ -122,7 +122,8 @@ def reading_costs(runs: int) -> dict[str, float]:
 
 def _response_events() -> ResponseEvents:
     settings = settings_of(ResponsesRequest(input="?"), "model")
-    writer, items = ResponseWriter(settings, 1), ItemWriter(Toolbox(), carried=False)
+    source = random.Random(1)
+    writer, items = ResponseWriter(settings, 1, source), ItemWriter(Toolbox(), False, source)
     return ResponseEvents(writer, items, AnswerReader(), lambda: 1)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tgi_trio.ipc.broadcast import Broadcast
+from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import LeaderEnd
 from tgi_trio.ipc.death import start_shard_end
 from tgi_trio.ipc.frames import Kind, Phase, encode
@@ -60,7 +60,7 @@ def steps(core: str, count: str, spec_text: str) -> None:
     time.sleep(3600)
 
 
-def _await_reply(end: LeaderEnd) -> None:
+def _await_reply(end: PlanEnd) -> None:
     """Take a follower's next frame, which is waited for."""
     while end.try_receive() is None:
         end.wait(30.0)

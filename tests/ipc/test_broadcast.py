@@ -13,7 +13,7 @@ import pytest
 
 from tests.ipc.conftest import ROOT, attach_here
 from tgi_trio.errors import RingFull
-from tgi_trio.ipc.broadcast import Broadcast
+from tgi_trio.ipc.broadcast import Broadcast, PlanEnd
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd
 from tgi_trio.ipc.spawn import ShardProcess
 
@@ -27,7 +27,7 @@ def lead(endpoints: Endpoints, **changes: Any) -> LeaderEnd:
     return LeaderEnd.attach(spec.text())
 
 
-def receive(end: LeaderEnd) -> bytes:
+def receive(end: PlanEnd) -> bytes:
     """Return a follower's next frame, which is waited for."""
     while (frame := end.try_receive()) is None:
         end.wait(30.0)
