@@ -10,6 +10,9 @@ from typing import Final
 from tgi_trio.shard.contract import ShardSequence
 
 LONGEST_REST: Final = 30  # steps without guesses after a row of wrong ones
+# The same for who does not adapt: a trial costs as much as all its guesses, which is more than a
+# plain step, and one in thirty would cost three hundredths.
+LONGEST_DEAR_REST: Final = 126
 _STATE: Final = "guesses"  # key in ShardSequence.state
 
 
@@ -42,7 +45,8 @@ class Record:
         if self._adapts:
             self._most = min(limit, 2 * count if right == count else right + 1)
         self._failures = 0 if right else self._failures + 1
-        self.rest = min(LONGEST_REST, 2**self._failures - 2) if self._failures else 0
+        longest = LONGEST_REST if self._adapts else LONGEST_DEAR_REST
+        self.rest = min(longest, 2**self._failures - 2) if self._failures else 0
         self.guesses = []
 
 
