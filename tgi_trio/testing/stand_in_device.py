@@ -46,6 +46,7 @@ from tgi_trio.testing.stand_in_tensor import (
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 # Made of others on a CPU, and one kernel each on a device.
 _WHOLE = ("aten::linear", "aten::matmul", "aten::rms_norm", "aten::layer_norm", "aten::reshape")
+_EMPTY = ("aten::empty", "aten::new_empty")
 _INTERPRETING = threading.Lock()  # the interpreter keeps what it does in globals
 _WAIT_FOR_SIZE = ("aten::nonzero", "aten::_unique2", "aten::masked_select", "aten::bincount")
 
@@ -62,6 +63,7 @@ class StandInDevice(TorchDispatchMode):
         self.arrivals = 0  # copies to the host that have been launched
         self._lost = False
         self._recording: Graph | None = None
+        self._idle = False
         # Memory is pinned for all of them.
         self._pinned: list[torch.Tensor] = [] if beside is None else beside._pinned
         self._coming: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (number, to, numbers)
@@ -101,6 +103,8 @@ class StandInDevice(TorchDispatchMode):
             kwargs["device"] = "cpu"
         plain_args, plain = tree_map(held, (args, kwargs))
         out = func(*plain_args, **plain)
+        if self._computes_nothing() and name.startswith(_EMPTY):
+            out.zero_()  # what nobody writes is an index within any table
         if name == "aten::_local_scalar_dense":
             return out
         self._note(name, lambda: func(*plain_args, **plain), plain_args, out)
@@ -131,7 +135,7 @@ class StandInDevice(TorchDispatchMode):
         memory = {x.untyped_storage().data_ptr() for x in tensors}
         fresh = [x for x in outs if x.untyped_storage().data_ptr() not in memory]
         written = any(id(x) in same for x in outs)
-        if (not fresh and not written) or name.startswith(("aten::empty", "aten::new_empty")):
+        if (not fresh and not written) or name.startswith(_EMPTY):
             return
         self.counts.launches[name.removeprefix("aten::")] += 1
         if self._recording is None:
@@ -247,7 +251,7 @@ class StandInDevice(TorchDispatchMode):
 
     def __enter__(self) -> StandInDevice:
         if self._beside is None:
-            for owner, name, value in replacements(_current):
+            for owner, name, value in replacements(current_device):
                 self._patches.enter_context(mock.patch.object(owner, name, value))
             pin = mock.patch.object(torch.Tensor, "pin_memory", self._pin)  # from any thread
             self._patches.enter_context(pin)
@@ -273,6 +277,18 @@ class StandInDevice(TorchDispatchMode):
         finally:
             self._recording = None
 
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Have kernels launched and counted inside, and not computed: nobody looks at a warm-up."""
+        self._idle = True
+        try:
+            yield
+        finally:
+            self._idle = False
+
+    def _computes_nothing(self) -> bool:
+        return self._idle or self._recording is not None
+
     def launch_kernel(self, function: Any, *args: Any, **kwargs: Any) -> None:
         """Run a Triton kernel in its interpreter."""
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
@@ -287,16 +303,20 @@ class StandInDevice(TorchDispatchMode):
         self.launch(function.fn.__name__, run)
 
     def launch(self, name: str, run: Callable[[], None]) -> None:
-        """Do what is launched under `name`, over memory that stays where it is."""
+        """Do what is launched under `name`, over memory that stays where it is.
+
+        What is recorded is done when it is replayed, and not before, as on a device.
+        """
         self.check()
-        with _disable_current_modes():
-            run()
+        if not self._computes_nothing():
+            with _disable_current_modes():
+                run()
         self.counts.launches[name] += 1
         if self._recording is not None:
             self._recording.work.append(run)
 
 
-def _current() -> StandInDevice:
+def current_device() -> StandInDevice:
     """Return the stand-in that this thread has entered."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
         if isinstance(mode, StandInDevice):

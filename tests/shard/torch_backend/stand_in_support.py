@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from tgi_trio.shard.loop.batch import Batch
 from tgi_trio.shard.sampling.logits_processors import GrammarMasks
 from tgi_trio.shard.speculation.sharing import share_drafts
 from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
-from tgi_trio.testing.stand_in_device import StandInDevice
+from tgi_trio.testing.stand_in_device import StandInDevice, current_device
 from tgi_trio.testing.stand_in_driver import Counts
 
 BLOCKS, SLOTS = 64, 16
@@ -44,7 +45,8 @@ def start(
     """Return a runner of a checkpoint, warmed up."""
     told = ShardSettings(model_path=folder, dtype="float32", **settings)
     runner = load_torch_runner(told, device=where, graph_sizes=graphs, grammars=grammars)
-    runner.warm_up(REQUEST)
+    with contextlib.nullcontext() if where == "cpu" else current_device().idle():
+        runner.warm_up(REQUEST)
     return runner
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,10 @@ from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 need_triton()
 
-from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402  (it imports Triton)
+from tgi_trio.testing.stand_in_device import (  # noqa: E402  (it imports Triton)
+    StandInDevice,
+    current_device,
+)
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 from tgi_trio.testing.stand_in_tensor import MixedDevices, RecordingBroken  # noqa: E402
 
@@ -73,7 +77,8 @@ def device(
 def start(folder: Path, where: str, graphs: tuple[int, ...] = (), dtype: str = "float32") -> Runner:
     settings = ShardSettings(model_path=folder, dtype=dtype)
     runner = load_torch_runner(settings, device=where, graph_sizes=graphs)
-    runner.warm_up(WarmupRequest(8, 64, 4, 31 * BLOCK))
+    with contextlib.nullcontext() if where == "cpu" else current_device().idle():
+        runner.warm_up(WarmupRequest(8, 64, 4, 31 * BLOCK))
     return runner
 
 
@@ -170,7 +175,8 @@ def test_launches_of_a_layer_are_few(
         dtype = "bfloat16" if family == "deepseek_v2" else "float32"
         runner, (row, *_) = start(folder, "cuda:0", dtype=dtype), rows()
         device.counts = Counts()
-        runner.launch(plan([row], [row.length])).result()
+        with device.idle():
+            runner.launch(plan([row], [row.length])).result()
         launched.append(Counter(device.counts.launches))
     a_layer = (launched[1] - launched[0]).total()
     assert 7 <= a_layer <= LAYERED[family], launched
