@@ -99,6 +99,32 @@ def test_a_part_that_nobody_built_is_refused_by_its_name(
     assert check(tmp_path) == []
 
 
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4}
+DEEPSEEK = LLAMA | {
+    "model_type": "deepseek_v3",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (MIXTRAL | {"num_experts_per_tok": 5}, "a token goes to 5 experts, and there are 4"),
+        (MIXTRAL | {"num_experts_per_tok": 0}, "a token goes to 0 experts, and there are 4"),
+        (DEEPSEEK | {"n_group": 3}, "8 experts cannot be 3 groups"),
+        (DEEPSEEK | {"n_group": 8}, "8 experts cannot be 8 groups"),
+        (DEEPSEEK | {"n_group": 4, "topk_group": 5}, "a token uses 5 groups of experts of 4"),
+    ],
+)
+def test_experts_that_cannot_be(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    write_json(tmp_path, config)
+    write_safetensors(tmp_path / "model.safetensors", {"some.weight": F32})
+    with pytest.raises(ModelLoadError, match=f"config.json cannot be right for .*: {message}"):
+        check(tmp_path)
+
+
 def test_a_field_that_torch_has_not_learned_is_refused_before_a_shard_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

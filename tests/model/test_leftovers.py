@@ -21,6 +21,9 @@ DEEPSEEK = LLAMA | {
     "model_type": "deepseek_v3",
     "num_nextn_predict_layers": 1,
     "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
     "first_k_dense_replace": 1,
 }
 MTP = "model.layers.1."  # behind the only layer

@@ -29,6 +29,7 @@ def write(folder: Path, experts: int = EXPERTS, **tensors: np.ndarray) -> ModelC
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "num_local_experts": experts,
+        "num_experts_per_tok": 1,
     }
     write_json(folder, config)
     save_file({PLACE + name: values for name, values in tensors.items()}, folder / "m.safetensors")

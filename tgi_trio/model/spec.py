@@ -164,6 +164,21 @@ class ExpertsSpec:
     weighs_inputs: bool = False  # weights multiply what goes into experts, not what comes out
     limit: float = 0.0  # of what the gate is and is for, see `layers/gating.py`; 0: none
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for numbers that no mixture can have."""
+        if not 0 < self.per_token <= self.count:
+            raise ValueError(
+                f"a token goes to {self.per_token} experts, and there are {self.count}"
+            )
+        if not self.routing.startswith("grouped"):
+            return
+        least = 2 if self.routing == "grouped-sigmoid" else 1  # a group is as good as its best two
+        divides = self.groups > 0 and self.count % self.groups == 0
+        if not divides or self.count // self.groups < least:
+            raise ValueError(f"{self.count} experts cannot be {self.groups} groups")
+        if not 0 < self.groups_used <= self.groups:
+            raise ValueError(f"a token uses {self.groups_used} groups of experts of {self.groups}")
+
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
