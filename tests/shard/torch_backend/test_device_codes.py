@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 from tests.quantised_support import DATA, quantise, real_checkpoint
+from tests.shard.test_mxfp4 import store
 from tests.shard.test_quantised_models import STORED
 from tests.shard.torch_backend.interpreter import need_triton
 from tests.shard.torch_backend.models_support import BLOCK, prompts
+from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.gguf.folder import gguf_folder
+from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp
+from tgi_trio.shard.torch_backend.models.decoder import Decoder
+from tgi_trio.shard.torch_backend.torch_loading import load_torch_runner
+from tgi_trio.shard.torch_backend.torch_runner import TorchRunner
 
 need_triton()
 
@@ -49,8 +55,8 @@ def check(folder: Path, **settings: Any) -> Counter[str]:
     expected = drive(start(folder, "cpu", **settings), TEXTS, ASKED, 3)
     with StandInDevice() as device:
         runner = start(folder, "cuda:0", (2,), **settings)
-        assert device.counts.launches["multiply_codes"]
         launches = Counter(device.counts.launches)
+        assert launches["multiply_codes"] or launches["multiply_coded_groups"]
         ours = drive(runner, TEXTS, ASKED, 3, device=device)
     agree(ours, expected)
     assert ours.decodes and all(counts.replays == 1 for counts in ours.decodes)
@@ -77,6 +83,13 @@ def test_experts_stay_codes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert check(folder)["multiply_coded_groups"]
 
 
+def test_experts_of_gpt_oss_stay_codes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Its own layout of them: MXFP4 with biases, gates in pairs; all else are numbers."""
+    source = checkpoint("gpt_oss", head_dim=16, intermediate_size=64)
+    launches = check(store(source, tmp_path / "q"))
+    assert launches["multiply_coded_groups"] and not launches["multiply_groups"]
+
+
 def test_experts_that_are_rounded_stay_codes(checkpoint: Checkpoint) -> None:
     """One of every token is computed beside them."""
     assert check(checkpoint("qwen2_moe"), quantize="q8_0")["multiply_coded_groups"]
@@ -85,10 +98,16 @@ def test_experts_that_are_rounded_stay_codes(checkpoint: Checkpoint) -> None:
 def test_experts_that_are_not_stored_alike_are_numbers(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped_matrices, "stack", lambda every: None)
     folder = quantise(checkpoint("mixtral"), tmp_path / "q", *STORED["gptq 4 bits"])
-    launches = check(folder)
-    assert launches["multiply_groups"] and not launches["multiply_coded_groups"]
+    told = ShardSettings(model_path=folder, dtype="float32")
+    with StandInDevice():
+        for kind in (grouped_matrices.CodedMatrices, grouped_matrices.PlainMatrices):
+            runner = load_torch_runner(told, device="cuda:0")
+            assert isinstance(runner, TorchRunner) and isinstance(runner.model, Decoder)
+            for layer in runner.model.layers:
+                assert isinstance(layer.mlp, ExpertsMlp) and layer.mlp.grouped is not None
+                assert isinstance(layer.mlp.grouped._up, kind)
+            monkeypatch.setattr(grouped_matrices, "stack", lambda every: None)
 
 
 def test_two_ranks(checkpoint: Checkpoint) -> None:
