@@ -132,6 +132,23 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
     eventually(lambda: not any(map(process_at, servers)), "no server stays behind")
 
 
+def test_one_command_tries_it_on_one_machine(tmp_path: Path) -> None:
+    file = tmp_path / "replicas.txt"
+    words = ["--replicas", "1", "--replicas-file", str(file), "--cpu-threads", "1"]
+    both = subprocess.Popen([sys.executable, "-m", "tools.two_nodes", *words])
+    try:
+        (address,) = eventually(lambda: both.poll() is None and addresses(file), "a server")
+        assert serves(address)
+    finally:
+        both.send_signal(signal.SIGINT)
+        try:
+            ended = both.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            both.kill()
+            raise
+    assert ended == 0 and addresses(file) == [] and process_at(address) is None
+
+
 def test_no_cluster_at_an_address_is_said() -> None:
     for address in ("127.0.0.1:1", "nonsense"):
         with pytest.raises(ConfigurationError, match=f"--address {address}: .*ray start --head"):
