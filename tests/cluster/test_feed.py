@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tgi_trio.cluster.feed import Address, Feed
+from tgi_trio.cluster.fleet import Fleet
+from tgi_trio.cluster.members import MemberEvent
 from tgi_trio.cluster.news import DATAGRAM_BYTES, MOST_ITEMS, Item, Load, Outbox, Sent, read
-from tgi_trio.cluster.prefix_chain import HASH_BYTES, LONGEST
+from tgi_trio.cluster.prefix_chain import HASH_BYTES, LONGEST, Chain
 from tgi_trio.cluster.routing import Routing
 
 SECRET = b"sixteen letters and more, as a file may have them, even a hundred of them" * 2
@@ -77,6 +79,20 @@ async def bound() -> tuple[trio.socket.SocketType, Address]:
     one = trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM)
     await one.bind(("127.0.0.1", 0))
     return one, one.getsockname()
+
+
+def test_what_a_front_begins_is_told() -> None:
+    async def main() -> list[tuple[str, Chain]]:
+        told: list[tuple[str, Chain]] = []
+        fleet = Fleet(Routing(random.Random(1)), 60.0, lambda *news: told.append(news))
+        fleet.name("127.0.0.1:1")
+        (replica,) = fleet.replicas
+        fleet.members.tell(replica.name, MemberEvent.WELL, trio.current_time())
+        fleet.begin(replica, (b"12345678",))()
+        fleet.check()
+        return told
+
+    assert trio.run(main) == [("127.0.0.1:1", (b"12345678",))]
 
 
 def test_a_front_learns_what_another_sent_where() -> None:

@@ -56,8 +56,14 @@ class Replica:
 class Fleet:
     """See the module's docstring."""
 
-    def __init__(self, routing: Routing, timeout: float) -> None:
-        """`timeout`: seconds of silence until a replica is dead."""
+    def __init__(
+        self,
+        routing: Routing,
+        timeout: float,
+        tell: Callable[[str, Chain], None] | None = None,
+    ) -> None:
+        """`timeout`: seconds of silence until a replica is dead; `tell`: other fronts (`Feed`)."""
+        self._tell_fronts = tell
         self.members = Members(timeout, self._change)
         self._routing = routing
         self._replicas: dict[str, Replica] = {}
@@ -179,6 +185,8 @@ class Fleet:
         """
         replica.running += 1
         self._routing.sent(replica.name, chain)
+        if self._tell_fronts is not None:
+            self._tell_fronts(replica.name, chain)
         return partial(self._end, replica)
 
     def _end(self, replica: Replica) -> None:
