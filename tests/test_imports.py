@@ -33,7 +33,8 @@ def ours(text: str) -> frozenset[str]:
 MODEL = ours("torch transformers numba llvmlite triton")
 SERVER = ours("trio quart quart_trio hypercorn anyio pytest_trio")
 NOTHING = ours("")
-ROUTER_ENDS = ours("ipc.router_end ipc.spawn ipc.watch")  # the parts of ipc that await
+# the parts of ipc that await
+ROUTER_ENDS = ours("ipc.router_end ipc.tcp_router_end ipc.spawn ipc.watch")
 SHARD_ALONE = SERVER | {f"tgi_trio.{name}" for name in ROUTER_ENDS}
 
 # The most specific row of a module counts.

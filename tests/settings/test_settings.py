@@ -96,7 +96,7 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
         ({"num_shard": 0}, "`num_shard` cannot be < 1"),
         ({"num_shard": 1, "sharded": True}, "`sharded` is true but `num_shard` <= 1"),
         ({"remote_ranks": -1}, "`remote_ranks` must be >= 0. Given: -1"),
-        ({"remote_ranks": 2, "num_shard": 2}, "< `num_shard`: rank 0 runs here. Given: 2 of 2"),
+        ({"remote_ranks": 2, "num_shard": 2}, "rank 0 of several runs here. Given: 2 of 2"),
         ({"remote_ranks": 1, "num_shard": 2}, "`remote_ranks` needs `cluster_secret_file`"),
         ({"rank_address": "unix:/r"}, "`rank_address` must be host:port or [host]:port. Given"),
         ({"sharded": True}, "`sharded` is true: say over how many ranks with `num_shard`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import pytest
 
 from tests.system.client import generate
 from tests.system.remote_rank import running_rank, write_secret
-from tests.system.server import ServerProcess, serving
+from tests.system.server import ServerProcess, children, serving
 from tgi_trio.testing.ports import held_port
 
 pytestmark = pytest.mark.system
@@ -48,6 +49,31 @@ def test_a_rank_that_is_no_child_of_the_server(demo: ServerProcess, tmp_path: Pa
     with over_two_machines("127.0.0.1", tmp_path) as server:
         assert len(server.shards()) == 1
         assert texts(server) == texts(demo)
+
+
+def test_a_shard_that_is_on_another_machine_than_its_router(
+    demo: ServerProcess, tmp_path: Path
+) -> None:
+    """With the CPU kernels, a grammar, and a rank that is killed in between."""
+    grammar = {"type": "regex", "value": "[0-9]{6}"}
+    secret = write_secret(tmp_path)
+    with held_port() as port:
+        leader = f"127.0.0.1:{port}"
+        flags = ("--remote-ranks", "1", "--rank-address", leader)
+        with (
+            running_rank(leader, 0, secret) as agent,
+            serving(*flags, "--cluster-secret-file", str(secret)) as server,
+        ):
+            assert server.shards() == []
+            assert texts(server) == (expected := texts(demo))
+            told = {"max_new_tokens": 6, "grammar": grammar}
+            digits = generate(server.url, PROMPTS[0], **told)["generated_text"]
+            assert digits == generate(demo.url, PROMPTS[0], **told)["generated_text"]
+            assert digits.isdecimal() and len(digits) == 6
+            os.kill(children(agent.pid)[0], signal.SIGKILL)
+            server.wait_metric("tgi_shard_restarts", 1)
+            server.wait_ready()
+            assert texts(server) == expected
 
 
 def run(*words: str) -> None:

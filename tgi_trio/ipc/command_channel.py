@@ -9,7 +9,8 @@ from typing import Protocol
 class CommandChannel(Protocol):
     """The upper end of a channel: commands down, steps up, in order.
 
-    `router_end.RouterEnd` is one, over shared memory.
+    `router_end.RouterEnd` is one, over shared memory, `tcp_router_end.TcpRouterEnd` one to another
+    machine.
     """
 
     @property

@@ -122,10 +122,11 @@ def _check_watermark(options: Options, facts: ModelFacts) -> None:
 
 
 def _check_remote_ranks(options: Options) -> None:
-    if not options.remote_ranks < number_of_shards(options):
+    size = number_of_shards(options)
+    if options.remote_ranks >= size and (options.remote_ranks, size) != (1, 1):
         raise ConfigurationError(
-            "`remote_ranks` must be < `num_shard`: rank 0 runs here. "
-            f"Given: {options.remote_ranks} of {number_of_shards(options)}"
+            "`remote_ranks` must be < `num_shard`, or both 1: rank 0 of several runs here. "
+            f"Given: {options.remote_ranks} of {size}"
         )
     if options.remote_ranks and options.cluster_secret_file is None:
         raise ConfigurationError(

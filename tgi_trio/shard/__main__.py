@@ -45,7 +45,13 @@ def main(argv: list[str]) -> int:
 
     if settings.world_size > 1:
         return _serve_rank(argv[0], settings)
-    return process.serve(argv[0], lambda: load(settings), settings, images=_images_of(settings))
+    return process.serve(
+        argv[0],
+        lambda: load(settings),
+        settings,
+        images=_images_of(settings),
+        frames=settings.frames,
+    )
 
 
 def load(settings: ShardSettings, connect: Callable[[str], Ranks] | None = None) -> Runner:

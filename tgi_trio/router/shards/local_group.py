@@ -1,5 +1,5 @@
 """The shard group that is led from this machine: a child process per rank, shared memory between
-them, and connections to those ranks that run on other machines.
+them, and connections to those ranks that run on other machines; of a group of one that may be all.
 
 The router talks to rank 0; the others follow it.
 A group lives and dies together: its ranks compute every step in common, so whichever of them ends
@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 
 import trio
 
 from tgi_trio.ipc.channel import Endpoints
+from tgi_trio.ipc.command_channel import CommandChannel
 from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.doorbell import affordable_spin_us
 from tgi_trio.ipc.endpoints import DEFAULT_RING_BYTES
@@ -25,6 +26,7 @@ from tgi_trio.ipc.router_end import ReplyBell, RouterEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
+from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 from tgi_trio.router.http.wire.sockets import address_text
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
 from tgi_trio.router.shards.rank_desk import RankDesk
@@ -38,7 +40,7 @@ _PLANS_IN_A_RING = 4  # a follower is a step behind at most; the rest is room to
 class LocalGroup:
     """Implements `Group`: the running shards of one incarnation, in rank order."""
 
-    def __init__(self, ranks: Sequence[Rank], end: RouterEnd) -> None:
+    def __init__(self, ranks: Sequence[Rank], end: CommandChannel) -> None:
         """`end`: the router's end of rank 0's channel."""
         self._ranks = tuple(ranks)
         self._end = end
@@ -56,6 +58,8 @@ class LocalGroup:
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
         def start(request: WarmupRequest, incarnation: int) -> AbstractContextManager[Group]:
+            if desk is not None and 0 in desk.ranks:
+                return LocalGroup.call_in(settings, request, incarnation, desk)
             return LocalGroup.spawn(argv, settings, request, incarnation, affordable, desk)
 
         return start
@@ -114,8 +118,23 @@ class LocalGroup:
             ranks += afar.ranks if afar else []
             yield cls(ranks, stack.enter_context(RouterEnd(leading, bell)))
 
+    @classmethod
+    @contextmanager
+    def call_in(
+        cls, settings: ShardSettings, request: WarmupRequest, incarnation: int, desk: RankDesk
+    ) -> Iterator[LocalGroup]:
+        """Start a group of one rank, which is on another machine; leaving the block ends it."""
+        caller = desk.take(0)
+        own = replace(settings, rank=0, image_arena=-1)
+        largest = _plan_ring_bytes(request)
+        with (
+            RemoteRank.start(caller, own, incarnation, largest) as rank,
+            closing(TcpRouterEnd(os.dup(caller.frames_fd), largest, rank.describe)) as end,
+        ):
+            yield cls([rank], end)
+
     @property
-    def end(self) -> RouterEnd:
+    def end(self) -> CommandChannel:
         return self._end
 
     @property

@@ -34,6 +34,7 @@ from tgi_trio.router.shards.rank_link import (
     greet,
 )
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance, real_shard
+from tgi_trio.router.text.tokenizer_files import tokenizer_json
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,9 @@ class RankHost:
         folder = self._place.model_path or told.model_path
         if (problem := _check_model(folder, start.model)) is not None:
             return problem
+        tokenizer = told.tokenizer_file
+        if tokenizer is not None:  # grammars are compiled where tokens are chosen: here
+            tokenizer = tokenizer_json(folder, None, told.trust_remote_code)
         with ExitStack() as stack:
             endpoints = stack.enter_context(
                 Endpoints.create(
@@ -122,7 +126,14 @@ class RankHost:
             fd = os.dup(frames.socket.fileno())
             stack.callback(os.close, fd)
             spec = TcpSpec(fd, self._place.rank, start.incarnation, start.largest)
-            own = replace(told, model_path=folder, frames=spec.text(), local_rank=0, local_size=1)
+            own = replace(
+                told,
+                model_path=folder,
+                tokenizer_file=tokenizer,
+                frames=spec.text(),
+                local_rank=0,
+                local_size=1,
+            )
             shard = stack.enter_context(ShardInstance.spawn(self._argv, own, endpoints, [fd]))
             endpoints.release_child_ends()
             async with trio.open_nursery() as nursery:
