@@ -50,7 +50,9 @@ def find_place(options: RankOptions) -> RankPlace:
         raise ConfigurationError(f"--leader must be host:port or [host]:port. Given: {leader}")
     check_cluster_secret(secret)
     model = _find_model(options)
-    return RankPlace(host.strip("[]"), int(port), rank, read_cluster_secret(secret), model)
+    known = read_cluster_secret(secret)
+    trusts_code = options.trust_remote_code
+    return RankPlace(host.strip("[]"), int(port), rank, known, model, trusts_code)
 
 
 def _find_model(options: RankOptions) -> Path | None:

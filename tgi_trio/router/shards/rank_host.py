@@ -51,6 +51,7 @@ class RankPlace:
     rank: int
     secret: bytes
     model_path: Path | None = None  # None: where the leader has it
+    trusts_code: bool = False  # whether code that comes with a tokenizer may convert it
 
 
 class RankHost:
@@ -113,7 +114,7 @@ class RankHost:
             return problem
         tokenizer = told.tokenizer_file
         if tokenizer is not None:  # grammars are compiled where tokens are chosen: here
-            tokenizer = tokenizer_json(folder, None, told.trust_remote_code)
+            tokenizer = tokenizer_json(folder, None, self._place.trusts_code)
         with ExitStack() as stack:
             endpoints = stack.enter_context(
                 Endpoints.create(
