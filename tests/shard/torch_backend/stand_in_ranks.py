@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import HashStore
 from tests.shard.torch_backend.stand_in_support import REQUEST
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
+from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
 from tgi_trio.shard.contract import Pending, Runner, StepPlan
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
@@ -36,6 +37,10 @@ class Counting:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        with self._device.idle():
+            return self._runner.warm_up(request)
 
     def launch(self, plan: StepPlan) -> Pending:
         self._device.counts = Counts()
@@ -89,7 +94,8 @@ def two_ranks(
             told, device="cuda:0", ranks=meet(0, device), grammars=grammars, graph_sizes=graphs
         )
         runner = GroupRunner(own, followers)
-        runner.warm_up(REQUEST)
+        with device.idle():
+            runner.warm_up(REQUEST)
         yield runner, steps
         followers.dismiss()
         thread.join(60)

@@ -67,7 +67,7 @@ class AttentionBackend(PlanLayout, Protocol):
     ) -> torch.Tensor:
         """Write K and V [T, kv_heads, head_dim] to their slots; return [T, heads * head_dim].
 
-        Values may be narrower, and what is returned then is so. With `layer.reads_only` K and V
+        Values may be narrower, and what is returned then is so. Where a layer `reads_only`, K and V
         have no heads: those that are there already are read. `query` is [T, heads, head_dim]. A
         token sees the tokens of its own sequence at its own and earlier positions, those already in
         the cache included.
