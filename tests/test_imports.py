@@ -85,14 +85,15 @@ RULES: dict[str, Rule] = {
     # The only file that knows hypercorn.
     "router.http.wire.http2": Rule(ours("router.http.wire"), only=ours("trio hypercorn")),
     "shard": Rule(ours("errors settings model devices grammars logs ipc"), banned=SHARD_ALONE),
+    "signals": Rule(NOTHING, only=ours("trio")),
     "launcher": Rule(
-        ours("errors settings model logs hub demo ipc router"),
+        ours("errors settings model logs hub demo ipc router signals"),
         banned=MODEL,
     ),
     "start_checks": Rule(ours("errors settings model devices router.text router.telemetry")),
     "cluster": Rule(
         ours(
-            "errors logs router.http.sse router.http.wire router.http.dispatch "
+            "errors logs signals router.http.sse router.http.wire router.http.dispatch "
             "router.http.messages router.telemetry.metrics"
         ),
         banned=MODEL,
@@ -114,7 +115,7 @@ RULES: dict[str, Rule] = {
     "cli": Rule(
         ours(
             "errors settings devices log_levels logs hub hub_download "
-            "conversion demo ipc router launcher client"
+            "conversion demo ipc router launcher client cluster signals"
         ),
         banned=MODEL,
     ),
@@ -155,7 +156,7 @@ RULES: dict[str, Rule] = {
     "__main__": Rule(
         ours(
             "cli demo errors hub log_levels logs launcher model.facts model.speculators.recognise "
-            "settings start_checks cluster.keeper cluster.scaling"
+            "settings signals start_checks cluster.keeper cluster.scaling"
         ),
         banned=MODEL,
     ),

@@ -91,9 +91,10 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
 
     from tgi_trio.cli.files import check_cluster_secret, check_tokenizer_config, read_key_file
     from tgi_trio.hub import resolve_adapter, resolve_served, resolve_tokenizer
-    from tgi_trio.launcher import Launcher, Timeline, bind, run_server
+    from tgi_trio.launcher import Launcher, Timeline, bind
     from tgi_trio.model.facts import read_model_facts
     from tgi_trio.settings.resolve import resolve
+    from tgi_trio.signals import run_to_its_end
     from tgi_trio.start_checks import check_start
 
     timeline = Timeline()
@@ -133,7 +134,8 @@ def serve(invocation: Invocation, shard: ShardArgv | None = None) -> int:
         for warning in check_start(settings):
             logging.getLogger("tgi_trio.cli").warning("%s", warning)
         timeline.mark("model found")
-        run_server(Launcher(settings, listeners, timeline, *([shard] if shard else [])))
+        launcher = Launcher(settings, listeners, timeline, *([shard] if shard else []))
+        run_to_its_end(launcher.run)
     return 0
 
 
@@ -270,6 +272,14 @@ def _cluster(invocation: Invocation) -> int:
     return 0
 
 
+def _front(invocation: Invocation) -> int:
+    from tgi_trio.cli.front import front
+
+    _start_logging(invocation)
+    front(invocation.options)
+    return 0
+
+
 def _doctor(invocation: Invocation) -> int:
     from tgi_trio.cli.doctor import doctor
 
@@ -293,6 +303,7 @@ _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
     "bench": _bench,
     "print-schema": _print_schema,
     "cluster": _cluster,
+    "front": _front,
     "doctor": _doctor,
     "completion": _completion,
 }

@@ -42,13 +42,13 @@ from tgi_trio.settings.records import Options, Settings
 from tgi_trio.settings.resolve import with_kv
 from tgi_trio.settings.served import with_model
 from tgi_trio.settings.shown import as_json, as_rows
+from tgi_trio.signals import SIGNALS
 
 log = logging.getLogger(__name__)
 
 HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, beside the loading
 # Pixels reach a shard through memory of its own machine.
 ELSEWHERE = "the shard is on another machine than the router (--remote-ranks)"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
@@ -218,37 +218,6 @@ def _open_desk(settings: Settings, listeners: Listeners) -> RankDesk | None:
     return RankDesk(listeners.ranks, secret, range(size - settings.remote_ranks, size))
 
 
-def run_server(launcher: Launcher) -> None:
-    """Run a launcher to its end. Main thread only; raises what `Launcher.run` raises.
-
-    From here on no signal raises anything, however many come: an exception out of nowhere, inside
-    trio or in the middle of a clean-up, tears nurseries apart and leaves what was to be closed.
-    One that comes before the launcher receives signals is kept for it; one that comes when all is
-    done but to exit is too late.
-    """
-    early: list[int] = []
-
-    async def run() -> None:
-        try:
-            await launcher.run(early)
-        finally:
-            # While trio still runs: it closes what signals wake it by before it stops to be woken,
-            # and Python prints a traceback for one that comes in between.
-            _ignore_signals()
-
-    for number in _SIGNALS:
-        signal.signal(number, lambda number, frame: early.append(number))
-    try:
-        trio.run(run)
-    finally:
-        _ignore_signals()
-
-
-def _ignore_signals() -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
 class Launcher:
     """One run of the server."""
 
@@ -302,7 +271,7 @@ class Launcher:
         no shard comes up.
         """
         # Around the nursery: until all of it has ended, signals are received, and raise nothing.
-        with trio.open_signal_receiver(*_SIGNALS) as signals:
+        with trio.open_signal_receiver(*SIGNALS) as signals:
             if early:
                 return
             try:

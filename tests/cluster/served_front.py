@@ -63,35 +63,47 @@ class ServedFront:
         self, method: str, path: str, body: bytes = b"", **headers: str
     ) -> tuple[trio.SocketStream, h11.Connection]:
         """Send a request."""
-        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
-        connection = h11.Connection(h11.CLIENT)
-        fields = [("host", "test"), ("content-length", str(len(body)))]
-        fields += [(name.replace("_", "-"), value) for name, value in headers.items()]
-        request = h11.Request(method=method, target=path, headers=fields)
-        parts = [request, *([h11.Data(body)] if body else []), h11.EndOfMessage()]
-        await stream.send_all(b"".join(connection.send(part) or b"" for part in parts))
-        return stream, connection
+        return await send(self.port, method, path, body, **headers)
 
     async def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
         """Send a request and return its whole answer."""
-        stream, connection = await self.open(method, path, body, **headers)
-        async with stream:
-            answer = Answer(0, {})
-            while True:
-                event = connection.next_event()
-                if event is h11.NEED_DATA:
-                    try:
-                        connection.receive_data(bytes(await stream.receive_some(65536)))
-                    except trio.BrokenResourceError:
-                        answer.cut = True
-                        return answer
-                elif isinstance(event, h11.Response):
-                    headers = {k.decode(): v.decode("latin-1") for k, v in event.headers}
-                    answer = Answer(event.status_code, headers)
-                elif isinstance(event, h11.Data):
-                    answer.body += bytes(event.data)
-                else:
+        return await ask(self.port, method, path, body, **headers)
+
+
+async def send(
+    port: int, method: str, path: str, body: bytes = b"", **headers: str
+) -> tuple[trio.SocketStream, h11.Connection]:
+    """Send a request to a port of loopback."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    connection = h11.Connection(h11.CLIENT)
+    fields = [("host", "test"), ("content-length", str(len(body)))]
+    fields += [(name.replace("_", "-"), value) for name, value in headers.items()]
+    request = h11.Request(method=method, target=path, headers=fields)
+    parts = [request, *([h11.Data(body)] if body else []), h11.EndOfMessage()]
+    await stream.send_all(b"".join(connection.send(part) or b"" for part in parts))
+    return stream, connection
+
+
+async def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+    """Send a request to a port of loopback and return its whole answer."""
+    stream, connection = await send(port, method, path, body, **headers)
+    async with stream:
+        answer = Answer(0, {})
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                try:
+                    connection.receive_data(bytes(await stream.receive_some(65536)))
+                except trio.BrokenResourceError:
+                    answer.cut = True
                     return answer
+            elif isinstance(event, h11.Response):
+                headers = {k.decode(): v.decode("latin-1") for k, v in event.headers}
+                answer = Answer(event.status_code, headers)
+            elif isinstance(event, h11.Data):
+                answer.body += bytes(event.data)
+            else:
+                return answer
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from tgi_trio.cli.options import (
     CompletionOptions,
     DoctorOptions,
     DownloadOptions,
+    FrontOptions,
     QuantizeOptions,
     RankOptions,
     SchemaOptions,
@@ -73,6 +74,7 @@ def _client_flags(owner: type[Any]) -> Groups:
 
 # flags that only mean something here, so no environment variable is theirs
 _answer: Final = partial(Flag, owner=ChatOptions, variable=False)
+_spread: Final = partial(Flag, owner=FrontOptions)
 _load: Final = partial(Flag, owner=BenchOptions, variable=False)
 _fetch: Final = partial(Flag, owner=DownloadOptions, variable=False)
 _keep: Final = partial(Flag, owner=ClusterOptions, variable=False)
@@ -228,6 +230,39 @@ COMMANDS: Final[tuple[Command, ...]] = (
         ),
         ClusterOptions,
         serve_field="server",
+    ),
+    Command(
+        "front",
+        "one address for many servers: spreads requests, and goes on where one is lost",
+        (
+            (
+                "Replicas",
+                (
+                    _spread("replica", "address", "host:port of one; repeatable", many=True),
+                    _spread("replicas-file", "path", "more of them, one a line; watched", "none"),
+                    _spread("replica-timeout", "seconds", "of silence until one is dead"),
+                    _spread(
+                        "cluster-secret-file",
+                        "path",
+                        "a line that replicas know the front by, so that streams outlive them",
+                        "none",
+                    ),
+                    _spread("max-concurrent-requests", "int", "others get 429"),
+                ),
+            ),
+            (
+                "HTTP",
+                _of_serve(
+                    *("hostname", "port", "bind", "ssl-certfile", "ssl-keyfile"),
+                    *("api-key", "api-key-file", "cors-allow-origin", "payload-limit"),
+                ),
+            ),
+            (
+                "Operations",
+                _of_serve("json-output", "logger-level", "graceful-termination-timeout"),
+            ),
+        ),
+        FrontOptions,
     ),
     Command(
         "doctor",

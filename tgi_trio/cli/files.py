@@ -7,7 +7,9 @@ import logging
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cli.values import read_value
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.cluster_secret import read_cluster_secret
@@ -15,8 +17,10 @@ from tgi_trio.settings.records import Options
 
 log = logging.getLogger(__name__)
 
+Keyed = TypeVar("Keyed", Options, FrontOptions)  # what has keys
 
-def read_key_file(options: Options) -> Options:
+
+def read_key_file(options: Keyed) -> Keyed:
     """Return the options with the keys of `--api-key-file` among their keys.
 
     Each line is one key, white space around it left out; keys are never shown. Raises

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -102,6 +102,35 @@ class RankOptions:
     trust_remote_code: bool = False
     json_output: bool = False
     logger_level: str = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontOptions:
+    """`front`; what it shares with the server has the server's defaults."""
+
+    replica: tuple[str, ...] = ()
+    replicas_file: Path | None = None
+    replica_timeout: float = 3.0  # seconds of silence until a replica is dead
+    cluster_secret_file: Path | None = None
+    max_concurrent_requests: int = 4096
+    hostname: str = "0.0.0.0"
+    port: int = 3000
+    bind: tuple[str, ...] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: Path | None = None
+    cors_allow_origin: tuple[str, ...] = ()
+    payload_limit: int = 2_000_000  # bytes
+    graceful_termination_timeout: float = 90.0  # seconds
+    json_output: bool = False
+    logger_level: str = "info"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return what to listen on, each as host:port, [host]:port or unix:path."""
+        host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
+        return self.bind or (f"{host}:{self.port}",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,71 @@
+"""`front`: one address for many replicas."""
+
+from __future__ import annotations
+
+import logging
+
+from tgi_trio.cli.files import read_key_file
+from tgi_trio.cli.options import FrontOptions
+from tgi_trio.cluster.front import FrontSettings
+from tgi_trio.cluster.program import FrontProgram, ProgramSettings
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
+from tgi_trio.settings.cluster_secret import read_cluster_secret
+from tgi_trio.signals import run_to_its_end
+
+log = logging.getLogger(__name__)
+
+SHORTEST_TIMEOUT = 0.5  # seconds
+
+
+def front(options: FrontOptions) -> None:
+    """Run the front until told to stop. Raises ConfigurationError."""
+    settings = program_settings(read_key_file(options))
+    tls_context(options.ssl_certfile, options.ssl_keyfile)
+    with bind_sockets(options.addresses) as sockets:
+        run_to_its_end(FrontProgram(settings, sockets).run)
+
+
+def program_settings(options: FrontOptions) -> ProgramSettings:
+    """Return what the options ask for. Raises ConfigurationError."""
+    _check(options)
+    path = options.cluster_secret_file
+    if path is None:
+        log.warning(
+            "without --cluster-secret-file a stream ends with its replica: replicas and front "
+            "need the same one for streams to go on elsewhere"
+        )
+    return ProgramSettings(
+        front=FrontSettings(
+            secret=b"" if path is None else read_cluster_secret(path),
+            api_keys=options.api_key,
+            cors_allow_origin=options.cors_allow_origin,
+            payload_limit=options.payload_limit,
+            max_concurrent_requests=options.max_concurrent_requests,
+        ),
+        replicas=options.replica,
+        replicas_file=options.replicas_file,
+        replica_timeout=options.replica_timeout,
+        graceful_timeout=options.graceful_termination_timeout,
+        certfile=options.ssl_certfile,
+        keyfile=options.ssl_keyfile,
+        json_output=options.json_output,
+    )
+
+
+def _check(options: FrontOptions) -> None:
+    if not (options.replica or options.replicas_file or options.cluster_secret_file):
+        raise ConfigurationError(
+            "the front has no replica: name some with --replica or --replicas-file, or give a "
+            "--cluster-secret-file, with which they are named while it runs"
+        )
+    if options.replica_timeout < SHORTEST_TIMEOUT:
+        raise ConfigurationError(
+            f"`replica_timeout` must be >= {SHORTEST_TIMEOUT}. Given: {options.replica_timeout}"
+        )
+    for name in ("payload_limit", "max_concurrent_requests"):
+        if getattr(options, name) <= 0:
+            raise ConfigurationError(f"`{name}` must be > 0. Given: {getattr(options, name)}")
+    if options.graceful_termination_timeout < 0:
+        given = options.graceful_termination_timeout
+        raise ConfigurationError(f"`graceful_termination_timeout` must be >= 0. Given: {given}")

@@ -1,0 +1,122 @@
+"""The front as a program: from its settings to its exit."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from tgi_trio.cluster.fleet import Fleet
+from tgi_trio.cluster.front import Front, FrontSettings
+from tgi_trio.cluster.front_metrics import FRONT_METRICS
+from tgi_trio.cluster.replicas_file import read_replicas, watch_replicas
+from tgi_trio.cluster.routing import Routing
+from tgi_trio.logs import say, say_record
+from tgi_trio.router.http.wire.server import ServerSettings, serve
+from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.signals import SIGNALS
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 4096  # connections that may wait to be accepted
+GRACE: Final = 1.0  # seconds; what runs was waited for when the listeners are told to stop
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSettings:
+    """What flags decide about a front that runs."""
+
+    front: FrontSettings
+    replicas: tuple[str, ...]  # addresses that never leave
+    replicas_file: Path | None  # of those that may
+    replica_timeout: float  # seconds
+    graceful_timeout: float  # seconds for requests that run at the first signal
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    json_output: bool = False
+
+
+class FrontProgram:
+    """One run of the front."""
+
+    def __init__(self, settings: ProgramSettings, sockets: Sequence[socket.socket]) -> None:
+        """`sockets` are bound, and do not listen yet.
+
+        Raises ConfigurationError when the file of replicas cannot be read.
+        """
+        self._settings = settings
+        self._sockets = sockets
+        self._stopping = trio.Event()  # the first signal: drain
+        path = settings.replicas_file
+        self._named = [] if path is None else read_replicas(path)
+
+    async def run(self, early: Sequence[int] = ()) -> None:
+        """Serve until a signal says stop; the second one stops at once.
+
+        `early`: signals that came before this one could receive any.
+        """
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            if early:
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._obey_signals, signals, nursery.cancel_scope)
+                await self._serve(nursery)
+                nursery.cancel_scope.cancel()
+
+    async def _obey_signals(
+        self, signals: AsyncIterator[int], everything: trio.CancelScope
+    ) -> None:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if self._stopping.is_set():
+                log.warning("%s: stopping at once", name)
+                everything.cancel()
+                return
+            log.warning("%s: draining; a second signal stops at once", name)
+            self._stopping.set()
+
+    async def _serve(self, nursery: trio.Nursery) -> None:
+        settings = self._settings
+        fleet = Fleet(Routing(random.Random()), settings.replica_timeout)
+        take = partial(self._take_names, fleet)
+        take(self._named)
+        front = Front(fleet, Metrics(table=FRONT_METRICS), settings.front)
+        await nursery.start(fleet.run)
+        if settings.replicas_file is not None:
+            nursery.start_soon(watch_replicas, settings.replicas_file, take)
+        for each in self._sockets:
+            each.listen(BACKLOG)
+        shutdown = trio.Event()
+        server = ServerSettings(
+            graceful_timeout=GRACE, certfile=settings.certfile, keyfile=settings.keyfile
+        )
+        async with trio.open_nursery() as serving:
+            addresses = await serving.start(serve, front, self._sockets, server, shutdown)
+            self._tell(addresses)
+            await self._stopping.wait()
+            with trio.move_on_after(settings.graceful_timeout) as patience:
+                await front.drain()
+            if patience.cancelled_caught:
+                log.warning(
+                    "%d requests are cut off by --graceful-termination-timeout", front.running
+                )
+            shutdown.set()
+
+    def _take_names(self, fleet: Fleet, names: list[str]) -> None:
+        fleet.name_all([*self._settings.replicas, *names])
+
+    def _tell(self, addresses: Sequence[str]) -> None:
+        """Say where the front listens: the line that scripts wait for."""
+        line = f"Front at {' and '.join(addresses)}"
+        if self._settings.json_output:
+            say_record(line, addresses=list(addresses))
+        else:
+            say(line)
