@@ -10,7 +10,7 @@ from pathlib import Path
 
 PROMPT = 32768
 VOCAB = 16384
-CHUNK = 4096
+CHUNK = 8192
 
 # In a process of its own: the peak is the process's, and other tests leave memory behind.
 PROGRAM = f"""
@@ -60,5 +60,5 @@ def test_prompt_logprobs_of_a_long_prompt(checkpoint: Callable[..., Path]) -> No
     count, last, peak = done.stdout.split()
     assert int(count) == PROMPT
     assert math.isfinite(float(last)) and float(last) < 0
-    # Scores of one head would be 4 GiB, logits of all positions 2 GiB, those of a chunk 256 MiB.
-    assert int(peak) < 240 << 20
+    # Scores of one head would be 4 GiB, logits of all positions 2 GiB, those of a chunk 512 MiB.
+    assert int(peak) < 384 << 20
