@@ -1,0 +1,221 @@
+"""What a front adds to its replicas' answers, and what their clients see when one is killed.
+
+    python -m bench.cluster.front --json bench/out/front.json
+
+The replicas are whole servers whose shards have no model. Of one replica some streams are asked
+for through the front and as many directly, at the same time: a step's tokens leave the replica
+together, so what an event comes later than its direct twin is what the front adds to it. First
+bytes are asked for in turns, over a new connection each. Then one of two replicas is killed under
+streams, all of which must go on at the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from bench.harness.server import Server, running, serving
+from bench.harness.stats import Summary, add_output_flags, reporting, table_of
+from bench.harness.vitals import cpu_seconds
+from tgi_trio.testing.ports import held_port
+
+STEP_MS: Final = 20.0  # of the shards: a late token is not taken for the next one
+SILENCE: Final = 60.0  # seconds without a byte of any stream after which the run has failed
+_RECEIVE: Final = 1 << 16
+
+
+@dataclass
+class Stream:
+    """One answer as its client sees it."""
+
+    sock: socket.socket
+    at: list[float] = field(default_factory=list)  # when each event came, seconds
+    tail: bytes = b""
+    failed: bool = False
+
+    def take(self) -> bool:
+        """Note what has come; whether more may."""
+        try:
+            data = self.sock.recv(_RECEIVE)
+        except ConnectionError:
+            data = b""
+        now = time.perf_counter()
+        seen = self.tail + data
+        before = self.tail.count(b"data:")
+        self.at += [now] * (seen.count(b"data:") - before)
+        self.failed |= b'"error"' in seen
+        self.tail = seen[-8:]
+        return bool(data) and not seen.endswith(b"0\r\n\r\n")
+
+
+def ask(port: int, tokens: int) -> Stream:
+    """Ask for a stream over a new connection."""
+    body = json.dumps(
+        {"inputs": "Once upon", "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True}}
+    ).encode()
+    sock = socket.create_connection(("127.0.0.1", port), SILENCE)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    head = b"POST /generate_stream HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+    sock.sendall(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+    return Stream(sock)
+
+
+def read(streams: Sequence[Stream], watch: Callable[[], None] = lambda: None) -> None:
+    """Read all of them to their ends; `watch` is called now and then. Raises TimeoutError."""
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream.sock, selectors.EVENT_READ, stream)
+        while selector.get_map():
+            ready = selector.select(SILENCE)
+            if not ready:
+                raise TimeoutError(f"no stream sent anything for {SILENCE:g} s")
+            for key, _ in ready:
+                if not key.data.take():
+                    selector.unregister(key.fileobj)
+                    key.data.sock.close()
+            watch()
+
+
+@contextmanager
+def fronted(count: int) -> Iterator[tuple[Server, list[Server]]]:
+    """Start some replicas and a front of them."""
+    fake = json.dumps({"step_ms": STEP_MS, "blocks": 16000})
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        secret = Path(folder, "secret")
+        secret.write_text("a secret of the benchmark's own\n")
+        flags = ["--cluster-secret-file", str(secret)]
+        more = [*flags, "--max-concurrent-requests", "512"]
+        replicas = [stack.enter_context(running(more, fake=fake)) for _ in range(count)]
+        port = stack.enter_context(held_port())
+        named = [word for each in replicas for word in ("--replica", f"127.0.0.1:{each.port}")]
+        command = [sys.executable, "-m", "tgi_trio", "front", "--hostname", "127.0.0.1"]
+        command += ["--port", str(port), *flags, *named]
+        yield stack.enter_context(serving(command, port, output=subprocess.DEVNULL)), replicas
+
+
+def nearest(times: Sequence[float], moment: float) -> float:
+    """Return the one of sorted `times` that is nearest."""
+    place = bisect_left(times, moment)
+    return min(times[max(place - 1, 0) : place + 1], key=lambda each: abs(each - moment))
+
+
+def added_per_token(front: Server, replica: Server, count: int, tokens: int) -> dict[str, Any]:
+    """Return what an event comes later by through the front, and the front's CPU for it."""
+    began = cpu_seconds(front.pid)
+    direct = [ask(replica.port, tokens) for _ in range(count)]
+    through = [ask(front.port, tokens) for _ in range(count)]
+    read([*direct, *through])
+    used = cpu_seconds(front.pid) - began
+    # The first tokens are left out, since they come of steps of their own; so are tokens after the
+    # direct twins' ends.
+    ends = min(stream.at[-1] for stream in direct)
+    twins = [stream.at for stream in direct]
+    later = [
+        (moment - median(nearest(twin, moment) for twin in twins)) * 1e3
+        for stream in through
+        for moment in stream.at[2:]
+        if moment < ends
+    ]
+    found = Summary.of(later)
+    events = sum(len(stream.at) for stream in through)
+    return {
+        "streams": count,
+        "added p50 ms": found.p50,
+        "added p99 ms": found.p99,
+        "front CPU ms a token": used / events * 1e3,
+    }
+
+
+def first_bytes(front: Server, replica: Server, count: int) -> dict[str, Any]:
+    """Return the medians of the time to the first event, asked in turns."""
+    took: dict[int, list[float]] = {replica.port: [], front.port: []}
+    for _ in range(count):
+        for port, times in took.items():
+            began = time.perf_counter()
+            stream = ask(port, 2)
+            read([stream])
+            times.append((stream.at[0] - began) * 1e3)
+    direct, through = (median(times) for times in took.values())
+    return {"direct p50 ms": direct, "front p50 ms": through, "added ms": through - direct}
+
+
+def kill_one(front: Server, replicas: Sequence[Server], count: int, tokens: int) -> dict[str, Any]:
+    """Kill a replica once all streams have begun; return what their clients saw."""
+    streams = [ask(front.port, tokens) for _ in range(count)]
+    killed: list[float] = []
+
+    def watch() -> None:
+        if not killed and all(len(stream.at) > tokens // 4 for stream in streams):
+            os.kill(replicas[-1].pid, signal.SIGKILL)
+            killed.append(time.perf_counter())
+
+    read(streams, watch)
+    if not killed:
+        raise RuntimeError("no replica was killed: a stream ended before all had begun")
+    pauses = [
+        (later - sooner) * 1e3
+        for stream in streams
+        for sooner, later in zip(stream.at, stream.at[1:], strict=False)
+        if later > killed[0]
+    ]
+    lost = sum(stream.failed or len(stream.at) != tokens for stream in streams)
+    return {"streams": count, "lost": lost, "longest pause ms": max(pauses, default=0.0)}
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--killed-under", type=int, nargs="+", default=[8, 128], help="streams")
+    parser.add_argument("--tokens", type=int, default=200, help="of a stream")
+    parser.add_argument("--requests", type=int, default=60, help="for first bytes, of each kind")
+    add_output_flags(parser)
+    options = parser.parse_args()
+    results: dict[str, list[dict[str, Any]]] = {"per token": [], "first byte": [], "killed": []}
+    load = os.getloadavg()[0]
+    steps = len(options.streams) + 1 + len(options.killed_under)
+    with (
+        reporting(options.json, "cluster.front", partial(summary, load, results)),
+        tqdm(total=steps, leave=False, disable=None) as bar,
+    ):
+        with fronted(1) as (front, (replica,)):
+            first_bytes(front, replica, 3)  # what is made once
+            for count in options.streams:
+                found = added_per_token(front, replica, count, options.tokens)
+                results["per token"].append(found)
+                bar.update()
+            results["first byte"].append(first_bytes(front, replica, options.requests))
+            bar.update()
+        for count in options.killed_under:
+            with fronted(2) as (front, replicas):
+                results["killed"].append(kill_one(front, replicas, count, options.tokens))
+            bar.update()
+
+
+def summary(load: float, results: dict[str, list[dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
+    """Return the tables, and what is written."""
+    text = "\n".join(f"{name}\n{table_of(rows)}" for name, rows in results.items())
+    return f"load average before: {load:.2f}\n{text}", {"load_before": load, **results}
+
+
+if __name__ == "__main__":
+    main()
