@@ -97,14 +97,14 @@ def test_a_report_divided_into_frames_says_the_same(
     rows: list[tuple[int, int, int]], most: int
 ) -> None:
     report = make_report(rows)
-    report.seen_sequence, report.seen_image = [7, 2**63], [0, 1]
+    report.seen_sequence, report.seen_image, report.seen_ns = [7, 2**63], [0, 1], [0, 2**40]
     frames = list(encode_report(report, most))
     assert all(len(frame) <= most for frame in frames)
     parts = [decode_step(Frame(memoryview(frame))) for frame in frames]
     for name in (
         *("token_ids", "logprobs", "top_count", "top_ids", "prompt_logprobs"),
         *("prompt_top_count", "prompt_top_ids", "prompt_top_logprobs"),
-        *("seen_sequence", "seen_image"),
+        *("seen_sequence", "seen_image", "seen_ns"),
     ):
         assert [x for part in parts for x in getattr(part, name)] == getattr(report, name)
     for name in ("gap_ns", "forward_ns", "sample_ns", "prefill_tokens", "decode_rows"):

@@ -101,6 +101,7 @@ def test_answers_and_counts_are_those_of_transformers(server: ServerProcess, fol
         assert answer["usage"]["prompt_tokens"] == tokens
     assert server.metric("tgi_image_count") == 4
     assert server.metric("tgi_image_cache_hits") == 2
+    assert server.metric("tgi_image_encode_duration_count") == 2
 
 
 def test_a_picture_that_is_none_costs_one_request_and_a_killed_shard_none(

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import CorruptFrame
 
-VERSION = 11
+VERSION = 12
 
 WORD = 8
 _PADDING = tuple(b"\0" * n for n in range(WORD))
@@ -366,6 +366,7 @@ FRAMES: tuple[FrameSpec, ...] = (
             Column("prompt_top_logprobs", "<f4", "prompt_tops", "their log-probabilities"),
             Column("seen_sequence", "<u8", "seen_images", "sequence with an image whose bundle"),
             Column("seen_image", "<u4", "seen_images", "is not needed any more, and which one"),
+            Column("seen_ns", "<u8", "seen_images", "time its tower took; 0: it was not run"),
         ),
     ),
     FrameSpec(

@@ -288,6 +288,7 @@ class StepReport:
     prompt_top_logprobs: list[float] = field(default_factory=list)  # [prompt_tops]
     seen_sequence: list[int] = field(default_factory=list)  # [seen_images]
     seen_image: list[int] = field(default_factory=list)  # [seen_images] which of the sequence's
+    seen_ns: list[int] = field(default_factory=list)  # [seen_images] of the tower; 0: not run
 
 
 _STEP_WORDS = (
@@ -318,6 +319,7 @@ _STEP_COLUMNS = (
     "prompt_top_logprobs",
     "seen_sequence",
     "seen_image",
+    "seen_ns",
 )
 
 

@@ -21,7 +21,7 @@ _STEP = SPECS[Kind.STEP]
 _NO_WORDS = {name: 0 for name, _ in _STEP.words}
 _STEP_DTYPES = {name: dtype for name, dtype, _ in _STEP.plan}
 _ROW_COLUMNS = ("sequence", "computed", "token_count", "prompt_count", "finish")
-_SEEN_COLUMNS = ("seen_sequence", "seen_image")
+_SEEN_COLUMNS = ("seen_sequence", "seen_image", "seen_ns")
 _MESSAGE_CHARS = 2000  # of a fault's message; longer ones are cut
 
 

@@ -248,7 +248,7 @@ class Shard:
             self.desk.advance()
             assert not self.desk.take_faults()
         self.seen += self.desk.seen
-        self.desk.seen = []
+        self.desk.seen = {}
         for sequence in self.batch.held:
             if sequence.id not in self.desk and self.runner.prepare(sequence):
                 self.batch.hold(sequence.id, False)

@@ -82,6 +82,9 @@ def test_one_image_between_two_steps(arena: ImageArena) -> None:
     assert placed is not None and placed.places.tolist() == [0, 1] and (placed.rows == 2).all()
     columns = desk.take_seen()
     assert len(columns["seen_sequence"]) == 4 and not desk.seen
+    images_of = list(zip(columns["seen_sequence"], columns["seen_image"], strict=True))
+    took = dict(zip(images_of, columns["seen_ns"].tolist(), strict=True))
+    assert {each for each, ns in took.items() if ns} == {(1, 0), (1, 1)}, "the others found theirs"
 
 
 def test_who_waits_for_a_tower_is_passed_by_who_does_not(arena: ImageArena) -> None:
@@ -127,11 +130,11 @@ def test_what_a_prefix_holds_is_not_computed(arena: ImageArena) -> None:
     tower = FakeTower()
     desk = ImageDesk(tower, arena, 10 * EACH)
     desk.add(sequence(1, computed=8), images(1, 2))
-    assert desk.seen == [(1, 0)]
+    assert desk.seen == {(1, 0): 0}
     desk.advance()
-    assert desk.seen == [(1, 0), (1, 1)] and tower.encoded == [2]
+    assert list(desk.seen) == [(1, 0), (1, 1)] and tower.encoded == [2]
     desk.add(sequence(2, computed=16), images(1, 2))
-    assert desk.seen[2:] == [(2, 0), (2, 1)] and 2 not in desk
+    assert list(desk.seen)[2:] == [(2, 0), (2, 1)] and 2 not in desk
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_a_prompt_is_shaped_by_its_images(arena: ImageArena) -> None:
     assert geometry is not None and geometry.turns is not None
     assert geometry.turns[:, 3:7].tolist() == [[3, 3, 3, 3], [3, 3, 4, 4], [3, 4, 3, 4]]
     assert geometry.turns[:, 11:].tolist() == [[9] * 4, [9] * 4, [9, 10, 11, 12]]
-    assert 1 not in desk and desk.seen == [(1, 0), (1, 1)]
+    assert 1 not in desk and desk.seen == {(1, 0): 0, (1, 1): 0}
     for number, why in ((2, "2 x 3 features has 4"), (3, "rows and columns"), (9, "rows and")):
         with pytest.raises(ValueError, match=why):
             desk.add(sequence(2), images(number))

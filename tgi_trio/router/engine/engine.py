@@ -414,6 +414,8 @@ class Engine:
         metrics = self._metrics
         if report.gap_ns:
             metrics.observe("tgi_batch_step_gap_duration", report.gap_ns / 1e9)
+        for took in filter(None, report.seen_ns):
+            metrics.observe("tgi_image_encode_duration", took / 1e9)
         if not report.sequence:
             return
         method = "prefill" if report.prefill_tokens else "decode"

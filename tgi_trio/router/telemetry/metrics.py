@@ -179,6 +179,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     Metric("tgi_image_cache_hits", "counter", "Images that were known, and not decoded anew"),
     Metric("tgi_image_fetch_duration", "histogram", "Seconds to fetch an image", "D"),
     Metric("tgi_image_decode_duration", "histogram", "Seconds to decode an image", "D"),
+    Metric("tgi_image_encode_duration", "histogram", "Vision tower, seconds of an image", "D"),
     Metric("tgi_adapters_loaded", "gauge", "LoRA adapters in the shard's memory"),
     Metric("tgi_adapter_bytes", "gauge", "Bytes that they take there, on the first rank"),
     Metric(

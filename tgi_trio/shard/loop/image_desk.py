@@ -8,6 +8,7 @@ content. Bundles lie in the arena until the router is told that nobody needs the
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
@@ -64,7 +65,9 @@ class ImageDesk:
         self._store = FeatureStore(feature_memory)
         self._waiting: dict[int, _Work] = {}  # by sequence, in order of arrival
         self._using: dict[int, ShardSequence] = {}  # whose features are held
-        self.seen: list[tuple[int, int]] = []  # (sequence, which of its images): bundle not needed
+        # By (sequence, which of its images), where the bundle is not needed any more: nanoseconds
+        # of the tower, 0 where it was not run.
+        self.seen: dict[tuple[int, int], int] = {}
         self._faults: list[Fault] = []
 
     def __contains__(self, sequence: int) -> bool:
@@ -83,9 +86,13 @@ class ImageDesk:
 
     def take_seen(self) -> Columns:
         """Return what is `seen` as columns of a STEP frame, and forget it."""
-        seen, self.seen = self.seen, []
+        seen, self.seen = self.seen, {}
         sequences, which = zip(*seen, strict=True)
-        return {"seen_sequence": np.array(sequences, np.uint64), "seen_image": np.array(which)}
+        return {
+            "seen_sequence": np.array(sequences, np.uint64),
+            "seen_image": np.array(which),
+            "seen_ns": np.array(list(seen.values()), np.uint64),
+        }
 
     def take_faults(self) -> list[Fault]:
         """Return whose images have failed, and forget it."""
@@ -104,7 +111,7 @@ class ImageDesk:
         _check(sequence, images)
         geometry = self._shape(sequence, images)
         needed = [i for i, image in enumerate(images) if image.end > sequence.computed]
-        self.seen += [(sequence.id, i) for i in range(len(images)) if i not in needed]
+        self.seen |= {(sequence.id, i): 0 for i in range(len(images)) if i not in needed}
         if needed:
             self._waiting[sequence.id] = _Work(sequence, images, needed)
         return geometry
@@ -142,14 +149,16 @@ class ImageDesk:
             if not self._has_room(work):
                 continue
             while work.missing:
-                features = self._store.find(work.images[work.missing[0]].key)
+                features, took = self._store.find(work.images[work.missing[0]].key), 0
                 if features is None:
                     if computed:
                         break
+                    began = time.monotonic_ns()
                     features, computed = self._compute(work), True
+                    took = time.monotonic_ns() - began
                     if features is None:
                         break
-                self._give(work, features)
+                self._give(work, features, took)
 
     def _has_room(self, work: _Work) -> bool:
         """Whether the features of one more sequence may be held: those that have some go on."""
@@ -178,11 +187,11 @@ class ImageDesk:
         self._store.keep(image.key, features)
         return features
 
-    def _give(self, work: _Work, features: ImageFeatures) -> None:
+    def _give(self, work: _Work, features: ImageFeatures, took: int) -> None:
         which = work.missing.pop(0)
         work.sequence.images.append(HeldImage(work.images[which].positions(), features))
         self._using[work.sequence.id] = work.sequence
-        self.seen.append((work.sequence.id, which))
+        self.seen[work.sequence.id, which] = took
         if not work.missing:
             del self._waiting[work.sequence.id]
 
