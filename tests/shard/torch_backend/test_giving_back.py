@@ -70,11 +70,10 @@ def test_pages_of_what_is_there_no_more_are_given_back(file: Path, fresh: bool) 
             alive.sum()
             matrix(source, "c").sum()
         size = _ROWS * 2048 // os.sysconf("SC_PAGE_SIZE")
-        found = _resident_pages(file)
-        assert (found < 2.5 * size) == fresh
-        assert found >= 1.9 * size  # `kept` and `alive` are where they were
+        # `c` has gone, from a file that others had read before as well; the rest is where it was.
+        assert 1.9 * size <= _resident_pages(file) < 2.5 * size
         assert float(kept.sum()) == total
-        # What is read again comes from the disk.
+        # What is read again comes from the page cache or the disk.
         again = matrix(source, "c")
         torch.manual_seed(0)
         assert torch.equal([torch.randn(_ROWS, 512) for _ in range(3)][2], again)

@@ -17,13 +17,14 @@ _CHUNK = 2 << 20  # bytes given back at a time: the largest unit of the page cac
 class MappedFile:
     """The bytes of a file, read as they are touched.
 
-    Memory that is given back is what the packed weights are made of a moment later. That saves more
-    than space: on a virtual machine the first touch of memory its host has not yet provided takes
-    some ten microseconds a page.
+    What has been released is this process's memory no longer, so that a checkpoint and what it is
+    packed into are never both there whole. What leaves the page cache too is what the packed
+    weights are made of a moment later. That saves more than space: on a virtual machine the first
+    touch of memory its host has not yet provided takes some ten microseconds a page.
     """
 
     def __init__(self, path: Path, *, gives_back: bool, writable: bool = False) -> None:
-        """Map a file; `gives_back`: whether `release` is to have an effect. Raises OSError.
+        """Map a file; `gives_back`: released pages leave the page cache too. Raises OSError.
 
         `writable`: for libraries that know no read-only memory; the file itself stays as it is.
         """
@@ -33,6 +34,7 @@ class MappedFile:
         self._mapping = mmap.mmap(self._file.fileno(), 0, access=access)
         self.data: NDArray[np.uint8] = np.frombuffer(self._mapping, np.uint8)
         self._gives_back = gives_back
+        self._is_open = True
         # Bytes of each chunk that have not been released.
         self._left = np.full(-(-len(self.data) // _CHUNK), _CHUNK)
         self._left[-1] = len(self.data) - (len(self._left) - 1) * _CHUNK
@@ -51,7 +53,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Close the file; what is mapped lives as long as any view of it. Nothing is given back."""
-        self._gives_back = False
+        self._is_open = False
         self._file.close()
 
     def keep(self, first: int, end: int) -> None:
@@ -61,9 +63,9 @@ class MappedFile:
     def release(self, first: int, end: int) -> None:
         """Say that the bytes [first, end) have been read for the last time; from any thread.
 
-        Reading them all the same reads them from the disk.
+        Reading them all the same reads them from the page cache, or from the disk.
         """
-        if not self._gives_back:
+        if not self._is_open:
             return
         for chunk in range(first // _CHUNK, -(-end // _CHUNK)):
             begin = chunk * _CHUNK
@@ -73,4 +75,5 @@ class MappedFile:
             if is_read:
                 size = min(_CHUNK, len(self.data) - begin)
                 self._mapping.madvise(mmap.MADV_DONTNEED, begin, size)  # mapped pages would stay
-                os.posix_fadvise(self._file.fileno(), begin, size, os.POSIX_FADV_DONTNEED)
+                if self._gives_back:
+                    os.posix_fadvise(self._file.fileno(), begin, size, os.POSIX_FADV_DONTNEED)
