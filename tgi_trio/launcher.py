@@ -25,6 +25,7 @@ from tgi_trio.ipc.images import ImageArena
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.logs import say, say_record
+from tgi_trio.model.check import model_spec
 from tgi_trio.model.config import read_config
 from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
@@ -175,6 +176,11 @@ def find_images(folder: Path) -> tuple[ImageModel | None, str | None]:
     """
     try:
         model = find_image_model(folder)
+        if model is not None and model_spec(config := read_config(folder)) is None:
+            raise ModelLoadError(
+                f"transformers computes the text of this {config.model_type} as a whole, where "
+                "images have no place"
+            )
         if model is not None and find_spec("PIL") is None:
             raise ModelLoadError("they need Pillow, pip install 'tgi-trio[images]'")
     except ModelLoadError as error:

@@ -52,6 +52,17 @@ def test_a_server_knows_why_it_shows_none(tmp_path: Path) -> None:
     assert model is None and why is not None and "model type 'aya_vision'" in why
 
 
+def test_a_text_that_is_not_ours_is_known_before_a_shard_starts(tmp_path: Path) -> None:
+    """Gemma 4 whose prompts see both ways is transformers' to compute."""
+    vision = {"model_type": "gemma4_vision"}
+    text = {"model_type": "gemma4_text", "use_bidirectional_attention": "all"}
+    whole = {"model_type": "gemma4", "text_config": text, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "preprocessor_config.json").write_text('{"image_seq_length": 4}')
+    model, why = find_images(tmp_path)
+    assert model is None and why is not None and "the text of this gemma4 as a whole" in why
+
+
 def test_the_documents_list_them_all() -> None:
     text = (Path(__file__).parents[2] / "docs" / "images.md").read_text()
     table = text.split("## Which models")[1].split("\n## ")[0]
