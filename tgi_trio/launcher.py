@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, beside the loading
 # Pixels reach a shard through memory of its own machine.
 ELSEWHERE = "the shard is on another machine than the router (--remote-ranks)"
+# They are computed on rank 0, and prompts begin on another.
+STAGED = "the model is cut into stages (--pipeline-stages)"
 _SKIPPED = "tgi_request_skipped_tokens"
 FAREWELL = 1.0  # seconds for the last error events to be written after a drain ran out of time
 
@@ -242,9 +244,11 @@ class Launcher:
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
         self._image_model, self._unserved_images = find_images(settings.model_path)
-        if self._image_model is not None and settings.remote_ranks == settings.num_shard:
-            log.warning("images are not served: %s", ELSEWHERE)
-            self._image_model, self._unserved_images = None, ELSEWHERE
+        alone = settings.remote_ranks == settings.num_shard
+        unserved = ELSEWHERE if alone else STAGED if settings.pipeline_stages > 1 else None
+        if self._image_model is not None and unserved is not None:
+            log.warning("images are not served: %s", unserved)
+            self._image_model, self._unserved_images = None, unserved
         self._arena = None
         if self._image_model is not None:
             self._arena = ImageArena.create(settings.image_memory)  # it outlives every shard

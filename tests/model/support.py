@@ -37,6 +37,7 @@ class Asked:
     num_shard: int = 1
     quantize: str | None = None
     kv_cache_dtype: str | None = None
+    pipeline_stages: int = 1
     activations: int | None = None
     cpu_backend: str = "auto"
     trust_remote_code: bool = False

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -83,6 +84,51 @@ async def test_a_group_of_two_says_what_one_says_and_survives_the_loss_of_one(
         assert "rank 1 (pid" in server.output and "no heartbeat" in server.output
         assert len(server.shards()) == 2
     assert not names_left(before)
+
+
+@pytest.mark.trio
+async def test_stages_say_what_one_process_says(demo: ServerProcess) -> None:
+    """Alone and eight at once, sampled and not, in chunks and again, while another leaves."""
+    flags = ("--num-shard", "2", "--pipeline-stages", "2", "--cpu-threads", "1")
+    cases: list[dict[str, Any]] = [
+        {"do_sample": True, "seed": 7, "top_p": 0.8, "repetition_penalty": 1.2},
+        {"watermark": True, "do_sample": True, "seed": 9},
+        {"grammar": {"type": "regex", "value": "[a-z ]{4,20}"}},
+        {"frequency_penalty": 0.5, "top_n_tokens": 2},
+        {"do_sample": True, "seed": 3, "typical_p": 0.7, "top_k": 9},
+        {"do_sample": True, "seed": 5, "temperature": 0.6},
+        {"stop": ["e"]},
+        {},
+    ]
+    prompts = [*PROMPTS * 2, "a long prompt " * 40, "a long prompt " * 40 + "and its end"]
+
+    async def answers(server: ServerProcess) -> list[str]:
+        found = [""] * len(cases)
+
+        async def client(session: httpx.AsyncClient, n: int) -> None:
+            chosen = {"max_new_tokens": NEW_TOKENS - n, **cases[n]}
+            events = stream(session, server.url, prompts[n], **chosen)
+            async for event in events:
+                assert "error" not in event, event
+                found[n] = event["generated_text"] or ""
+
+        async def leaver(session: httpx.AsyncClient) -> None:
+            events = stream(session, server.url, "goes before its end", max_new_tokens=400)
+            await anext(events)
+            await events.aclose()
+
+        async with open_session() as session, trio.open_nursery() as nursery:
+            nursery.start_soon(leaver, session)
+            for n in range(len(cases)):
+                nursery.start_soon(client, session, n)
+        return found
+
+    expected, alone = await answers(demo), texts(demo)
+    with serving(*flags, "--step-token-budget", "40", "--max-batch-size", "16") as server:
+        assert texts(server) == alone
+        assert await answers(server) == expected
+        assert await answers(server) == expected  # with prefixes that are there already
+        server.wait_idle()
 
 
 @pytest.mark.trio

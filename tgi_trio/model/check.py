@@ -35,6 +35,7 @@ from tgi_trio.model.quantised.recognise import check_stated, find_layout, find_m
 from tgi_trio.model.quantised.stored import Stored, check_stored
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.split import check_split
+from tgi_trio.model.stages import check_stages
 from tgi_trio.model.t5_spec import T5_FAMILIES, T5Spec, t5_spec
 from tgi_trio.model.tensors import (
     Shape,
@@ -57,6 +58,8 @@ class Serving(Protocol):
     def dtype(self) -> str: ...
     @property
     def num_shard(self) -> int: ...
+    @property
+    def pipeline_stages(self) -> int: ...  # 1: ranks have a part of every layer
     @property
     def quantize(self) -> str | None: ...  # how weights are stored, or what they are rounded to
     @property
@@ -92,6 +95,8 @@ def check_model(config: ModelConfig, serving: Serving) -> list[str]:
     )
     if spec is None:
         _check_transformers(config, serving)
+    elif serving.pipeline_stages > 1:
+        check_stages(spec, serving.pipeline_stages)
     elif serving.num_shard > 1:
         check_split(spec, serving.num_shard)
     if serving.rope is not None:

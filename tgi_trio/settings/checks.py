@@ -42,6 +42,7 @@ _AT_LEAST_ONE: Final = (
     "max_loaded_adapters",
     "stall_timeout",
     "target_ttft",
+    "pipeline_stages",
 )
 _AT_LEAST_ZERO: Final = (
     "max_stop_sequences",
@@ -110,6 +111,7 @@ def check(options: Options) -> None:
             "`cpu_backend` numba computes a model on one rank: leave it out, or leave out "
             "`num_shard`"
         )
+    _check_stages(options)
     _check_quantize(options)
     if options.activations not in (None, *ACTIVATIONS):
         raise ConfigurationError(f"`activations` must be 8 or 16. Given: {options.activations}")
@@ -146,6 +148,26 @@ def _check_rope(options: Options) -> None:
         )
     if options.rope_factor is not None and options.rope_factor < 1:
         raise ConfigurationError(f"`rope_factor` must be >= 1. Given: {options.rope_factor}")
+
+
+def _check_stages(options: Options) -> None:
+    stages, ranks = options.pipeline_stages, number_of_shards(options)
+    if stages == 1:
+        return
+    if stages != ranks:
+        raise ConfigurationError(
+            "`pipeline_stages` must be 1 or `num_shard`: each rank is a stage. "
+            f"Given: {stages} of {ranks}"
+        )
+    if options.speculate or options.draft_model is not None:
+        raise ConfigurationError(
+            "`pipeline_stages` does not go with guesses: leave out `speculate` and `draft_model`"
+        )
+    if options.lora_adapters or options.adapter_updates:
+        raise ConfigurationError(
+            "`pipeline_stages` does not go with adapters: leave out `lora_adapters` and "
+            "`adapter_updates`"
+        )
 
 
 def _check_quantize(options: Options) -> None:

@@ -47,6 +47,7 @@ class ShardOptions:
     cuda_graphs: tuple[int, ...] | None = (
         None  # batch sizes; (): none; None: up to the largest batch, on CUDA
     )
+    pipeline_stages: int = 1  # runs of layers that the model is cut into, one for each rank
     cuda_memory_fraction: float = 1.0  # of each CUDA device's memory
     trust_remote_code: bool = False
     # Tokens guessed ahead per step and sequence at most; None: as many as a drafter that was asked

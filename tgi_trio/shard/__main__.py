@@ -27,6 +27,7 @@ from tgi_trio.shard.machine.cores import sensible_threads, usable_cores
 from tgi_trio.shard.machine.garbage import pause_collection
 from tgi_trio.shard.machine.openmp import openmp_settings
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
+from tgi_trio.shard.ranks.pipeline import PipelineRunner
 
 if TYPE_CHECKING:
     from tgi_trio.shard.torch_backend.models.decoder import Ranks
@@ -105,7 +106,10 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
                 followers.greet()
                 at_end.callback(followers.dismiss)
             runner = load(settings, connect)
-            return runner if followers is None else GroupRunner(runner, followers)
+            if followers is None:
+                return runner
+            leads = PipelineRunner if settings.pipeline_stages > 1 else GroupRunner
+            return leads(runner, followers)
 
         images = _images_of(settings) if settings.rank == 0 else None
         size = settings.world_size

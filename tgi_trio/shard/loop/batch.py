@@ -27,6 +27,7 @@ from tgi_trio.shard.contract import (
 )
 from tgi_trio.shard.images.held_image import place_features
 from tgi_trio.shard.loop.lone import decodes_alone, plan_alone
+from tgi_trio.shard.loop.micro_batches import find_others
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
 from tgi_trio.shard.loop.settling import Settler
 from tgi_trio.shard.loop.steady import SteadyDecode
@@ -51,13 +52,15 @@ class Batch:
         state_slots: int = 0,
         drafter: Drafter | None = None,
         draft_budget: int = 0,
+        micro_batches: int = 1,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """`blocks`: KV blocks of the cache, block 0 (never granted) included; 0 = no cache yet.
 
         `state_slots`: slots for states, slot 0 (never granted) included; 0 = the model keeps none.
-        `draft_budget`: query tokens up to which the drafter's guesses fill a step. `clock`:
-        nanoseconds, of the same kind as those of results.
+        `draft_budget`: query tokens up to which the drafter's guesses fill a step.
+        `micro_batches`: steps that are under way at a time, which share the sequences; see `fly`.
+        `clock`: nanoseconds, of the same kind as those of results.
         """
         self.counts = PlanCounts()
         self._guessing = None if drafter is None else Guessing(drafter, clock)
@@ -69,6 +72,7 @@ class Batch:
         self._table = RowTable(block_size)
         self._settler = Settler(self._table, eos_ids)
         self._steady: SteadyDecode | None = None
+        self._micro_batches = micro_batches
 
     def __len__(self) -> int:
         return len(self._table.sequences)
@@ -158,12 +162,16 @@ class Batch:
         if steady is not None and steady.is_current(table, token_budget, expected):
             self.counts = steady.counts
             return steady.plan(table, expected)
-        if expected is None and token_budget > 0 and decodes_alone(table):
+        shares = self._micro_batches > 1
+        if expected is None and token_budget > 0 and not shares and decodes_alone(table):
             return self._plan_alone(token_budget)
         computed = table.computed[:n]
         held = table.held[:n] | (table.remaining[:n] <= 0)
         reach = np.minimum(table.length[:n], table.granted[:n])
         wanted = (np.minimum(reach, table.stop[:n]) - computed) * ~held
+        if shares:
+            others = find_others(table, wanted, self._micro_batches)
+            held, wanted = held | others, wanted * ~others
         if (
             n
             and n <= token_budget
@@ -208,6 +216,8 @@ class Batch:
         """Return a plan of a batch of so many rows; take note whether all are like it from here."""
         plan.counts = self.counts
         self._steady = None
+        if self._micro_batches > 1:
+            return plan
         if self._guessing is None or self._guessing.is_resting(rows):
             self._steady = SteadyDecode.after(plan, self._table)
         return plan
@@ -388,6 +398,10 @@ class Batch:
         row_of[own[own >= 0]] = np.flatnonzero(own >= 0)
         return np.where(unknown, row_of[places], -1).astype(np.int32)
 
+    def fly(self, plan: StepPlan) -> None:
+        """Leave the plan's rows out of those to come until it is settled."""
+        self._table.flying[self._table.places(plan)] = True
+
     def expect(self, plan: StepPlan) -> None:
         """Move the plan's rows by what is known before its tokens are; see `Settler.expect`."""
         self._settler.expect(plan)
@@ -396,6 +410,9 @@ class Batch:
         """Move the plan's rows by its result; see `Settler.settle`."""
         if self._guessing is not None:
             self._guessing.note(plan, result)
+        if self._micro_batches > 1:
+            places = self._table.places(plan)
+            self._table.flying[places[places >= 0]] = False
         return self._settler.settle(plan, result)
 
     def advance(self, plan: StepPlan, result: StepResult) -> Moved:

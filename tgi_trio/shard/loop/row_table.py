@@ -28,6 +28,7 @@ _COLUMNS = (
     "minimum",
     "ends",
     "held",
+    "flying",
     "adapter",
     "delta",
     "current",
@@ -66,6 +67,7 @@ class RowTable:
         self.minimum = np.zeros(_FIRST_ROWS, np.int64)  # and before EOS is allowed
         self.ends = np.zeros(_FIRST_ROWS, np.bool_)  # whether EOS ends it
         self.held = np.zeros(_FIRST_ROWS, np.bool_)  # sits steps out until it is released
+        self.flying = np.zeros(_FIRST_ROWS, np.bool_)  # in a step that has not been settled
         self.adapter = np.zeros(_FIRST_ROWS, np.int64)  # number; 0: the base model
         self.delta = np.zeros(_FIRST_ROWS, np.int64)  # of rotary positions
         # Of models that keep states, see `StateGrant`.
@@ -90,7 +92,7 @@ class RowTable:
         self.minimum[place] = sequence.min_remaining
         self.ends[place] = not sequence.sampling.ignore_eos
         self.granted[place] = 0
-        self.held[place] = False
+        self.held[place] = self.flying[place] = False
         self.adapter[place] = sequence.sampling.adapter
         self.delta[place] = sequence.rotary_delta
         self.shaped |= sequence.geometry is not None

@@ -5,7 +5,8 @@ from memory when it is empty), applies what is there, runs one step over the run
 writes one STEP frame that also acknowledges the commands. It sleeps only when nothing can move.
 
 Where the runner keeps a step's tokens to itself until they are asked for (`Runner.runs_ahead`), the
-next step is planned and launched first, and the one before is settled while it runs.
+next step is planned and launched first, and the one before is settled while it runs. Where ranks
+are stages of a pipeline, as many steps are under way as there are stages, of different sequences.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
@@ -133,6 +135,9 @@ class Worker:
         self._adapters = AdapterDesk(runner.adapters, cores)
         self._images = images or ImageDesk(None, None, 0)
         self._flight: _Flight | None = None  # launched, not settled; the batch expects it
+        # Launched, not settled, the oldest first: micro-batches of a pipeline.
+        self._micro_batches = options.pipeline_stages
+        self._under_way: deque[_Flight] = deque()
         self._handlers: dict[Kind, Callable[[Frame], None]] = {
             Kind.INFO: self._on_info,
             Kind.WARMUP: self._on_warmup,
@@ -164,6 +169,8 @@ class Worker:
                 self._run_step(plan)
             elif self._flight is not None:
                 self._land()
+            elif self._under_way:
+                self._settle(self._under_way.popleft())
             else:
                 self._report_idle()
                 self._computed_at = 0
@@ -213,6 +220,7 @@ class Worker:
             state_slots=found.state_slots,
             drafter=self._runner.drafter(self._speculate) if self._speculate else None,
             draft_budget=info.draft_budget,
+            micro_batches=self._micro_batches,
         )
         self._token_budget = max(1, request.max_prefill_tokens)
         self._channel.send(encode_warmup_reply(frame.word("command"), found))
@@ -297,6 +305,9 @@ class Worker:
         plan.applied = self._applied
         self._beat(Phase.PREFILL if plan.counts.prefill_tokens else Phase.DECODE)
         flight = _Flight(self._step, plan, time.perf_counter_ns())
+        if self._micro_batches > 1:
+            self._take_along(flight)
+            return
         # Guesses are for rows whose last token is known: what may have some follows no other step.
         followed = self._batch.guesses_rest
         if not self._runner.runs_ahead(plan) or (self._flight is None and not followed):
@@ -316,6 +327,14 @@ class Worker:
             fill_inputs(plan)
         self._settle(flight)
 
+    def _take_along(self, flight: _Flight) -> None:
+        """Launch a step beside those under way; settle the oldest once every stage has one."""
+        flight.pending = self._runner.launch(flight.plan)
+        self._batch.fly(flight.plan)
+        self._under_way.append(flight)
+        if len(self._under_way) == self._micro_batches:
+            self._settle(self._under_way.popleft())
+
     def _launch(self, plan: StepPlan) -> Pending | None:
         """Launch a step; None: that has raised, and it is to be computed where it is settled."""
         try:
@@ -327,11 +346,13 @@ class Worker:
             return None
 
     def _land(self, *, followed: bool = False) -> bool:
-        """Settle the step in flight, if any; return whether what followed it may be kept.
+        """Settle what is in flight, if anything; return whether what followed it may be kept.
 
         Rows of a step that has raised are computed again, and what was launched upon them is void.
         `followed`: anything was.
         """
+        while self._under_way:
+            self._settle(self._under_way.popleft())
         flight, self._flight = self._flight, None
         return flight is None or self._settle(flight, followed=followed)
 

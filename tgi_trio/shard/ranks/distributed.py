@@ -79,6 +79,7 @@ class ProcessGroup:
         self.rank = rank
         self.size = size
         self._group = group
+        self._sending: tuple[torch.Tensor, Any] | None = None  # what may not have left yet
 
     @classmethod
     def connect(cls, meeting: Meeting, rank: int, size: int, device: torch.device) -> ProcessGroup:
@@ -112,6 +113,18 @@ class ProcessGroup:
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Return rank 0's `x`, contiguous and of one shape; those of the others are overwritten."""
         self._group.broadcast([x], _at_once(_c10d.BroadcastOptions())).wait()
+        return x
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        """Send a rank `x`, which must not change; waits for the one before, not for this one."""
+        x = x.contiguous()
+        sending, self._sending = self._sending, (x, self._group.send([x], to, 0))
+        if sending is not None:
+            sending[1].wait()
+
+    def receive(self, x: torch.Tensor, sender: int) -> torch.Tensor:
+        """Return `x`, overwritten with the next that a rank has sent, of the same shape."""
+        self._group.recv([x], sender, 0).wait()
         return x
 
     def least(self, value: int, device: torch.device) -> int:

@@ -90,7 +90,7 @@ class Followers:
 
 
 @contextmanager
-def _failing_together() -> Iterator[None]:
+def failing_together() -> Iterator[None]:
     """Raise GroupBroken for whatever is raised inside: the others are in the middle of a step."""
     try:
         yield
@@ -105,11 +105,11 @@ class _GroupStep:
     own: Pending
 
     def proceed(self) -> None:
-        with _failing_together():
+        with failing_together():
             self.own.proceed()
 
     def result(self) -> StepResult:
-        with _failing_together():
+        with failing_together():
             return self.own.result()
 
 
@@ -193,7 +193,7 @@ class GroupRunner:
     def launch(self, plan: StepPlan) -> Pending:
         """Begin a plan on all ranks; what another runner's step raises is GroupBroken here."""
         self._followers.compute(plan)
-        with _failing_together():
+        with failing_together():
             return _GroupStep(self._runner.launch(plan))
 
     def drafter(self, most: int) -> Drafter | None:

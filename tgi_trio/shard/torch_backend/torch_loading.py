@@ -33,6 +33,7 @@ from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
 from tgi_trio.model.speculators.spec import EagleSpec
+from tgi_trio.model.stages import Stage
 from tgi_trio.model.t5_spec import T5Spec
 from tgi_trio.model.tensors import decoder_matrices
 from tgi_trio.shard.checkpoint.lookup import Checkpoint, open_checkpoint
@@ -57,7 +58,11 @@ from tgi_trio.shard.torch_backend.heads import TorchHeads, load_heads
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
 from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
-from tgi_trio.shard.torch_backend.models.decoder_loading import DecoderLoader, load_decoder
+from tgi_trio.shard.torch_backend.models.decoder_loading import (
+    DecoderLoader,
+    load_decoder,
+    load_stage,
+)
 from tgi_trio.shard.torch_backend.models.t5 import T5Layout
 from tgi_trio.shard.torch_backend.models.t5_loading import load_t5
 from tgi_trio.shard.torch_backend.sampling.torch_sampler import Sampler
@@ -72,12 +77,23 @@ class _Target:
 
     dtype: torch.dtype
     device: torch.device
-    ranks: Ranks | None
+    group: Ranks | None  # of all ranks
+    staged: bool = False  # each rank has a run of the layers, not a part of each
     active_bits: int = 16  # of activations that 8-bit weights are multiplied by
 
     @property
     def world_size(self) -> int:
-        return self.ranks.size if self.ranks else 1
+        return self.group.size if self.group else 1
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """Return those among which every matrix is divided."""
+        return None if self.staged else self.group
+
+    @property
+    def stage(self) -> Stage | None:
+        """Return this rank's place in the pipeline, None where there is none."""
+        return Stage(self.group.rank, self.group.size) if self.group and self.staged else None
 
     def weights(self, checkpoint: Checkpoint, numbers: int = 0) -> WeightSource:
         """Return this rank's part of a checkpoint's tensors.
@@ -92,7 +108,7 @@ class _Target:
             dtype=self.dtype,
             device=self.device,
             rank=rank,
-            world_size=self.world_size,
+            world_size=self.ranks.size if self.ranks else 1,
             keeps_codes=numbers * self.dtype.itemsize // self.world_size > free // 2,
             activations=self.active_bits,
         )
@@ -119,7 +135,11 @@ def load_torch_runner(
     began = time.monotonic_ns()
     config, where = read_config(settings.model_path, settings.rope), resolve_device(device)
     dtype = compute_dtype(settings.dtype, config, on_cpu=where.type == "cpu")
-    target = _Target(getattr(torch, dtype), where, ranks, settings.activations or 16)
+    staged = settings.pipeline_stages > 1
+    target = _Target(getattr(torch, dtype), where, ranks, staged, settings.activations or 16)
+    if staged:
+        tell_no_graphs(graph_sizes, "other ranks compute layers of each step")
+        graph_sizes = ()
     torch.set_num_threads(_count_threads(settings, target.world_size))
     if sampler is None:
         sampler = _make_sampler(settings, config, where, grammars)
@@ -146,7 +166,7 @@ def load_torch_runner(
             graph_sizes,
             heads,
             began,
-            ahead=kind is None or not kind.goes_on,
+            ahead=not staged and (kind is None or not kind.goes_on),
         )
     if settings.max_lora_rank:
         raise refuse_adapters(
@@ -232,7 +252,7 @@ def _make_runner(
         attention=attention,
         graphs=graphs,
         steps=steps,
-        ranks=target.ranks,
+        ranks=target.group,
         speculate=settings.speculate or 0,
         load_ns=time.monotonic_ns() - began,
         kv_dtype=kv_dtype,
@@ -270,10 +290,14 @@ def _load_decoder(
     opened = open_checkpoint(
         config, spec.names.base, given_back=fresh_files, writable=True, encoding=encoding
     )
+    model: Decoder
     numbers = sum(matrix.rows * matrix.columns for matrix in decoder_matrices(spec))
     with opened as checkpoint, torch.inference_mode():
         source = target.weights(checkpoint, numbers)
-        model = load_decoder(spec, source, target.ranks)
+        if target.group is not None and target.stage is not None:
+            model = load_stage(spec, source, target.stage, target.group)
+        else:
+            model = load_decoder(spec, source, target.ranks)
     if target.active_bits == 8 and not source.rounds_activations:
         raise ConfigurationError(
             "--activations 8 is for int8 and FP8 weights with a scale for each output, on a device "
@@ -295,7 +319,7 @@ def _load_guesser(
 
     @contextmanager
     def whole_model() -> Iterator[DecoderLoader]:
-        alone = replace(target, ranks=None)
+        alone = replace(target, group=None)
         opened = open_checkpoint(config, base.names.base, encoding=encoding, writable=True)
         with opened as checkpoint, torch.inference_mode():
             yield DecoderLoader(base, alone.weights(checkpoint))

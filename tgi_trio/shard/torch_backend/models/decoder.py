@@ -42,10 +42,12 @@ RotaryTables = dict[int, RotaryTable]
 
 
 class Ranks(Gathering, Protocol):
-    """What a rank needs of the others: partial sums become whole, parts are joined."""
+    """What a rank needs of the others: sums of parts, parts joined, another's hidden states."""
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor: ...
     def least(self, value: int, device: torch.device) -> int: ...
+    def send(self, x: torch.Tensor, to: int) -> None: ...
+    def receive(self, x: torch.Tensor, sender: int) -> torch.Tensor: ...
 
 
 class Decoder:

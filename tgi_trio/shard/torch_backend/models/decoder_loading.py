@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -33,6 +34,7 @@ from tgi_trio.model.spec import (
     StreamsSpec,
 )
 from tgi_trio.model.split import check_gates, even_share, kv_head_share
+from tgi_trio.model.stages import Stage, check_stages
 from tgi_trio.model.tensors import kv_scales
 from tgi_trio.shard.torch_backend.attention.alibi import alibi_slopes
 from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer
@@ -54,6 +56,7 @@ from tgi_trio.shard.torch_backend.models.mlp_loading import (
     load_dense_mlp,
     load_experts,
 )
+from tgi_trio.shard.torch_backend.models.staged import StagedDecoder
 from tgi_trio.shard.torch_backend.models.weight_loader import WeightLoader
 from tgi_trio.shard.torch_backend.weights import WeightSource
 
@@ -69,11 +72,29 @@ def load_decoder(spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = 
     return DecoderLoader(spec, source, ranks).decoder()
 
 
+def load_stage(
+    spec: DecoderSpec, source: WeightSource, stage: Stage, neighbours: Ranks
+) -> StagedDecoder:
+    """Read what one stage of a pipeline computes; raises as `load_decoder`, and `check_stages`."""
+    check_supported(spec)
+    check_stages(spec, stage.size)
+    run = stage.layers(len(spec.layers))
+    return DecoderLoader(spec, source, run=run).stage(stage, neighbours)
+
+
 class DecoderLoader(WeightLoader):
     """What a decoder is made of, part by part."""
 
-    def __init__(self, spec: DecoderSpec, source: WeightSource, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        source: WeightSource,
+        ranks: Ranks | None = None,
+        run: range | None = None,
+    ) -> None:
+        """`run`: the layers that are loaded; None: all."""
         super().__init__(source, spec.norm)
+        self.run = range(len(spec.layers)) if run is None else run
         self.ranks = ranks
         self.spec = spec
         check_gates(spec, source.world_size)
@@ -85,11 +106,7 @@ class DecoderLoader(WeightLoader):
     def decoder(self) -> Decoder:
         spec, outer = self.spec, outer_refs(self.spec)
         embedding = self.weight(outer.embedding)
-        layers = []
-        for index, layer_spec in enumerate(spec.layers):
-            with self.source.giving_back():
-                layers.append(self.layer(index, layer_spec, layer_refs(spec, index)))
-                layers[-1].pack()
+        layers = self.layers()
         head = self.head(embedding)
         head.pack()
         return Decoder(
@@ -106,6 +123,42 @@ class DecoderLoader(WeightLoader):
             own_inputs=self.own_inputs(outer.own_inputs, spec.own_inputs),
             streams=self.streams(outer.streams),
         )
+
+    def stage(self, stage: Stage, neighbours: Ranks) -> StagedDecoder:
+        """Return the loader's run of layers as a stage, embedding and head where used."""
+        spec, outer = self.spec, outer_refs(self.spec)
+        first, last = stage.is_first, stage.is_last
+        none = torch.empty(
+            (0, spec.hidden_size), dtype=self.source.dtype, device=self.source.device
+        )
+        wanted = first or (last and spec.tied_head)
+        embedding = self.weight(outer.embedding) if wanted else none
+        layers = self.layers()
+        head = self.head(embedding) if last else Linear(embedding)
+        if last:
+            head.pack()
+        return StagedDecoder(
+            replace(spec, layers=tuple(spec.layers[index] for index in self.run)),
+            layers=layers,
+            rotaries=[Rotary(rotary, self.source.device) for rotary in self.rotaries],
+            embedding=embedding,
+            positions=self.weight(outer.positions) if first and outer.positions else None,
+            embedding_norm=self.optional_norm(outer.embedding_norm) if first else None,
+            final_norm=self.optional_norm(outer.final_norm) if last else None,
+            head=head,
+            stage=stage,
+            neighbours=neighbours,
+        )
+
+    def layers(self) -> list[Layer]:
+        """Return the loader's run of layers, packed."""
+        layers = []
+        for index in self.run:
+            with self.source.giving_back():
+                layer = self.spec.layers[index]
+                layers.append(self.layer(index, layer, layer_refs(self.spec, index)))
+                layers[-1].pack()
+        return layers
 
     def own_inputs(
         self, refs: OwnInputsRefs | None, spec: OwnInputsSpec | None
@@ -241,7 +294,7 @@ class DecoderLoader(WeightLoader):
         key_scale, value_scale = self.source.kv_scales(kv_scales(spec, index))
         sizes, kept_by = spec.sizes(layer), layer.reads_layer
         kv_heads = kv_head_share(spec, sizes.kv_heads, self.source.rank, self.source.world_size)
-        before = spec.layers[: index if kept_by is None else kept_by]
+        before = spec.layers[self.run.start : index if kept_by is None else kept_by]
         return AttentionLayer(
             index=sum(each.attends and each.reads_layer is None for each in before),
             heads=self.heads.stop - self.heads.start,

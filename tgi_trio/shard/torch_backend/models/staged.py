@@ -1,0 +1,63 @@
+"""A run of a decoder's layers: hidden states come from the rank before, and go on to the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tgi_trio.model.stages import Stage
+from tgi_trio.shard.torch_backend.attention.interface import AttentionBackend
+from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks, RotaryTables
+from tgi_trio.shard.torch_backend.states.steps import StepStates
+from tgi_trio.shard.torch_backend.step_features import StepFeatures
+
+
+class StagedDecoder(Decoder):
+    """One stage of a pipeline; see `Stage`. Whoever computes a step computes it on all stages."""
+
+    def __init__(self, *given: Any, stage: Stage, neighbours: Ranks, **parts: Any) -> None:
+        """The rest as for `Decoder`: `spec` and `layers` are of this stage's layers alone.
+
+        `embedding` holds no rows where the stage looks none up.
+        """
+        super().__init__(*given, **parts)
+        self.stage = stage
+        self._neighbours = neighbours
+        # Only the last stage has a head, so no other can say what prompt tokens were likely.
+        self.predicts_prompt = stage.is_last
+
+    @property
+    def capturable(self) -> bool:
+        """A recorded step could not wait for another rank's."""
+        return False
+
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return what its first layer gets [T, hidden] of tokens int64 [T]."""
+        if self.stage.is_first:
+            return super().embed(token_ids, positions)
+        room = self.embedding.new_empty((len(token_ids), self.spec.hidden_size))
+        return self._neighbours.receive(room, self.stage.before)
+
+    def run_layers(
+        self,
+        x: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None = None,
+        *,
+        features: StepFeatures | None = None,
+        own: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return what its layers make of `x`, which the next stage, if any, is sent."""
+        hidden = super().run_layers(x, tables, attention, batch, states, features=features, own=own)
+        if not self.stage.is_last:
+            self._neighbours.send(hidden, self.stage.after)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [S, vocab] of `hidden`; [S, 0] before the last stage."""
+        if not self.stage.is_last:
+            return hidden.new_empty((len(hidden), 0), dtype=torch.float32)
+        return super().logits(hidden)
