@@ -236,6 +236,30 @@ def test_a_speculator_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "config", "why"),
+    [
+        ("bert", {}, "its tokens see those .* say is_decoder: true"),
+        ("xlm-roberta", {"is_decoder": False}, "its tokens see those .* say is_decoder: true"),
+        ("xlnet", {"is_decoder": True}, r"its tokens see those .* after the other\.$"),
+        ("xlm", {}, r"its tokens see those .* after the other\.$"),
+        ("xlm", {"causal": True}, "generate does not feed it the tokens so far"),
+    ],
+)
+def test_what_does_not_write_by_plain_passes_is_refused(
+    tmp_path: Path, model_type: str, config: dict[str, Any], why: str
+) -> None:
+    write_plain(tmp_path, model_type, **config)
+    with pytest.raises(ModelLoadError, match=rf"'{model_type}' cannot be served .*: .*{why}"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
+def test_an_encoder_that_is_a_decoder_is_tried(tmp_path: Path, model_type: str) -> None:
+    write_plain(tmp_path, model_type, is_decoder=True)
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
     ("config", "asked"),
     [
         (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, {}),
@@ -245,6 +269,7 @@ def test_a_speculator_is_no_model(tmp_path: Path) -> None:
         (LLAMA | {"hidden_act": "swoosh"}, {}),
         (MAMBA | {"hidden_act": "gelu"}, {}),
         (T5, {"activations": 8}),
+        ({"model_type": "bert"}, {}),
         (LLAMA | {"model_type": "no_such_model"}, {}),
         (LLAMA | {"model_type": "no_such_model", "auto_map": {"AutoConfig": "m.M"}}, {}),
     ],

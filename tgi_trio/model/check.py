@@ -28,6 +28,7 @@ from tgi_trio.model.formats import (
 from tgi_trio.model.gguf.block_types import has_scales
 from tgi_trio.model.kernel_fit import find_unsupported, unserved
 from tgi_trio.model.leftovers import is_harmless, refuse_leftovers
+from tgi_trio.model.other_writing import find_other_writing_type, writing_refusal
 from tgi_trio.model.own_code import check_own_code, own_code, runnable_code
 from tgi_trio.model.quantised.gguf_layout import GgufLayout
 from tgi_trio.model.quantised.layout import MatrixLayout
@@ -280,6 +281,8 @@ def _check_transformers(config: ModelConfig, serving: Serving) -> None:
             f"Model type {name!r} is not one of ours, and transformers cannot load "
             f"{config.folder} as a model that generates text: {advice}."
         )
+    if code is None and (why := find_other_writing_type(config)) is not None:
+        raise ModelLoadError(writing_refusal(name, why))
     if serving.num_shard > 1:
         raise ModelLoadError(split_refusal(config))
     if (made := find_made(config, serving.quantize)) is not None:

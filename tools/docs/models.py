@@ -52,7 +52,8 @@ sequences (`twin.py`). It takes seconds and tens of MB; in bfloat16 a wrong way 
 behind rounding. Where no twin can be built, recompute is taken. A type that does not write by
 plain passes over the tokens so far is refused: one whose tokens see those that follow them
 (encoders such as BERT, unless config.json says `is_decoder`, and XLNet), or that `generate` of
-`transformers` feeds in a way of its own (XLM).
+`transformers` feeds in a way of its own (XLM). Types known for it (`model/other_writing.py`) are
+refused before a shard is there; any other is found at load.
 
 DeepSeek's keys and values are kept compressed: one vector per token and layer, for all heads
 (`torch_backend/layers/latent.py`). On a GPU a kernel of its own attends to it; the CPU kernels

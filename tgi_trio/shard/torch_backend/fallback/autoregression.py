@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from tgi_trio.model.other_writing import FED_OTHERWISE, SAY_DECODER, SEES_ON
 from tgi_trio.shard.torch_backend.fallback.twin import FIRST_PLAIN_TOKEN
 
 # What logits may differ by, in parts of the largest. Other tokens behind them change nothing of a
@@ -57,14 +58,12 @@ def _compare(model: Any) -> str | None:
     other[:, half:] += 1
     seen = _distance(_plain(model, other)[:half], _plain(model, prompt)[:half])
     if seen > (_SEEN if exact else _SEEN_IN_HALF):
-        why = "its tokens see those that follow them, so it does not write one after the other"
-        if getattr(model.config, "is_decoder", None) is False:
-            why += "; if it was trained as a decoder, say is_decoder: true in its config.json"
-        return why
+        turned_off = getattr(model.config, "is_decoder", None) is False
+        return SEES_ON + SAY_DECODER if turned_off else SEES_ON
     tokens, theirs = _generate(model, prompt)
     each = [_plain(model, tokens[:, : _PROMPT + i])[-1] for i in range(len(theirs))]
     if _distance(torch.stack(each), theirs) > (_FED if exact else _FED_IN_HALF):
-        return "transformers' own generate does not feed it the tokens so far, and they alone"
+        return FED_OTHERWISE
     return None
 
 

@@ -21,6 +21,7 @@ import torch
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.messages import SamplingParameters
+from tgi_trio.model.other_writing import writing_refusal
 from tgi_trio.shard.contract import ShardSequence, StepPlan
 from tgi_trio.shard.torch_backend.fallback.autoregression import find_other_writing
 from tgi_trio.shard.torch_backend.fallback.modes import (
@@ -65,10 +66,7 @@ def choose_way(model: Any) -> ExecutionMode:
     with _one_thread():
         twin = build_twin(model)
     if (why := find_other_writing(model if twin is None else twin)) is not None:
-        raise ModelLoadError(
-            f"Model type {model.config.model_type!r} cannot be served as a model that generates "
-            f"text: {why}."
-        )
+        raise ModelLoadError(writing_refusal(model.config.model_type, why))
     if twin is None:
         print(
             f"no small copy of {type(model).__name__} could be built to try faster ways on: every "

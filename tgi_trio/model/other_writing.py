@@ -1,0 +1,43 @@
+"""Types of transformers that do not write token by token as a plain forward pass has it.
+
+What is in these tables is refused before a shard is there; other types are compared when they are
+loaded (`torch_backend/fallback/autoregression.py`), which finds the same of these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tgi_trio.model.config import ModelConfig
+
+SEES_ON: Final = "its tokens see those that follow them, so it does not write one after the other"
+SAY_DECODER: Final = "; if it was trained as a decoder, say is_decoder: true in its config.json"
+FED_OTHERWISE: Final = (
+    "transformers' own generate does not feed it the tokens so far, and they alone"
+)
+
+# Encoders, which mask nothing unless config.json calls them decoders.
+_ENCODERS: Final = frozenset(
+    {
+        *("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"),
+        *("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer"),
+        *("xlm-roberta", "xlm-roberta-xl", "xmod"),
+    }
+)
+
+
+def find_other_writing_type(config: ModelConfig) -> str | None:
+    """Return why a type of transformers does not write by plain passes; None where it may."""
+    name = config.model_type
+    if name in _ENCODERS:
+        return None if config.get("is_decoder") else SEES_ON + SAY_DECODER
+    if name == "xlnet":
+        return SEES_ON
+    if name == "xlm":  # generate appends a token to be predicted
+        return FED_OTHERWISE if config.get("causal") else SEES_ON
+    return None
+
+
+def writing_refusal(model_type: str, why: str) -> str:
+    """Return what is said of a type that would be served with other tokens than its own."""
+    return f"Model type {model_type!r} cannot be served as a model that generates text: {why}."
