@@ -34,6 +34,7 @@ SMALL: dict[str, str] = {
     "bench.model.speculation": "--speculate 0 2 --batch 1 --new-tokens 8 --turns 1 --runs 1",
     "bench.model.threads": "--shapes tiny --repeats 1",
     "bench.ranks": "--rows 1 --count 2",
+    "bench.ranks.stages": "--sequences 2 --tokens 4 --turns 1",
     "bench.schedule": "--rounds 5 --steps 2000",
     "bench.schedule.policies": "--seconds 1 --profile chat",
     "bench.serve": "--concurrency 1 --requests 1 --max-tokens 4",
