@@ -13,6 +13,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.adapters.files import read_adapter
 from tgi_trio.model.adapters.sites import map_adapter
 from tgi_trio.model.check import (
+    CPU_ROUNDING,
     check_checkpoint,
     check_guesser,
     check_model,
@@ -21,6 +22,7 @@ from tgi_trio.model.check import (
     supported_spec,
 )
 from tgi_trio.model.config import read_config
+from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.model.spec import DecoderSpec
 from tgi_trio.model.speculators.eagle import check_hidden_states
 from tgi_trio.model.speculators.recognise import find_kind, read_heads
@@ -41,6 +43,8 @@ def check_start(settings: Settings) -> list[str]:
     if asked and (settings.device == "cpu" or not may_see_device()):
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
     warnings = check_model(read_config(settings.model_path, settings.rope), settings)
+    if settings.activations == 8:
+        _check_rounding(settings)
     if settings.adapter_folder is not None and not settings.adapter_updates:
         raise ConfigurationError("`adapter_folder` has no effect without `adapter_updates`")
     if settings.serves_adapters:
@@ -51,6 +55,19 @@ def check_start(settings: Settings) -> list[str]:
     if settings.otlp_endpoint is not None:
         check_tracing_installed()
     return warnings
+
+
+def _check_rounding(settings: Settings) -> None:
+    """Raise where torch on a CPU is sure to compute a model whose activations are to be rounded."""
+    kernels = settings.cpu_backend != "torch" and settings.num_shard == 1
+    if kernels:
+        spec = model_spec(read_config(settings.model_path, settings.rope))
+        # The shard may widen the dtype: no reason is looked for there.
+        kernels = isinstance(spec, DecoderSpec) and find_unsupported(spec, "float32") is None
+    if kernels or settings.remote_ranks:  # other machines may have devices
+        return
+    if settings.device == "cpu" or not may_see_device():
+        raise ConfigurationError(CPU_ROUNDING)
 
 
 def _check_drafter(settings: Settings, folder: Path) -> None:

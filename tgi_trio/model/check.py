@@ -47,6 +47,10 @@ from tgi_trio.model.tensors import (
 )
 from tgi_trio.model.transformers_types import configured_types, text_types
 
+CPU_ROUNDING: Final = (
+    "--activations 8 is for the CPU kernels and for devices, and this model is computed by "
+    "torch on a CPU: leave it out."
+)
 ONE_RANK: Final = (
     "The CPU kernels compute a model on one rank; leave --cpu-backend out, or use --num-shard 1."
 )

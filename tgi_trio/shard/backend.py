@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.check import ONE_RANK, check_guesser, model_spec
+from tgi_trio.model.check import CPU_ROUNDING, ONE_RANK, check_guesser, model_spec
 from tgi_trio.model.config import ModelConfig, read_config
 from tgi_trio.model.kernel_fit import unserved
 from tgi_trio.model.quantised.recognise import check_stated
@@ -177,10 +177,7 @@ def _check(settings: ShardSettings, device: str, ranks: Ranks | None) -> None:
 def _refuse_rounding(settings: ShardSettings) -> None:
     """Raise ConfigurationError if activations are to be rounded by torch, on a CPU."""
     if settings.activations == 8:
-        raise ConfigurationError(
-            "--activations 8 is for the CPU kernels and for devices, and this model is computed by "
-            "torch on a CPU: leave it out."
-        )
+        raise ConfigurationError(CPU_ROUNDING)
 
 
 def _grammars(tokenizer: Path | None, config: ModelConfig) -> GrammarMasks | None:

@@ -1,0 +1,58 @@
+"""What is refused before a shard is there, of what the machine has to do with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tgi_trio import start_checks
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.model.facts import read_model_facts
+from tgi_trio.settings.records import Options
+from tgi_trio.settings.resolve import resolve
+from tgi_trio.start_checks import check_start
+from tgi_trio.testing.checkpoints import make_checkpoint
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    return make_checkpoint(folder, "llama", **SIZES, intermediate_size=64)
+
+
+def start(folder: Path, **asked: Any) -> list[str]:
+    return check_start(resolve(Options(activations=8, **asked), read_model_facts(folder)))
+
+
+@pytest.mark.parametrize("asked", [{"cpu_backend": "torch"}, {"num_shard": 2}])
+def test_torch_on_a_cpu_rounds_no_activations(llama: Path, asked: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="this model is computed by torch on a CPU"):
+        start(llama, device="cpu", **asked)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_device_that_may_be_there_is_asked_itself(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    monkeypatch.setattr(start_checks, "may_see_device", lambda: seen)
+    if seen:
+        assert start(llama, cpu_backend="torch") == []
+        return
+    with pytest.raises(ConfigurationError, match="this model is computed by torch on a CPU"):
+        start(llama, cpu_backend="torch")
+
+
+def test_a_model_that_the_kernels_do_not_serve_is_refused(llama: Path, tmp_path: Path) -> None:
+    assert start(llama, device="cpu") == []
+    odd = make_checkpoint(tmp_path / "falcon_h1", "falcon_h1")
+    with pytest.raises(ConfigurationError, match="this model is computed by torch on a CPU"):
+        start(odd, device="cpu")
