@@ -15,10 +15,11 @@ import pytest
 import trio
 
 from tests.router.harness import byte_tokenizer, make_request, scheduling_limits
-from tgi_trio.errors import GenerationError, ShardCannotStart
+from tgi_trio.errors import CorruptFrame, GenerationError, PeerGone, ShardCannotStart
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.router.engine.engine import AdmissionLimits, Engine
+from tgi_trio.router.engine.shard_link import ShardLink
 from tgi_trio.router.engine.stream import TokenStream
 from tgi_trio.router.shards.group_states import (
     TRANSITIONS,
@@ -278,6 +279,29 @@ async def test_a_stopped_shard_is_noticed_even_when_idle_and_named(tmp_path: Pat
             while not supervisor.ready:
                 await trio.sleep(0.01)
         assert argv.spawned == 1
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("error", [PeerGone("rank 0", "is gone"), CorruptFrame("no such kind")])
+async def test_a_link_that_breaks_while_it_serves_ends_the_incarnation_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    serve, failed = Engine.serve, trio.Event()
+
+    async def fail_once(engine: Engine, link: ShardLink) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise error
+        await serve(engine, link)
+
+    monkeypatch.setattr(Engine, "serve", fail_once)
+    argv = FakeArgv()
+    async with supervised(tmp_path, argv) as (engine, _):
+        await failed.wait()
+        clients = Clients(engine, tmp_path, 5)
+        await clients.run("again")
+        assert clients.results == clients.expect(argv.base, ["again"])
+        assert argv.spawned == 2
 
 
 @pytest.mark.trio

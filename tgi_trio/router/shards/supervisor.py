@@ -35,6 +35,12 @@ STABLE_AFTER = 60.0  # seconds of life after which earlier crashes are forgotten
 BACK_OFF = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds before the n-th restart in a row
 
 
+def _describe_first(group: BaseExceptionGroup[BaseException]) -> str:
+    """Return what the first error of a group says."""
+    first = group.exceptions[0]
+    return _describe_first(first) if isinstance(first, BaseExceptionGroup) else str(first)
+
+
 @dataclass(frozen=True, slots=True)
 class Watch:
     """How patient the supervisor is; seconds."""
@@ -198,10 +204,11 @@ class Supervisor:
                 async def life() -> None:
                     try:
                         await self._live(group, number, task_status)
-                    except PeerError as error:
-                        self._trouble = str(error)
-                    except CorruptFrame as error:
-                        self._trouble = f"{group.describe(0)}: {error}"
+                    # Bare while it loads, in a group from the nursery that serves.
+                    except* PeerError as found:
+                        self._trouble = _describe_first(found)
+                    except* CorruptFrame as found:
+                        self._trouble = f"{group.describe(0)}: {_describe_first(found)}"
                     scope.cancel()
 
                 async def until_stopped() -> None:
