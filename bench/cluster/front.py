@@ -6,7 +6,9 @@ The replicas are whole servers whose shards have no model. Of one replica some s
 for through the front and as many directly, at the same time: a step's tokens leave the replica
 together, so what an event comes later than its direct twin is what the front adds to it. First
 bytes are asked for in turns, over a new connection each. Then one of two replicas is killed under
-streams, all of which must go on at the other.
+streams, all of which must go on at the other; two replicas are asked for what one was; and, for as
+long as `--busy-for` says, processes that do nothing but compute stand in everybody's way, and no
+replica may be taken for dead.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ from tqdm import tqdm
 
 from bench.harness.server import Server, running, serving
 from bench.harness.stats import Summary, add_output_flags, reporting, table_of
-from bench.harness.vitals import cpu_seconds
+from bench.harness.vitals import cpu_seconds, metrics
 from tgi_trio.testing.ports import held_port
 
 STEP_MS: Final = 20.0  # of the shards: a late token is not taken for the next one
+SHORT_STEP_MS: Final = 1.0  # where two replicas are compared with one
+SLOTS: Final = 2  # sequences that each of those runs at once: few, so that the step is what limits
 SILENCE: Final = 60.0  # seconds without a byte of any stream after which the run has failed
 _RECEIVE: Final = 1 << 16
 
@@ -66,11 +70,9 @@ class Stream:
         return bool(data) and not seen.endswith(b"0\r\n\r\n")
 
 
-def ask(port: int, tokens: int) -> Stream:
+def ask(port: int, tokens: int, prompt: str = "Once upon") -> Stream:
     """Ask for a stream over a new connection."""
-    body = json.dumps(
-        {"inputs": "Once upon", "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True}}
-    ).encode()
+    body = json.dumps({"inputs": prompt, "parameters": {"max_new_tokens": tokens}}).encode()
     sock = socket.create_connection(("127.0.0.1", port), SILENCE)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     head = b"POST /generate_stream HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
@@ -95,15 +97,17 @@ def read(streams: Sequence[Stream], watch: Callable[[], None] = lambda: None) ->
 
 
 @contextmanager
-def fronted(count: int) -> Iterator[tuple[Server, list[Server]]]:
-    """Start some replicas and a front of them."""
-    fake = json.dumps({"step_ms": STEP_MS, "blocks": 16000})
+def fronted(
+    count: int, step_ms: float = STEP_MS, limits: Sequence[str] = ()
+) -> Iterator[tuple[Server, list[Server]]]:
+    """Start some replicas with these `limits`, and a front of them."""
+    fake = json.dumps({"step_ms": step_ms, "blocks": 16000})
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         secret = Path(folder, "secret")
         secret.write_text("a secret of the benchmark's own\n")
         flags = ["--cluster-secret-file", str(secret)]
-        more = [*flags, "--max-concurrent-requests", "512"]
+        more = [*flags, "--max-concurrent-requests", "512", *limits]
         replicas = [stack.enter_context(running(more, fake=fake)) for _ in range(count)]
         port = stack.enter_context(held_port())
         named = [word for each in replicas for word in ("--replica", f"127.0.0.1:{each.port}")]
@@ -121,8 +125,9 @@ def nearest(times: Sequence[float], moment: float) -> float:
 def added_per_token(front: Server, replica: Server, count: int, tokens: int) -> dict[str, Any]:
     """Return what an event comes later by through the front, and the front's CPU for it."""
     began = cpu_seconds(front.pid)
-    direct = [ask(replica.port, tokens) for _ in range(count)]
-    through = [ask(front.port, tokens) for _ in range(count)]
+    # In turns: a step's tokens leave the replica one after another, in the order of admission.
+    pairs = [(ask(replica.port, tokens), ask(front.port, tokens)) for _ in range(count)]
+    direct, through = ([pair[side] for pair in pairs] for side in (0, 1))
     read([*direct, *through])
     used = cpu_seconds(front.pid) - began
     # The first tokens are left out, since they come of steps of their own; so are tokens after the
@@ -160,17 +165,22 @@ def first_bytes(front: Server, replica: Server, count: int) -> dict[str, Any]:
 
 def kill_one(front: Server, replicas: Sequence[Server], count: int, tokens: int) -> dict[str, Any]:
     """Kill a replica once all streams have begun; return what their clients saw."""
-    streams = [ask(front.port, tokens) for _ in range(count)]
+    streams = [ask(front.port, tokens, f"{place}, once upon") for place in range(count)]
     killed: list[float] = []
+    held: list[int] = []
 
     def watch() -> None:
         if not killed and all(len(stream.at) > tokens // 4 for stream in streams):
-            os.kill(replicas[-1].pid, signal.SIGKILL)
+            held.extend(int(metrics(each.port)["tgi_batch_current_size"]) for each in replicas)
+            victim = max(range(len(replicas)), key=held.__getitem__)
+            os.kill(replicas[victim].pid, signal.SIGKILL)
             killed.append(time.perf_counter())
 
     read(streams, watch)
     if not killed:
         raise RuntimeError("no replica was killed: a stream ended before all had begun")
+    if not max(held):
+        raise RuntimeError("the replica that was killed had no streams")
     pauses = [
         (later - sooner) * 1e3
         for stream in streams
@@ -178,7 +188,79 @@ def kill_one(front: Server, replicas: Sequence[Server], count: int, tokens: int)
         if later > killed[0]
     ]
     lost = sum(stream.failed or len(stream.at) != tokens for stream in streams)
-    return {"streams": count, "lost": lost, "longest pause ms": max(pauses, default=0.0)}
+    return {
+        "streams": count,
+        "of the killed": max(held),
+        "lost": lost,
+        "longest pause ms": max(pauses, default=0.0),
+    }
+
+
+def throughput(front: Server, clients: int, requests: int, tokens: int) -> float:
+    """Return tokens a second while as many `clients` wait for answers of `tokens` each."""
+    began, seen, asked, done = time.perf_counter(), 0, 0, 0
+    with selectors.DefaultSelector() as selector:
+        while done < requests:
+            while asked < min(requests, done + clients):
+                stream = ask(front.port, tokens, f"{asked}, once upon")
+                selector.register(stream.sock, selectors.EVENT_READ, stream)
+                asked += 1
+            ready = selector.select(SILENCE)
+            if not ready:
+                raise TimeoutError(f"no stream sent anything for {SILENCE:g} s")
+            for key, _ in ready:
+                if not key.data.take():
+                    if key.data.failed:
+                        raise RuntimeError("a stream failed")
+                    selector.unregister(key.fileobj)
+                    key.data.sock.close()
+                    seen += len(key.data.at)
+                    done += 1
+    return seen / (time.perf_counter() - began)
+
+
+def compare_replicas(requests: int, tokens: int) -> dict[str, Any]:
+    """Return tokens a second of one and of two replicas, of as many clients."""
+    found: list[float] = []
+    for count in (1, 2):
+        limits = ["--max-batch-size", str(SLOTS)]
+        with fronted(count, SHORT_STEP_MS, limits) as (front, _):
+            throughput(front, 4 * SLOTS, 8, tokens)
+            found.append(throughput(front, 4 * SLOTS, requests, tokens))
+    one, two = found
+    return {"one tokens/s": one, "two tokens/s": two, "ratio": two / one}
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Have so many processes that do nothing but compute."""
+    with ExitStack() as stack:
+        for _ in range(processes):
+            each = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(each.wait)
+            stack.callback(each.kill)
+        yield
+
+
+def count_false_deaths(seconds: float, processes: int, tokens: int) -> dict[str, Any]:
+    """Return how often a replica was held for dead or suspected while all of them lived."""
+    suspected = asked = 0
+    with fronted(2) as (front, _), busy(processes):
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            read([ask(front.port, tokens, f"{asked + place}, once upon") for place in range(8)])
+            asked += 8
+            states = metrics(front.port)
+            suspected += states['tgi_front_replicas{state="suspect"}'] > 0
+        lost = int(states["tgi_front_lost"])
+        load = os.getloadavg()[0]
+    return {
+        "seconds": seconds,
+        "load": load,
+        "streams": asked,
+        "deaths": lost,
+        "looks with a suspect": suspected,
+    }
 
 
 def main() -> None:
@@ -188,11 +270,17 @@ def main() -> None:
     parser.add_argument("--killed-under", type=int, nargs="+", default=[8, 128], help="streams")
     parser.add_argument("--tokens", type=int, default=200, help="of a stream")
     parser.add_argument("--requests", type=int, default=60, help="for first bytes, of each kind")
+    parser.add_argument(
+        "--answers", type=int, default=80, help="of one replica and of two; 0: none"
+    )
+    parser.add_argument("--busy-for", type=float, default=0.0, help="seconds; 0: not at all")
+    parser.add_argument("--busy-with", type=int, default=30, help="processes")
     add_output_flags(parser)
     options = parser.parse_args()
     results: dict[str, list[dict[str, Any]]] = {"per token": [], "first byte": [], "killed": []}
+    results |= {"two replicas": [], "busy": []}
     load = os.getloadavg()[0]
-    steps = len(options.streams) + 1 + len(options.killed_under)
+    steps = len(options.streams) + 3 + len(options.killed_under)
     with (
         reporting(options.json, "cluster.front", partial(summary, load, results)),
         tqdm(total=steps, leave=False, disable=None) as bar,
@@ -209,11 +297,18 @@ def main() -> None:
             with fronted(2) as (front, replicas):
                 results["killed"].append(kill_one(front, replicas, count, options.tokens))
             bar.update()
+        if options.answers:
+            results["two replicas"].append(compare_replicas(options.answers, options.tokens))
+        bar.update()
+        if options.busy_for:
+            found = count_false_deaths(options.busy_for, options.busy_with, options.tokens)
+            results["busy"].append(found)
+        bar.update()
 
 
 def summary(load: float, results: dict[str, list[dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
     """Return the tables, and what is written."""
-    text = "\n".join(f"{name}\n{table_of(rows)}" for name, rows in results.items())
+    text = "\n".join(f"{name}\n{table_of(rows)}" for name, rows in results.items() if rows)
     return f"load average before: {load:.2f}\n{text}", {"load_before": load, **results}
 
 
