@@ -5,6 +5,7 @@ They start when they are needed first, outlive what they are asked, and are neve
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ _START_S = 60.0  # for a process to load what it needs
 _IN_LINE_S = 10.0  # how long a question waits for those before it
 _GRACE_S = 10.0  # for a process to say that it has ended a job in time
 _LINE = 2**16  # bytes read at once
+_PIPE = 1 << 20  # bytes that go to a process before it has to read any
 _LONGEST_SAID = 4096  # bytes of a line of its standard error
 
 
@@ -89,6 +91,9 @@ class _Process:
             if results is not None:
                 os.close(results)
             raise
+        if isinstance(process.stdin, trio.lowlevel.FdStream):
+            with suppress(OSError):  # one user's pipes have taken what the machine allows
+                fcntl.fcntl(process.stdin.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
         self = cls(sandbox.name, process, results)
         wrong: str | None = f"it is not ready after {_START_S:g} s"
         try:
