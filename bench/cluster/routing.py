@@ -192,7 +192,7 @@ class Cluster:
         for front in self.fronts:
             for one in self.machines.values():
                 waiting = len(one.queue)
-                front.report(one.name, running=one.running, waiting=waiting, slots=one.slots)
+                front.report(one.name, requests=one.running + waiting, slots=one.slots)
 
 
 def decide(replicas: int, slots: int, rounds: int) -> Summary:
@@ -202,7 +202,7 @@ def decide(replicas: int, slots: int, rounds: int) -> Summary:
     for number in range(replicas):
         routing.add(str(number))
         load = draw.randint(0, slots)
-        routing.report(str(number), running=load, waiting=0, slots=slots)
+        routing.report(str(number), requests=load, slots=slots)
     bodies = [b'{"messages": "' + draw.randbytes(4080) + b'"}' for _ in range(rounds // 4)]
     samples = []
     for number in range(rounds):  # each prompt comes four times

@@ -30,6 +30,7 @@ class FakeReplica:
 
     def __init__(self) -> None:
         self.health = 200
+        self.load = ""  # what fronts are told of it
         self.status = 200  # of everything else
         self.silent = trio.Event()  # once set nothing is answered any more
         self.cut_after: int | None = None  # bytes of a stream's body; then the connection is reset
@@ -77,7 +78,10 @@ class FakeReplica:
 
     async def _answer(self, stream: trio.SocketStream, seen: Seen) -> None:
         status = self.health if seen.path == "/health" else self.status
-        if status != 200:
+        if seen.path == "/health" and status == 200 and seen.headers.get("x-tgi-front") == SECRET:
+            more = f"x-tgi-load: {self.load}\r\n" if self.load else ""
+            await stream.send_all(_whole(200, b"", "text/plain", more))
+        elif status != 200:
             body = json.dumps({"error": f"status {status} of {self.address}"}).encode()
             await stream.send_all(_whole(status, body, "application/json"))
         elif seen.path == "/metrics":
@@ -141,9 +145,9 @@ def text_of(seen: Seen, n: int) -> str:
     return f"<{seed} {n}>"
 
 
-def _whole(status: int, body: bytes, kind: str) -> bytes:
-    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def _whole(status: int, body: bytes, kind: str, more: str = "") -> bytes:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}{more}\r\n".encode() + body
 
 
 async def _read_request(stream: trio.SocketStream) -> Seen | None:

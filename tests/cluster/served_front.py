@@ -115,8 +115,11 @@ async def served_front(
 ) -> AsyncIterator[ServedFront]:
     """Serve a front until the block is left; `up`: not before it has heard all replicas."""
     metrics = Metrics(table=FRONT_METRICS)
-    front = Front(Fleet(Routing(random.Random(1)), timeout), metrics, settings)
-    front.fleet.name_all(replicas)
+    front = Front(
+        Fleet(Routing(random.Random(1)), timeout, secret=settings.secret), metrics, settings
+    )
+    for name in replicas:
+        front.fleet.name(name)
     listeners = listen(["127.0.0.1:0"])
     served = ServedFront(front, listeners[0].getsockname()[1])
     async with trio.open_nursery() as nursery:

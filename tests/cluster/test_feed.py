@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import trio
@@ -11,38 +12,40 @@ from hypothesis import strategies as st
 
 from tgi_trio.cluster.feed import Address, Feed
 from tgi_trio.cluster.fleet import Fleet
+from tgi_trio.cluster.front_metrics import FRONT_METRICS
 from tgi_trio.cluster.members import MemberEvent
-from tgi_trio.cluster.news import DATAGRAM_BYTES, MOST_ITEMS, Item, Load, Outbox, Sent, read
+from tgi_trio.cluster.news import DATAGRAM_BYTES, MOST_ITEMS, Outbox, Sent, read
+from tgi_trio.cluster.peers import follow_peers
 from tgi_trio.cluster.prefix_chain import HASH_BYTES, LONGEST, Chain
 from tgi_trio.cluster.routing import Routing
+from tgi_trio.router.telemetry.metrics import Metrics
 
 SECRET = b"sixteen letters and more, as a file may have them, even a hundred of them" * 2
 NAMES = st.text(min_size=1, max_size=40)
 CHAINS = st.integers(0, LONGEST).map(
     lambda length: tuple(bytes([head]) * HASH_BYTES for head in range(length))
 )
-NUMBERS = st.integers(0, 2**32 - 1)
-ITEMS: st.SearchStrategy[Item] = st.one_of(
-    st.builds(Sent, NAMES, CHAINS),
-    st.builds(Load, NAMES, NUMBERS, NUMBERS, NUMBERS),
-)
+ITEMS = st.builds(Sent, NAMES, CHAINS)
+ME = b"a front."
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(ITEMS, max_size=12))
-def test_what_is_put_is_read(items: list[Item]) -> None:
-    outbox = Outbox(SECRET)
+def test_what_is_put_is_read(items: list[Sent]) -> None:
+    outbox = Outbox(SECRET, ME)
     for item in items:
         outbox.put(item)
     datagrams = list(outbox.datagrams())
     assert not outbox and all(len(datagram) <= DATAGRAM_BYTES for datagram in datagrams)
-    assert [item for datagram in datagrams for item in read(datagram, SECRET)] == items
+    heard = [read(datagram, SECRET) for datagram in datagrams]
+    assert [item for each in heard for item in each.items] == items
+    assert all(each.sender == ME for each in heard)
 
 
 @settings(max_examples=25, deadline=None)
 @given(ITEMS, st.integers(0, 10_000), st.binary(min_size=1, max_size=30))
-def test_what_is_not_ours_is_refused(item: Item, at: int, junk: bytes) -> None:
-    outbox = Outbox(SECRET)
+def test_what_is_not_ours_is_refused(item: Sent, at: int, junk: bytes) -> None:
+    outbox = Outbox(SECRET, ME)
     outbox.put(item)
     (datagram,) = outbox.datagrams()
     changed = bytearray(datagram)
@@ -55,24 +58,23 @@ def test_what_is_not_ours_is_refused(item: Item, at: int, junk: bytes) -> None:
 
 
 def test_a_signed_datagram_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    outbox = Outbox(SECRET)
-    outbox.put(Load("a", 1, 2, 3))
-    monkeypatch.setattr("tgi_trio.cluster.news.VERSION", 2)
-    (newer,) = outbox.datagrams()
+    monkeypatch.setattr("tgi_trio.cluster.news.VERSION", 3)
+    outbox = Outbox(SECRET, ME)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="version 1"):
+    outbox.put(Sent("a", ()))
+    (newer,) = outbox.datagrams()
+    with pytest.raises(ValueError, match="version 2"):
         read(newer, SECRET)
 
 
 def test_an_outbox_is_bounded() -> None:
-    outbox = Outbox(SECRET)
+    outbox = Outbox(SECRET, ME)
     for number in range(MOST_ITEMS + 5):
-        outbox.put(Load("a", number, 0, 1))
+        outbox.put(Sent(str(number), ()))
     assert len(outbox) == MOST_ITEMS
-    first = read(next(outbox.datagrams()), SECRET)[0]
-    assert first == Load("a", 5, 0, 1)
+    assert read(next(outbox.datagrams()), SECRET).items[0] == Sent("5", ())
     with pytest.raises(ValueError, match="255"):
-        outbox.put(Load("a" * 256, 0, 0, 1))
+        outbox.put(Sent("a" * 256, ()))
 
 
 async def bound() -> tuple[trio.socket.SocketType, Address]:
@@ -105,9 +107,13 @@ def test_a_front_learns_what_another_sent_where() -> None:
         for routing in routings:
             for name in ("one", "two"):
                 routing.add(name)
-                routing.report(name, running=0, waiting=0, slots=8)
-        nobody = ("127.0.0.1", 1)
-        feeds = [Feed(routings[0], a, [nobody, at_b], SECRET), Feed(routings[1], b, [at_a], SECRET)]
+                routing.report(name, requests=0, slots=8)
+        counts = [Metrics(table=FRONT_METRICS) for _ in range(2)]
+        feeds = [
+            Feed(routing, socket, SECRET, metrics)
+            for routing, socket, metrics in zip(routings, (a, b), counts, strict=True)
+        ]
+        feeds[0].peers = (("127.0.0.1", 1), at_a, at_b)  # nobody, itself, the other
         with a, b, stranger, trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for feed in feeds:
@@ -115,15 +121,37 @@ def test_a_front_learns_what_another_sent_where() -> None:
                 await stranger.sendto(b"nonsense", at_b)
                 feeds[0].tell("two", chain)
                 feeds[0].tell("gone", chain)  # which the other has never heard of
-                while not feeds[1].counts.datagrams_heard:
+                while not counts[1].value("tgi_front_news_heard"):
                     await trio.sleep(0.001)
                 assert {routings[1].order(chain)[0] for _ in range(20)} == {"two"}
-                feeds[1].tell_load("two", running=8, waiting=8, slots=8)
-                while not feeds[0].counts.datagrams_heard:
+                assert len({routings[0].order(chain)[0] for _ in range(50)}) == 2  # not its own
+                for _ in range(4):  # more than a prefix is worth, until the replica has its say
+                    feeds[0].tell("two", ())
+                while counts[1].value("tgi_front_news_heard") < 2:
                     await trio.sleep(0.001)
-                assert {routings[0].order(())[0] for _ in range(20)} == {"one"}
-                while not feeds[1].counts.datagrams_refused:
+                assert {routings[1].order(chain)[0] for _ in range(20)} == {"one"}
+                routings[1].report("two", requests=0, slots=8)
+                assert {routings[1].order(chain)[0] for _ in range(20)} == {"two"}
+                while not counts[1].value("tgi_front_news_refused"):
+                    await trio.sleep(0.001)
+                nursery.cancel_scope.cancel()
+        assert not counts[0].value("tgi_front_news_heard")
+
+    trio.run(main)
+
+
+def test_names_of_fronts_are_looked_up_again() -> None:
+    found: list[tuple[Address, ...]] = []
+
+    async def main() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                names = [("localhost", 1), ("nowhere.invalid", 2), ("127.0.0.1", 1)]
+                follow = partial(follow_peers, seconds=0.001)
+                nursery.start_soon(follow, names, trio.socket.AF_INET, found.append)
+                while len(found) < 2:
                     await trio.sleep(0.001)
                 nursery.cancel_scope.cancel()
 
     trio.run(main)
+    assert found[:2] == [(("127.0.0.1", 1),)] * 2

@@ -294,3 +294,24 @@ async def test_many_streams_lose_a_replica_together() -> None:
             next(each for each in replicas.all if each.began.is_set()).die()
         assert bodies == [WHOLE] * 24
         front.fleet.check()
+
+
+async def test_a_replica_says_how_busy_others_have_it() -> None:
+    async with fake_replicas(2) as replicas:
+        busy, idle = replicas.all
+        busy.load, idle.load = "100/8", "0/8"
+        async with served_front(replicas.addresses) as front:
+            for _ in range(12):
+                assert (await front.ask("POST", "/generate", BODY)).status == 200
+        assert (len(busy.seen), len(idle.seen)) == (0, 12)
+
+
+async def test_a_replica_that_does_not_know_the_front_gets_nothing_and_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with fake_replicas(1) as replicas:
+        replicas.all[0].health = 403
+        async with served_front(replicas.addresses, timeout=0.5, up=False) as front:
+            await front.until(replicas.addresses[0], MemberState.SUSPECT)
+            assert (await front.ask("POST", "/generate", BODY)).status == 503
+    assert caplog.text.count("the same --cluster-secret-file") == 1

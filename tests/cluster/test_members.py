@@ -47,8 +47,8 @@ class Watched:
         return None if member is None else member.state
 
     def start(self, *names: str) -> None:
-        self.members.name_all(names, self.now)
         for name in names:
+            self.members.name(name, self.now)
             self.members.tell(name, MemberEvent.WELL, self.now)
 
 
@@ -115,7 +115,8 @@ def test_the_dead_come_back() -> None:
 def test_who_is_no_longer_named_ends_what_it_has() -> None:
     watched = Watched()
     watched.start("a", "b")
-    watched.members.name_all(["b", "c"], watched.now)
+    watched.members.dismiss("a")
+    watched.members.name("c", watched.now)
     assert [watched.state(name) for name in "abc"] == [
         MemberState.LEAVING,
         MemberState.UP,

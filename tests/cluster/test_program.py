@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import subprocess
@@ -17,7 +18,12 @@ from tests.cluster.served_front import ask
 from tests.cluster.test_front import BODY, WHOLE
 from tgi_trio.cli.front import program_settings
 from tgi_trio.cli.options import FrontOptions
+from tgi_trio.cluster.fleet import Fleet
+from tgi_trio.cluster.news import Outbox, Sent, read
+from tgi_trio.cluster.peers import bind_feed
+from tgi_trio.cluster.program import FrontProgram
 from tgi_trio.cluster.replicas_file import read_replicas
+from tgi_trio.cluster.routing import Routing
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.records import Options
 
@@ -44,11 +50,38 @@ def test_what_it_shares_with_the_server_has_the_servers_defaults() -> None:
             FrontOptions(replica=("a:1",), cluster_secret_file=Path("/nowhere")),
             "--cluster-secret-file /nowhere",
         ),
+        (FrontOptions(replica=("a:1",), known_prefixes=0), "`known_prefixes` must be > 0"),
+        (FrontOptions(replica=("a:1",), peer=("b:1",)), "--peer needs --cluster-secret-file"),
+        (FrontOptions(replica=("a:1",), peer_bind="b:1"), "--peer-bind needs --peer"),
     ],
 )
 def test_what_cannot_work_is_said(options: FrontOptions, why: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(why)):
         program_settings(options)
+
+
+@pytest.mark.parametrize("peer", ["b", "b:x", ":1", "::1:2", "b:70000"])
+def test_a_peer_is_a_host_and_a_port(tmp_path: Path, peer: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    options = FrontOptions(replica=("a:1",), peer=(peer,), cluster_secret_file=secret)
+    with pytest.raises(ConfigurationError, match="--peer: expected host:port"):
+        program_settings(options)
+    served = FrontOptions(
+        replica=("a:1",), peer=("b:1",), bind=("unix:/run/x",), cluster_secret_file=secret
+    )
+    with pytest.raises(ConfigurationError, match="--peer needs --peer-bind host:port"):
+        program_settings(served)
+
+
+def test_the_address_of_the_feed_is_taken_once() -> None:
+    with bind_feed("127.0.0.1:0") as one:
+        host, port = one.getsockname()
+        with pytest.raises(ConfigurationError, match=f"--peer-bind {host}:{port} cannot be used"):
+            bind_feed(f"{host}:{port}")
+    with pytest.raises(ConfigurationError, match=r"--peer-bind nowhere\.invalid:1 cannot be used"):
+        bind_feed("nowhere.invalid:1")
 
 
 def test_a_file_of_replicas(tmp_path: Path) -> None:
@@ -59,6 +92,9 @@ def test_a_file_of_replicas(tmp_path: Path) -> None:
         file.write_text(f"a:1\n{wrong}\n")
         with pytest.raises(ConfigurationError, match="line 2: expected host:port"):
             read_replicas(file)
+    file.write_text(f"{'a' * 300}:1")
+    with pytest.raises(ConfigurationError, match="line 1: an address has 255 bytes at most"):
+        read_replicas(file)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_replicas(tmp_path / "none")
 
@@ -97,6 +133,62 @@ async def test_it_follows_its_file_and_ends_when_what_runs_has_ended(tmp_path: P
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+@pytest.mark.trio
+async def test_it_tells_other_fronts_and_hears_them(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    secret.chmod(0o600)
+    body = b'{"inputs":"%b","seed":5}' % (b"x" * 600)
+    other = trio.socket.socket(trio.socket.AF_INET, trio.socket.SOCK_DGRAM)
+    await other.bind(("127.0.0.1", 0))
+    async with fake_replicas(2) as replicas:
+        first, second = replicas.all
+        flags = ["--bind", "127.0.0.1:0", "--cluster-secret-file", str(secret)]
+        flags += ["--peer", f"localhost:{other.getsockname()[1]}", "--logger-level", "error"]
+        flags += ["--replica", first.address, "--replica", second.address]
+        argv = [sys.executable, "-m", "tgi_trio", "front", *flags]
+        process = await trio.lowlevel.open_process(argv, stderr=subprocess.PIPE)
+        try:
+            port = await listening_port(process)
+            while (await ask(port, "POST", "/generate", body)).status != 200:
+                await trio.sleep(0.05)
+            datagram, sender = await other.recvfrom(65535)
+            ((went_to, chain),) = read(datagram, SECRET.encode()).items
+            seen = first if first.seen else second
+            assert (went_to, len(chain)) == (seen.address, 2)
+            # The other front sends what begins alike to the other replica, the latest to have it.
+            there = second if seen is first else first
+            outbox = Outbox(SECRET.encode(), b"another.")
+            outbox.put(Sent(there.address, chain))
+            await other.sendto(next(outbox.datagrams()), sender)
+            while b"tgi_front_news_heard 1" not in (await ask(port, "GET", "/metrics")).body:
+                await trio.sleep(0.01)
+            while not there.seen:  # it may not have answered its first question yet
+                assert (await ask(port, "POST", "/generate", body)).status == 200
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        finally:
+            other.close()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+@pytest.mark.trio
+async def test_what_the_api_names_stays_when_the_file_changes(tmp_path: Path) -> None:
+    file = tmp_path / "replicas"
+    file.write_text("a:1\nb:1\n")
+    settings = program_settings(FrontOptions(replica=("r:1",), replicas_file=file))
+    program = FrontProgram(settings, [])
+    fleet = Fleet(Routing(random.Random(1)), 60.0)
+    for name in ("r:1", "a:1", "b:1", "api:1"):
+        fleet.name(name)
+    program._take_names(fleet, ["b:1", "c:1"])
+    assert {each.name for each in fleet.members} == {"r:1", "b:1", "c:1", "api:1"}
+    program._take_names(fleet, [])
+    assert {each.name for each in fleet.members} == {"r:1", "api:1"}
 
 
 async def listening_port(process: trio.Process) -> int:

@@ -19,7 +19,7 @@ def routing(*names: str, heads: int = 100) -> Routing:
     made = Routing(random.Random(1), heads)
     for name in names:
         made.add(name)
-        made.report(name, running=0, waiting=0, slots=8)
+        made.report(name, requests=0, slots=8)
     return made
 
 
@@ -38,11 +38,11 @@ def test_a_busy_replica_gives_its_prefix_away() -> None:
     replicas = routing("a", "b")
     replicas.sent("a", CHAIN)
     assert replicas.order(CHAIN) == ["a", "b"]
-    replicas.report("a", running=8, waiting=1, slots=8)
+    replicas.report("a", requests=9, slots=8)
     assert replicas.order(CHAIN) == ["b", "a"]
-    replicas.report("b", running=8, waiting=0, slots=8)  # then waiting for the prefix is cheaper
+    replicas.report("b", requests=8, slots=8)  # then waiting for the prefix is cheaper
     assert replicas.order(CHAIN) == ["a", "b"]
-    replicas.report("a", running=9, waiting=0, slots=64)
+    replicas.report("a", requests=9, slots=64)
     assert replicas.order(()) == ["a", "b"]  # so many are few for its size
 
 
@@ -54,8 +54,8 @@ def test_own_requests_count_before_a_replica_reports_them() -> None:
     for _ in range(4):
         replicas.learn("b", ())  # another front's
     assert replicas.order(())[0] == "a"
-    replicas.report("a", running=3, waiting=0, slots=8)
-    replicas.report("b", running=2, waiting=0, slots=8)  # two of four ended
+    replicas.report("a", requests=3, slots=8)
+    replicas.report("b", requests=2, slots=8)  # two of four ended
     assert replicas.order(())[0] == "b"
     for _ in range(3):
         replicas.finished("a")
@@ -105,7 +105,7 @@ def test_requests_of_a_removed_replica_may_still_end() -> None:
         replicas.sent("a", CHAIN)
     replicas.remove("a")
     replicas.finished("a")
-    replicas.report("a", running=1, waiting=0, slots=8)  # late, and of nobody
+    replicas.report("a", requests=1, slots=8)  # late, and of nobody
     replicas.learn("a", CHAIN)
     replicas.add("a")
     assert replicas.order(())[0] == "b"  # two of its own are still there
@@ -187,7 +187,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(name=names, running=st.integers(0, 9), waiting=st.integers(0, 9), chain=chains)
     def hear(self, name: str, running: int, waiting: int, chain: tuple[bytes, ...]) -> None:
-        self.routing.report(name, running=running, waiting=waiting, slots=4)
+        self.routing.report(name, requests=running + waiting, slots=4)
         self.routing.learn(name, chain)
 
     @invariant()
@@ -198,3 +198,13 @@ class AnyLife(RuleBasedStateMachine):
 
 TestAnyLife = AnyLife.TestCase
 TestAnyLife.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+def test_what_others_send_is_not_counted_where_a_replica_never_reports() -> None:
+    replicas = Routing(random.Random(3))
+    for name in ("a", "b"):
+        replicas.add(name)
+    for _ in range(1000):
+        replicas.learn("a", CHAIN)
+    assert replicas.order(CHAIN)[0] == "a"  # its prefix counts, and it is no busier for ever
+    replicas.check()

@@ -248,6 +248,14 @@ COMMANDS: Final[tuple[Command, ...]] = (
                         "none",
                     ),
                     _spread("max-concurrent-requests", "int", "others get 429"),
+                    _spread("known-prefixes", "int", "prompts' beginnings that are remembered"),
+                ),
+            ),
+            (
+                "Other fronts",
+                (
+                    _spread("peer", "address", "host:port of one, UDP; repeatable", many=True),
+                    _spread("peer-bind", "address", "UDP of this one", "as it serves"),
                 ),
             ),
             (

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 
 from tgi_trio.cli.files import read_key_file
 from tgi_trio.cli.options import FrontOptions
 from tgi_trio.cluster.front import FrontSettings
+from tgi_trio.cluster.peers import bind_feed, split_peer
 from tgi_trio.cluster.program import FrontProgram, ProgramSettings
 from tgi_trio.errors import ConfigurationError
-from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
+from tgi_trio.router.http.wire.sockets import UNIX, bind_sockets, tls_context
 from tgi_trio.settings.cluster_secret import read_cluster_secret
 from tgi_trio.signals import run_to_its_end
 
@@ -22,8 +24,12 @@ def front(options: FrontOptions) -> None:
     """Run the front until told to stop. Raises ConfigurationError."""
     settings = program_settings(read_key_file(options))
     tls_context(options.ssl_certfile, options.ssl_keyfile)
-    with bind_sockets(options.addresses) as sockets:
-        run_to_its_end(FrontProgram(settings, sockets).run)
+    with ExitStack() as bound:
+        sockets = bound.enter_context(bind_sockets(options.addresses))
+        feed = None
+        if options.peer:
+            feed = bound.enter_context(bind_feed(options.peer_bind or options.addresses[0]))
+        run_to_its_end(FrontProgram(settings, sockets, feed).run)
 
 
 def program_settings(options: FrontOptions) -> ProgramSettings:
@@ -50,6 +56,8 @@ def program_settings(options: FrontOptions) -> ProgramSettings:
         certfile=options.ssl_certfile,
         keyfile=options.ssl_keyfile,
         json_output=options.json_output,
+        peers=tuple(split_peer(each, "--peer") for each in options.peer),
+        known_prefixes=options.known_prefixes,
     )
 
 
@@ -63,7 +71,17 @@ def _check(options: FrontOptions) -> None:
         raise ConfigurationError(
             f"`replica_timeout` must be >= {SHORTEST_TIMEOUT}. Given: {options.replica_timeout}"
         )
-    for name in ("payload_limit", "max_concurrent_requests"):
+    if options.peer and options.cluster_secret_file is None:
+        raise ConfigurationError(
+            "--peer needs --cluster-secret-file: what fronts tell each other is signed with it"
+        )
+    if options.peer_bind is not None and not options.peer:
+        raise ConfigurationError("--peer-bind needs --peer: without other fronts nobody is heard")
+    if options.peer and options.peer_bind is None and options.addresses[0].startswith(UNIX):
+        raise ConfigurationError(
+            f"--peer needs --peer-bind host:port where the front serves at {options.addresses[0]}"
+        )
+    for name in ("payload_limit", "max_concurrent_requests", "known_prefixes"):
         if getattr(options, name) <= 0:
             raise ConfigurationError(f"`{name}` must be > 0. Given: {getattr(options, name)}")
     if options.graceful_termination_timeout < 0:

@@ -111,6 +111,9 @@ class FrontOptions:
     replica: tuple[str, ...] = ()
     replicas_file: Path | None = None
     replica_timeout: float = 3.0  # seconds of silence until a replica is dead
+    peer: tuple[str, ...] = ()  # host:port of other fronts' UDP
+    peer_bind: str | None = None  # host:port of this one's; None: where it serves first
+    known_prefixes: int = 131_072
     cluster_secret_file: Path | None = None
     max_concurrent_requests: int = 4096
     hostname: str = "0.0.0.0"

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
 from typing import Final, TypeAlias
 
 import trio
 
-from tgi_trio.cluster.news import Load, Outbox, Sent, read
+from tgi_trio.cluster.news import SENDER_BYTES, Outbox, Sent, read
 from tgi_trio.cluster.prefix_chain import Chain
 from tgi_trio.cluster.routing import Routing
+from tgi_trio.router.telemetry.metrics import Metrics
 
 Address: TypeAlias = tuple[str, int]  # of UDP: numeric host, port
 
@@ -26,42 +26,26 @@ _MOST_BYTES: Final = 65_535
 log = logging.getLogger("tgi_trio.cluster.feed")
 
 
-@dataclass
-class FeedCounts:
-    """What came and went, for metrics."""
-
-    datagrams_sent: int = 0
-    datagrams_heard: int = 0
-    datagrams_refused: int = 0  # not signed with our secret, or not whole
-    unsent: int = 0  # a peer's machine or the way to it would not take them
-
-
 class Feed:
-    """One front's end. `tell` and `tell_load` cost microseconds and never wait."""
+    """One front's end. `tell` costs microseconds and never waits."""
 
     def __init__(
-        self,
-        routing: Routing,
-        socket: trio.socket.SocketType,
-        peers: Sequence[Address],
-        secret: bytes,
+        self, routing: Routing, socket: trio.socket.SocketType, secret: bytes, metrics: Metrics
     ) -> None:
-        self.counts = FeedCounts()
+        """`socket`: bound, of UDP; `metrics`: those of a front."""
+        self.peers: tuple[Address, ...] = ()  # set by who looks them up; this front may be among
         self._routing = routing
         self._socket = socket
-        self._peers = tuple(peers)
         self._secret = secret
-        self._outbox = Outbox(secret)
+        self._metrics = metrics
+        self._sender = os.urandom(SENDER_BYTES)
+        self._outbox = Outbox(secret, self._sender)
+        self._warned = False  # of datagrams that were refused: whoever sends may send many
 
     def tell(self, replica: str, chain: Chain) -> None:
         """Have the peers hear that a request went there."""
-        if self._peers:
+        if self.peers:
             self._outbox.put(Sent(replica, chain))
-
-    def tell_load(self, replica: str, *, running: int, waiting: int, slots: int) -> None:
-        """Have the peers hear what a replica said of itself."""
-        if self._peers:
-            self._outbox.put(Load(replica, running, waiting, slots))
 
     async def run(self, interval: float = INTERVAL_S) -> None:
         """Send and hear until cancelled."""
@@ -73,13 +57,13 @@ class Feed:
 
     async def _send(self) -> None:
         for datagram in self._outbox.datagrams():
-            for peer in self._peers:
+            for peer in self.peers:
                 try:
                     await self._socket.sendto(datagram, peer)
                 except OSError:  # nobody there, no way there: a hint less
-                    self.counts.unsent += 1
+                    self._metrics.inc("tgi_front_news_unsent")
                 else:
-                    self.counts.datagrams_sent += 1
+                    self._metrics.inc("tgi_front_news_sent")
 
     async def _hear(self) -> None:
         while True:
@@ -89,16 +73,15 @@ class Feed:
 
     def _learn(self, datagram: bytes, sender: object) -> None:
         try:
-            items = read(datagram, self._secret)
+            heard = read(datagram, self._secret)
         except ValueError as error:
-            if not self.counts.datagrams_refused:  # one line: whoever sends may send many
+            if not self._warned:
                 log.warning("from %s: %s; such datagrams are dropped", sender, error)
-            self.counts.datagrams_refused += 1
+            self._warned = True
+            self._metrics.inc("tgi_front_news_refused")
             return
-        self.counts.datagrams_heard += 1
-        for item in items:
-            match item:
-                case Sent(replica, chain):
-                    self._routing.learn(replica, chain)
-                case Load(replica, running, waiting, slots):
-                    self._routing.report(replica, running=running, waiting=waiting, slots=slots)
+        if heard.sender == self._sender:  # a name of all fronts names this one as well
+            return
+        self._metrics.inc("tgi_front_news_heard")
+        for replica, chain in heard.items:
+            self._routing.learn(replica, chain)

@@ -8,7 +8,8 @@ whoever waits on them goes elsewhere.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -18,6 +19,7 @@ from tgi_trio.cluster.exchange import AnswerTooLarge, Exchange
 from tgi_trio.cluster.members import Member, MemberEvent, Members, MemberState
 from tgi_trio.cluster.prefix_chain import Chain
 from tgi_trio.cluster.replica_http import (
+    AnswerHead,
     Connections,
     NobodyListens,
     ReplicaLost,
@@ -27,7 +29,7 @@ from tgi_trio.cluster.routing import Routing
 
 log = logging.getLogger(__name__)
 
-_HEALTH: Final = request_bytes(b"GET", b"/health", [], b"")
+_LOAD: Final = re.compile(rb"([0-9]{1,9})/([0-9]{1,9})")  # requests there / that run at once
 
 
 class Replica:
@@ -38,6 +40,7 @@ class Replica:
         self.running = 0  # requests of clients
         self.asking = trio.CancelScope()  # around the task that asks how it is
         self.look = trio.Event()  # there is a reason to ask now
+        self.refuses = False  # it last said that it does not know this front
         self._member = member
         self._connections = Connections(member.name)
 
@@ -61,9 +64,15 @@ class Fleet:
         routing: Routing,
         timeout: float,
         tell: Callable[[str, Chain], None] | None = None,
+        secret: bytes = b"",
     ) -> None:
-        """`timeout`: seconds of silence until a replica is dead; `tell`: other fronts (`Feed`)."""
+        """`timeout`: seconds of silence until a replica is dead; `tell`: other fronts (`Feed`).
+
+        `secret`: by which replicas know a front, and tell it their load; empty: they do not.
+        """
         self._tell_fronts = tell
+        headers = [(b"x-tgi-front", secret)] if secret else []
+        self._health = request_bytes(b"GET", b"/health", headers, b"")
         self.members = Members(timeout, self._change)
         self._routing = routing
         self._replicas: dict[str, Replica] = {}
@@ -84,10 +93,6 @@ class Fleet:
                     replica.hang_up()
 
     # ---- who is there ---------------------------------------------------------------------------
-
-    def name_all(self, names: Iterable[str]) -> None:
-        """Have these be the replicas, and no others."""
-        self.members.name_all(names, trio.current_time())
 
     def name(self, name: str) -> None:
         """Have a replica."""
@@ -158,16 +163,29 @@ class Fleet:
         exchange = replica.exchange()
         try:
             with trio.move_on_after(self.members.timeout):
-                head = await exchange.ask(_HEALTH)
+                head = await exchange.ask(self._health)
                 await exchange.rest()
-                well = head.status == 200
-                self._tell(replica, MemberEvent.WELL if well else MemberEvent.UNWELL)
+                self._take_answer(replica, head)
         except NobodyListens:
             self._tell(replica, MemberEvent.CLOSED)
         except (ReplicaLost, AnswerTooLarge) as error:
             log.debug("replica %s does not say how it is: %s", replica.name, error)
         finally:
             exchange.close()
+
+    def _take_answer(self, replica: Replica, head: AnswerHead) -> None:
+        well = head.status == 200
+        self._tell(replica, MemberEvent.WELL if well else MemberEvent.UNWELL)
+        if head.status == 403 and not replica.refuses:
+            log.warning(
+                "replica %s does not know this front: it needs the same --cluster-secret-file",
+                replica.name,
+            )
+        replica.refuses = head.status == 403
+        load = _LOAD.fullmatch(head.header(b"x-tgi-load"))
+        if load is not None:
+            requests, slots = map(int, load.groups())
+            self._routing.report(replica.name, requests=requests, slots=slots)
 
     # ---- requests -------------------------------------------------------------------------------
 

@@ -26,5 +26,10 @@ FRONT_METRICS: Final[tuple[Metric, ...]] = (
         "D",
     ),
     Metric("tgi_front_pause_duration", "histogram", "Replica lost to stream resumed, seconds", "D"),
+    Metric("tgi_front_peers", "gauge", "Addresses of other fronts, perhaps its own among them"),
+    Metric("tgi_front_news_sent", "counter", "Datagrams sent to other fronts"),
+    Metric("tgi_front_news_unsent", "counter", "Datagrams that the way to a front did not take"),
+    Metric("tgi_front_news_heard", "counter", "Datagrams heard from other fronts"),
+    Metric("tgi_front_news_refused", "counter", "Datagrams that the cluster's secret did not sign"),
     Metric("tgi_front_replicas", "gauge", "Replicas by state", label="state", values=_STATES),
 )

@@ -13,7 +13,7 @@ and no replica is blamed for it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -147,14 +147,6 @@ class Members:
     def count(self, state: MemberState) -> int:
         """Return how many replicas are in a state."""
         return sum(member.state is state for member in self._members.values())
-
-    def name_all(self, names: Iterable[str], now: float) -> None:
-        """Have these be the replicas: others leave, new ones are there, as NEW."""
-        wanted = list(dict.fromkeys(names))
-        for name in self._members.keys() - set(wanted):
-            self.dismiss(name)
-        for name in wanted:
-            self.name(name, now)
 
     def name(self, name: str, now: float) -> None:
         """Have a replica. One that is there already stays as it is, unless it was leaving."""

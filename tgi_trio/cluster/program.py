@@ -14,11 +14,13 @@ from typing import Final
 
 import trio
 
+from tgi_trio.cluster.feed import Address, Feed
 from tgi_trio.cluster.fleet import Fleet
 from tgi_trio.cluster.front import Front, FrontSettings
 from tgi_trio.cluster.front_metrics import FRONT_METRICS
+from tgi_trio.cluster.peers import follow_peers
 from tgi_trio.cluster.replicas_file import read_replicas, watch_replicas
-from tgi_trio.cluster.routing import Routing
+from tgi_trio.cluster.routing import HEADS, Routing
 from tgi_trio.logs import say, say_record
 from tgi_trio.router.http.wire.server import ServerSettings, serve
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -42,18 +44,26 @@ class ProgramSettings:
     certfile: Path | None = None
     keyfile: Path | None = None
     json_output: bool = False
+    peers: tuple[Address, ...] = ()  # names and ports of other fronts
+    known_prefixes: int = HEADS
 
 
 class FrontProgram:
     """One run of the front."""
 
-    def __init__(self, settings: ProgramSettings, sockets: Sequence[socket.socket]) -> None:
-        """`sockets` are bound, and do not listen yet.
+    def __init__(
+        self,
+        settings: ProgramSettings,
+        sockets: Sequence[socket.socket],
+        feed: socket.socket | None = None,
+    ) -> None:
+        """`sockets` are bound, and do not listen yet; `feed`: that of UDP, where there are peers.
 
         Raises ConfigurationError when the file of replicas cannot be read.
         """
         self._settings = settings
         self._sockets = sockets
+        self._feed = feed
         self._stopping = trio.Event()  # the first signal: drain
         path = settings.replicas_file
         self._named = [] if path is None else read_replicas(path)
@@ -85,12 +95,27 @@ class FrontProgram:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         settings = self._settings
-        fleet = Fleet(Routing(random.Random()), settings.replica_timeout)
-        take = partial(self._take_names, fleet)
-        take(self._named)
-        front = Front(fleet, Metrics(table=FRONT_METRICS), settings.front)
+        routing = Routing(random.Random(), settings.known_prefixes)
+        metrics = Metrics(table=FRONT_METRICS)
+        secret, tell = settings.front.secret, None
+        if self._feed is not None:
+            told = trio.socket.from_stdlib_socket(self._feed)
+            feed = Feed(routing, told, secret, metrics)
+            tell = feed.tell
+            nursery.start_soon(feed.run)
+
+            def take_peers(addresses: tuple[Address, ...]) -> None:
+                feed.peers = addresses
+                metrics.gauge("tgi_front_peers", len(addresses))
+
+            nursery.start_soon(follow_peers, settings.peers, told.family, take_peers)
+        fleet = Fleet(routing, settings.replica_timeout, tell, secret)
+        for name in (*settings.replicas, *self._named):
+            fleet.name(name)
+        front = Front(fleet, metrics, settings.front)
         await nursery.start(fleet.run)
         if settings.replicas_file is not None:
+            take = partial(self._take_names, fleet)
             nursery.start_soon(watch_replicas, settings.replicas_file, take)
         for each in self._sockets:
             each.listen(BACKLOG)
@@ -111,7 +136,12 @@ class FrontProgram:
             shutdown.set()
 
     def _take_names(self, fleet: Fleet, names: list[str]) -> None:
-        fleet.name_all([*self._settings.replicas, *names])
+        """Have the names that the file has now; those of flags and of the API stay."""
+        for name in names:
+            fleet.name(name)
+        for name in set(self._named).difference(names, self._settings.replicas):
+            fleet.dismiss(name)
+        self._named = names
 
     def _tell(self, addresses: Sequence[str]) -> None:
         """Say where the front listens: the line that scripts wait for."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import httptools
 import trio
 
+from tgi_trio.cluster.news import LONGEST_NAME
 from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.transport import inner_socket
 
@@ -195,6 +196,8 @@ def check_address(text: str) -> None:
     named = bool(host) and (":" not in host or (host[0] == "[" and host[-1] == "]"))
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= 65535
     is_path = text.startswith(UNIX) and len(text) > len(UNIX)
+    if len(text.encode()) > LONGEST_NAME:
+        raise ValueError(f"an address has {LONGEST_NAME} bytes at most, got {text[:40]!r}...")
     if not (is_path or (named and is_port and not text.startswith(UNIX))):
         raise ValueError(f"expected host:port, [host]:port or unix:/path, got {text!r}")
 

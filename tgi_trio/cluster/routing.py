@@ -26,7 +26,16 @@ SLOTS: Final = 8.0  # of a replica that has not yet said how many it has
 class Replica:
     """One replica as a front sees it, from being added to being removed."""
 
-    __slots__ = ("at", "elsewhere", "name", "ours", "ours_then", "reported", "slots")
+    __slots__ = (
+        "at",
+        "elsewhere",
+        "name",
+        "ours",
+        "ours_then",
+        "reported",
+        "reports",
+        "slots",
+    )
 
     def __init__(self, name: str, ours: int) -> None:
         self.name = name
@@ -35,6 +44,7 @@ class Replica:
         self.ours_then = 0  # the same when it last reported
         self.elsewhere = 0  # requests that other fronts sent there since it last reported
         self.reported = 0  # requests that it had then, running and waiting
+        self.reports = False  # whether it has ever said so
         self.slots = SLOTS
 
     def pressure(self) -> float:
@@ -98,12 +108,13 @@ class Routing:
             one.at = len(self._open)
             self._open.append(one)
 
-    def report(self, replica: str, *, running: int, waiting: int, slots: int) -> None:
+    def report(self, replica: str, *, requests: int, slots: int) -> None:
         """Take what a replica says of itself: its requests, and how many it runs at once."""
         one = self._replicas.get(replica)
         if one is None:
             return
-        one.reported = running + waiting
+        one.reported = requests
+        one.reports = True
         one.ours_then = one.ours
         one.elsewhere = 0
         one.slots = max(1.0, slots)
@@ -147,10 +158,13 @@ class Routing:
             self._left[replica] = left - 1
 
     def learn(self, replica: str, chain: Chain) -> None:
-        """Note that another front sent a request there."""
+        """Note that another front sent a request there.
+
+        It is counted until the replica's next report; one that never reports would have it forever.
+        """
         one = self._replicas.get(replica)
         if one is not None:
-            one.elsewhere += 1
+            one.elsewhere += one.reports
             self._remember(one, chain)
 
     def check(self) -> None:

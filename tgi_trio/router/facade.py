@@ -61,6 +61,7 @@ class EngineFacade:
         self.adapters = AdapterRegistry() if adapters is None else adapters
         for name in self.adapters.names:
             metrics.know("adapter", name)
+        self._slots = settings.max_batch_size
         self._engine = engine
         self._supervisor = supervisor
 
@@ -82,6 +83,10 @@ class EngineFacade:
         if not self._supervisor.ready:
             return False, f"shard {self._supervisor.state.value}: {self._supervisor.why}"
         return True, "ready"
+
+    def load(self) -> tuple[int, int]:
+        """Return how many requests are here, and how many sequences run at once at most."""
+        return self._engine.requests, self._slots
 
     def alive(self) -> tuple[bool, str]:
         """Return whether this process can ever serve again, and why not."""

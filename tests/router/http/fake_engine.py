@@ -145,6 +145,9 @@ class FakeEngine:
     def health(self) -> tuple[bool, str]:
         return self.healthy
 
+    def load(self) -> tuple[int, int]:
+        return len(self.live), 8
+
     def alive(self) -> tuple[bool, str]:
         return self.living
 

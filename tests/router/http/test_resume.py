@@ -150,6 +150,14 @@ async def test_nobody_else_is_heard(secret, name, path):
         assert server.engine.submitted == []
 
 
+async def test_a_front_alone_is_told_the_load():
+    async with served(http=HttpSettings(front_secret=SECRET.encode())) as server:
+        client = await server.connect()
+        told = await client.get("/health", x_tgi_front=SECRET)
+        assert (told.status, told.headers["x-tgi-load"]) == (200, "0/8")
+        assert "x-tgi-load" not in (await client.get("/health")).headers
+
+
 @pytest.mark.parametrize(
     ("headers", "message"),
     [

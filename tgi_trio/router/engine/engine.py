@@ -129,6 +129,11 @@ class Engine:
             if self._draining and self._permits == 0:
                 self._idle.set()
 
+    @property
+    def requests(self) -> int:
+        """How many are here, from before their validation to their end."""
+        return self._permits
+
     def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
         """Queue a validated request and return its stream; never awaits.
 

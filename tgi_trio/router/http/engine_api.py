@@ -99,5 +99,8 @@ class EngineApi(Protocol):
     def health(self) -> tuple[bool, str]:
         """Return whether generation makes progress, and if not why."""
 
+    def load(self) -> tuple[int, int]:
+        """Return how many requests are here, and how many sequences run at once at most."""
+
     def alive(self) -> tuple[bool, str]:
         """Return whether waiting for health to come back makes sense, and if not why."""

@@ -28,6 +28,7 @@ FRONT: Final = b"x-tgi-front"  # the cluster's secret
 SEED: Final = b"x-tgi-seed"
 BEGAN: Final = b"x-tgi-began"  # Unix seconds
 EMITTED: Final = b"x-tgi-emitted"
+LOAD: Final = b"x-tgi-load"  # of an answer: requests that are here / sequences run at once
 _HEADERS: Final = (FRONT, SEED, BEGAN, EMITTED)
 
 _NUMBER = re.compile(rb"[0-9]{1,20}")

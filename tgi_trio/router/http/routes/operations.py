@@ -12,14 +12,16 @@ from tgi_trio.router.http.generation import resolve_model
 from tgi_trio.router.http.messages.error_shapes import OPENAI
 from tgi_trio.router.http.messages.problems import Problem
 from tgi_trio.router.http.openapi import DOCS_PAGE, document
+from tgi_trio.router.http.resume import LOAD
 from tgi_trio.router.telemetry.metrics import CONTENT_TYPE
 
 
 async def health(call: Call) -> Reply:
-    """GET /health, /ping and /: 200 while generation makes progress."""
+    """GET /health, /ping and /: 200 while generation makes progress; a front is told the load."""
     healthy, reason = call.engine.health()
     if healthy:
-        return Reply(b"", content_type=b"")
+        load = [] if call.front is None else [(LOAD, b"%d/%d" % call.engine.load())]
+        return Reply(b"", content_type=b"", headers=load)
     problem = Problem(503, "unhealthy" if not reason else f"unhealthy: {reason}", "healthcheck")
     return Reply(problem.body(), status=problem.status)
 
