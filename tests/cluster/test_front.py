@@ -296,6 +296,27 @@ async def test_many_streams_lose_a_replica_together() -> None:
         front.fleet.check()
 
 
+async def test_the_time_that_a_request_has_had_goes_with_it() -> None:
+    async with fake_replicas(2) as replicas, served_front(replicas.addresses) as front:
+        for each in replicas.all:
+            each.pause, each.cut_after = 0.06, SENT[1]
+
+        async def heal() -> None:
+            while not any(replicas.asked):
+                await trio.sleep(0)
+            for each in replicas.all:
+                if not each.seen:
+                    each.cut_after = None
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(heal)
+            assert (await front.ask("POST", "/generate_stream", BODY)).body == WHOLE
+        first, then = sorted(
+            int(each.seen[0].headers["x-tgi-waited"]) for each in replicas.all if each.seen
+        )
+        assert first < then and then >= 60
+
+
 async def test_a_replica_says_how_busy_others_have_it() -> None:
     async with fake_replicas(2) as replicas:
         busy, idle = replicas.all

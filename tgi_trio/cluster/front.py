@@ -254,7 +254,7 @@ class _Request:
         ]
         headers.append((b"x-request-id", self._id.encode("latin-1")))
         seal = self._front.seal() if self._method == "POST" else ()
-        return Asked(self._method, self._target, headers, body, self._id, seal)
+        return Asked(self._method, self._target, headers, body, self._id, seal, self._began)
 
     async def _relay(self, relay: Relay) -> int:
         """Give out what a replica answers; returns the status."""

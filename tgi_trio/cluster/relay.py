@@ -52,10 +52,14 @@ class Asked:
     body: bytes
     request_id: str
     internal: tuple[Header, ...] = ()  # mark and seed, by which a stream can go on elsewhere
+    began: float = 0.0  # trio clock, seconds
 
     def at(self, emitted: bytes | None) -> bytes:
-        """Return the request as it goes to a replica; `emitted`: what the client has already."""
+        """Return the request as it goes to a replica now; `emitted`: what the client has."""
         more = [] if emitted is None else [(b"x-tgi-emitted", emitted)]
+        if self.internal:  # a deadline counts from when the client asked
+            waited = trio.current_time() - self.began
+            more.append((b"x-tgi-waited", b"%d" % (1e3 * waited)))
         headers = [*self.headers, *self.internal, *more]
         # What HEAD leaves out is left out towards the client.
         method = "GET" if self.method == "HEAD" else self.method

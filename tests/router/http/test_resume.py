@@ -135,7 +135,9 @@ UNARY = {"inputs": "x", "parameters": {"do_sample": True, "max_new_tokens": 5}}
 
 
 @pytest.mark.parametrize("secret", [None, SECRET.encode()])
-@pytest.mark.parametrize("name", ["x_tgi_front", "x_tgi_seed", "x_tgi_began", "x_tgi_emitted"])
+@pytest.mark.parametrize(
+    "name", ["x_tgi_front", "x_tgi_seed", "x_tgi_began", "x_tgi_emitted", "x_tgi_waited"]
+)
 @pytest.mark.parametrize("path", ["/generate", CHAT, MESSAGES, "/health"])
 async def test_nobody_else_is_heard(secret, name, path):
     async with served(http=HttpSettings(front_secret=secret)) as server:
@@ -148,6 +150,20 @@ async def test_nobody_else_is_heard(secret, name, path):
         assert answer.status == 403
         assert b"is for fronts, which show the secret" in answer.body
         assert server.engine.submitted == []
+
+
+async def test_a_deadline_counts_from_when_the_front_was_asked():
+    async with served(http=HttpSettings(front_secret=SECRET.encode())) as server:
+        client = await server.connect()
+        front = {"x_tgi_front": SECRET, "x_request_timeout": "60"}
+        now = trio.current_time()
+        answer = await client.post("/generate", UNARY, x_tgi_waited="20000", **front)
+        assert answer.status == 200
+        (request,) = server.engine.submitted
+        assert now + 40 <= request.deadline <= trio.current_time() + 40
+        late = await client.post("/generate", UNARY, x_tgi_waited="60000", **front)
+        assert late.status == 424
+        assert b"the request's deadline has passed" in late.body
 
 
 async def test_a_front_alone_is_told_the_load():

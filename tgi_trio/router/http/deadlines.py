@@ -110,7 +110,8 @@ async def _acquire(call: Call, adapter: ServedAdapter, until: float | None) -> N
 def deadline(call: Call, timeout: float | None) -> float | None:
     """Return the moment (trio clock) at which a call must have ended, by body and header.
 
-    The sooner of both counts. Raises ValidationError.
+    The sooner of both counts, from when a front got it where one sends it. Raises ValidationError,
+    and GenerationError where it was over before the call came.
     """
     given: list[tuple[str, float]] = []
     if timeout is not None:
@@ -120,7 +121,11 @@ def deadline(call: Call, timeout: float | None) -> float | None:
     for name, seconds in given:
         if not 0 < seconds < math.inf:  # NaN is neither
             raise ValidationError(f"`{name}` must be a number of seconds > 0. Given: {seconds:g}")
-    return min((call.received + seconds for _, seconds in given), default=None)
+    waited = 0.0 if call.front is None else call.front.waited
+    left = min((seconds - waited for _, seconds in given), default=math.inf)
+    if left <= 0:
+        raise GenerationError("the request's deadline has passed")
+    return None if math.isinf(left) else call.received + left
 
 
 def _seconds(text: bytes) -> float:

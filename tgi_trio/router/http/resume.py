@@ -28,8 +28,9 @@ FRONT: Final = b"x-tgi-front"  # the cluster's secret
 SEED: Final = b"x-tgi-seed"
 BEGAN: Final = b"x-tgi-began"  # Unix seconds
 EMITTED: Final = b"x-tgi-emitted"
+WAITED: Final = b"x-tgi-waited"  # milliseconds
 LOAD: Final = b"x-tgi-load"  # of an answer: requests that are here / sequences run at once
-_HEADERS: Final = (FRONT, SEED, BEGAN, EMITTED)
+_HEADERS: Final = (FRONT, SEED, BEGAN, EMITTED, WAITED)
 
 _NUMBER = re.compile(rb"[0-9]{1,20}")
 _CHOICE = re.compile(rb"([0-9]{1,6}):([0-9,]*)(!?)")
@@ -58,6 +59,7 @@ class Front:
     seed: int | None = None
     began: int | None = None  # Unix seconds
     said: Mapping[int, Said] = field(default_factory=dict)  # by the index of the choice
+    waited: float = 0.0  # seconds that the request has had before it came here
     prompts: int = 0  # that have a seed by now
 
     def next_seed(self) -> int | None:
@@ -90,7 +92,9 @@ def read_front(headers: Mapping[bytes, bytes], secret: bytes | None) -> Front | 
     ids: random.Random = random.SystemRandom()
     if seed is not None:
         ids = random.Random(hmac.digest(secret, b"%d" % seed, "sha256"))
-    return Front(ids, seed, _number(headers, BEGAN, 1 << 40), _read_said(headers.get(EMITTED, b"")))
+    waited = (_number(headers, WAITED, 1 << 40) or 0) / 1e3
+    said = _read_said(headers.get(EMITTED, b""))
+    return Front(ids, seed, _number(headers, BEGAN, 1 << 40), said, waited)
 
 
 def _number(headers: Mapping[bytes, bytes], name: bytes, most: int) -> int | None:
