@@ -135,9 +135,7 @@ class BareModel:
 def _keys_and_values(runner: Any) -> list[Any]:
     """Return a runner's K and V: of each layer two arrays [blocks, ...]."""
     if isinstance(runner, CpuRunner):
-        kept: tuple[Any, Any] | None = runner._forward.program.kv_cache
-        assert kept is not None
-        return [layer for each in kept for layer in each]
+        return [part for layer in runner._forward.program.kv_cache for part in layer]
     import torch
 
     # Bytes: numpy has no bfloat16, and torch lets nobody write into a tensor of inference.

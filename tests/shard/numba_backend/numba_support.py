@@ -131,6 +131,11 @@ NEWER: dict[str, dict[str, Any]] = {
     "smollm3": {"head_dim": 32},
 }
 
+# Those whose layers differ in their heads.
+UNEQUAL: dict[str, dict[str, Any]] = {
+    "mimo_v2_flash": {"head_dim": 64, "v_head_dim": 32},
+}
+
 # Families the kernels serve, in sizes that they fit.
 FITTING: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
@@ -149,6 +154,7 @@ FITTING: dict[str, dict[str, Any]] = {
     **HYBRIDS,
     **COMPRESSED,
     **NEWER,
+    **UNEQUAL,
 }
 
 

@@ -16,6 +16,7 @@ from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
 from tgi_trio.shard.numba_backend.kernels.linear import DELTAS, ROWS
+from tgi_trio.shard.numba_backend.kernels.norm import ROTATE_HEADS
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.program import LONE_ROWS, Program
 from tgi_trio.shard.numba_backend.program_builder import LoneLinear
@@ -111,8 +112,7 @@ class Forward:
         self.taps: tuple[int, ...] = ()  # layers whose input `run` keeps, see `EagleSpec.taps`
         self._tapped = np.zeros((0, 0), np.float32)
         self._held: Any = None  # arrays whose addresses the step holds
-        for name in ("heads", "kv_heads", "head_dim"):
-            self._step[name] = getattr(self.spec, name)
+        self._step["heads"] = self.spec.heads
         self.team.start()
 
     def reserve(self, tokens: int, wanted: int, longest: int) -> int:
@@ -132,7 +132,9 @@ class Forward:
         self._logits = logits.reshape(wanted, self.program.padded_vocab)
         # Scores of whole pairs of blocks, and a line, so that heads do not share a cache set.
         scores = (-(-longest // (2 * BLOCK_SIZE)) * 2 * BLOCK_SIZE) * 4 + 64
-        each = TILE_BYTES + self.variant.tile_rows * (4 * self.spec.head_dim + scores)
+        widest = self.program.widest_head
+        each = TILE_BYTES + self.variant.tile_rows * (4 * widest + scores)
+        each = max(each, ROTATE_HEADS * 4 * widest)
         each = max(each, (ROWS + DELTAS) * 4 * PANEL + self.program.room_bytes)
         each += -each % _PAGE
         self._scratch = allocate_zeroed((len(self.team.cores) * each,))

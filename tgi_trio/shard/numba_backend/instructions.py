@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import llvmlite.binding as llvm
 from numba import config
 
@@ -91,14 +93,16 @@ def variant_for(
     if dot is None:
         dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
     kv = Storage(dtype, dot=dot and dtype == "bfloat16" and not int8)
-    group = spec.heads // spec.kv_heads
+    sizes = [spec.sizes(layer) for layer in spec.layers if layer.attends]
+    group = math.gcd(*(spec.heads // own.kv_heads for own in sizes))
     heads = next(n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0)
+    wide = heads * 4 <= _VALUE_TILE and all(own.value_dim % (4 * LANES) == 0 for own in sizes)
     return Variant(
         weights=Storage("int8") if int8 else kv,
         kv=kv,
         cache=Storage(kv_dtype) if kv_dtype else kv,
         heads=heads,
-        value_vectors=4 if heads * 4 <= _VALUE_TILE and spec.head_dim % (4 * LANES) == 0 else 2,
+        value_vectors=4 if wide else 2,
         rows=8 if has("avx512f") else 6,
         tokens=max(1, min(_MOST_TOKENS, _MOST_ROWS // heads)) if has("avx512f") else 1,
     )

@@ -100,6 +100,7 @@ def add_queries(
     keys, _ = _read_heads(writer, latent.up, spec)
     writer.add(
         Code.ABSORB,
+        head_dim=spec.rank + spec.rotary_dim,
         source=Buffer.MIXED,
         target=Buffer.QUERY,
         inputs=spec.plain_dim,

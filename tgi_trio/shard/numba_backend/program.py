@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.decoder_matrices import layer_refs
 from tgi_trio.model.mixers import DeltaRule
-from tgi_trio.model.spec import DecoderSpec, RotarySpec
+from tgi_trio.model.spec import DecoderSpec, HeadSizes, RotarySpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
@@ -109,19 +109,29 @@ class Program:
         if max_lora_rank:
             self.adapted = AdaptedOperations(self.operations, self.end, built.sites, max_lora_rank)
             self.operations = self.adapted.table
-        self.kv_cache: tuple[Array, Array] | None = None
+        self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that keeps them
         self.room_bytes = 0  # of a thread's own, that products with quantised weights need
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers."""
-        spec = self.spec
-        return 2 * self.kv_layers * spec.kv_heads * spec.head_dim * self._kv_number.itemsize
+        numbers = sum(own.kv_heads * (own.dim + own.value_dim) for own in self._kept)
+        return numbers * self._kv_number.itemsize
 
     @property
     def kv_layers(self) -> int:
         """Layers that hold K and V."""
-        return sum(layer.attends for layer in self.spec.layers)
+        return len(self._kept)
+
+    @property
+    def _kept(self) -> list[HeadSizes]:
+        """The heads of layers that hold K and V."""
+        return [self.spec.sizes(layer) for layer in self.spec.layers if layer.attends]
+
+    @property
+    def widest_head(self) -> int:
+        """Numbers of a query, key or value, at most."""
+        return max(max(own.dim, own.value_dim) for own in self._kept)
 
     @property
     def state_bytes(self) -> int:
@@ -212,19 +222,20 @@ class Program:
 
     def allocate_kv(self, blocks: int) -> int:
         """Make a new, empty KV cache; return its bytes."""
-        spec, kind = self.spec, self._kv_number
-        self.kv_cache = None  # before the new one: both may not fit
-        shape = (self.kv_layers, blocks, spec.kv_heads, BLOCK_SIZE * spec.head_dim)
-        keys, values = allocate_zeroed(shape, kind), allocate_zeroed(shape, kind)
-        self.kv_cache = keys, values
-        operations = self.operations[: self.end]
-        of_layers = np.isin(operations["code"], (Code.ROTATE, Code.TURN, Code.ATTEND))
-        for column, cache in (("keys", keys), ("values", values)):
-            first, step = address(cache), cache.strides[0]
-            layers = np.repeat(np.arange(self.kv_layers), 2)
-            operations[column][of_layers] = first + layers * step
+        self.kv_cache = []  # before the new one: both may not fit
+        for own in self._kept:
+            shapes = ((blocks, own.kv_heads, BLOCK_SIZE * dim) for dim in (own.dim, own.value_dim))
+            keys, values = (allocate_zeroed(shape, self._kv_number) for shape in shapes)
+            self.kv_cache.append((keys, values))
+        codes = self.operations[: self.end]["code"]
+        turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
+        attending = np.flatnonzero(codes == Code.ATTEND)
+        for places, layer in zip(zip(turning, attending, strict=True), self.kv_cache, strict=True):
+            for place in places:
+                for column, cache in zip(("keys", "values"), layer, strict=True):
+                    self.operations[place][column] = address(cache)
         self._mirror()
-        return keys.nbytes + values.nbytes
+        return sum(cache.nbytes for layer in self.kv_cache for cache in layer)
 
     def allocate_states(self, slots: int) -> int:
         """Make new slots for states, slot 0 included; return their bytes."""
@@ -239,38 +250,39 @@ class Program:
 
     def set_positions(self, count: int) -> None:
         """Make the rotary tables for positions below `count`."""
-        tables: dict[RotarySpec, tuple[Array, ...]] = {}
-        axes: dict[RotarySpec, Array] = {}
+        tables: dict[tuple[RotarySpec, int], tuple[Array, ...]] = {}
+        axes: dict[tuple[RotarySpec, int], Array] = {}
         codes = self.operations[: self.end]["code"]
         turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
         attending = [layer for layer in self.spec.layers if layer.attends]
         for place, layer in zip(turning, attending, strict=True):
             if layer.rotary is None:
                 continue
-            if layer.rotary not in tables:
+            key = layer.rotary, self.spec.sizes(layer).dim
+            if key not in tables:
                 cosines, sines = _cosines_and_sines(layer.rotary, count)
                 if needs_order(layer.rotary) and not self.has_latents:
-                    cosines = widen(cosines, self.spec.head_dim, 1.0)
-                    sines = widen(sines, self.spec.head_dim, 0.0)
-                tables[layer.rotary] = cosines, sines, *_query_scales(layer.rotary, count)
-            cosines, sines, *scales = tables[layer.rotary]
+                    cosines = widen(cosines, key[1], 1.0)
+                    sines = widen(sines, key[1], 0.0)
+                tables[key] = cosines, sines, *_query_scales(layer.rotary, count)
+            cosines, sines, *scales = tables[key]
             self.operations[place]["cosines"] = address(cosines)
             self.operations[place]["sines"] = address(sines)
             for table in scales:
                 self.operations[place]["query_scales"] = address(table)
             self.operations[place]["rotated"] = 2 * cosines.shape[1]
-            if layer.rotary not in axes and (own := rotary_axes(layer.rotary)) is not None:
+            if key not in axes and (own := rotary_axes(layer.rotary)) is not None:
                 padding = (0, cosines.shape[1] - len(own))  # of pairs that do not turn
-                axes[layer.rotary] = np.pad(own.astype(np.int32), padding)
-            if layer.rotary in axes:
-                self.operations[place]["axes"] = address(axes[layer.rotary])
+                axes[key] = np.pad(own.astype(np.int32), padding)
+            if key in axes:
+                self.operations[place]["axes"] = address(axes[key])
         self._tables, self._axes = tables, axes  # operations hold addresses only
         self._mirror()
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
         """Return the size of every buffer for so many tokens and rows of logits."""
         spec = self.spec
-        queries = spec.heads * spec.head_dim
+        queries = spec.heads * self.widest_head
         mixers = [refs for i in range(len(spec.layers)) if (refs := layer_refs(spec, i).mixer)]
         mixed = [mixed_width(refs) for refs in mixers]
         mixed += [queries] if spec.gated_attention or spec.gated_heads else []

@@ -20,7 +20,7 @@ from tgi_trio.model.matrices import (
     NormRef,
     every_unit,
 )
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, HeadSizes, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights, read_linear, read_table
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
@@ -84,6 +84,7 @@ class ProgramBuilder:
         self._kv_scales = kv.scales if kv else [(1.0, 1.0)] * len(spec.layers)
         self._index = 0  # of the layer whose operations are written
         self.layer_rows: list[int] = []  # the first operation of each
+        self.qkv_width = 0  # features of the widest row of QKV
         self._build()
         self.end = len(self.writer.rows)  # of the model's own
         self.final_norm = self._read_final_norm()
@@ -198,10 +199,12 @@ class ProgramBuilder:
                 self._norm(refs.mlp_norm, Buffer.HIDDEN)
                 feeder = len(self.writer.rows) - 1
             self._mlp(refs, layer, feeder)
-        self._attend(attention, layer)
+        width = self._width_of(layer)
+        self.qkv_width = max(self.qkv_width, width)
+        self._attend(attention, layer, width)
         says = Buffer.ATTENDED
         if self._spec.gated_attention or self._spec.gated_heads:
-            says = self._open_heads()
+            says = self._open_heads(self._spec.sizes(layer), width)
         self._adapt("output", attention.output, says)
         self._branch(attention.output, says, refs.attention_post_norm)
 
@@ -224,9 +227,12 @@ class ProgramBuilder:
             scale=layer.scale * scale,
             key_scale=scale,
             value_scale=scale,
+            **self._heads_of(layer),
         )
+        self.qkv_width = max(self.qkv_width, shape.query_width)
         self.writer.add(
             Code.ATTEND,
+            **self._heads_of(layer),
             window=layer.window,
             cap=self._spec.attention_soft_cap,
             value_scale=scale,
@@ -239,40 +245,42 @@ class ProgramBuilder:
         spec = self._spec
         return LatentShape(spec.latent, spec.heads) if spec.latent else None
 
-    def _open_heads(self) -> Buffer:
-        """Add the gates of heads, which lie behind queries, keys and values; return the result's
-        place.
+    def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:
+        """Add the gates of heads, which lie behind queries, keys and values in a `row` of so many;
+        return the result's place.
         """
         spec = self._spec
         self.writer.rows[-1]["forms"] |= Form.WIDE
-        width = spec.heads * spec.head_dim
+        width = spec.heads * sizes.value_dim
         add_gates(
             self.writer,
             Buffer.ATTENDED,
             inputs=width,
             width=width,
             gates=Buffer.QKV,
-            gate_width=self.qkv_width,
-            gate_place=(spec.heads + 2 * spec.kv_heads) * spec.head_dim,
-            gate_size=1 if spec.gated_attention else spec.head_dim,
-            group=spec.head_dim,
+            gate_width=row,
+            gate_place=spec.heads * sizes.dim + sizes.kv_heads * (sizes.dim + sizes.value_dim),
+            gate_size=1 if spec.gated_attention else sizes.value_dim,
+            group=sizes.value_dim,
         )
         return Buffer.MIXED
 
-    @property
-    def qkv_width(self) -> int:
-        """Features of a row of QKV."""
-        spec = self._spec
-        if (latents := self._latents) is not None:
-            return latents.query_width
-        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    def _width_of(self, layer: LayerSpec) -> int:
+        """Return the features of a layer's row of QKV."""
+        spec, sizes = self._spec, self._spec.sizes(layer)
+        width = spec.heads * sizes.dim + sizes.kv_heads * (sizes.dim + sizes.value_dim)
         if spec.gated_attention:
-            return width + spec.heads * spec.head_dim
+            return width + spec.heads * sizes.dim
         return width + pad_to_panel(spec.heads if spec.gated_heads else 0)
 
-    def _attend(self, refs: AttentionRefs, layer: LayerSpec) -> None:
+    def _heads_of(self, layer: LayerSpec) -> dict[str, int]:
+        """Return what operations are told of a layer's heads."""
+        sizes = self._spec.sizes(layer)
+        return {"kv_heads": sizes.kv_heads, "head_dim": sizes.dim, "value_dim": sizes.value_dim}
+
+    def _attend(self, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
         spec, slopes, sinks = self._spec, 0, 0
-        self._rotate(refs, layer)
+        self._rotate(refs, layer, width)
         if spec.alibi:
             found = alibi_slopes(spec.heads) * np.float32(spec.alibi_scale)
             slopes = self.writer.keep(found)
@@ -280,6 +288,7 @@ class ProgramBuilder:
             sinks = self.writer.keep(self.writer.source.vector(refs.sinks.name, refs.sinks.size))
         self.writer.add(
             Code.ATTEND,
+            **self._heads_of(layer),
             window=layer.window,
             cap=spec.attention_soft_cap,
             value_scale=self._kv_scales[self._index][1],
@@ -347,17 +356,17 @@ class ProgramBuilder:
         before = row - 1 if feeder is None else feeder
         self.sites.append(AdaptedSite(site, row, source, inputs, outputs, paired, before))
 
-    def _rotate(self, refs: AttentionRefs, layer: LayerSpec) -> None:
-        spec, order, width = self._spec, None, self.qkv_width
-        heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * spec.head_dim)
+    def _rotate(self, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
+        spec, order, own = self._spec, None, self._heads_of(layer)
+        heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * own["head_dim"])
         if spec.query_key_norm == "whole":
             for norm, offset in heads:
                 if norm is not None:
                     self._norm_rows(norm, Buffer.QKV, width, offset)
             heads = (None, 0), (None, 0)
         if layer.rotary is not None and needs_order(layer.rotary):
-            order = head_order(layer.rotary, spec.head_dim)
-            self.writer.add(Code.REORDER, order=self.writer.keep(order), width=width)
+            order = head_order(layer.rotary, own["head_dim"])
+            self.writer.add(Code.REORDER, order=self.writer.keep(order), width=width, **own)
         query, key = (self._norm_weight(norm, order) for norm, _ in heads)
         scale, value = self._kv_scales[self._index]
         self.writer.add(
@@ -370,6 +379,8 @@ class ProgramBuilder:
             scale=layer.scale * scale,
             key_scale=scale,
             value_scale=value,
+            value_factor=spec.value_scale,
+            **own,
         )
 
     def _norm_rows(self, ref: NormRef, target: Buffer, width: int, offset: int = 0) -> None:

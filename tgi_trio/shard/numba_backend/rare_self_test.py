@@ -89,7 +89,7 @@ def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Flo
     buffer = Buffer.QKV if code == Code.REORDER else Buffer.HIDDEN
     scratch, positions = allocate_zeroed((4096,)), np.array(_POSITIONS, np.int32)
     step["tokens"], step["positions"] = _TOKENS, address(positions)
-    step["heads"], step["kv_heads"], step["head_dim"] = 1, 1, 32
+    step["heads"], op["kv_heads"], op["head_dim"] = 1, 1, 32
     step["buffers"][0, buffer] = address(rows)
     step["buffers"][0, Buffer.UNSORTED] = address(unsorted)
     op["code"], op["source"], op["target"], op["width"] = code, buffer, buffer, width

@@ -89,9 +89,9 @@ class Buffer(IntEnum):
 
     HIDDEN = 0  # float32 [T, hidden]: the residual stream
     NORMED = 1  # activations [T, hidden]
-    QKV = 2  # float32 [T, (heads + 2 kv_heads) * head_dim], and gates behind if there are any
+    QKV = 2  # float32 [T, queries, keys, values of all heads], and gates behind if there are any
     QUERY = 3  # activations [T, heads * head_dim], rotated and scaled
-    ATTENDED = 4  # activations [T, heads * head_dim]
+    ATTENDED = 4  # activations [T, heads * value_dim]
     INNER = 5  # activations [T, mlp_width]
     BRANCH = 6  # float32 [T, hidden]: a branch that is normed before it joins the residual stream
     LOGITS = 7  # float32 [wanted rows, padded vocabulary]
@@ -198,6 +198,9 @@ OPERATION = np.dtype(
         ("centred", "i8"),  # 1: LayerNorm, 0: RMSNorm
         ("keys", "i8"),  # the layer's K and V
         ("values", "i8"),
+        ("kv_heads", "i8"),
+        ("head_dim", "i8"),  # of a query and a key
+        ("value_dim", "i8"),
         ("window", "i8"),  # 0: none
         ("cosines", "i8"),  # float32 [positions, rotated / 2]; 0: no rotary positions
         ("sines", "i8"),
@@ -215,7 +218,9 @@ OPERATION = np.dtype(
         ("cap", "f4"),  # 0: none
         ("key_scale", "f4"),  # of K and V of 8 bits: what 1 stands for
         ("value_scale", "f4"),
+        ("value_factor", "f4"),  # of values as they are projected
         ("clip", "f4"),  # results are cut there on both sides; 0: none
+        ("spare", "f4"),
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
         ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER, OPENING or LATENT
         # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them
@@ -318,8 +323,6 @@ STEP = np.dtype(
         ("run_of", "i8"),  # int32 [T]
         ("low_stride", "i8"),  # bytes of a row of LOW
         ("heads", "i8"),
-        ("kv_heads", "i8"),
-        ("head_dim", "i8"),
         ("scores_bytes", "i8"),  # room for one head's scores
         ("scratch", "i8"),  # the threads' own memory
         ("scratch_bytes", "i8"),  # of each

@@ -60,12 +60,12 @@ def attend(variant, step, op, counter, scratch):
     Items of a prompt's tokens are those of one KV head after the other, whose K and V stay in the
     cache meanwhile; those of sequences that get a token each have nothing to share.
     """
-    parts = step.heads // (step.kv_heads * variant.heads)
+    parts = step.heads // (op.kv_heads * variant.heads)
     tiles = (step.tokens + step.tile - 1) // step.tile
-    items = tiles * step.kv_heads * parts
+    items = tiles * op.kv_heads * parts
     item = items - 1 - atomic_add(counter, 1)
     while item >= 0:
-        tile, own = item // (step.kv_heads * parts), item % (step.kv_heads * parts)
+        tile, own = item // (op.kv_heads * parts), item % (op.kv_heads * parts)
         following = greater(0, item - step.threads)
         if step.tile > 1:
             tile, own, following = item % tiles, item // tiles, np.int64(-1)
@@ -121,21 +121,25 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
     `own`: the KV head and which of the `parts` of its query heads. Every row is computed as it
     would be alone: of tokens that it does not see, the weights are 0.
     """
-    size, kv_head = step.head_dim, own // parts
+    size, kv_head = op.head_dim, own // parts
     last = token + number(tokens) - 1
     seen = seen_tokens(step, last)
     hidden = hidden_tokens(step, op, token)
     table = table_of(step, token)
     first = step.heads * token + own * variant.heads
     query = step.buffers[QUERY] + first * size * variant.query_bytes
-    block_bytes = size * BLOCK * variant.cache.bytes
     scores = scratch + TILE_BYTES + number(rows) * size * 4
     if number(tokens) > 1:
-        query = gather_queries(variant, tokens, step, query, scratch + TILE_BYTES)
-    keys, values = op.keys + kv_head * block_bytes, op.values + kv_head * block_bytes
-    stride = block_bytes * step.kv_heads
+        query = gather_queries(variant, tokens, step, op, query, scratch + TILE_BYTES)
+    key_bytes = size * BLOCK * variant.cache.bytes
+    value_bytes = op.value_dim * BLOCK * variant.cache.bytes
+    keys, values = op.keys + kv_head * key_bytes, op.values + kv_head * value_bytes
+    key_stride, value_stride = key_bytes * op.kv_heads, value_bytes * op.kv_heads
     begin, end = hidden // BLOCK, (seen + BLOCK - 1) // BLOCK
-    score_blocks(variant, rows, step, table, begin, end, keys, values, stride, query, scores)
+    score_blocks(
+        variant, rows, step, op, table, begin, end, keys, key_stride, values, value_stride, query,
+        scores,
+    )  # fmt: skip
     for row in range(number(rows)):
         own_token = token + row // variant.heads
         softmax(
@@ -143,16 +147,16 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
             begin, end, hidden_tokens(step, op, own_token), seen_tokens(step, own_token),
         )  # fmt: skip
     sum_values(
-        variant, rows, columns, step, op, table, begin, end, seen, values, following, parts, stride,
-        scores, scratch, first * size,
+        variant, rows, columns, step, op, table, begin, end, seen, values, value_stride, following,
+        parts, key_stride, scores, scratch, first * op.value_dim,
     )  # fmt: skip
 
 
 @kernel
-def gather_queries(variant, tokens, step, query, target):
+def gather_queries(variant, tokens, step, op, query, target):
     """Put the queries of some tokens one behind the other; return where."""
-    size = variant.heads * step.head_dim * variant.query_bytes
-    stride = step.heads * step.head_dim * variant.query_bytes
+    size = variant.heads * op.head_dim * variant.query_bytes
+    stride = step.heads * op.head_dim * variant.query_bytes
     for i in range(number(tokens)):
         for byte in range(0, size, _LINE):
             store(target + i * size + byte, load(query + i * stride + byte))
@@ -162,35 +166,49 @@ def gather_queries(variant, tokens, step, query, target):
 @kernel
 def keys_of_item(step, op, item, parts, stride, place):
     """Return the address of one of the first blocks of K that an item reads."""
-    token, kv_head = item // (step.kv_heads * parts), item % (step.kv_heads * parts) // parts
+    token, kv_head = item // (op.kv_heads * parts), item % (op.kv_heads * parts) // parts
     seen = seen_tokens(step, token)
     block = lesser(hidden_tokens(step, op, token) // BLOCK + place, (seen - 1) // BLOCK)
-    keys = op.keys + kv_head * (stride // step.kv_heads)
+    keys = op.keys + kv_head * (stride // op.kv_heads)
     return keys + load_int(table_of(step, token) + 4 * block) * stride
 
 
 @kernel
-def key_or_value(table, begin, end, keys, values, stride, block):
+def key_or_value(table, begin, end, keys, key_stride, values, value_stride, block):
     """Return the address of a block of K; behind the last one come those of V."""
     if block < end:
-        return keys + load_int(table + 4 * block) * stride
-    return values + load_int(table + 4 * lesser(begin + block - end, end - 1)) * stride
+        return keys + load_int(table + 4 * block) * key_stride
+    return values + load_int(table + 4 * lesser(begin + block - end, end - 1)) * value_stride
 
 
 @kernel
-def score_blocks(variant, rows, step, table, begin, end, keys, values, stride, query, scores):
+def score_blocks(
+    variant,
+    rows,
+    step,
+    op,
+    table,
+    begin,
+    end,
+    keys,
+    key_stride,
+    values,
+    value_stride,
+    query,
+    scores,
+):
     """scores[row, token] = query[row] . key[token] for the tokens of blocks begin to end."""
     one = count(1)
-    query_bytes = step.head_dim * variant.query_bytes
+    query_bytes = op.head_dim * variant.query_bytes
     for block in range(begin, end, 2):
         other = lesser(block + 1, end - 1)  # of an odd number the last block is computed twice
-        a = keys + load_int(table + 4 * block) * stride
-        b = keys + load_int(table + 4 * other) * stride
+        a = keys + load_int(table + 4 * block) * key_stride
+        b = keys + load_int(table + 4 * other) * key_stride
         ahead = block + _AHEAD
-        ahead_a = key_or_value(table, begin, end, keys, values, stride, ahead)
-        ahead_b = key_or_value(table, begin, end, keys, values, stride, ahead + 1)
+        ahead_a = key_or_value(table, begin, end, keys, key_stride, values, value_stride, ahead)
+        ahead_b = key_or_value(table, begin, end, keys, key_stride, values, value_stride, ahead + 1)
         tile_a, tile_b, x = zeros(rows, one), zeros(rows, one), query
-        for i in range(0, step.head_dim // variant.cache.step * 64, 64):
+        for i in range(0, op.head_dim // variant.cache.step * 64, 64):
             prefetch(ahead_a + i)
             prefetch(ahead_b + i)
             tile_a = multiply_add(variant.cache, rows, one, one, tile_a, a + i, x, query_bytes)
@@ -248,9 +266,10 @@ def sum_values(
     end,
     seen,
     values,
+    stride,
     following,
     parts,
-    stride,
+    key_stride,
     weights,
     tile_at,
     place,
@@ -259,7 +278,7 @@ def sum_values(
 
     After the last V the K of the item that is `following` is fetched; -1: none.
     """
-    stored, size, target = variant.cache.bytes, step.head_dim, step.buffers[ATTENDED]
+    stored, size, target = variant.cache.bytes, op.value_dim, step.buffers[ATTENDED]
     width = LANES * number(columns)
     for d in range(0, size, width):
         tile = zeros(rows, columns)
@@ -270,7 +289,7 @@ def sum_values(
             elif following < 0:
                 ahead = value
             else:
-                ahead = keys_of_item(step, op, following, parts, stride, block + _AHEAD - end)
+                ahead = keys_of_item(step, op, following, parts, key_stride, block + _AHEAD - end)
                 ahead += d * stored
             weight = weights + 64 * block
             for _ in range(lesser(BLOCK, seen - block * BLOCK)):

@@ -71,7 +71,7 @@ def turn_parts(variant, rank, step, op, latent, scratch):
 
     `scratch`: room for two keys.
     """
-    size, turned = step.head_dim, latent.rotary_dim
+    size, turned = op.head_dim, latent.rotary_dim
     room = scratch + 4 * size
     for t in range(rank, step.tokens, step.threads):
         row = turning_row(step, op, t, 0)
@@ -135,7 +135,7 @@ def multiply_heads(variant, rank, step, op, sums):
                 first, second = load(sums + i * 4 * PANEL), load(sums + i * 4 * PANEL + 4 * LANES)
                 place = (row + i) * step.heads + head
                 if op.code == ABSORB:
-                    place = place * step.head_dim + panel * PANEL
+                    place = place * op.head_dim + panel * PANEL
                     target = step.buffers[QUERY] + place * variant.query_bytes
                     store_query(variant, target, first)
                     store_query(variant, target + LANES * variant.query_bytes, second)

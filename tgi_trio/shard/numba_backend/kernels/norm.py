@@ -28,6 +28,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 ADD, QKV, QUERY = int(Epilogue.ADD), int(Buffer.QKV), int(Buffer.QUERY)
 BLOCK = 16  # tokens per KV block: one vector of scores
+ROTATE_HEADS = 2  # of room that `rotate` needs: a key, and cosines and sines
 
 
 @kernel
@@ -138,10 +139,10 @@ def rotate(variant, rank, step, op, scratch):
     """Turn queries and keys; queries go to their buffer, scaled; K and V go to the cache.
 
     K of a block is [head_dim / step, 16 tokens, step], so that scores of 16 tokens are summed up
-    like a panel of a linear layer; V is [16 tokens, head_dim]. Of 8 bits they are divided by their
+    like a panel of a linear layer; V is [16 tokens, value_dim]. Of 8 bits they are divided by their
     scales, and that of K is in the queries'.
     """
-    size, kv_heads = step.head_dim, step.kv_heads
+    size, kv_heads = op.head_dim, op.kv_heads
     group = step.heads // kv_heads
     for item in range(rank, step.tokens * kv_heads, step.threads):
         t, kv_head = item // kv_heads, item % kv_heads
@@ -161,9 +162,19 @@ def rotate(variant, rank, step, op, scratch):
                 value = multiply(load(query + 4 * i), scale)
                 store_query(variant, target + i * variant.query_bytes, value)
         key = qkv + (step.heads + kv_head) * size * 4
-        value = key + kv_heads * size * 4
+        value = qkv + ((step.heads + kv_heads) * size + kv_head * op.value_dim) * 4
+        make_value(op, value)
         turn_head(key, size, op.key_norm, op, cosines, sines)
         store_key_and_value(variant, step, op, t, kv_head, key, value, scratch)
+
+
+@kernel
+def make_value(op, value):
+    """Scale a value [value_dim] in place."""
+    if op.value_factor != 1.0:
+        factor = fill(op.value_factor)
+        for i in range(0, op.value_dim, LANES):
+            store(value + 4 * i, multiply(load(value + 4 * i), factor))
 
 
 @kernel
@@ -179,15 +190,20 @@ def query_factor(step, op, t):
 @kernel
 def store_key_and_value(variant, step, op, t, kv_head, key, value, scratch):
     """Put a token's key and value of a head, float32, into the cache; `scratch`: room for one."""
-    size, kv_heads, stored = step.head_dim, step.kv_heads, variant.cache.bytes
+    size, value_size, stored = op.head_dim, op.value_dim, variant.cache.bytes
     slot = load_int(step.slots + 4 * t)
-    block = ((slot // BLOCK) * kv_heads + kv_head) * size * BLOCK * stored
-    place = slot % BLOCK
+    block, place = ((slot // BLOCK) * op.kv_heads + kv_head) * BLOCK * stored, slot % BLOCK
     for i in range(0, size, LANES):
-        k, v = load(key + 4 * i), load(value + 4 * i)
+        k = load(key + 4 * i)
         if variant.cache.eight:
-            k, v = divide(k, fill(op.key_scale)), divide(v, fill(op.value_scale))
+            k = divide(k, fill(op.key_scale))
         store_stored(variant.cache, scratch + i * stored, k)
-        store_stored(variant.cache, op.values + block + (place * size + i) * stored, v)
+    keys = op.keys + block * size
     for i in range(size // variant.cache.step):
-        copy_word(op.keys + block + (i * BLOCK + place) * 4, scratch + 4 * i)
+        copy_word(keys + (i * BLOCK + place) * 4, scratch + 4 * i)
+    values = op.values + block * value_size + place * value_size * stored
+    for i in range(0, value_size, LANES):
+        v = load(value + 4 * i)
+        if variant.cache.eight:
+            v = divide(v, fill(op.value_scale))
+        store_stored(variant.cache, values + i * stored, v)

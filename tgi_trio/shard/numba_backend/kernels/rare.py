@@ -85,7 +85,7 @@ def reorder(step, op, t, scratch):
     """Bring the dimensions of every query and key into an order in which pairs are half a head
     apart: dimension i becomes what `order[i]` was.
     """
-    size, heads = step.head_dim, step.heads + step.kv_heads
+    size, heads = op.head_dim, step.heads + op.kv_heads
     row = step.buffers[QKV] + t * op.width * 4
     for head in range(heads):
         x = row + head * size * 4
