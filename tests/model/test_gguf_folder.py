@@ -20,6 +20,7 @@ from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.model.check import check_model
 from tgi_trio.model.config import read_config
 from tgi_trio.model.facts import read_model_facts
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.folder import gguf_folder
 
@@ -353,3 +354,19 @@ def test_anything_said_of_any_architecture_is_served_or_refused(
         check_model(config, Asked())
     except ModelLoadError as error:
         assert str(error)
+
+
+@pytest.mark.parametrize("layers", [32, 40])
+def test_baichuans_larger_model_has_linear_biases(tmp_path: Path, layers: int) -> None:
+    changes: Changes = {"general.architecture": "baichuan"}
+    changes |= {key.replace("llama.", "baichuan."): TINY[key] for key in TINY if "llama." in key}
+    changes |= dict.fromkeys((key for key in TINY if "llama." in key), None)
+    changes["baichuan.block_count"] = layers
+    more = {
+        name.replace(".0.", f".{layer}."): shape
+        for layer in range(1, layers)
+        for name, shape in SHAPES.items()
+    }
+    spec = decoder_spec(read_config(gguf_folder(tiny(tmp_path, changes, more), tmp_path / "cache")))
+    assert spec is not None and spec.alibi == (layers == 40)
+    assert all((layer.rotary is None) == (layers == 40) for layer in spec.layers)

@@ -19,6 +19,10 @@ THIRD = (
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+CAPITALS, SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+LEAD = r"[^\r\n\p{L}\p{N}]?"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 # As llama.cpp's table of them has it.
 EXPRESSIONS = {
     "gpt-2": [WORDS],
@@ -27,6 +31,11 @@ EXPRESSIONS = {
     "bloom": [" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"],
     "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", HAN, r"\p{N}"],
     "deepseek-llm": [r"[\r\n]", LETTERS, rf"\s?{MARKS}", r"\s+$", HAN, r"\p{N}+"],
+    "gpt-4o": [
+        f"{LEAD}{CAPITALS}*{SMALL}+{ENDINGS}|{LEAD}{CAPITALS}+{SMALL}*{ENDINGS}"
+        rf"|\p{{N}}{{1,3}}|{REST}"
+    ],
+    "tekken": [rf"{LEAD}{CAPITALS}*{SMALL}+|{LEAD}{CAPITALS}+{SMALL}*|\p{{N}}|{REST}"],
     "deepseek-v3": [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", THIRD],
 }
 TEXTS = [
@@ -37,6 +46,7 @@ TEXTS = [
     "\u0645\u0631\u062d\u0628\u0627\u060c \u0643\u064a\u0641\u061f",
     "na\u00efve  caf\u00e9 \u00e9t\u00e9  ",
     "trailing   ",
+    "HTTPServer's iPhone15Pro McDONALD'S don't/won't//\n\u01c5abc E\u0301t\u0327 \u02b0x",
     "we'Re <tag attr=`x`> a_b ^~| \U0001f642\U0001f642",
 ]
 

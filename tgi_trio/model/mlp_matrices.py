@@ -93,7 +93,7 @@ def _routed_expert(spec: DecoderSpec, place: str, experts: ExpertsSpec, index: i
         return _fused_expert(spec, place.format(index), experts)
     if experts.latent_width:
         spec = replace(spec, hidden_size=experts.latent_width)
-    return _expert(spec, place.format(index), own, experts.width)
+    return _expert(spec, place.format(index), own, experts.width, biased=experts.biased)
 
 
 def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
@@ -105,11 +105,15 @@ def _shared_expert(spec: DecoderSpec, prefix: str, width: int) -> MlpRefs:
     return _expert(spec, prefix + spec.names.shared_expert, own, width)
 
 
-def _expert(spec: DecoderSpec, place: str, names: tuple[str, str, str], width: int) -> MlpRefs:
+def _expert(
+    spec: DecoderSpec, place: str, names: tuple[str, str, str], width: int, *, biased: bool = False
+) -> MlpRefs:
     """Return the expert whose gate if it has one, up and down, by their `names`, lie at `place`."""
     hidden, columns = spec.hidden_size, run_of("mlp", width)
-    inner = [layer_matrix(spec, place + name, width, hidden) for name in names[:2] if name]
-    down = layer_matrix(spec, place + names[2], hidden, width)
+    inner = [
+        layer_matrix(spec, place + name, width, hidden, bias=biased) for name in names[:2] if name
+    ]
+    down = layer_matrix(spec, place + names[2], hidden, width, bias=biased)
     gated = len(inner) == 2
     return MlpRefs(stack_matrices(inner, columns), split_inputs(down, columns), gated)
 

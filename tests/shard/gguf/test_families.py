@@ -64,11 +64,22 @@ DEEPSEEK: dict[str, Any] = {
     "original_max_position_embeddings": 128,
 }
 
+GPT_OSS: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 150000.0,
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 16,
+}
+
 # Architecture -> our family, and what its checkpoint is given that such files can hold.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 32}),
     "mixtral": ("mixtral", {"sliding_window": None}),
     "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "baichuan": ("llama", {"head_dim": 16}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "gemma": ("gemma", {}),
@@ -96,6 +107,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3moe": ("qwen3_moe", {"norm_topk_prob": True}),
     "olmoe": ("olmoe", {"norm_topk_prob": False}),
     "phimoe": ("phimoe", {}),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss-yarn": ("gpt_oss", {"rope_parameters": GPT_OSS}),
+    "dbrx": ("dbrx", {}),
     "deepseek2": ("deepseek_v2", {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
     "deepseek2-groups": ("deepseek_v2", {"rope_parameters": DEEPSEEK}),
     "deepseek2-old": ("deepseek_v2", {"q_lora_rank": None}),
@@ -122,6 +136,7 @@ ARCHITECTURE = {
     "deepseek2-old": "deepseek2",
     "deepseek3": "deepseek2",
     "gptneox-serial": "gptneox",
+    "gpt-oss-yarn": "gpt-oss",
     "falcon-40b": "falcon",
     "falcon-11b": "falcon",
 }
@@ -203,6 +218,23 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
         said["attention.sliding_window_pattern"] = pattern
     if name == "deepseek2":
         said |= latent_metadata(config, case)
+    if name == "gpt-oss" and rope["rope_type"] == "yarn":
+        said |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        }
+    if name == "dbrx":
+        attention, mixture = config["attn_config"], config["ffn_config"]
+        said |= {
+            "feed_forward_length": mixture["ffn_hidden_size"],
+            "attention.head_count_kv": attention["kv_n_heads"],
+            "attention.clamp_kqv": attention["clip_qkv"],
+            "attention.layer_norm_epsilon": 1e-5,
+            "rope.freq_base": attention["rope_theta"],
+            "expert_count": mixture["moe_num_experts"],
+            "expert_used_count": mixture["moe_top_k"],
+        }
     found = {f"{name}.{key}": value for key, value in said.items()}
     return found | {
         "tokenizer.ggml.model": "gpt2",
@@ -245,7 +277,7 @@ def changed(
     heads = int(said[f"{name}.attention.head_count"])
     key_heads = int(said.get(f"{name}.attention.head_count_kv", heads))
     counts = {"attn_q": heads, "attn_k": key_heads}
-    if name in ("llama", "granite", "olmo") and role in counts:
+    if name in ("llama", "granite", "olmo", "baichuan") and role in counts:
         halves = array.reshape(counts[role], 2, -1, *array.shape[1:])
         return halves.swapaxes(1, 2).reshape(array.shape)
     if name in ("gptneox", "bloom", "falcon") and role == "attn_qkv":
@@ -279,6 +311,11 @@ def tensors(
             found[f"blk.{layer}.attn_k_b.weight"] = both[:, :key].swapaxes(1, 2)
             found[f"blk.{layer}.attn_v_b.weight"] = both[:, key:]
             continue
+        if name in ("gpt-oss", "dbrx") and ".experts." in own:
+            found |= stacked(own, array, config)
+            continue
+        if own.endswith(".sinks"):
+            whole += ".weight"
         if name == "bloom":
             whole = whole.removeprefix("transformer.")
         theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
@@ -291,6 +328,23 @@ def tensors(
     for theirs, parts in experts.items():
         found[theirs] = np.stack([array for _, array in sorted(parts, key=lambda part: part[0])])
     return found
+
+
+def stacked(own: str, array: np.ndarray, config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Return what the converter makes of a tensor that holds all experts' matrices or biases."""
+    layer = re.search(r"\.(\d+)\.", own)
+    assert layer is not None
+    place = f"blk.{layer[1]}.ffn_"
+    if config["model_type"] == "dbrx":
+        part = {"w1": "gate", "v1": "up", "w2": "down"}[own.rpartition(".")[2]]
+        each = array.reshape(config["ffn_config"]["moe_num_experts"], -1, array.shape[-1])
+        return {f"{place}{part}_exps.weight": each.swapaxes(1, 2) if part == "down" else each}
+    ending = "bias" if own.endswith("_bias") else "weight"
+    rows = array if ending == "bias" else array.swapaxes(1, 2)
+    if "down_proj" in own:
+        return {f"{place}down_exps.{ending}": rows}
+    halves = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+    return {f"{place}{part}_exps.{ending}": half for part, half in halves.items()}
 
 
 def write(
@@ -355,6 +409,7 @@ BLOCKS = {
     "falcon-40b": {},
     "deepseek2": {"qk_nope_head_dim": 32, "kv_lora_rank": 32, "v_head_dim": 32},
     "phimoe": {},
+    "gpt-oss": {"intermediate_size": 64},
 }
 
 
@@ -368,7 +423,7 @@ def test_blocks_are_turned_as_numbers_are(
     blocks = {
         own: gguf.quantize(np.ascontiguousarray(array), kind)
         for own, array in arrays.items()
-        if array.ndim > 1 and array.shape[-1] % 32 == 0
+        if own.endswith(".weight") and array.ndim > 1 and array.shape[-1] % 32 == 0
     }
     exact = {own: gguf.dequantize(content, kind) for own, content in blocks.items()}
     write(tmp_path / "blocks.gguf", name, said, arrays | blocks)
@@ -401,6 +456,38 @@ def test_cpu_kernels_multiply_stacked_experts_as_they_are_stored(
         layer.mlp.experts.gate_up_proj.data = torch.cat((gate, up), dim=1)
         layer.mlp.experts.down_proj.data = down
     write(tmp_path / "blocks.gguf", name, said, arrays | blocks, kind)
+    folder = gguf_folder(tmp_path / "blocks.gguf", tmp_path / "cache", tokenizer=False)
+    rows = sequences(prompts(8), 3, new=NEW)
+    with cpu_runner(folder) as (runner, recorder):
+        operations = runner._forward.program.operations
+        experts = operations[operations["code"] == Code.EXPERTS]
+        assert len(experts) and experts["multiply"].all()
+        run(runner, rows, chunk=20, joins=3, seed=1)
+    texts = [(row.token_ids[: row.prompt_length].tolist(), generated(row)) for row in rows]
+    expected = torch.cat([golden.logits(*text) for text in texts])
+    found = torch.cat([recorder.logits(row.id) for row in rows])
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+def test_cpu_kernels_multiply_gpt_oss_as_its_files_have_it(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Experts in MXFP4, gates and ups apart, with biases; what the blocks mean is a checkpoint."""
+    name, source, said, arrays = made(checkpoint, "gpt-oss-yarn", **MIXTURES["gpt_oss"])
+    number = gguf.GGMLQuantizationType.MXFP4
+    blocks = {
+        own: gguf.quantize(np.ascontiguousarray(array), number)
+        for own, array in arrays.items()
+        if own.endswith("_exps.weight")
+    }
+    exact = {own: torch.from_numpy(gguf.dequantize(b, number)) for own, b in blocks.items()}
+    golden = Golden(source)
+    for i, layer in enumerate(golden.model.model.layers):
+        gate, up, down = (exact[f"blk.{i}.ffn_{part}_exps.weight"] for part in PARTS)
+        both = torch.stack((gate, up), dim=2).flatten(1, 2)  # each gate beside its up
+        layer.mlp.experts.gate_up_proj.data = both.transpose(1, 2).contiguous()
+        layer.mlp.experts.down_proj.data = down.transpose(1, 2).contiguous()
+    write(tmp_path / "blocks.gguf", name, said, arrays | blocks, "MXFP4")
     folder = gguf_folder(tmp_path / "blocks.gguf", tmp_path / "cache", tokenizer=False)
     rows = sequences(prompts(8), 3, new=NEW)
     with cpu_runner(folder) as (runner, recorder):

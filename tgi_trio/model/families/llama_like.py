@@ -10,6 +10,8 @@ from tgi_trio.model.families import names
 from tgi_trio.model.reading import rotary, sliding_windows, with_sections
 from tgi_trio.model.spec import DecoderSpec, LayerSpec, RotarySpec
 
+# Says in the config that we make of a GGUF file: queries, keys and values are matrices.
+PROJECTIONS_APART = "projections_apart"
 _BAICHUAN_2_VOCABULARY = 125696
 
 
@@ -80,15 +82,17 @@ def llama(config: ModelConfig) -> DecoderSpec:
 def baichuan(config: ModelConfig) -> DecoderSpec:
     """Baichuan 1 and 2, which share a type: the second is told by its vocabulary.
 
-    The 7B models rotate; the 13B ones have linear biases, and no max_position_embeddings.
+    The 7B models rotate; the 13B ones have linear biases, and no max_position_embeddings. GGUF
+    files have queries, keys and values apart, and state positions of both.
     """
-    rotates = bool(config.max_positions)
+    rotates = bool(config.max_positions) and not config.get("alibi")
+    apart = bool(config.get(PROJECTIONS_APART))
     return llama_spec(
         config,
         rotates=rotates,
         alibi=not rotates,
-        names=names.BAICHUAN,
-        qkv_layout="stacked",
+        names=names.LLAMA if apart else names.BAICHUAN,
+        qkv_layout="separate" if apart else "stacked",
         normalised_head=config.vocab_size == _BAICHUAN_2_VOCABULARY,
     )
 

@@ -13,7 +13,10 @@ from tgi_trio.model.reading import rotary, sliding_windows, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 
 # What gpt-oss turns by where config.json does not say.
-_GPT_OSS_ROTARY: Final = {
+# Says in the config that we make of a GGUF file: each expert's gate, up and down are matrices.
+EXPERTS_APART: Final = "experts_apart"
+
+GPT_OSS_ROTARY: Final = {
     "rope_type": "yarn",
     "factor": 32.0,
     "beta_fast": 32.0,
@@ -88,6 +91,8 @@ def olmoe(config: ModelConfig) -> DecoderSpec | None:
 
 
 def dbrx(config: ModelConfig) -> DecoderSpec | None:
+    """DBRX (Databricks 2024)."""
+    apart = bool(config.get(EXPERTS_APART))
     attention, mixture = dict(config.get("attn_config", {})), dict(config.get("ffn_config", {}))
     power = mixture.get("moe_normalize_expert_weights", 1.0)
     if power not in (None, 1):  # of the norm that the weights are divided by
@@ -102,7 +107,7 @@ def dbrx(config: ModelConfig) -> DecoderSpec | None:
             per_token=int(mixture.get("moe_top_k", 1)),
             width=width,
             normalise=power is not None,
-            stacked=True,
+            stacked=not apart,
         ),
     )
     return DecoderSpec(
@@ -114,7 +119,7 @@ def dbrx(config: ModelConfig) -> DecoderSpec | None:
         head_dim=hidden // heads,
         mlp_width=width,
         layers=(layer,) * int(config.need("n_layers")),
-        names=names.DBRX,
+        names=names.DBRX_APART if apart else names.DBRX,
         norm="layer",
         norm_eps=1e-5,
         qkv_layout="stacked",
@@ -128,7 +133,7 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
     if config.get("swiglu_alpha", 1.702) != 1.702:  # of the gate's sigmoid, see `quick_gelu`
         return None
     if not config.get("rope_parameters") and not config.get("rope_scaling"):
-        config = replace(config, values={**config.values, "rope_scaling": _GPT_OSS_ROTARY})
+        config = replace(config, values={**config.values, "rope_scaling": GPT_OSS_ROTARY})
     head_dim = int(config.get("head_dim", 64))
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 128)),
@@ -144,7 +149,7 @@ def gpt_oss(config: ModelConfig) -> DecoderSpec | None:
         head_dim=head_dim,
         windows=sliding_windows(config, every=2, window=128),
         turning=rotary(config, head_dim, theta=150000.0),
-        names=names.GPT_OSS,
+        names=names.GPT_OSS_APART if config.get(EXPERTS_APART) else names.GPT_OSS,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         qkv_bias=biased,
         output_bias=biased,

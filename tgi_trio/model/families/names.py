@@ -419,6 +419,8 @@ DBRX = Names(
     expert_down="w2",
 )
 
+DBRX_APART = replace(DBRX, experts="ffn.experts.{}.")  # as GGUF files have them
+
 LLAMA4 = replace(
     LLAMA,
     gate="feed_forward.gate_proj",
@@ -439,6 +441,9 @@ GPT_OSS = replace(
     expert_gate_up="gate_up_proj",
     expert_down="down_proj",
 )
+
+# As GGUF files have them: gates and ups are matrices of their own.
+GPT_OSS_APART = replace(GPT_OSS, expert_gate_up="", expert_gate="gate_proj", expert_up="up_proj")
 
 MIMO_V2_FLASH = replace(
     QWEN2_MOE,

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tgi_trio.model.families.llama_like import PROJECTIONS_APART
+from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
 from tgi_trio.model.gguf import gpt_like
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
-from tgi_trio.model.gguf.stated import Values, expert_width, read_experts
+from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
 
 # The metadata, and what `config.py` made of its common keys -> what differs from that.
 Convert = Callable[[GgufModel, Values], Values]
@@ -47,6 +49,15 @@ def _llama(model: GgufModel, values: Values) -> Values:
 def _plain(model_type: str) -> Callable[[GgufModel, Values], Values]:
     """Return what a family needs that has nothing of its own."""
     return lambda model, values: {"model_type": model_type}
+
+
+def _baichuan(model: GgufModel, values: Values) -> Values:
+    """Baichuan 1 and 2; llama.cpp tells the 13B models, which do not rotate, by their layers."""
+    return {
+        "model_type": "baichuan",
+        PROJECTIONS_APART: True,
+        "alibi": values["num_hidden_layers"] == 40,
+    }
 
 
 def _gemma2(model: GgufModel, values: Values) -> Values:
@@ -192,6 +203,40 @@ def _olmoe(model: GgufModel, values: Values) -> Values:
     return {"model_type": "olmoe", "norm_topk_prob": False} | width | read_experts(model)
 
 
+def _gpt_oss(model: GgufModel, values: Values) -> Values:
+    """gpt-oss. Of its rotary scaling the file states factor and length alone."""
+    scaling = {} if "rope_scaling" not in values else GPT_OSS_ROTARY | values["rope_scaling"]
+    return {
+        "model_type": "gpt_oss",
+        EXPERTS_APART: True,
+        "intermediate_size": expert_width(model),
+        "sliding_window": model.get("attention.sliding_window", 128),
+        "rope_scaling": scaling or {"rope_type": "default"},
+    } | read_experts(model)
+
+
+def _dbrx(model: GgufModel, values: Values) -> Values:
+    experts = read_experts(model)
+    return {
+        "model_type": "dbrx",
+        EXPERTS_APART: True,
+        "d_model": values["hidden_size"],
+        "n_heads": values["num_attention_heads"],
+        "n_layers": values["num_hidden_layers"],
+        "max_seq_len": values["max_position_embeddings"],
+        "attn_config": {
+            "kv_n_heads": read_count(model, "attention.head_count_kv"),
+            "clip_qkv": model.get("attention.clamp_kqv"),
+            "rope_theta": values.get("rope_theta", 10000.0),
+        },
+        "ffn_config": {
+            "ffn_hidden_size": expert_width(model),
+            "moe_num_experts": experts["num_experts"],
+            "moe_top_k": experts["num_experts_per_tok"],
+        },
+    }
+
+
 _FALCON: Final[Roles] = {
     "attn_norm": ("mlp_norm", "attention_norm"),  # the MLP's, where there are two
     "attn_norm_2": ("attention_norm",),
@@ -205,8 +250,12 @@ _DEEPSEEK: Final[Roles] = {
     "attn_kv_b": ("latent_up",),
 }
 
+_GPT_OSS: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
+_DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
+
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(_llama, side_by_side=True),
+    "baichuan": Architecture(_baichuan, side_by_side=True),
     "qwen2": Architecture(_plain("qwen2")),
     "qwen3": Architecture(_plain("qwen3")),
     "gemma": Architecture(_plain("gemma"), norms_plus_one=True),
@@ -225,6 +274,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3moe": Architecture(_qwen3moe),
     "olmoe": Architecture(_olmoe),
     "phimoe": Architecture(_phimoe),
+    "gpt-oss": Architecture(_gpt_oss, roles=_GPT_OSS),
+    "dbrx": Architecture(_dbrx, roles=_DBRX),
     "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),

@@ -69,6 +69,22 @@ _DEEPSEEK_3: Final = _splits(
     r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+# A word in capitals ends where a small letter begins; what follows may be told apart by case.
+_CAPITALS: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_SMALL: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words_by_case(digits: str, endings: str) -> str:
+    """Return the expression of GPT-4o's kin; `endings`: of words, which stay with them."""
+    return (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{endings}"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*{endings}"
+        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    )
+
+
+_GPT4O: Final = _splits(_words_by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"))
+_TEKKEN: Final = _splits(_words_by_case(r"\p{N}", ""))
 _NFC: Final = {"type": "NFC"}
 
 
@@ -97,6 +113,8 @@ _KINDS: Final = (
     (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
     (PreTokenizer(_DEEPSEEK_2), "deepseek-llm"),
     (PreTokenizer(_DEEPSEEK_3), "deepseek-v3"),
+    (PreTokenizer(_GPT4O), "gpt-4o"),
+    (PreTokenizer(_TEKKEN, whole_words_first=True, begins_with_bos=True), "tekken"),
 )
 PRE_TOKENIZERS: Final = {name: kind for kind, names in _KINDS for name in names.split()}
 

@@ -58,6 +58,8 @@ _EXPERTS: Final = {
     "ffn_up_exps": "expert_up",
     "ffn_down_exps": "expert_down",
 }
+# Vectors: their names are whole, the ending is not ours.
+_VECTORS: Final = {"exp_probs_b": "choice_bias", "attn_sinks": "sinks"}
 # What keys and values are made of from a latent: one matrix of a checkpoint, two tensors here.
 HALVES: Final = {"attn_k_b": "keys", "attn_v_b": "values"}
 _SHARED: Final = {
@@ -118,7 +120,8 @@ def _named(
         yield (own + ending, stored) if own else (name, stored)
         return
     prefix = names.layer.format(layer)
-    if role in _EXPERTS and names.experts and len(stored.shape) == 3:
+    dimensions = 2 if ending == ".bias" else 3
+    if role in _EXPERTS and names.experts and len(stored.shape) == dimensions:
         for expert, part in enumerate(split_first_axis(stored)):
             own = prefix + names.experts.format(expert) + getattr(names, _EXPERTS[role])
             yield own + ending, part
@@ -129,8 +132,8 @@ def _named(
     if role in HALVES and names.latent_up:
         yield f"{prefix}{names.latent_up}.{HALVES[role]}", stored
         return
-    if role == "exp_probs_b" and names.choice_bias:
-        yield prefix + names.choice_bias, stored
+    if role in _VECTORS and (whole := getattr(names, _VECTORS[role])):
+        yield prefix + whole, stored
         return
     fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
     own = next(filter(None, (getattr(names, field) for field in fields)), "")
