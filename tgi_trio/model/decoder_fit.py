@@ -14,7 +14,16 @@ from tgi_trio.model.claims import ANY, CONVOLVED, Claims, find_unclaimed, only
 from tgi_trio.model.decoder_matrices import NAMES
 from tgi_trio.model.spec import DecoderSpec
 
-_ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+_ROTARY_KINDS = (
+    "default",
+    "linear",
+    "dynamic",
+    "llama3",
+    "yarn",
+    "longrope",
+    "proportional",
+    "divided",
+)
 
 CLAIMS: Final[Claims] = {
     **NAMES,

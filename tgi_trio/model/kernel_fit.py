@@ -179,7 +179,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.rotary": ANY,
     "RotarySpec.interleaved": ANY,
     "RotarySpec.kind": only(  # the same frequencies at every length
-        *("default", "linear", "llama3", "yarn", "proportional"),
+        *("default", "linear", "llama3", "yarn", "proportional", "divided"),
         refusal="rotary frequencies depend on the length",
     ),
     "RotarySpec.dim": ANY,

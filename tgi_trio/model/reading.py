@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ def rotary(
                 f"{config.folder / 'config.json'} asks for the rotary scaling {kind!r} without "
                 f"its {name!r}."
             )
+    if kind == "longrope" and _is_the_same_at_every_length(parameters):
+        kind = "divided"
     part = parameters.get("partial_rotary_factor") or config.get("partial_rotary_factor", partial)
     if kind == "proportional":  # turns by less than a head, but over all of it
         part = 1.0
@@ -64,6 +67,12 @@ def rotary(
         parameters=parameters,
         query_scale=_query_scale(parameters),
     )
+
+
+def _is_the_same_at_every_length(parameters: Mapping[str, Any]) -> bool:
+    """Whether longrope has one set of divisors and one scale: so GGUF files have Llama 3's."""
+    pairs = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
+    return all(parameters.get(short) == parameters.get(long) for short, long in pairs)
 
 
 def with_sections(

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from tgi_trio.model.mixers import Mixer
 
 NormKind = Literal["rms", "rms_plus_one", "layer", "layer_plus_one"]
-RotaryKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
+RotaryKind = Literal[
+    "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "divided"
+]
 
 # Which queries and keys are normalised.
 #   head:  every head by itself

@@ -144,4 +144,5 @@ _FREQUENCIES = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "divided": _longrope,  # its two sets are one
 }

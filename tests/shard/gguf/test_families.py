@@ -31,8 +31,11 @@ from tests.shard.torch_backend.models_support import (
     sequences,
     tables,
 )
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
 from tgi_trio.model.gguf.folder import gguf_folder
+from tgi_trio.model.kernel_fit import find_unsupported
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.numba_backend.tables import Code
 
@@ -78,7 +81,7 @@ GPT_OSS: dict[str, Any] = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 32}),
     "mixtral": ("mixtral", {"sliding_window": None}),
-    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 32}),
     "baichuan": ("llama", {"head_dim": 16}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
@@ -469,6 +472,23 @@ def test_cpu_kernels_multiply_stacked_experts_as_they_are_stored(
     assert float((found - expected).norm() / expected.norm()) < 1e-3
 
 
+@pytest.mark.parametrize(("case", "more"), [("llama3", {}), ("gpt-oss-yarn", MIXTURES["gpt_oss"])])
+def test_scaled_positions_are_no_reason_against_the_cpu_kernels(
+    checkpoint: Callable[..., Path], tmp_path: Path, case: str, more: dict[str, Any]
+) -> None:
+    name, source, said, arrays = made(checkpoint, case, **more)
+    write(tmp_path / "model.gguf", name, said, arrays)
+    folder = gguf_folder(tmp_path / "model.gguf", tmp_path / "cache", tokenizer=False)
+    spec = decoder_spec(read_config(folder))
+    assert spec is not None and find_unsupported(spec, "float32") is None
+    rows = sequences(prompts(6), 3, new=NEW)
+    with cpu_runner(folder) as (runner, recorder):
+        run(runner, rows, chunk=20, joins=2)
+    golden = Golden(source)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance=2e-3)
+
+
 def test_cpu_kernels_multiply_gpt_oss_as_its_files_have_it(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -512,7 +532,7 @@ def made(
     said = metadata(name, config, case)
     arrays = tensors(name, case, source, config, said)
     if case == "llama3":
-        arrays["rope_freqs.weight"] = frequencies(config["hidden_size"] // 4)
+        arrays["rope_freqs.weight"] = frequencies(config["head_dim"])
     return name, source, said, arrays
 
 
