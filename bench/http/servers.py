@@ -129,6 +129,9 @@ class BenchEngine:
         """Always well."""
         return True, ""
 
+    def load(self) -> tuple[int, int]:
+        return 0, 1
+
     def alive(self) -> tuple[bool, str]:
         """Always."""
         return True, ""

@@ -160,6 +160,7 @@ async def test_a_deadline_counts_from_when_the_front_was_asked():
         answer = await client.post("/generate", UNARY, x_tgi_waited="20000", **front)
         assert answer.status == 200
         (request,) = server.engine.submitted
+        assert request.deadline is not None
         assert now + 40 <= request.deadline <= trio.current_time() + 40
         late = await client.post("/generate", UNARY, x_tgi_waited="60000", **front)
         assert late.status == 424
