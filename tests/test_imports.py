@@ -104,8 +104,10 @@ RULES: dict[str, Rule] = {
     "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     # The only file that knows Ray.
     "cluster.keeper": Rule(
-        ours("errors cluster.keeping cluster.replica_host cluster.scaling"), only=ours("ray")
+        ours("errors cluster.kept_front cluster.keeping cluster.replica_host cluster.scaling"),
+        only=ours("ray"),
     ),
+    "cluster.kept_front": Rule(NOTHING, only=NOTHING),
     "cluster.scaling": Rule(NOTHING, only=NOTHING),
     "cluster.keeping": Rule(ours("cluster.scaling"), only=NOTHING),
     "cluster.replica_host": Rule(ours("cluster.scaling"), only=NOTHING),

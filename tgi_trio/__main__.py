@@ -257,6 +257,7 @@ def _bench(invocation: Invocation) -> int:
 
 
 def _cluster(invocation: Invocation) -> int:
+    from tgi_trio.cli.cluster import find_front
     from tgi_trio.cluster.keeper import Resources, keep
     from tgi_trio.cluster.scaling import Scaling
 
@@ -268,6 +269,7 @@ def _cluster(invocation: Invocation) -> int:
         options.server,
         Resources(options.replica_cpus, options.replica_gpus),
         options.replicas_file,
+        find_front(options),
     )
     return 0
 

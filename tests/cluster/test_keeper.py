@@ -17,6 +17,7 @@ import pytest
 
 from tgi_trio.cluster.keeper import connect
 from tgi_trio.errors import ConfigurationError
+from tgi_trio.testing.ports import held_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.system]
 pytest.importorskip("ray", reason="needs the extra `ray`")
@@ -93,15 +94,31 @@ def serves(address: str) -> bool:
     return False
 
 
-def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_path: Path) -> None:
-    file = tmp_path / "replicas.txt"
-    keeper = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tgi_trio", "cluster", "--replicas", "2"),
-            *("--address", nodes.address, "--replicas-file", str(file)),
-            *("--cpu-threads", "1", "--max-total-tokens", "256"),
-        ]
+def answers(address: str) -> bool:
+    """Whether a prompt is answered there, by whichever server."""
+    asked = urllib.request.Request(
+        f"http://{address}/generate",
+        b'{"inputs": "Once", "parameters": {"max_new_tokens": 4}}',
+        {"content-type": "application/json"},
     )
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as got:
+        return b"generated_text" in got.read()
+
+
+def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_path: Path) -> None:
+    file, secret = tmp_path / "replicas.txt", tmp_path / "secret"
+    secret.write_text("a secret of the test's own\n")
+    secret.chmod(0o600)
+    with held_port() as port:
+        front = f"127.0.0.1:{port}"
+        keeper = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tgi_trio", "cluster", "--replicas", "2"),
+                *("--address", nodes.address, "--replicas-file", str(file)),
+                *("--front-bind", front, "--cluster-secret-file", str(secret)),
+                *("--cpu-threads", "1", "--max-total-tokens", "256"),
+            ]
+        )
     try:
 
         def two() -> list[str]:
@@ -110,6 +127,7 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
             return there if len(there) == 2 and all(map(serves, there)) else []
 
         first = eventually(two, "two servers")
+        eventually(lambda: serves(front), "a front before them")
         killed = process_at(first[0])
         assert killed is not None
         os.kill(killed, signal.SIGKILL)
@@ -120,6 +138,7 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
         nodes.remove_node(node_of(nodes, survivor), allow_graceful=False)
         third = eventually(lambda: (found := two()) != second and found, "servers on one node")
         assert second[1] not in third
+        assert answers(front)
     finally:
         keeper.send_signal(signal.SIGTERM)
         try:
@@ -130,11 +149,13 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
     assert ended == 0 and addresses(file) == []
     servers = {*first, *second, *third}
     eventually(lambda: not any(map(process_at, servers)), "no server stays behind")
+    assert not serves(front)
 
 
 def test_one_command_tries_it_on_one_machine(tmp_path: Path) -> None:
     file = tmp_path / "replicas.txt"
     words = ["--replicas", "1", "--replicas-file", str(file), "--cpu-threads", "1"]
+    words.append("--no-front")
     both = subprocess.Popen([sys.executable, "-m", "tools.two_nodes", *words])
     try:
         (address,) = eventually(lambda: both.poll() is None and addresses(file), "a server")

@@ -221,6 +221,8 @@ COMMANDS: Final[tuple[Command, ...]] = (
                         "1",
                     ),
                     _keep("replicas-file", "path", "file to write their addresses to, for fronts"),
+                    _keep("front-bind", "address", "one address for all of them: a front's"),
+                    _keep("no-front", "switch", "fronts are started by somebody else"),
                     _keep("address", "text", "host:port of the Ray cluster; auto: this machine's"),
                     _keep("replica-cpus", "ratio", "cores that Ray sets aside for a server"),
                     _keep("replica-gpus", "ratio", "GPUs that Ray sets aside for a server"),

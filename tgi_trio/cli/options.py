@@ -81,6 +81,8 @@ class ClusterOptions:
 
     replicas: tuple[int, int] | None = None  # at least, at most; None: one
     replicas_file: Path = Path("replicas.txt")
+    front_bind: str = "0.0.0.0:3000"  # where a front serves before them
+    no_front: bool = False
     address: str = "auto"  # of the Ray cluster
     replica_cpus: float = 1.0
     replica_gpus: float = 0.0

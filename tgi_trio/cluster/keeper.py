@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.cluster.keeping import Keeping, Phase, Place, Stop
+from tgi_trio.cluster.kept_front import KeptFront
 from tgi_trio.cluster.replica_host import ReplicaHost
 from tgi_trio.cluster.scaling import ReplicaLoad, Scaling
 from tgi_trio.errors import ConfigurationError
@@ -59,8 +60,15 @@ class Keeper:
     """Does what `Keeping` decides, until told to stop."""
 
     def __init__(
-        self, scaling: Scaling, words: Sequence[str], resources: Resources, replicas_file: Path
+        self,
+        scaling: Scaling,
+        words: Sequence[str],
+        resources: Resources,
+        replicas_file: Path,
+        front: KeptFront | None = None,
     ) -> None:
+        """`words`: of the servers; `front`: before them, None: somebody else has one."""
+        self._front = front
         self._keeping = Keeping(scaling)
         self._words = tuple(words)
         self._resources = resources
@@ -72,11 +80,13 @@ class Keeper:
     def close(self) -> None:
         """Have every server finish what it has, and `run` return once they all have."""
         self._keeping.close()
+        if self._front is not None:
+            self._front.close()
 
     def run(self) -> None:
         """Keep servers; returns after `close`. Raises OSError if the file cannot be written."""
         closed = False
-        while not closed or self._placed:
+        while not closed or self._placed or not (self._front is None or self._front.ended):
             for action in self._keeping.decide(time.monotonic()):
                 match action:
                     case Place(name):
@@ -84,6 +94,8 @@ class Keeper:
                     case Stop(name):
                         self._stop(name)
             self._write()
+            if self._front is not None:
+                self._front.look(time.monotonic())
             self._hear()
             self._warn()
             closed = self._keeping.closing
@@ -207,13 +219,14 @@ def keep(
     words: Sequence[str],
     resources: Resources,
     replicas_file: Path,
+    front: KeptFront | None = None,
 ) -> None:
-    """Keep servers on the Ray cluster at `address` until SIGTERM or SIGINT.
+    """Keep servers on the Ray cluster at `address`, and a front, until SIGTERM or SIGINT.
 
     Raises ConfigurationError as `connect` does, and for a file that cannot be written.
     """
     connect(address)
-    keeper = Keeper(scaling, words, resources, replicas_file)
+    keeper = Keeper(scaling, words, resources, replicas_file, front)
     for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
         signal.signal(number, lambda *_: keeper.close())
     try:
