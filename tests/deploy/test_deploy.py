@@ -27,8 +27,8 @@ GRACE = Options().graceful_termination_timeout
 PATHS = {route.path for route in ROUTES}
 
 
-def documents() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+def documents(file: str = "kubernetes.yaml") -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / file).read_text()))
 
 
 def test_the_manifest_is_valid_kubernetes() -> None:
@@ -53,6 +53,86 @@ def test_the_manifest_fits_the_server() -> None:
     shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"]["medium"] == "Memory"
     assert "/dev/shm" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+# Fields of resources that Kubernetes itself does not know, as their definitions have them.
+LEADER_WORKER_SET = {
+    "spec": {"replicas", "leaderWorkerTemplate"},
+    "template": {"size", "restartPolicy", "leaderTemplate", "workerTemplate"},
+}
+RAY_JOB = {"entrypoint", "shutdownAfterJobFinishes", "rayClusterSpec"}
+RAY_HEAD = {"rayStartParams", "template"}
+RAY_WORKERS = RAY_HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
+
+
+def check_pod(template: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod's only container; what the pod says is what Kubernetes knows."""
+    pod = {"metadata": {"name": "x"}, **template, "apiVersion": "v1", "kind": "Pod"}
+    kubernetes_validate.validate(pod, "1.30", strict=True)
+    (container,) = pod["spec"]["containers"]
+    kept = {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} <= kept
+    return dict(container)
+
+
+def test_leaders_and_ranks_on_kubernetes_fit_each_other() -> None:
+    ranks, front, service, fronts = documents("leaderworkerset.yaml")
+    for document in (front, service, fronts):
+        kubernetes_validate.validate(document, "1.30", strict=True)
+    assert ranks["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    assert set(ranks["spec"]) == LEADER_WORKER_SET["spec"]
+    template = ranks["spec"]["leaderWorkerTemplate"]
+    assert set(template) == LEADER_WORKER_SET["template"]
+    leader, rank = (check_pod(template[f"{name}Template"]) for name in ("leader", "worker"))
+    environ = {item["name"]: item["value"] for item in leader["env"] if "value" in item}
+    led = parse(leader["args"], environ).options
+    assert led.num_shard == template["size"] == led.remote_ranks + 1
+    ports = {each["name"]: each["containerPort"] for each in leader["ports"]}
+    assert ports == {"http": led.port, "ranks": int(led.rank_address.rpartition(":")[2])}
+    found = {"$(LWS_LEADER_ADDRESS)": "leader.example", "$(LWS_WORKER_INDEX)": "1"}
+    words = [word for word in rank["args"]]
+    for name, value in found.items():
+        words = [word.replace(name, value) for word in words]
+    followed = parse(words, {})
+    assert followed.command == "rank" and followed.options.rank == 1
+    assert followed.options.leader == f"leader.example:{ports['ranks']}"
+    assert followed.options.model_id == led.model_id
+
+    container = check_pod(front["spec"]["template"])
+    fronted = parse(container["args"], {}).options
+    assert {each["containerPort"] for each in container["ports"]} == {fronted.port}
+    name, count = ranks["metadata"]["name"], ranks["spec"]["replicas"]
+    assert fronted.replica == tuple(f"{name}-{i}.{name}:{led.port}" for i in range(count))
+    (peer,) = fronted.peer
+    assert peer == f"{fronts['metadata']['name']}:{fronts['spec']['ports'][0]['port']}"
+    labels = front["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == fronts["spec"]["selector"] == labels
+    secrets = {each.cluster_secret_file for each in (led, followed.options, fronted)}
+    assert len(secrets) == 1 and None not in secrets
+
+
+def test_a_ray_job_on_kubernetes_fits_the_command() -> None:
+    job, service = documents("kuberay.yaml")
+    kubernetes_validate.validate(service, "1.30", strict=True)
+    assert job["apiVersion"] == "ray.io/v1" and set(job["spec"]) == RAY_JOB
+    cluster = job["spec"]["rayClusterSpec"]
+    assert set(cluster) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    assert set(head) == RAY_HEAD and set(workers) == RAY_WORKERS
+    here, there = (check_pod(each["template"]) for each in (head, workers))
+    python, m, package, *words = job["spec"]["entrypoint"].split()
+    assert (python, m, package) == ("python", "-m", "tgi_trio")
+    command = parse(words, {})
+    assert command.command == "cluster"
+    options = command.options
+    assert options.replicas == (workers["minReplicas"], workers["maxReplicas"])
+    assert int(there["resources"]["limits"]["nvidia.com/gpu"]) == options.replica_gpus
+    ports = {each["name"]: each["containerPort"] for each in here["ports"]}
+    assert ports["http"] == int(options.front_bind.rpartition(":")[2])
+    secret = Path(parse(options.server, {}).options.cluster_secret_file or "")
+    for container in (here, there):
+        assert str(secret.parent) in {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert service["spec"]["selector"] == head["template"]["metadata"]["labels"]
 
 
 def test_the_dockerfile_passes_its_linter() -> None:
