@@ -56,3 +56,8 @@ def test_a_model_that_the_kernels_do_not_serve_is_refused(llama: Path, tmp_path:
     odd = make_checkpoint(tmp_path / "falcon_h1", "falcon_h1")
     with pytest.raises(ConfigurationError, match="this model is computed by torch on a CPU"):
         start(odd, device="cpu")
+
+
+def test_less_for_all_images_than_for_one_is_warned_of(llama: Path) -> None:
+    (warning,) = start(llama, device="cpu", max_image_bytes=1000)
+    assert "--max-image-bytes 1000" in warning and "--max-image-fetch-size" in warning

@@ -54,6 +54,12 @@ def check_start(settings: Settings) -> list[str]:
         _check_drafter(settings, settings.draft_model)
     if settings.otlp_endpoint is not None:
         check_tracing_installed()
+    if settings.max_image_bytes < settings.max_image_fetch_size:
+        warnings.append(
+            f"--max-image-bytes {settings.max_image_bytes}, which all requests' images have "
+            f"together, is less than one may have (--max-image-fetch-size "
+            f"{settings.max_image_fetch_size}): larger ones are refused whenever they come"
+        )
     return warnings
 
 
