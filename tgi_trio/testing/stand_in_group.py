@@ -13,6 +13,7 @@ waits here until all ranks have come to it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -30,10 +31,16 @@ class _Done:
 class StandInGroup:
     """What `ProcessGroup` needs of one of torch's, for the tensors of `device`."""
 
-    def __init__(self, group: Any, device: StandInDevice) -> None:
-        """`group`: gloo's, of the same ranks."""
+    def __init__(
+        self,
+        group: Any,
+        device: StandInDevice,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`group`: gloo's, of the same ranks; `waiting`: entered while others are waited for."""
         self._group = group
         self._device = device
+        self._waiting = waiting
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> _Done:
         """Replace a tensor by the sum over all ranks."""
@@ -56,5 +63,9 @@ class StandInGroup:
         return [held(x) for x in tensors]
 
     def _launch(self, name: str, begin: Callable[[], Any]) -> _Done:
-        self._device.launch(name, lambda: begin().wait())
+        def run() -> None:
+            with self._waiting():
+                begin().wait()
+
+        self._device.launch(name, run)
         return _Done()

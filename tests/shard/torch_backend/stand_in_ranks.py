@@ -16,7 +16,7 @@ from tests.shard.torch_backend.stand_in_support import REQUEST
 from tgi_trio.ipc.channel import Endpoints, LeaderEnd, ShardEnd
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.startup import WarmupRequest, WarmupResult
-from tgi_trio.shard.contract import Pending, Runner, StepPlan
+from tgi_trio.shard.contract import Pending, Runner, StepPlan, StepResult
 from tgi_trio.shard.ranks import follower
 from tgi_trio.shard.ranks.distributed import ProcessGroup, gloo_group
 from tgi_trio.shard.ranks.leader import Followers, GroupRunner
@@ -27,25 +27,82 @@ from tgi_trio.testing.stand_in_driver import Counts
 from tgi_trio.testing.stand_in_group import StandInGroup
 
 
-class Counting:
-    """A runner whose every step is counted by its device, apart from the others."""
+class Turns:
+    """Of two ranks that are threads one computes at a time, until it waits for the other.
 
-    def __init__(self, runner: Runner, device: StandInDevice, steps: list[Counts]) -> None:
+    torch's dispatch to Python has ended the process with a segmentation fault where both were in
+    it, one time in hundreds; ranks that are processes never are.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def take(self) -> threading.Lock:
+        return self._lock
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let the other one compute."""
+        self._lock.release()
+        try:
+            yield
+        finally:
+            self._lock.acquire()
+
+
+class InTurn:
+    """A runner that computes when it is its rank's turn."""
+
+    def __init__(self, runner: Runner, turns: Turns) -> None:
         self._runner = runner
-        self._device = device
-        self._steps = steps
+        self._turns = turns
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
     def warm_up(self, request: WarmupRequest) -> WarmupResult:
-        with self._device.idle():
+        with self._turns.take():
             return self._runner.warm_up(request)
+
+    def launch(self, plan: StepPlan) -> Pending:
+        with self._turns.take():
+            return PendingInTurn(self._runner.launch(plan), self._turns)
+
+
+class PendingInTurn:
+    """What such a runner has launched."""
+
+    def __init__(self, pending: Pending, turns: Turns) -> None:
+        self._pending = pending
+        self._turns = turns
+
+    def proceed(self) -> None:
+        with self._turns.take():
+            self._pending.proceed()
+
+    def result(self) -> StepResult:
+        with self._turns.take():
+            return self._pending.result()
+
+
+class Counting(InTurn):
+    """One whose every step is counted by its device, apart from the others."""
+
+    def __init__(
+        self, runner: Runner, turns: Turns, device: StandInDevice, steps: list[Counts]
+    ) -> None:
+        super().__init__(runner, turns)
+        self._device = device
+        self._steps = steps
+
+    def warm_up(self, request: WarmupRequest) -> WarmupResult:
+        with self._device.idle():
+            return super().warm_up(request)
 
     def launch(self, plan: StepPlan) -> Pending:
         self._device.counts = Counts()
         self._steps.append(self._device.counts)
-        return self._runner.launch(plan)
+        return super().launch(plan)
 
 
 @contextmanager
@@ -61,10 +118,11 @@ def two_ranks(
     `device`: rank 0's, which this thread has entered.
     """
     told = ShardSettings(model_path=folder, dtype="float32", cpu_threads=1, **settings)
-    store, steps = HashStore(), list[Counts]()
+    store, steps, turns = HashStore(), list[Counts](), Turns()
 
     def meet(rank: int, own: StandInDevice) -> ProcessGroup:
-        return ProcessGroup(StandInGroup(gloo_group(store, rank, 2), own), rank, 2)
+        group = StandInGroup(gloo_group(store, rank, 2), own, turns.waiting)
+        return ProcessGroup(group, rank, 2)
 
     def follow(end: ShardEnd) -> None:
         with StandInDevice("cuda:1", beside=device) as own:
@@ -77,7 +135,7 @@ def two_ranks(
                     sampler=follower.NoSampler(),
                     graph_sizes=graphs,
                 )
-                return Counting(runner, own, steps)
+                return Counting(runner, turns, own, steps)
 
             follower.run(end, factory, rank=1, world_size=2)
 
@@ -90,10 +148,10 @@ def two_ranks(
         thread.start()
         followers = Followers([leader])
         followers.greet()
-        own = load_torch_runner(
+        own: Any = load_torch_runner(
             told, device="cuda:0", ranks=meet(0, device), grammars=grammars, graph_sizes=graphs
         )
-        runner = GroupRunner(own, followers)
+        runner = GroupRunner(InTurn(own, turns), followers)
         with device.idle():
             runner.warm_up(REQUEST)
         yield runner, steps
