@@ -88,15 +88,16 @@ def test_torch_claims_every_field_of_a_model() -> None:
 
 
 def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> None:
-    others = ("Mamba1.", "RecurrentGate.", "OwnInputsSpec.")
+    others = ("Mamba1.", "RecurrentGate.")
     refused = {key for key in FIELDS if key.startswith((*others, "StreamsSpec."))}
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 
 
 def test_the_kernels_refuse_whole_what_they_claim_no_field_of() -> None:
-    own = dataclasses.replace(LLAMA, own_inputs=OwnInputsSpec(32, 64, 0))
+    several = dataclasses.replace(LLAMA, streams=StreamsSpec(2, 0, scaled=True, detour_rank=8))
     assert kernel_fit.find_unsupported(LLAMA, "float32") is None
-    assert kernel_fit.find_unsupported(own, "float32") == "layers have embeddings of their own"
+    why = "a token has several hidden states"
+    assert kernel_fit.find_unsupported(several, "float32") == why
 
 
 def test_the_kernels_compute_compressed_keys_and_values_that_fill_panels() -> None:

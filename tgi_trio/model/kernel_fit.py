@@ -31,6 +31,7 @@ _KEYS = Claim(
     f"a state of {{}} numbers per value, which is no multiple of {PANEL} up to {MOST_KEYS}",
 )
 _VALUES = multiples(PANEL, f"values of {{}} numbers, which is no multiple of {PANEL}")
+_MLP = multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}")
 _HEAD = multiples(PANEL, f"head size {{}} is no multiple of {PANEL}")
 _LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of {PANEL}")
 
@@ -58,7 +59,7 @@ CLAIMS: Final[Claims] = {
     "LatentSpec.bias": ANY,
     "DecoderSpec.head_dim": _HEAD,
     "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),
-    "DecoderSpec.mlp_width": multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}"),
+    "DecoderSpec.mlp_width": _MLP,
     "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
     "DecoderSpec.parallel": ANY,
     "LayerSpec.feeds": ANY,
@@ -98,22 +99,26 @@ CLAIMS: Final[Claims] = {
     "Mamba2.activation": CONVOLVED,
     "Mamba2.multipliers": only((), refusal="parts of a state space are scaled"),
     "Mamba2.output_multiplier": only(1.0, refusal="what a state space says is scaled"),
-    "LayerSpec.ahead": only(True, refusal="images see ahead in some layers only"),
+    "LayerSpec.ahead": ANY,
     "LayerSpec.sizes": ANY,
     "HeadSizes.kv_heads": ANY,
     "HeadSizes.dim": _HEAD,
     "HeadSizes.value_dim": _HEAD,
-    "LayerSpec.keys_as_values": only(False, refusal="values are made from keys"),
-    "LayerSpec.reads_layer": only(None, refusal="layers read another layer's keys and values"),
+    "LayerSpec.keys_as_values": ANY,
+    "LayerSpec.reads_layer": ANY,
     "LayerSpec.sinks": ANY,
-    "LayerSpec.mlp_width": only(0, refusal="MLPs differ in width from layer to layer"),
+    "LayerSpec.mlp_width": _MLP,
     "LayerSpec.sparsity": only(0.0, refusal="gates are cut at a bound"),
     "DecoderSpec.streams": only(None, refusal="a token has several hidden states"),
     "LayerSpec.beside": only(False, refusal="experts are beside an MLP"),
-    "DecoderSpec.value_norm": only(False, refusal="values are normalised"),
+    "DecoderSpec.value_norm": ANY,
     "DecoderSpec.value_scale": ANY,
-    "DecoderSpec.own_inputs": only(None, refusal="layers have embeddings of their own"),
-    "Names.layer_scale": only("", refusal="what leaves a layer is scaled"),
+    "DecoderSpec.own_inputs": ANY,
+    "OwnInputsSpec.width": multiples(
+        PANEL, f"layers' own embeddings of {{}} numbers, which is no multiple of {PANEL}"
+    ),
+    "OwnInputsSpec.rows": ANY,
+    "OwnInputsSpec.image_token": ANY,
     "LayerSpec.experts": ANY,
     "LayerSpec.names": ANY,
     "ExpertsSpec.count": Claim(

@@ -134,6 +134,8 @@ NEWER: dict[str, dict[str, Any]] = {
 # Those whose layers differ in their heads.
 UNEQUAL: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"head_dim": 64, "v_head_dim": 32},
+    "gemma4_text": {"head_dim": 32, "global_head_dim": 64},
+    "gemma4_unified_text": {"head_dim": 32, "global_head_dim": 64},
 }
 
 # Families the kernels serve, in sizes that they fit.

@@ -167,15 +167,16 @@ class Forward:
             step["row_starts"] = address(states.starts)
             step["state_reads"] = address(states.reads)
             step["state_writes"] = address(states.writes)
-        step["token_ids"] = address(tokens.ids)
+        ids = self._ids(tokens)
+        step["token_ids"] = address(ids)
         step["table_width"] = tokens.tables.shape[1]
-        self._held = tokens
+        self._held = tokens, ids
         self._first, adapted = 0, self.program.adapted
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
             step["run_of"] = address(runs.of_tokens)
-            self._held = tokens, runs
+            self._held = tokens, ids, runs
         first = self._first
         if tokens.features is not None or self.taps:
             first = self._run_to_stops(tokens)
@@ -184,6 +185,15 @@ class Forward:
     def tapped(self, places: NDArray[np.int64]) -> Floats:
         """Return a copy of what went into the layers of `taps` in the last `run`, side by side."""
         return self._tapped[places]
+
+    def _ids(self, tokens: Tokens) -> Ints:
+        """Return the ids of a step's tokens, with one that says nothing where features stand."""
+        own, features = self.spec.own_inputs, tokens.features
+        if own is None or features is None:
+            return tokens.ids
+        ids = tokens.ids.copy()
+        ids[features.places] = own.image_token
+        return ids
 
     def _run_to_stops(self, tokens: Tokens) -> int:
         """Compute up to where hidden states are last changed or kept; return what comes next.

@@ -56,7 +56,7 @@ def load(
 
     Heads that guess for it are those of `settings.draft_model`, if that holds any.
 
-    `fresh_files` leave the page cache again as they are packed, but for the embedding's rows.
+    `fresh_files` leave the page cache again as they are packed, but for embeddings' rows.
     Raises UnsupportedError when the kernels do not fit, or fail their self-test; ModelLoadError for
     a checkpoint that cannot be used.
     """
@@ -71,7 +71,8 @@ def load(
     cores = usable_cores()
     given = settings.cpu_threads
     count = given or sensible_threads(config.folder, len(cores))
-    embedding = outer_refs(spec).embedding.pieces[0].matrix.name
+    outer = outer_refs(spec)
+    tables = [outer.embedding] + ([outer.own_inputs.table] if outer.own_inputs else [])
     heads = _load_heads(settings.draft_model, spec)
     with (
         nullcontext() if heads is None else _open_heads(heads.spec, int8) as head_files,
@@ -79,7 +80,7 @@ def load(
             config,
             spec.names.base,
             given_back=fresh_files,
-            kept=[embedding],
+            kept=[table.pieces[0].matrix.name for table in tables],
             encoding=None if made is None or int8 else ENCODINGS[made],
         ) as checkpoint,
         pack_program(

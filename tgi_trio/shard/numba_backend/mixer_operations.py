@@ -21,7 +21,15 @@ from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
-from tgi_trio.shard.numba_backend.tables import GROUP_NORMS, MIXER, OPENING, Buffer, Code, GroupNorm
+from tgi_trio.shard.numba_backend.tables import (
+    GROUP_NORMS,
+    MIXER,
+    OPENING,
+    Activation,
+    Buffer,
+    Code,
+    GroupNorm,
+)
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 _NUMBER = 4  # bytes: all states are float32
@@ -115,7 +123,7 @@ def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRu
         gate_size=1,
         group=mixer.value_dim,
         norm=GroupNorm.BEFORE,
-        silu=mixer.gate == "silu",
+        activation=Activation.SILU if mixer.gate == "silu" else Activation.SIGMOID,
     )
 
 
@@ -162,7 +170,7 @@ def _add_mamba2(writer: OperationWriter, refs: Mamba2Refs, mixer: Mamba2) -> Non
         gate_size=1,
         group=width // mixer.groups,
         norm=GROUP_NORMS[mixer.norm],
-        silu=1,
+        activation=Activation.SILU,
     )
 
 

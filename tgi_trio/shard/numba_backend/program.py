@@ -22,6 +22,7 @@ from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_b
 from tgi_trio.shard.numba_backend.latent_operations import LatentShape
 from tgi_trio.shard.numba_backend.mixer_operations import mixed_width, projected_width
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
+from tgi_trio.shard.numba_backend.own_operations import own_width
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
 from tgi_trio.shard.numba_backend.tables import KEEPING, MIXING, OF_LATENTS, RARE, Buffer, Code
@@ -126,7 +127,8 @@ class Program:
     @property
     def _kept(self) -> list[HeadSizes]:
         """The heads of layers that hold K and V."""
-        return [self.spec.sizes(layer) for layer in self.spec.layers if layer.attends]
+        layers = (layer for layer in self.spec.layers if layer.attends)
+        return [self.spec.sizes(layer) for layer in layers if layer.reads_layer is None]
 
     @property
     def widest_head(self) -> int:
@@ -223,19 +225,29 @@ class Program:
     def allocate_kv(self, blocks: int) -> int:
         """Make a new, empty KV cache; return its bytes."""
         self.kv_cache = []  # before the new one: both may not fit
-        for own in self._kept:
-            shapes = ((blocks, own.kv_heads, BLOCK_SIZE * dim) for dim in (own.dim, own.value_dim))
-            keys, values = (allocate_zeroed(shape, self._kv_number) for shape in shapes)
-            self.kv_cache.append((keys, values))
+        caches: dict[int, tuple[Array, Array]] = {}  # by the number of the layer
         codes = self.operations[: self.end]["code"]
         turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
-        attending = np.flatnonzero(codes == Code.ATTEND)
-        for places, layer in zip(zip(turning, attending, strict=True), self.kv_cache, strict=True):
-            for place in places:
-                for column, cache in zip(("keys", "values"), layer, strict=True):
+        layers = [(i, layer) for i, layer in enumerate(self.spec.layers) if layer.attends]
+        places = zip(turning, np.flatnonzero(codes == Code.ATTEND), strict=True)
+        for (index, layer), own in zip(layers, places, strict=True):
+            kept_by = index if layer.reads_layer is None else layer.reads_layer
+            if kept_by == index:
+                caches[index] = self._allocate_layer(blocks, self.spec.sizes(layer))
+            for column, cache in zip(("keys", "values"), caches[kept_by], strict=True):
+                for place in own:
                     self.operations[place][column] = address(cache)
+        self.kv_cache = list(caches.values())
         self._mirror()
         return sum(cache.nbytes for layer in self.kv_cache for cache in layer)
+
+    def _allocate_layer(self, blocks: int, own: HeadSizes) -> tuple[Array, Array]:
+        """Return a layer's K and V, empty."""
+        keys, values = (
+            allocate_zeroed((blocks, own.kv_heads, BLOCK_SIZE * dim), self._kv_number)
+            for dim in (own.dim, own.value_dim)
+        )
+        return keys, values
 
     def allocate_states(self, slots: int) -> int:
         """Make new slots for states, slot 0 included; return their bytes."""
@@ -295,7 +307,11 @@ class Program:
         if latents is not None:
             mixed.append(latents.mixed_width)
             projected.append(latents.projected_width)
-        widest = max(spec.hidden_size, queries, spec.mlp_width, self._built.writer.widest, *mixed)
+        if spec.own_inputs is not None:
+            mixed.append(spec.own_inputs.width)
+            projected.append(spec.own_inputs.width)
+        mlp = max(spec.mlp_width, *(layer.mlp_width for layer in spec.layers))
+        widest = max(spec.hidden_size, queries, mlp, self._built.writer.widest, *mixed)
         blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
@@ -311,7 +327,7 @@ class Program:
             Buffer.QKV: tokens * max(self._built.qkv_width, *gated, 0) * 4,
             Buffer.QUERY: tokens * queries * 4,
             Buffer.ATTENDED: (tokens + SPARE_ROWS) * queries * 4,
-            Buffer.INNER: (tokens + SPARE_ROWS) * max(spec.mlp_width, *inner, 0) * 4,
+            Buffer.INNER: (tokens + SPARE_ROWS) * max(mlp, *inner, 0) * 4,
             Buffer.BRANCH: tokens * spec.hidden_size * 4,
             Buffer.LOGITS: wanted * self.padded_vocab * 4,
             Buffer.WHOLE_8: whole * active_block_bytes(8),
@@ -333,6 +349,7 @@ class Program:
             Buffer.PROJECTED: tokens * max(projected, default=0) * 4,
             Buffer.DECAYS: tokens * max(forgetting, default=0) * 4,
             Buffer.MIXED: (tokens + SPARE_ROWS) * max(mixed, default=0) * 4,
+            Buffer.OWN: tokens * own_width(spec) * 4,
         }
 
     @property

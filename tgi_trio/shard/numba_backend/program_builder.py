@@ -31,8 +31,16 @@ from tgi_trio.shard.numba_backend.latent_operations import LatentShape, add_quer
 from tgi_trio.shard.numba_backend.mixer_operations import add_gates, add_mixer
 from tgi_trio.shard.numba_backend.mixture_operations import Branch, add_mixture, pad_to_panel
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.own_operations import add_own_input, add_own_inputs
 from tgi_trio.shard.numba_backend.packing import Packer, to_storage
-from tgi_trio.shard.numba_backend.tables import ACTIVATIONS, Buffer, Code, Epilogue, Form
+from tgi_trio.shard.numba_backend.tables import (
+    ACTIVATIONS,
+    Activation,
+    Buffer,
+    Code,
+    Epilogue,
+    Form,
+)
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.speculation.arithmetic import MODEL_HEAD
 
@@ -122,6 +130,11 @@ class ProgramBuilder:
             )
         if outer.embedding_norm is not None:
             self._norm_rows(outer.embedding_norm, Buffer.HIDDEN, spec.hidden_size)
+        if outer.own_inputs is not None and spec.own_inputs is not None:
+            norm = self._norm_weight(outer.own_inputs.norm)
+            add_own_inputs(
+                self.writer, outer.own_inputs, spec.own_inputs, spec, norm, bf16=self._bf16
+            )
         for index, layer in enumerate(spec.layers):
             self._index = index
             self.layer_rows.append(len(self.writer.rows))
@@ -184,6 +197,17 @@ class ProgramBuilder:
         if refs.mlp is not None and not self._spec.parallel:
             self._norm(refs.mlp_norm, Buffer.HIDDEN)
             self._mlp(refs, layer, len(self.writer.rows) - 1)
+        self._leave(refs)
+
+    def _leave(self, refs: LayerRefs) -> None:
+        """Add what ends some layers: embeddings of their own, a scale."""
+        spec = self._spec
+        if refs.own_input is not None and spec.own_inputs is not None:
+            add_own_input(self.writer, refs.own_input, spec.own_inputs, spec, self._index)
+            self._join(refs.own_input.post_norm, 1.0)
+        if refs.scale is not None:
+            scale = self.writer.source.vector(refs.scale.name, 1)[0]
+            self.writer.add(Code.SCALE, target=Buffer.HIDDEN, width=spec.hidden_size, scale=scale)
 
     def _attention(self, refs: LayerRefs, attention: AttentionRefs, layer: LayerSpec) -> None:
         """Add what follows the norm that was added last, with what is parallel to it."""
@@ -262,13 +286,16 @@ class ProgramBuilder:
             gate_place=spec.heads * sizes.dim + sizes.kv_heads * (sizes.dim + sizes.value_dim),
             gate_size=1 if spec.gated_attention else sizes.value_dim,
             group=sizes.value_dim,
+            activation=Activation.SIGMOID,
         )
         return Buffer.MIXED
 
     def _width_of(self, layer: LayerSpec) -> int:
         """Return the features of a layer's row of QKV."""
         spec, sizes = self._spec, self._spec.sizes(layer)
-        width = spec.heads * sizes.dim + sizes.kv_heads * (sizes.dim + sizes.value_dim)
+        width = spec.heads * sizes.dim
+        if layer.reads_layer is None:
+            width += sizes.kv_heads * (sizes.dim + (0 if layer.keys_as_values else sizes.value_dim))
         if spec.gated_attention:
             return width + spec.heads * sizes.dim
         return width + pad_to_panel(spec.heads if spec.gated_heads else 0)
@@ -277,6 +304,10 @@ class ProgramBuilder:
         """Return what operations are told of a layer's heads."""
         sizes = self._spec.sizes(layer)
         return {"kv_heads": sizes.kv_heads, "head_dim": sizes.dim, "value_dim": sizes.value_dim}
+
+    def _scales_of(self, layer: LayerSpec) -> tuple[float, float]:
+        """Return what 1 stands for in the K and V that a layer reads."""
+        return self._kv_scales[self._index if layer.reads_layer is None else layer.reads_layer]
 
     def _attend(self, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
         spec, slopes, sinks = self._spec, 0, 0
@@ -291,7 +322,8 @@ class ProgramBuilder:
             **self._heads_of(layer),
             window=layer.window,
             cap=spec.attention_soft_cap,
-            value_scale=self._kv_scales[self._index][1],
+            value_scale=self._scales_of(layer)[1],
+            causal=not layer.ahead,
             slopes=slopes,
             sinks=sinks,
         )
@@ -311,7 +343,7 @@ class ProgramBuilder:
             Buffer.INNER,
             paired=mlp.gated,
             feeder=feeder,
-            width=self._spec.mlp_width,
+            width=mlp.down.pieces[0].matrix.columns,
             epilogue=Epilogue.GATE if mlp.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[self._spec.activation],
             learned=self._learned(mlp),
@@ -338,7 +370,7 @@ class ProgramBuilder:
         branch = Branch(target, scale, spec.activation, spec.hidden_size)
         add_mixture(self.writer, refs, experts, branch, feeder)
         if post_norm is not None:
-            self._join(post_norm)
+            self._join(post_norm, spec.residual_scale)
 
     def _adapt(
         self,
@@ -368,7 +400,7 @@ class ProgramBuilder:
             order = head_order(layer.rotary, own["head_dim"])
             self.writer.add(Code.REORDER, order=self.writer.keep(order), width=width, **own)
         query, key = (self._norm_weight(norm, order) for norm, _ in heads)
-        scale, value = self._kv_scales[self._index]
+        scale, value = self._scales_of(layer)
         self.writer.add(
             Code.ROTATE,
             width=width,
@@ -379,6 +411,9 @@ class ProgramBuilder:
             scale=layer.scale * scale,
             key_scale=scale,
             value_scale=value,
+            reads_only=layer.reads_layer is not None,
+            keys_as_values=layer.keys_as_values,
+            value_norm=spec.value_norm,
             value_factor=spec.value_scale,
             **own,
         )
@@ -405,11 +440,10 @@ class ProgramBuilder:
             self.writer.linear(linear, source, Buffer.HIDDEN, epilogue=Epilogue.ADD, scale=scale)
             return
         self.writer.linear(linear, source, Buffer.BRANCH)
-        self._join(post_norm)
+        self._join(post_norm, self._spec.residual_scale)
 
-    def _join(self, post_norm: NormRef) -> None:
+    def _join(self, post_norm: NormRef, scale: float) -> None:
         """Add a branch to the residual stream through its norm."""
-        scale = self._spec.residual_scale
         self._norm(
             post_norm, Buffer.BRANCH, target=Buffer.HIDDEN, epilogue=Epilogue.ADD, scale=scale
         )

@@ -14,7 +14,9 @@ from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.tables import (
     OPENING,
     OPERATION,
+    OWN,
     STEP,
+    Activation,
     Buffer,
     Code,
     Form,
@@ -22,7 +24,8 @@ from tgi_trio.shard.numba_backend.tables import (
 )
 
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
-_POSITIONS = (5, 0, 2)
+_POSITIONS = (5, 0, 2)  # and tokens
+_ROWS, _SCALE = 4, 0.25
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -45,6 +48,8 @@ def find_fault(variant: Variant) -> str | None:
         (Code.NORM_ROWS, normed, {"inputs": 32, "offset": 32, **norm}),
         (Code.PASS_ON, x, {"inputs": _SIZE, "span": _SIZE, "forms": Form.WIDE}),
         (Code.REORDER, _turned(x), {"order": address(order)}),
+        (Code.SCALE, x * np.float32(_SCALE), {"scale": _SCALE}),
+        (Code.TELL, _told(x, table, gain), _telling(stored, gain)),
         *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]
     for code, expected, fields in cases:
@@ -71,10 +76,26 @@ def _opened(x: Floats, norm: GroupNorm, gain: Floats) -> Floats:
     return np.asarray(normed if norm == GroupNorm.BEHIND else normed * gates, np.float32)
 
 
+def _told(x: Floats, table: Floats, gain: Floats) -> Floats:
+    """Return what two layers of 32 are told: the first token is beyond the table's rows."""
+    parts = x.reshape(_TOKENS, 2, 32)
+    normed = parts / np.sqrt((parts**2).mean(axis=2, keepdims=True) + _EPS) * gain[:32]
+    rows = table[[token if token < _ROWS else 0 for token in _POSITIONS]]
+    both = normed.reshape(_TOKENS, _SIZE) + rows * np.float32(_SCALE)
+    return np.asarray(both * np.float32(0.5**0.5), np.float32)
+
+
+def _telling(table: Any, gain: Floats) -> dict[str, Any]:
+    facts = np.zeros((1,), OWN)
+    facts["table"], facts["rows"] = address(table), _ROWS
+    fields = {"inputs": 32, "weights": address(gain), "eps": _EPS, "scale": _SCALE}
+    return {"facts": facts, **fields}
+
+
 def _opening(norm: GroupNorm, gain: Floats) -> dict[str, Any]:
     facts = np.zeros((1,), OPENING)
     facts["gates"], facts["gate_width"], facts["gate_size"] = Buffer.UNSORTED, _SIZE, 1
-    facts["group"], facts["norm"], facts["silu"] = 32, norm, 1
+    facts["group"], facts["norm"], facts["activation"] = 32, norm, Activation.SILU
     fields = {"inputs": _SIZE, "weights": address(gain), "eps": _EPS, "forms": Form.WIDE}
     # The array stays alive beside its address; results take the gates' places.
     return {"facts": facts, "target": Buffer.UNSORTED, **fields}
@@ -89,6 +110,7 @@ def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Flo
     buffer = Buffer.QKV if code == Code.REORDER else Buffer.HIDDEN
     scratch, positions = allocate_zeroed((4096,)), np.array(_POSITIONS, np.int32)
     step["tokens"], step["positions"] = _TOKENS, address(positions)
+    step["token_ids"] = address(positions)
     step["heads"], op["kv_heads"], op["head_dim"] = 1, 1, 32
     step["buffers"][0, buffer] = address(rows)
     step["buffers"][0, Buffer.UNSORTED] = address(unsorted)

@@ -31,6 +31,8 @@ class Code(IntEnum):
     PASS_ON = 13  # part of a row as it is, to products without a norm before them
     REORDER = 14  # dimensions of queries and keys, so that those that turn are half a head apart
     OPEN = 15  # what is read, through a gate, and a norm of groups if there is one
+    SCALE = 22  # hidden states times a number
+    TELL = 23  # layers' own embeddings: what is projected is normed, rows of a table join it
     # Of what keeps a state per sequence, see `kernels/states/`:
     CONVOLVE = 16  # each channel with those of the tokens before
     RECUR = 17  # matrices of heads, which every token changes and reads
@@ -42,7 +44,10 @@ class Code(IntEnum):
 
 
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
-RARE = (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN)
+RARE = (
+    *(Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN),
+    *(Code.SCALE, Code.TELL),
+)
 KEEPING = (Code.CONVOLVE, Code.RECUR)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
@@ -67,6 +72,7 @@ class Activation(IntEnum):
     QUICK_GELU = 4
     RELU2 = 5  # squared
     XIELU = 6  # with numbers of its own, see `learned`
+    SIGMOID = 7  # of gates
 
 
 ACTIVATIONS = {
@@ -119,6 +125,7 @@ class Buffer(IntEnum):
     # queries are compressed to, then their parts that do not turn, then values.
     MIXED = 25
     DECAYS = 26  # float32 [T, heads * key_dim]: what each channel of a key forgets
+    OWN = 27  # float32 [T, layers * width]: layers' own embeddings
 
 
 class Routing(IntEnum):
@@ -201,6 +208,10 @@ OPERATION = np.dtype(
         ("kv_heads", "i8"),
         ("head_dim", "i8"),  # of a query and a key
         ("value_dim", "i8"),
+        ("reads_only", "i8"),  # 1: there are queries alone, K and V are another layer's
+        ("keys_as_values", "i8"),  # 1: values are what keys are before they are normed and turned
+        ("value_norm", "i8"),  # 1: values are normed, without weights
+        ("causal", "i8"),  # 1: `lasts` is not looked at
         ("window", "i8"),  # 0: none
         ("cosines", "i8"),  # float32 [positions, rotated / 2]; 0: no rotary positions
         ("sines", "i8"),
@@ -222,7 +233,7 @@ OPERATION = np.dtype(
         ("clip", "f4"),  # results are cut there on both sides; 0: none
         ("spare", "f4"),
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
-        ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER, OPENING or LATENT
+        ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER, OPENING, LATENT or OWN
         # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them
         ("span", "i8"),
         ("states", "i8"),  # slots, of `state_bytes` each
@@ -296,7 +307,15 @@ OPENING = np.dtype(
         ("gate_size", "i8"),  # features that share one
         ("group", "i8"),  # features that are normed together
         ("norm", "i8"),  # GroupNorm
-        ("silu", "i8"),  # 1: gates are SiLU's, 0: sigmoids
+        ("activation", "i8"),  # of gates
+    ]
+)
+
+# Of TELL.
+OWN = np.dtype(
+    [
+        ("table", "i8"),  # [rows, width], in the model's dtype
+        ("rows", "i8"),  # tokens beyond them have the first
     ]
 )
 

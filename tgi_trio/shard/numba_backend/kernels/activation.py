@@ -18,7 +18,7 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
 )
 from tgi_trio.shard.numba_backend.tables import Activation
 
-SILU, GELU_TANH, GELU, QUICK_GELU, RELU2, XIELU = (
+SILU, GELU_TANH, GELU, QUICK_GELU, RELU2, XIELU, SIGMOID = (
     int(activation)
     for activation in (
         Activation.SILU,
@@ -27,6 +27,7 @@ SILU, GELU_TANH, GELU, QUICK_GELU, RELU2, XIELU = (
         Activation.QUICK_GELU,
         Activation.RELU2,
         Activation.XIELU,
+        Activation.SIGMOID,
     )
 )
 
@@ -90,6 +91,8 @@ def activate(kind, x, learned):
     """Return the activation function `kind` of x."""
     if kind == XIELU:
         return xielu(x, learned)
+    if kind == SIGMOID:
+        return sigmoid_times(fill(1.0), x)
     if kind == SILU:
         return sigmoid_times(x, x)
     if kind == GELU_TANH:  # (1 + tanh(u)) / 2 is sigmoid(2u)

@@ -24,6 +24,7 @@ from tgi_trio.shard.numba_backend.tables import (
     MIXTURE,
     OPENING,
     OPERATION,
+    OWN,
     STEP,
 )
 
@@ -102,4 +103,5 @@ operation_at = _record_of(OPERATION, "Return the operation at an address.")
 mixture_at = _record_of(MIXTURE, "Return the numbers of a mixture at an address.")
 mixer_at = _record_of(MIXER, "Return the numbers of what keeps a state at an address.")
 opening_at = _record_of(OPENING, "Return the numbers of gates at an address.")
+own_at = _record_of(OWN, "Return where layers' own embeddings are, at an address.")
 latent_at = _record_of(LATENT, "Return the numbers of latents at an address.")

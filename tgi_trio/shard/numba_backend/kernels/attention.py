@@ -96,9 +96,10 @@ def is_run(variant, step, token, end):
 
 
 @kernel
-def seen_tokens(step, token):
+def seen_tokens(step, op, token):
     """Return how many tokens there are up to the last one that this one sees."""
-    return load_int(step.lasts + 4 * token) + 1
+    lasts = step.positions if op.causal else step.lasts
+    return load_int(lasts + 4 * token) + 1
 
 
 @kernel
@@ -123,7 +124,7 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
     """
     size, kv_head = op.head_dim, own // parts
     last = token + number(tokens) - 1
-    seen = seen_tokens(step, last)
+    seen = seen_tokens(step, op, last)
     hidden = hidden_tokens(step, op, token)
     table = table_of(step, token)
     first = step.heads * token + own * variant.heads
@@ -144,7 +145,7 @@ def attend_rows(variant, tokens, rows, columns, step, op, token, own, following,
         own_token = token + row // variant.heads
         softmax(
             op, own * variant.heads + row % variant.heads, scores + row * step.scores_bytes,
-            begin, end, hidden_tokens(step, op, own_token), seen_tokens(step, own_token),
+            begin, end, hidden_tokens(step, op, own_token), seen_tokens(step, op, own_token),
         )  # fmt: skip
     sum_values(
         variant, rows, columns, step, op, table, begin, end, seen, values, value_stride, following,
@@ -167,7 +168,7 @@ def gather_queries(variant, tokens, step, op, query, target):
 def keys_of_item(step, op, item, parts, stride, place):
     """Return the address of one of the first blocks of K that an item reads."""
     token, kv_head = item // (op.kv_heads * parts), item % (op.kv_heads * parts) // parts
-    seen = seen_tokens(step, token)
+    seen = seen_tokens(step, op, token)
     block = lesser(hidden_tokens(step, op, token) // BLOCK + place, (seen - 1) // BLOCK)
     keys = op.keys + kv_head * (stride // op.kv_heads)
     return keys + load_int(table_of(step, token) + 4 * block) * stride

@@ -28,7 +28,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 
 ADD, QKV, QUERY = int(Epilogue.ADD), int(Buffer.QKV), int(Buffer.QUERY)
 BLOCK = 16  # tokens per KV block: one vector of scores
-ROTATE_HEADS = 2  # of room that `rotate` needs: a key, and cosines and sines
+ROTATE_HEADS = 3  # of room that `rotate` needs: a key, cosines and sines, a value
 
 
 @kernel
@@ -161,8 +161,14 @@ def rotate(variant, rank, step, op, scratch):
             for i in range(0, size, LANES):
                 value = multiply(load(query + 4 * i), scale)
                 store_query(variant, target + i * variant.query_bytes, value)
+        if op.reads_only:
+            continue
         key = qkv + (step.heads + kv_head) * size * 4
         value = qkv + ((step.heads + kv_heads) * size + kv_head * op.value_dim) * 4
+        if op.keys_as_values:
+            value = scratch + 8 * size
+            for i in range(0, 4 * size, 4 * LANES):
+                store(value + i, load(key + i))
         make_value(op, value)
         turn_head(key, size, op.key_norm, op, cosines, sines)
         store_key_and_value(variant, step, op, t, kv_head, key, value, scratch)
@@ -170,9 +176,12 @@ def rotate(variant, rank, step, op, scratch):
 
 @kernel
 def make_value(op, value):
-    """Scale a value [value_dim] in place."""
-    if op.value_factor != 1.0:
+    """Norm a value [value_dim] in place, scale it."""
+    if op.value_norm or op.value_factor != 1.0:
         factor = fill(op.value_factor)
+        if op.value_norm:
+            norm = inverse_deviation(value, op.value_dim, 0.0, op.eps)
+            factor = multiply(factor, fill(norm))
         for i in range(0, op.value_dim, LANES):
             store(value + 4 * i, multiply(load(value + 4 * i), factor))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tgi_trio.shard.numba_backend.kernels import kernel
-from tgi_trio.shard.numba_backend.kernels.activation import sigmoid_times
+from tgi_trio.shard.numba_backend.kernels.activation import activate
 from tgi_trio.shard.numba_backend.kernels.apart import opening_at
 from tgi_trio.shard.numba_backend.kernels.norm import inverse_deviation
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_result
@@ -43,6 +45,4 @@ def through_gate(opening, gates, i, value):
         gate = load(gates + 4 * i)
     else:
         gate = fill(load_float(gates + i // opening.gate_size * 4))
-    if opening.silu:
-        value = multiply(value, gate)
-    return sigmoid_times(value, gate)
+    return multiply(value, activate(opening.activation, gate, np.int64(0)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
-from tgi_trio.shard.numba_backend.kernels.apart import operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.apart import operation_at, own_at, step_at
 from tgi_trio.shard.numba_backend.kernels.norm import inverse_deviation, normed
 from tgi_trio.shard.numba_backend.kernels.opening import open_row
 from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms
@@ -11,18 +13,22 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     copy_word,
     fill,
+    fma,
     load,
     load_int,
     load_stored,
+    multiply,
     store,
     total,
 )
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
 from tgi_trio.shard.numba_backend.weight_layout import LANES
 
-PLACE, NORM_ROWS, PASS_ON, OPEN = (
-    int(code) for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN)
+PLACE, NORM_ROWS, PASS_ON, OPEN, SCALE, TELL = (
+    int(code)
+    for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN, Code.SCALE, Code.TELL)
 )
+_BOTH = 2.0**-0.5  # of a sum of two
 QKV = int(Buffer.QKV)
 
 
@@ -39,6 +45,10 @@ def run_rare(variant, rank, step_address, op_address, counter, scratch):
             pass_on(variant, step, op, t)
         elif op.code == OPEN:
             open_row(variant, step, op, t)
+        elif op.code == SCALE:
+            scale_row(step, op, t)
+        elif op.code == TELL:
+            tell(variant, step, op, t)
         else:
             reorder(step, op, t, scratch)
 
@@ -78,6 +88,31 @@ def pass_on(variant, step, op, t):
     for i in range(0, op.inputs, 2 * LANES):
         first, second = load(source + 4 * i), load(source + 4 * i + 4 * LANES)
         store_forms(variant, step, op, t * op.inputs + i, first, second)
+
+
+@kernel
+def scale_row(step, op, t):
+    """target[t] *= scale."""
+    row = step.buffers[op.target] + t * op.width * 4
+    for i in range(0, op.width, LANES):
+        store(row + 4 * i, multiply(load(row + 4 * i), fill(op.scale)))
+
+
+@kernel
+def tell(variant, step, op, t):
+    """target[t] = (norm(target[t]) + table[token t] * scale) / sqrt(2), layer by layer."""
+    own, token = own_at(op.facts), load_int(step.token_ids + 4 * t)
+    row = token if token < own.rows else np.int64(0)
+    source = own.table + row * op.width * variant.kv.bytes
+    target = step.buffers[op.target] + t * op.width * 4
+    for begin in range(0, op.width, op.inputs):
+        x = target + 4 * begin
+        factor = fill(inverse_deviation(x, op.inputs, 0.0, op.eps))
+        for i in range(0, op.inputs, LANES):
+            value = multiply(multiply(load(x + 4 * i), factor), load(op.weights + 4 * i))
+            told = load_stored(variant.kv, source + (begin + i) * variant.kv.bytes)
+            both = fma(told, fill(op.scale), value)
+            store(x + 4 * i, multiply(both, fill(_BOTH)))
 
 
 @kernel
