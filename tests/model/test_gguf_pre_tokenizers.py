@@ -35,6 +35,10 @@ EXPRESSIONS = {
         f"{LEAD}{CAPITALS}*{SMALL}+{ENDINGS}|{LEAD}{CAPITALS}+{SMALL}*{ENDINGS}"
         rf"|\p{{N}}{{1,3}}|{REST}"
     ],
+    "seed-coder": [
+        r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+"
+        r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
     "tekken": [rf"{LEAD}{CAPITALS}*{SMALL}+|{LEAD}{CAPITALS}+{SMALL}*|\p{{N}}|{REST}"],
     "deepseek-v3": [r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", THIRD],
 }

@@ -83,6 +83,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"sliding_window": None}),
     "llama3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 32}),
     "baichuan": ("llama", {"head_dim": 16}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+    "arcee": ("arcee", {}),
+    "seed_oss": ("seed_oss", {"attention_out_bias": True}),
+    "nemotron": ("nemotron", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "gemma": ("gemma", {}),
@@ -161,6 +165,7 @@ KEYS = {
     "head_dim": "attention.key_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
     "sliding_window": "attention.sliding_window",
@@ -273,6 +278,9 @@ def latent_metadata(config: dict[str, Any], case: str) -> dict[str, Any]:
     return said
 
 
+PERMUTED = ("llama", "granite", "olmo", "baichuan", "smollm3", "arcee")
+
+
 def changed(
     role: str, array: np.ndarray, name: str, config: dict[str, Any], said: dict[str, Any]
 ) -> np.ndarray:
@@ -280,7 +288,7 @@ def changed(
     heads = int(said[f"{name}.attention.head_count"])
     key_heads = int(said.get(f"{name}.attention.head_count_kv", heads))
     counts = {"attn_q": heads, "attn_k": key_heads}
-    if name in ("llama", "granite", "olmo", "baichuan") and role in counts:
+    if name in PERMUTED and role in counts:
         halves = array.reshape(counts[role], 2, -1, *array.shape[1:])
         return halves.swapaxes(1, 2).reshape(array.shape)
     if name in ("gptneox", "bloom", "falcon") and role == "attn_qkv":
@@ -328,6 +336,8 @@ def tensors(
             experts.setdefault(theirs, []).append((int(number[1]), array))
         else:
             found[theirs] = changed(role, array, name, config, said)
+            if name == "nemotron" and theirs.endswith("norm.weight"):
+                found[theirs] += 1
     for theirs, parts in experts.items():
         found[theirs] = np.stack([array for _, array in sorted(parts, key=lambda part: part[0])])
     return found

@@ -60,6 +60,18 @@ def _baichuan(model: GgufModel, values: Values) -> Values:
     }
 
 
+def _seed_oss(model: GgufModel, values: Values) -> Values:
+    return {
+        "model_type": "seed_oss",
+        "attention_out_bias": "blk.0.attn_output.bias" in model.tensors,
+    }
+
+
+def _nemotron(model: GgufModel, values: Values) -> Values:
+    eps = model.get("attention.layer_norm_epsilon", 1e-5)
+    return {"model_type": "nemotron", "norm_eps": eps}
+
+
 def _gemma2(model: GgufModel, values: Values) -> Values:
     return {
         "model_type": "gemma2",
@@ -250,12 +262,16 @@ _DEEPSEEK: Final[Roles] = {
     "attn_kv_b": ("latent_up",),
 }
 
-_GPT_OSS: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
+_NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(_llama, side_by_side=True),
     "baichuan": Architecture(_baichuan, side_by_side=True),
+    "smollm3": Architecture(_plain("smollm3"), side_by_side=True),
+    "arcee": Architecture(_plain("arcee"), side_by_side=True),
+    "seed_oss": Architecture(_seed_oss, roles=_NORM_BEFORE_MLP),
+    "nemotron": Architecture(_nemotron, norms_plus_one=True),
     "qwen2": Architecture(_plain("qwen2")),
     "qwen3": Architecture(_plain("qwen3")),
     "gemma": Architecture(_plain("gemma"), norms_plus_one=True),
@@ -274,7 +290,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen3moe": Architecture(_qwen3moe),
     "olmoe": Architecture(_olmoe),
     "phimoe": Architecture(_phimoe),
-    "gpt-oss": Architecture(_gpt_oss, roles=_GPT_OSS),
+    "gpt-oss": Architecture(_gpt_oss, roles=_NORM_BEFORE_MLP),
     "dbrx": Architecture(_dbrx, roles=_DBRX),
     "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
     "gpt2": Architecture(gpt_like.gpt2),

@@ -85,6 +85,9 @@ def _words_by_case(digits: str, endings: str) -> str:
 
 _GPT4O: Final = _splits(_words_by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"))
 _TEKKEN: Final = _splits(_words_by_case(r"\p{N}", ""))
+_SEED: Final = _splits(
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
+)
 _NFC: Final = {"type": "NFC"}
 
 
@@ -114,6 +117,7 @@ _KINDS: Final = (
     (PreTokenizer(_DEEPSEEK_2), "deepseek-llm"),
     (PreTokenizer(_DEEPSEEK_3), "deepseek-v3"),
     (PreTokenizer(_GPT4O), "gpt-4o"),
+    (PreTokenizer(_SEED), "seed-coder"),
     (PreTokenizer(_TEKKEN, whole_words_first=True, begins_with_bos=True), "tekken"),
 )
 PRE_TOKENIZERS: Final = {name: kind for kind, names in _KINDS for name in names.split()}

@@ -97,7 +97,7 @@ def _change(
     name: str, info: TensorInfo, architecture: Architecture, spec: DecoderSpec
 ) -> Change | None:
     """Return what llama.cpp's converter does to a tensor, beside naming it."""
-    layer, role, _ = _parse(name)
+    layer, role, ending = _parse(name)
     if layer is not None and spec.transposed and len(info.shape) == 2:
         return Change(transposed=True)
     heads = {"attn_q": spec.heads, "attn_k": spec.kv_heads}
@@ -105,7 +105,7 @@ def _change(
         return Change(rotary_heads=heads[role])
     if role == "attn_qkv" and spec.qkv_layout == "grouped":
         return Change(key_heads=spec.kv_heads, queries_each=spec.heads // spec.kv_heads)
-    if role.endswith("_norm") and architecture.norms_plus_one:
+    if role.endswith("_norm") and ending == ".weight" and architecture.norms_plus_one:
         return Change(plus_one=True)
     return None
 
