@@ -89,6 +89,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", {}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "qwen2vl": ("qwen2", {}),
+    "qwen3vl": ("qwen3", {}),
+    "qwen3vlmoe": ("qwen3_moe", {"norm_topk_prob": True}),
+    "glm4": ("glm4", {"partial_rotary_factor": 0.5}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16, "head_dim": 16}),
     "gemma3": (

@@ -274,6 +274,11 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "nemotron": Architecture(_nemotron, norms_plus_one=True),
     "qwen2": Architecture(_plain("qwen2")),
     "qwen3": Architecture(_plain("qwen3")),
+    # Of models that see, the text: three positions of a token are one there.
+    "qwen2vl": Architecture(_plain("qwen2")),
+    "qwen3vl": Architecture(_plain("qwen3")),
+    "qwen3vlmoe": Architecture(_qwen3moe),
+    "glm4": Architecture(_plain("glm4")),
     "gemma": Architecture(_plain("gemma"), norms_plus_one=True),
     "gemma2": Architecture(_gemma2, norms_plus_one=True),
     "gemma3": Architecture(_gemma3, norms_plus_one=True),

@@ -108,7 +108,7 @@ _KINDS: Final = (
         PreTokenizer(_LLAMA3, whole_words_first=True, begins_with_bos=True),
         "llama3 llama-v3 llama-bpe",
     ),
-    (PreTokenizer(_LLAMA3), "dbrx smaug-bpe"),
+    (PreTokenizer(_LLAMA3), "dbrx smaug-bpe glm4 chatglm-bpe"),
     (PreTokenizer(_QWEN2, _NFC), "qwen2 deepseek-r1-qwen"),
     (PreTokenizer(_QWEN2), "stablelm2"),
     (PreTokenizer(_FALCON), "falcon"),
