@@ -126,8 +126,10 @@ they are loaded). For another tokenizer `--tokenizer-name` names the original mo
 backend computes with is [above](#formats-and-backends); where that is plain numbers, they are those
 of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistral's
 window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
-the approximation of GELU, which is that of the family. Not read, though their families are served
-from safetensors, are `baichuan` and `dbrx`; GPT-J and OPT, llama.cpp does not write.
+the approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
+checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone
+(`qwen2vl`, `qwen3vl`), so it is shown no images. Newer families of ours are not all read yet; GPT-J
+and OPT, llama.cpp does not write.
 Dequantised blocks are compared with llama.cpp's reference bit for bit
 (`tests/shard/checkpoint/test_gguf.py`), a file that llama.cpp made with `transformers` on its
 dequantised weights, and a small random model of each architecture, written as GGUF, with the

@@ -77,6 +77,11 @@ GPT_OSS: dict[str, Any] = {
     "original_max_position_embeddings": 16,
 }
 
+EXAONE4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+}
+
 # Architecture -> our family, and what its checkpoint is given that such files can hold.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": 32}),
@@ -87,6 +92,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "seed_oss": ("seed_oss", {"attention_out_bias": True}),
     "nemotron": ("nemotron", {}),
+    "ernie4_5": ("ernie4_5", {}),
+    "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "exaone4-windows": ("exaone4", EXAONE4),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "qwen2vl": ("qwen2", {}),
@@ -148,6 +156,7 @@ ARCHITECTURE = {
     "deepseek3": "deepseek2",
     "gptneox-serial": "gptneox",
     "gpt-oss-yarn": "gpt-oss",
+    "exaone4-windows": "exaone4",
     "falcon-40b": "falcon",
     "falcon-11b": "falcon",
 }
@@ -224,7 +233,7 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
     if name == "mpt":
         said["attention.max_alibi_bias"] = float(config["attn_config"]["alibi_bias_max"])
         said["attention.layer_norm_epsilon"] = 1e-5
-    if case == "olmo3":
+    if case in ("olmo3", "exaone4-windows"):
         kinds = config["layer_types"]
         pattern = [kind == "sliding_attention" for kind in kinds]
         said["attention.sliding_window_pattern"] = pattern

@@ -67,6 +67,10 @@ def _seed_oss(model: GgufModel, values: Values) -> Values:
     }
 
 
+def _ernie4_5(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "ernie4_5", "use_bias": values["attention_bias"]}
+
+
 def _nemotron(model: GgufModel, values: Values) -> Values:
     eps = model.get("attention.layer_norm_epsilon", 1e-5)
     return {"model_type": "nemotron", "norm_eps": eps}
@@ -122,17 +126,26 @@ def _granite(model: GgufModel, values: Values) -> Values:
 
 def _olmo2(model: GgufModel, values: Values) -> Values:
     """OLMo 2, or 3, which has windows in the layers that its file names."""
+    windows = _stated_windows(model, values)
+    return {"model_type": "olmo3" if windows["sliding_window"] else "olmo2"} | windows
+
+
+def _exaone4(model: GgufModel, values: Values) -> Values:
+    return {"model_type": "exaone4"} | _stated_windows(model, values)
+
+
+def _stated_windows(model: GgufModel, values: Values) -> Values:
+    """Return the window, None without one, and which layers the file says have it."""
     window = model.get("attention.sliding_window")
     if not window:
-        return {"model_type": "olmo2"}
+        return {"sliding_window": None}
     pattern = model.get("attention.sliding_window_pattern")
-    count = values["num_hidden_layers"]
-    if not isinstance(pattern, list) or len(pattern) != count:
+    if not isinstance(pattern, list) or len(pattern) != values["num_hidden_layers"]:
         raise ValueError(
             f"its {model.architecture}.attention.sliding_window_pattern names not all layers"
         )
     kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
-    return {"model_type": "olmo3", "sliding_window": window, "layer_types": kinds}
+    return {"sliding_window": window, "layer_types": kinds}
 
 
 def _phimoe(model: GgufModel, values: Values) -> Values:
@@ -272,6 +285,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "arcee": Architecture(_plain("arcee"), side_by_side=True),
     "seed_oss": Architecture(_seed_oss, roles=_NORM_BEFORE_MLP),
     "nemotron": Architecture(_nemotron, norms_plus_one=True),
+    "ernie4_5": Architecture(_ernie4_5),
+    "exaone4": Architecture(_exaone4),
     "qwen2": Architecture(_plain("qwen2")),
     "qwen3": Architecture(_plain("qwen3")),
     # Of models that see, the text: three positions of a token are one there.
