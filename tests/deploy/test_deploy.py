@@ -75,6 +75,13 @@ def check_pod(template: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
+def pause_of(container: dict[str, Any]) -> int:
+    """Return the seconds that a container sleeps before it is told to stop."""
+    sleep, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert sleep == "sleep"
+    return int(seconds)
+
+
 def test_leaders_and_ranks_on_kubernetes_fit_each_other() -> None:
     ranks, front, service, fronts = documents("leaderworkerset.yaml")
     for document in (front, service, fronts):
@@ -97,6 +104,11 @@ def test_leaders_and_ranks_on_kubernetes_fit_each_other() -> None:
     assert followed.command == "rank" and followed.options.rank == 1
     assert followed.options.leader == f"leader.example:{ports['ranks']}"
     assert followed.options.model_id == led.model_id
+
+    drained = pause_of(leader) + led.graceful_termination_timeout
+    assert drained < pause_of(rank)
+    for each in (f"{name}Template" for name in ("leader", "worker")):
+        assert pause_of(rank) < template[each]["spec"]["terminationGracePeriodSeconds"]
 
     container = check_pod(front["spec"]["template"])
     fronted = parse(container["args"], {}).options
