@@ -10,6 +10,8 @@ import trio.testing
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.served import ENDLESS, STREAM, Client, read_until, served, until
+from tgi_trio.router.http.wire.connection import ConnectionLimits
+from tgi_trio.router.http.wire.server import ServerSettings
 
 pytestmark = pytest.mark.trio
 
@@ -103,7 +105,8 @@ async def test_an_end_behind_a_full_read_ahead_leaves_nothing_behind(end):
         return trio.lowlevel.current_statistics().tasks_living
 
     engine = FakeEngine(lambda prompt: ENDLESS)
-    async with served(engine, running=False) as server:
+    soon = ServerSettings(graceful_timeout=1.0, limits=ConnectionLimits(send_timeout=1.0))
+    async with served(engine, settings=soon, running=False) as server:
         await trio.testing.wait_all_tasks_blocked()
         before = tasks()
         stream = await server.raw()
