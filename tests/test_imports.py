@@ -73,6 +73,7 @@ RULES: dict[str, Rule] = {
     "router.scheduling": Rule(
         ours(
             "errors model.image_families router.request router.images.prompt_image "
+            "router.images.layouts.layout "
             "ipc.messages ipc.frames ipc.images"
         ),
         only=ours("numpy"),

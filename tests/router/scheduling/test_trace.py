@@ -7,7 +7,9 @@ import random
 
 import pytest
 
-from tests.router.scheduling.harness import World
+from tests.router.scheduling.harness import Pair, World, limits
+from tests.router.scheduling.test_image_pins import FakePixels, seen
+from tests.router.scheduling.test_image_pins import request as with_images
 from tests.router.scheduling.test_machine import WORLDS, any_request, world
 from tgi_trio.errors import Overloaded
 from tgi_trio.router.scheduling.trace import RecordingScheduler, TraceMismatch, replay
@@ -68,4 +70,32 @@ def test_a_different_answer_is_named() -> None:
     record["out"][-1][2][0][3][0] += 1
     lines[number] = json.dumps(record)
     with pytest.raises(TraceMismatch, match=f"line {number + 1}: schedule gave"):
+        replay(lines)
+
+
+def test_images_are_in_a_trace() -> None:
+    """Who waited for pixels, and which prompts share a prefix: those of the same image alone."""
+    lines: list[str] = []
+    pixels, chosen = FakePixels(), limits(prefix_caching=True)
+    pair = Pair(chosen)
+    original = pair.scheduler = RecordingScheduler(chosen, lines.append, veil=0x2545F491)
+    original.use_pixels(pixels)
+    for id, image in enumerate(("1", "2", "1"), start=1):  # of one size, in the same places
+        original.add(id, with_images(*range(100, 108), image, 5, 6), 0.0)
+        pair.send()
+        pixels.there.add(int(image))  # decoded once it has been asked for
+        pair.step()
+        seen(original, (id, 0))
+    pair.run()
+    assert original.counters["finished"] == 3 and original.counters["prefix_hit_tokens"] > 0
+    again = replay(lines)
+    assert again.counters == original.counters
+    assert again.cached_blocks == original.cached_blocks
+    asked = {number: json.loads(line).get("pinned") for number, line in enumerate(lines)}
+    answers = [found for each in asked.values() for found in each or ()]
+    assert True in answers and False in answers
+    assert not any((bytes([1]) * 32).hex() in line for line in lines)
+    number = next(number for number, each in asked.items() if each)
+    lines[number] = json.dumps(json.loads(lines[number]) | {"pinned": []})
+    with pytest.raises(TraceMismatch, match="an image is asked for that was not"):
         replay(lines)

@@ -5,12 +5,15 @@ Replaying feeds the calls to a fresh scheduler, compares every answer and checks
 after every call, so a trace from production is a regression test as it stands.
 
 Prompts are in it as token ids. `veil` (an odd number) replaces every id by a product modulo 2^31:
-equal ids stay equal and different ones different, which is all that scheduling sees.
+equal ids stay equal and different ones different, which is all that scheduling sees. Of images
+their places are there, a hash of the key with the veil, and whether pixels were there when asked.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from typing import Any
@@ -18,8 +21,12 @@ from typing import Any
 import numpy as np
 
 from tgi_trio.errors import Overloaded
+from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.ipc.messages import Fault, SamplingParameters, StepReport
+from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.prompt_image import PromptImage
 from tgi_trio.router.request import Request, StoppingCriteria
+from tgi_trio.router.scheduling.image_pins import Pixels
 from tgi_trio.router.scheduling.limits import SchedulingLimits
 from tgi_trio.router.scheduling.scheduler import Scheduler
 from tgi_trio.router.scheduling.shard_commands import (
@@ -41,6 +48,42 @@ class TraceMismatch(Exception):
     """A replayed scheduler answered differently."""
 
 
+class _NotedPixels:
+    """Pixels that note whether those asked for were there."""
+
+    def __init__(self, pixels: Pixels) -> None:
+        self._pixels = pixels
+        self._found: list[bool] = []
+
+    def pin(self, image: PromptImage) -> ArenaPlace | None:
+        place = self._pixels.pin(image)
+        self._found.append(place is not None)
+        return place
+
+    def unpin(self, image: PromptImage) -> None:
+        self._pixels.unpin(image)
+
+    def take_found(self) -> list[bool]:
+        """Return the answers since the last call, in order."""
+        found, self._found = self._found, []
+        return found
+
+
+class _PlayedPixels:
+    """Pixels that are there when a trace says so."""
+
+    def __init__(self) -> None:
+        self.found: deque[bool] = deque()  # answers to come
+
+    def pin(self, image: PromptImage) -> ArenaPlace | None:
+        if not self.found:
+            raise TraceMismatch("an image is asked for that was not, when the trace was recorded")
+        return ArenaPlace(0, 0) if self.found.popleft() else None
+
+    def unpin(self, image: PromptImage) -> None:
+        return None
+
+
 class RecordingScheduler(Scheduler):
     """A scheduler that writes every call that changes it as one line of JSON."""
 
@@ -53,6 +96,7 @@ class RecordingScheduler(Scheduler):
         super().__init__(limits)
         self._write = write
         self._veil = veil
+        self._noted: _NotedPixels | None = None  # no request has any images
         self._line({"limits": asdict(limits)})
 
     def _line(self, record: dict[str, Any]) -> None:
@@ -60,6 +104,10 @@ class RecordingScheduler(Scheduler):
 
     def _anonymise(self, ids: Iterable[int]) -> list[int]:
         return [id * self._veil % _ID_SPACE for id in ids]
+
+    def use_pixels(self, pixels: Pixels) -> None:
+        self._noted = _NotedPixels(pixels)
+        super().use_pixels(self._noted)
 
     def add(self, sequence_id: int, request: Request, now: float) -> None:
         record = {"do": "add", "id": sequence_id, "now": now, "request": self._request(request)}
@@ -81,7 +129,12 @@ class RecordingScheduler(Scheduler):
             "adapter": request.sampling.adapter,
             "prompt_logprobs": request.sampling.prompt_logprobs,
             "emitted": self._anonymise(list(request.emitted)),
+            "images": [self._image(image) for image in request.images],
         }
+
+    def _image(self, image: PromptImage) -> list[Any]:
+        key = hashlib.sha256(self._veil.to_bytes(8, "little") + image.key).hexdigest()
+        return [image.first, image.tokens, image.feature_places, image.size, key]
 
     def abort(self, sequence_id: int, now: float) -> bool:
         out = super().abort(sequence_id, now)
@@ -130,9 +183,9 @@ class RecordingScheduler(Scheduler):
 
     def schedule(self, now: float) -> list[Command]:
         out = super().schedule(now)
-        self._line(
-            {"do": "schedule", "now": now, "out": [summarise_command(command) for command in out]}
-        )
+        found = self._noted.take_found() if self._noted is not None else []
+        record = {"do": "schedule", "now": now} | ({"pinned": found} if found else {})
+        self._line(record | {"out": [summarise_command(command) for command in out]})
         return out
 
 
@@ -161,7 +214,10 @@ def replay(lines: Iterable[str], check_every: int = 1) -> Scheduler:
     """
     records = (json.loads(line) for line in lines if line.strip())
     scheduler = Scheduler(SchedulingLimits(**next(records)["limits"]))
+    pixels = _PlayedPixels()
+    scheduler.use_pixels(pixels)
     for number, record in enumerate(records, start=2):
+        pixels.found = deque(record.get("pinned", ()))
         out = _play(scheduler, record)
         if out != record["out"]:
             raise TraceMismatch(f"line {number}: {record['do']} gave {out}, not {record['out']}")
@@ -214,7 +270,15 @@ def _request(record: dict[str, Any]) -> Request:
         deadline=record["deadline"],
         cache_salt=record["salt"],
         emitted=tuple(record.get("emitted", ())),
+        images=tuple(_image(*image) for image in record.get("images", ())),
     )
+
+
+def _image(
+    first: int, tokens: int, runs: list[list[int]], size: list[int], key: str
+) -> PromptImage:
+    places = tuple((offset, count) for offset, count in runs)
+    return PromptImage(first, tokens, places, ImageSize(*size), bytes.fromhex(key), b"")
 
 
 def _step(record: dict[str, Any]) -> StepReport:
