@@ -105,13 +105,18 @@ RULES: dict[str, Rule] = {
     "cluster.routing": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     # The only file that knows Ray.
     "cluster.keeper": Rule(
-        ours("errors cluster.kept_front cluster.keeping cluster.replica_host cluster.scaling"),
+        ours(
+            "errors cluster.divided cluster.kept_front cluster.keeping cluster.rank_processes "
+            "cluster.replica_host cluster.scaling"
+        ),
         only=ours("ray"),
     ),
+    "cluster.divided": Rule(NOTHING, only=NOTHING),
+    "cluster.rank_processes": Rule(ours("cluster.divided"), only=NOTHING),
     "cluster.kept_front": Rule(NOTHING, only=NOTHING),
     "cluster.scaling": Rule(NOTHING, only=NOTHING),
     "cluster.keeping": Rule(ours("cluster.scaling"), only=NOTHING),
-    "cluster.replica_host": Rule(ours("cluster.scaling"), only=NOTHING),
+    "cluster.replica_host": Rule(ours("cluster.divided cluster.scaling"), only=NOTHING),
     "cluster.kept_server": Rule(ours("ipc.parent"), only=NOTHING),
     "cluster.news": Rule(ours("cluster.prefix_chain"), only=NOTHING),
     "client": Rule(ours("errors"), only=ours("trio h11 orjson numpy")),

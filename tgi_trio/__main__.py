@@ -257,7 +257,7 @@ def _bench(invocation: Invocation) -> int:
 
 
 def _cluster(invocation: Invocation) -> int:
-    from tgi_trio.cli.cluster import find_front
+    from tgi_trio.cli.cluster import find_division, find_front
     from tgi_trio.cluster.keeper import Resources, keep
     from tgi_trio.cluster.scaling import Scaling
 
@@ -267,7 +267,7 @@ def _cluster(invocation: Invocation) -> int:
         options.address,
         Scaling(*(options.replicas or (1, 1))),
         options.server,
-        Resources(options.replica_cpus, options.replica_gpus),
+        Resources(options.replica_cpus, options.replica_gpus, find_division(options)),
         options.replicas_file,
         find_front(options),
     )

@@ -152,6 +152,60 @@ def test_servers_are_kept_over_the_deaths_of_one_and_of_a_node(nodes: Any, tmp_p
     assert not serves(front)
 
 
+def rank_processes() -> list[int]:
+    """Return the processes that run `rank` on any node."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"tgi_trio.cluster.kept_server" in words and b"rank" in words:
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_server_over_two_nodes_starts_anew_when_one_of_its_ranks_dies(
+    nodes: Any, tmp_path: Path
+) -> None:
+    while len(nodes.worker_nodes) < 2:  # the test before may have ended one
+        nodes.add_node(num_cpus=2, object_store_memory=80_000_000)
+    file, secret = tmp_path / "replicas.txt", tmp_path / "secret"
+    secret.write_text("a secret of the test's own\n")
+    secret.chmod(0o600)
+    keeper = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tgi_trio", "cluster", "--nodes-per-replica", "2"),
+            *("--address", nodes.address, "--replicas-file", str(file), "--no-front"),
+            *("--replica-cpus", "4", "--cluster-secret-file", str(secret)),
+            *("--cpu-threads", "1", "--max-total-tokens", "256"),
+        ]
+    )
+    try:
+
+        def one() -> list[str]:
+            assert keeper.poll() is None
+            there = addresses(file)
+            return there if len(there) == 1 and all(map(serves, there)) else []
+
+        first = eventually(one, "a server")
+        assert answers(first[0])
+        server, (rank,) = process_at(first[0]), rank_processes()
+        assert server is not None
+        assert node_of(nodes, server) is not node_of(nodes, rank)
+        os.kill(rank, signal.SIGKILL)
+        second = eventually(lambda: (found := one()) != first and found, "another for both")
+        assert answers(second[0]) and process_at(first[0]) is None
+    finally:
+        keeper.send_signal(signal.SIGTERM)
+        try:
+            ended = keeper.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            raise
+    assert ended == 0 and addresses(file) == []
+    eventually(lambda: not rank_processes(), "no rank stays behind")
+    assert process_at(second[0]) is None
+
+
 def test_one_command_tries_it_on_one_machine(tmp_path: Path) -> None:
     file = tmp_path / "replicas.txt"
     words = ["--replicas", "1", "--replicas-file", str(file), "--cpu-threads", "1"]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tgi_trio.cluster import replica_host
-from tgi_trio.cluster.replica_host import ReplicaHost
+from tgi_trio.cluster.divided import Divided
+from tgi_trio.cluster.replica_host import Placed, ReplicaHost, Serves
 from tgi_trio.cluster.scaling import ReplicaLoad
 
 SERVER = """#!{python}
@@ -50,9 +51,10 @@ def words_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 def test_an_address_comes_first_then_loads_and_the_end(words_file: Path) -> None:
     host = ReplicaHost()
     saying = host.run("127.0.0.1", ["--model-id", "a/b"])
-    address = next(saying)
-    assert isinstance(address, str) and address.startswith("127.0.0.1:")
-    port = address.rpartition(":")[2]
+    assert next(saying) == Placed()
+    serves = next(saying)
+    assert isinstance(serves, Serves) and serves.address.startswith("127.0.0.1:")
+    port = serves.address.rpartition(":")[2]
     assert words_file.read_text() == (
         f"-m tgi_trio.cluster.kept_server {os.getpid()} "
         f"serve --hostname 127.0.0.1 --port {port} --model-id a/b"
@@ -63,13 +65,22 @@ def test_an_address_comes_first_then_loads_and_the_end(words_file: Path) -> None
 
 
 def test_a_server_that_does_not_start_says_nothing(words_file: Path) -> None:
-    assert list(ReplicaHost().run("127.0.0.1", ["--broken"])) == []
+    assert list(ReplicaHost().run("127.0.0.1", ["--broken"])) == [Placed()]
+
+
+def test_the_server_of_a_divided_one_says_where_its_ranks_are_waited_for(words_file: Path) -> None:
+    divided = Divided(nodes=2, ranks=4)
+    placed, *_ = ReplicaHost().run("127.0.0.1", ["--broken"], divided)
+    assert isinstance(placed, Placed) and placed.ranks_at is not None
+    assert words_file.read_text().endswith(
+        f"--broken --num-shard 4 --remote-ranks 2 --rank-address {placed.ranks_at}"
+    )
 
 
 def test_nobody_listens_any_more_and_the_server_ends(words_file: Path) -> None:
     host = ReplicaHost()
     saying = host.run("127.0.0.1", [])
-    next(saying)
+    assert [type(next(saying)) for _ in range(2)] == [Placed, Serves]
     server = host._server
     assert server is not None and server.poll() is None
     saying.close()  # type: ignore[attr-defined]

@@ -226,6 +226,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
                     _keep("address", "text", "host:port of the Ray cluster; auto: this machine's"),
                     _keep("replica-cpus", "ratio", "cores that Ray sets aside for a server"),
                     _keep("replica-gpus", "ratio", "GPUs that Ray sets aside for a server"),
+                    _keep("nodes-per-replica", "int", "machines that its ranks are divided over"),
                 ),
             ),
             ("Flags", _of_serve("json-output", "logger-level")),

@@ -86,6 +86,7 @@ class ClusterOptions:
     address: str = "auto"  # of the Ray cluster
     replica_cpus: float = 1.0
     replica_gpus: float = 0.0
+    nodes_per_replica: int = 1  # that its ranks are divided over
     server: tuple[str, ...] = ()  # what else the command line says is the servers'
     json_output: bool = False
     logger_level: str = "info"

@@ -21,9 +21,13 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.settings.checks import check
 from tgi_trio.settings.records import Options
 
-# Flags of `serve` that say where one server is found, or by what: a cluster's are found by fronts.
-_PLACED: Final = ("hostname", "port", "ssl_certfile", "ssl_keyfile")
-_WHY: Final = "each gets an address of its own, and fronts ask it by plain HTTP"
+_FOUND: Final = "each gets an address of its own, and fronts ask it by plain HTTP"
+_RANKS: Final = "--nodes-per-replica says over how many machines their ranks are divided"
+# Flags of `serve` that say where one server, or a part of it, is; and why no cluster's has them.
+_PLACED: Final = {
+    **dict.fromkeys(("hostname", "port", "ssl_certfile", "ssl_keyfile"), _FOUND),
+    **dict.fromkeys(("remote_ranks", "rank_address"), _RANKS),
+}
 
 
 class UsageError(Exception):
@@ -83,9 +87,9 @@ def _check_served(words: Sequence[str]) -> None:
     operands = [word for word in others if not word.startswith("-")]
     if unknown := [word for word in others if word.startswith("-")] or operands[1:]:
         raise UsageError(_explain_unknown(unknown[0], SERVE))
-    for name in _PLACED:
+    for name, why in _PLACED.items():
         if given[name]:
-            raise UsageError(f"--{name.replace('_', '-')} is not for servers of a cluster: {_WHY}")
+            raise UsageError(f"--{name.replace('_', '-')} is not for servers of a cluster: {why}")
     reader = _Reader(SERVE, given, operands, {})
     try:
         reader.refuse()

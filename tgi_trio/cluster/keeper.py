@@ -11,14 +11,16 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tgi_trio.cluster.divided import Divided
 from tgi_trio.cluster.keeping import Keeping, Phase, Place, Stop
 from tgi_trio.cluster.kept_front import KeptFront
-from tgi_trio.cluster.replica_host import ReplicaHost
+from tgi_trio.cluster.rank_processes import run_ranks
+from tgi_trio.cluster.replica_host import Placed, ReplicaHost, Said, Serves
 from tgi_trio.cluster.scaling import ReplicaLoad, Scaling
 from tgi_trio.errors import ConfigurationError
 
@@ -32,26 +34,45 @@ PLACED_WITHIN_S: Final = 60.0  # then the log says that no machine has room
 class _RayReplica(ReplicaHost):
     """A host that asks Ray for its machine's address."""
 
-    def serve(self, words: Sequence[str]) -> Any:
+    def serve(self, words: Sequence[str], divided: Divided | None) -> Iterator[Said]:
         """Be `run` at this machine's address."""
         import ray
 
-        yield ""  # it is placed
-        yield from self.run(ray.util.get_node_ip_address(), words)
+        yield from self.run(ray.util.get_node_ip_address(), words, divided)
+
+
+class _RayRanks:
+    """Ranks of a server that is on another machine."""
+
+    def serve(self, commands: Sequence[Sequence[str]]) -> Iterator[Said]:
+        """Be `run_ranks`."""
+        for _ in run_ranks(commands):
+            yield Placed()
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray sets aside for a server."""
+    """What Ray sets aside for a server, in equal parts where it is divided."""
 
     cpus: float = 1.0
     gpus: float = 0.0
+    divided: Divided | None = None  # None: on one machine
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """What each part has, as Ray says it."""
+        nodes = 1 if self.divided is None else self.divided.nodes
+        return [{"CPU": self.cpus / nodes, "GPU": self.gpus / nodes} for _ in range(nodes)]
 
 
 @dataclass
-class _Placed:
-    actor: Any
+class _Replica:
+    """A server, wherever its parts are."""
+
+    actor: Any  # of the server itself
     since: float
+    group: Any = None  # Ray's placement group of a divided one
+    ranks: list[Any] = field(default_factory=list)  # actors of its other parts
     there: bool = False  # on a machine
     warned: bool = False
 
@@ -74,7 +95,7 @@ class Keeper:
         self._resources = resources
         self._file = replicas_file
         self._written: list[str] | None = None
-        self._placed: dict[str, _Placed] = {}
+        self._placed: dict[str, _Replica] = {}
         self._streams: dict[Any, str] = {}  # of what each server yields: its name
 
     def close(self) -> None:
@@ -101,23 +122,46 @@ class Keeper:
             closed = self._keeping.closing
 
     def _place(self, name: str) -> None:
-        import ray
+        from ray.util import placement_group
 
-        actor = (
-            ray.remote(_RayReplica)
+        divided, group = self._resources.divided, None
+        if divided is not None:  # close together: each step of a rank waits for all
+            group = placement_group(self._resources.bundles, strategy="PACK", name=name)
+        actor = self._actor(_RayReplica, group, 0)
+        replica = self._placed[name] = _Replica(actor, time.monotonic(), group)
+        self._listen(name, replica.actor, self._words, divided)
+        log.info("%s is to be placed", name)
+
+    def _place_ranks(self, name: str, leader: str) -> None:
+        """Start the parts of a divided server that call the one at `leader`."""
+        replica, divided = self._placed[name], self._resources.divided
+        for part in range(1, divided.nodes if divided else 1):
+            actor = self._actor(_RayRanks, replica.group, part)
+            replica.ranks.append(actor)
+            self._listen(name, actor, divided.commands(part, leader) if divided else [])
+
+    def _actor(self, kind: type, group: Any, part: int) -> Any:
+        """Return a new actor for a part of a server."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = self._resources.bundles[part]
+        place = "SPREAD" if group is None else PlacementGroupSchedulingStrategy(group, part)
+        return (
+            ray.remote(kind)
             .options(
-                num_cpus=self._resources.cpus,
-                num_gpus=self._resources.gpus,
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle["GPU"],
                 max_restarts=0,
                 max_concurrency=2,  # `stop` while `serve` runs
-                scheduling_strategy="SPREAD",
+                scheduling_strategy=place,
             )
             .remote()
         )
-        stream = actor.serve.options(num_returns="streaming").remote(self._words)
-        self._placed[name] = _Placed(actor, time.monotonic())
-        self._streams[stream] = name
-        log.info("%s is to be placed", name)
+
+    def _listen(self, name: str, actor: Any, *told: Any) -> None:
+        """Have an actor serve, and hear what it says."""
+        self._streams[actor.serve.options(num_returns="streaming").remote(*told)] = name
 
     def _stop(self, name: str) -> None:
         placed = self._placed[name]
@@ -138,31 +182,42 @@ class Keeper:
             return
         ready, _ = ray.wait(list(self._streams), timeout=LOOK_S, fetch_local=False)
         for stream in ready:
-            name = self._streams[stream]
+            name = self._streams.get(stream)
+            if name is None:  # it was another part of a server that is gone
+                continue
             try:
                 self._take(name, ray.get(next(stream)))
             except StopIteration:
-                self._end(stream, "its server has ended")
+                self._end(name, "its server, or one of its ranks, has ended")
             except ray.exceptions.RayError as error:
-                self._end(stream, f"{type(error).__name__}")
+                self._end(name, f"{type(error).__name__}")
 
-    def _take(self, name: str, said: str | ReplicaLoad) -> None:
-        if isinstance(said, ReplicaLoad):
-            self._keeping.loaded(name, said)
-        elif said:
-            log.info("%s serves at %s", name, said)
-            self._keeping.serves(name, said)
-        else:
-            self._placed[name].there = True
-            if self._keeping.phase(name) is Phase.STOPPING:  # told so before it was anywhere
-                self._placed[name].actor.stop.remote()
+    def _take(self, name: str, said: Said) -> None:
+        match said:
+            case ReplicaLoad():
+                self._keeping.loaded(name, said)
+            case Serves(address):
+                log.info("%s serves at %s", name, address)
+                self._keeping.serves(name, address)
+            case Placed(ranks_at):
+                self._placed[name].there = True
+                if ranks_at is not None:
+                    self._place_ranks(name, ranks_at)
+                if self._keeping.phase(name) is Phase.STOPPING:  # told so before it was anywhere
+                    self._placed[name].actor.stop.remote()
 
-    def _end(self, stream: Any, why: str) -> None:
+    def _end(self, name: str, why: str) -> None:
+        """Forget a server, and end what is left of it: no part is of use without the others."""
         import ray
+        from ray.util import remove_placement_group
 
-        name = self._streams.pop(stream)
+        self._streams = {stream: each for stream, each in self._streams.items() if each != name}
         log.warning("%s is gone: %s", name, why)
-        ray.kill(self._placed.pop(name).actor)
+        replica = self._placed.pop(name)
+        for actor in (replica.actor, *replica.ranks):
+            ray.kill(actor)
+        if replica.group is not None:
+            remove_placement_group(replica.group)
         self._keeping.ended(name, time.monotonic())
 
     def _warn(self) -> None:
@@ -170,10 +225,11 @@ class Keeper:
             waited = time.monotonic() - placed.since
             if not placed.there and not placed.warned and waited > PLACED_WITHIN_S:
                 placed.warned = True
+                bundles = self._resources.bundles
                 log.warning(
-                    "%s waits for a machine with %g CPUs and %g GPUs free: add one, or ask for "
-                    "less with --replica-cpus and --replica-gpus",
-                    *(name, self._resources.cpus, self._resources.gpus),
+                    "%s waits for room for %d times %g CPUs and %g GPUs, each on one machine: add "
+                    "one, or ask for less with --replica-cpus and --replica-gpus",
+                    *(name, len(bundles), bundles[0]["CPU"], bundles[0]["GPU"]),
                 )
 
     def _write(self) -> None:

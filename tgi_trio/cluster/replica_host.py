@@ -11,13 +11,32 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
+from tgi_trio.cluster.divided import Divided
 from tgi_trio.cluster.scaling import ReplicaLoad
 
 LOOK_S: Final = 0.2  # between two looks at whether it serves
 LOAD_S: Final = 5.0  # between two reports of its load
 _ANSWER_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """It is on a machine."""
+
+    ranks_at: str | None = None  # the address that ranks of other machines are to call
+
+
+@dataclass(frozen=True)
+class Serves:
+    """It answers requests."""
+
+    address: str
+
+
+Said: TypeAlias = Placed | Serves | ReplicaLoad
 
 
 class ReplicaHost:
@@ -26,13 +45,21 @@ class ReplicaHost:
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
 
-    def run(self, host: str, words: Sequence[str]) -> Iterator[str | ReplicaLoad]:
+    def run(
+        self, host: str, words: Sequence[str], divided: Divided | None = None
+    ) -> Iterator[Said]:
         """Start the server with these words of a command line; ends when its process has ended.
 
-        Yields its address once, when it serves, and then its load every few seconds.
+        `divided`: the part with the server runs here. Yields `Placed` and, when it serves, `Serves`
+        once each, and then its load every few seconds.
         """
+        ranks_at = None
+        if divided is not None:
+            ranks_at = _address(host, _free_port(host))
+            words = [*words, *divided.leader_words(ranks_at)]
+        yield Placed(ranks_at)
         port = _free_port(host)
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = _address(host, port)
         server = self._server = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tgi_trio.cluster.kept_server", str(os.getpid())),
@@ -43,7 +70,7 @@ class ReplicaHost:
         try:
             while not _waited(server, LOOK_S):
                 if _get(f"http://{address}/health") is not None:
-                    yield address
+                    yield Serves(address)
                     break
             while not _waited(server, LOAD_S):
                 if (page := _get(f"http://{address}/metrics")) is not None:
@@ -91,6 +118,10 @@ def _get(url: str) -> str | None:
     except OSError:
         return None
     return page.decode()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _free_port(host: str) -> int:
