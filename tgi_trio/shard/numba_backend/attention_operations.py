@@ -1,0 +1,175 @@
+"""The operations of attention, from projected queries, keys and values to what heads say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tgi_trio.model.matrices import AttentionRefs, LatentRefs
+from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
+from tgi_trio.shard.linear_biases import alibi_slopes
+from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
+from tgi_trio.shard.numba_backend.latent_operations import LatentShape, add_queries, add_values
+from tgi_trio.shard.numba_backend.mixer_operations import add_gates
+from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
+from tgi_trio.shard.numba_backend.norm_operations import NormWriter
+from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.tables import Activation, Buffer, Code, Form
+
+
+class AttentionWriter:
+    """Writes what is between the two linear layers of attention; raises ModelLoadError as the
+    weights do.
+
+    `kv_scales`: what 1 stands for in K and V of each layer.
+    """
+
+    def __init__(
+        self,
+        writer: OperationWriter,
+        norms: NormWriter,
+        spec: DecoderSpec,
+        kv_scales: Sequence[tuple[float, float]],
+        *,
+        bf16: bool,
+    ) -> None:
+        self.qkv_width = 0  # features of the widest row of QKV
+        self._writer = writer
+        self._norms = norms
+        self._spec = spec
+        self._kv_scales = kv_scales
+        self._bf16 = bf16
+
+    def attend(self, index: int, refs: AttentionRefs, layer: LayerSpec) -> Buffer:
+        """Add how layer number `index` attends with what is in QKV; return where the result is."""
+        width = self._width_of(layer)
+        self.qkv_width = max(self.qkv_width, width)
+        self._attend(index, refs, layer, width)
+        if self._spec.gated_attention or self._spec.gated_heads:
+            return self._open_heads(self._spec.sizes(layer), width)
+        return Buffer.ATTENDED
+
+    def attend_latents(
+        self, index: int, refs: AttentionRefs, latent: LatentRefs, layer: LayerSpec
+    ) -> Buffer:
+        """Add attention over latents, the first linear layer too; return where the result is."""
+        if self._spec.latent is None:
+            raise ValueError(f"layer {index} has the weights of latents, and the model has none")
+        shape = LatentShape(self._spec.latent, self._spec.heads)
+        scale, _ = self._kv_scales[index]  # values are keys
+        add_queries(
+            self._writer,
+            refs,
+            latent,
+            shape,
+            layer.rotary,
+            bf16=self._bf16,
+            norms={
+                "query": self._norms.keep_weight(latent.query_norm),
+                "latent": self._norms.keep_weight(latent.latent_norm),
+            },
+            scale=layer.scale * scale,
+            key_scale=scale,
+            value_scale=scale,
+            **self._heads_of(layer),
+        )
+        self.qkv_width = max(self.qkv_width, shape.query_width)
+        self._writer.add(
+            Code.ATTEND,
+            **self._heads_of(layer),
+            window=layer.window,
+            cap=self._spec.attention_soft_cap,
+            value_scale=scale,
+        )
+        add_values(self._writer, latent, shape.spec, bf16=self._bf16)
+        return Buffer.MIXED
+
+    def _open_heads(self, sizes: HeadSizes, row: int) -> Buffer:
+        """Add the gates of heads, which lie behind queries, keys and values in a `row` of so many;
+        return the result's place.
+        """
+        spec = self._spec
+        self._writer.rows[-1]["forms"] |= Form.WIDE
+        width = spec.heads * sizes.value_dim
+        add_gates(
+            self._writer,
+            Buffer.ATTENDED,
+            inputs=width,
+            width=width,
+            gates=Buffer.QKV,
+            gate_width=row,
+            gate_place=spec.heads * sizes.dim + sizes.kv_heads * (sizes.dim + sizes.value_dim),
+            gate_size=1 if spec.gated_attention else sizes.value_dim,
+            group=sizes.value_dim,
+            activation=Activation.SIGMOID,
+        )
+        return Buffer.MIXED
+
+    def _width_of(self, layer: LayerSpec) -> int:
+        """Return the features of a layer's row of QKV."""
+        spec, sizes = self._spec, self._spec.sizes(layer)
+        width = spec.heads * sizes.dim
+        if layer.reads_layer is None:
+            width += sizes.kv_heads * (sizes.dim + (0 if layer.keys_as_values else sizes.value_dim))
+        if spec.gated_attention:
+            return width + spec.heads * sizes.dim
+        return width + pad_to_panel(spec.heads if spec.gated_heads else 0)
+
+    def _heads_of(self, layer: LayerSpec) -> dict[str, int]:
+        """Return what operations are told of a layer's heads."""
+        sizes = self._spec.sizes(layer)
+        return {"kv_heads": sizes.kv_heads, "head_dim": sizes.dim, "value_dim": sizes.value_dim}
+
+    def _attend(self, index: int, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
+        spec, slopes, sinks = self._spec, 0, 0
+        # What 1 stands for in the K and V that the layer reads.
+        scales = self._kv_scales[index if layer.reads_layer is None else layer.reads_layer]
+        self._rotate(refs, layer, width, scales)
+        if spec.alibi:
+            found = alibi_slopes(spec.heads) * np.float32(spec.alibi_scale)
+            slopes = self._writer.keep(found)
+        if refs.sinks is not None:
+            sinks = self._writer.keep(self._writer.source.vector(refs.sinks.name, refs.sinks.size))
+        self._writer.add(
+            Code.ATTEND,
+            **self._heads_of(layer),
+            window=layer.window,
+            cap=spec.attention_soft_cap,
+            value_scale=scales[1],
+            causal=not layer.ahead,
+            slopes=slopes,
+            sinks=sinks,
+        )
+
+    def _rotate(
+        self, refs: AttentionRefs, layer: LayerSpec, width: int, scales: tuple[float, float]
+    ) -> None:
+        spec, order, own = self._spec, None, self._heads_of(layer)
+        heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * own["head_dim"])
+        if spec.query_key_norm == "whole":
+            for norm, offset in heads:
+                if norm is not None:
+                    self._norms.add_in_place(norm, Buffer.QKV, width, offset)
+            heads = (None, 0), (None, 0)
+        if layer.rotary is not None and needs_order(layer.rotary):
+            order = head_order(layer.rotary, own["head_dim"])
+            self._writer.add(Code.REORDER, order=self._writer.keep(order), width=width, **own)
+        query, key = (self._norms.keep_weight(norm, order) for norm, _ in heads)
+        scale, value = scales
+        self._writer.add(
+            Code.ROTATE,
+            width=width,
+            eps=spec.norm_eps,
+            query_norm=query,
+            key_norm=key,
+            norm_last=spec.norm_after_rotary,
+            scale=layer.scale * scale,
+            key_scale=scale,
+            value_scale=value,
+            reads_only=layer.reads_layer is not None,
+            keys_as_values=layer.keys_as_values,
+            value_norm=spec.value_norm,
+            value_factor=spec.value_scale,
+            **own,
+        )

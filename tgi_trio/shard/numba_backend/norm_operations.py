@@ -1,0 +1,87 @@
+"""The operations of norms, and how a branch that has one joins the residual stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.matrices import NormRef
+from tgi_trio.model.spec import DecoderSpec
+from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.tables import Buffer, Code, Epilogue
+
+Array = NDArray[Any]
+
+
+class NormWriter:
+    """Writes norms of a family's kind; every method raises ModelLoadError as the weights do."""
+
+    def __init__(self, writer: OperationWriter, spec: DecoderSpec) -> None:
+        self._writer = writer
+        self._spec = spec
+
+    @property
+    def centred(self) -> bool:
+        """Whether norms take the mean away."""
+        return self._spec.norm in ("layer", "layer_plus_one")
+
+    def add(self, ref: NormRef | None, source: Buffer, **fields: Any) -> None:
+        """Add a norm of every row, as activations of the next product where `fields` say no other.
+
+        None passes rows of hidden states on as they are.
+        """
+        if ref is None:
+            self._writer.add(
+                Code.PASS_ON,
+                source=source,
+                target=Buffer.NORMED,
+                inputs=self._spec.hidden_size,
+                span=self._spec.hidden_size,
+            )
+            return
+        defaults = {"target": Buffer.NORMED, "epilogue": Epilogue.PASS, "scale": 1.0}
+        numbers = self._numbers(ref)
+        self._writer.add(Code.NORM, source=source, **(numbers | defaults | fields))
+
+    def add_in_place(self, ref: NormRef, target: Buffer, width: int, offset: int = 0) -> None:
+        """Add a norm of part of every row of a buffer, `width` features each."""
+        fields = {"width": width, "offset": offset}
+        self._writer.add(Code.NORM_ROWS, target=target, **fields, **self._numbers(ref))
+
+    def join(
+        self,
+        ref: NormRef,
+        scale: float,
+        *,
+        source: Buffer = Buffer.BRANCH,
+        target: Buffer = Buffer.HIDDEN,
+    ) -> None:
+        """Add a branch to the residual stream, or to what else is in `target`, through its norm."""
+        self.add(ref, source, target=target, epilogue=Epilogue.ADD, scale=scale)
+
+    def keep_weight(self, ref: NormRef | None, order: Array | None = None) -> int:
+        """Keep a norm's weight, in an `order` if there is one; return its address, 0 for none."""
+        values = None if ref is None else self.read_weight(ref)
+        return self._writer.keep(values if values is None or order is None else values[order])
+
+    def read_weight(self, ref: NormRef) -> Array | None:
+        """Return what a norm multiplies with, float32; None: nothing."""
+        if not ref.weight:
+            return None
+        weight = self._writer.source.vector(ref.weight, ref.size)
+        return weight + np.float32(1.0) if self._spec.norm.endswith("plus_one") else weight
+
+    def read_bias(self, ref: NormRef) -> Array | None:
+        """Return what a norm adds, float32; None: nothing."""
+        return self._writer.source.vector(ref.bias, ref.size) if ref.bias else None
+
+    def _numbers(self, ref: NormRef) -> dict[str, Any]:
+        return {
+            "inputs": ref.size,
+            "weights": self.keep_weight(ref),
+            "bias": self._writer.keep(self.read_bias(ref)),
+            "centred": self.centred,
+            "eps": ref.eps,
+        }
