@@ -153,6 +153,10 @@ def test_the_kernels_refuse_experts_without_gates() -> None:
     layers = (dataclasses.replace(LLAMA.layers[0], experts=experts),)
     spec = dataclasses.replace(LLAMA, layers=layers, gated=False)
     assert kernel_fit.find_unsupported(spec, "float32") == "experts have no gate"
+    beside = dataclasses.replace(LLAMA, layers=(dataclasses.replace(layers[0], beside=True),))
+    assert kernel_fit.find_unsupported(beside, "float32") == (
+        "experts beside an MLP join it without a norm"
+    )
 
 
 def test_the_kernels_refuse_experts_of_odd_sizes() -> None:

@@ -110,7 +110,7 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.mlp_width": _MLP,
     "LayerSpec.sparsity": only(0.0, refusal="gates are cut at a bound"),
     "DecoderSpec.streams": only(None, refusal="a token has several hidden states"),
-    "LayerSpec.beside": only(False, refusal="experts are beside an MLP"),
+    "LayerSpec.beside": ANY,
     "DecoderSpec.value_norm": ANY,
     "DecoderSpec.value_scale": ANY,
     "DecoderSpec.own_inputs": ANY,
@@ -234,6 +234,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "what keeps a state is parallel to the MLP"
         if layer.experts is not None and not spec.gated:
             return "experts have no gate"
+        if layer.beside and (spec.parallel or not spec.names.mlp_post_norm):
+            return "experts beside an MLP join it without a norm"
     return None
 
 

@@ -220,6 +220,8 @@ def test_routing_is_that_of_torch(spec: ExpertsSpec) -> None:
     for name in ("count", "per_token", "normalise", "groups", "groups_used", "scale", "jitter"):
         facts[name] = getattr(spec, name)
     facts["routing"] = ROUTINGS[spec.routing]
+    scales = draw.random(spec.count, np.float32) + 0.5
+    facts["expert_scale"] = address(scales)
     chosen = np.zeros((tokens, spec.per_token), np.int32)
     parts = np.zeros((tokens, spec.per_token), np.float32)
     step, op = np.zeros((1,), STEP), np.zeros((1,), OPERATION)
@@ -236,7 +238,7 @@ def test_routing_is_that_of_torch(spec: ExpertsSpec) -> None:
     given = None if bias is None else torch.from_numpy(bias[: spec.count])
     weights, experts = route(torch.from_numpy(logits[:, : spec.count].copy()), spec, given)
     np.testing.assert_array_equal(chosen, experts.numpy())
-    np.testing.assert_allclose(parts, weights.numpy(), rtol=2e-5, atol=1e-7)
+    np.testing.assert_allclose(parts, weights.numpy() * scales[experts], rtol=2e-5, atol=1e-7)
 
 
 def test_kernels_of_mixtures_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,11 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 from tgi_trio.shard.placed_features import PlacedFeatures
-from tgi_trio.testing.tiny_families import GEMMA4_E
+from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]
+SPARSE = {**UNEQUAL["gemma4_text"], **GEMMA4_MOE, "num_experts": 40, "top_k_experts": 3}
 OWN = {**UNEQUAL["gemma4_text"], **GEMMA4_E, "hidden_size_per_layer_input": 32}
 
 
@@ -40,6 +41,17 @@ def test_embeddings_of_their_own_and_keys_and_values_of_others(checkpoint: Check
         run(runner, batch, chunk=7, joins=3, seed=1)
         for row in batch:
             assert_greedy(golden, recorder, row, 1e-4)
+    assert len({tuple(generated(row)) for row in batch}) == len(batch)
+
+
+def test_experts_beside_an_mlp(checkpoint: Checkpoint) -> None:
+    """The router reads a norm of its own, and experts have scales; both kinds have norms behind."""
+    folder = checkpoint("gemma4_text", **SPARSE)
+    golden, batch = Golden(folder), sequences(prompts(8), 3, new=12)
+    with cpu_runner(folder, cores=(0, 1)) as (runner, recorder):
+        run(runner, batch, chunk=7, joins=3, seed=1)
+        for row in batch:
+            assert_greedy(golden, recorder, row, 3e-4)
     assert len({tuple(generated(row)) for row in batch}) == len(batch)
 
 

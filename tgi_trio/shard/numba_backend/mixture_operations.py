@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tgi_trio.model.matrices import ExpertsRefs, LinearRef, MlpRefs, every_unit
+from tgi_trio.model.matrices import ExpertsRefs, LinearRef, MlpRefs, VectorRef, every_unit
 from tgi_trio.model.spec import ExpertsSpec
 from tgi_trio.shard.checkpoint.lookup import read_bias, read_linear
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
@@ -48,34 +48,51 @@ def add_mixture(
 
     Raises ModelLoadError as the weights do.
     """
-    _Mixture(writer, refs, spec, branch, feeder).add()
+    mixture = MixtureWriter(writer, refs, spec, branch)
+    mixture.route(feeder)
+    mixture.mix(feeder)
 
 
-class _Mixture:
+class MixtureWriter:
+    """Writes a mixture whose router may read another norm than its experts.
+
+    Both methods raise ModelLoadError as the weights do; `feeder` is the row of the norm that leaves
+    their activations.
+    """
+
     def __init__(
         self,
         writer: OperationWriter,
         refs: ExpertsRefs,
         spec: ExpertsSpec,
         branch: Branch,
-        feeder: int,
+        expert_scale: VectorRef | None = None,
     ) -> None:
+        """`expert_scale`: of each expert's part."""
         self._writer = writer
         self._refs = refs
         self._spec = spec
         self._branch = branch
-        self._feeder = feeder
-        self._facts = self._keep_facts()
+        self._feeder = 0
+        self._facts = self._keep_facts(expert_scale)
 
-    def add(self) -> None:
-        """Activations are arranged first: what follows may overwrite some of their forms."""
+    def route(self, feeder: int, scale: float = 1.0) -> None:
+        """Add which experts tokens go to; `scale`: of what the router says."""
+        self._writer.linear(
+            self._refs.router, Buffer.NORMED, Buffer.ROUTED, feeder=feeder, scale=scale
+        )  # `width`: the padded experts
+        width = pad_to_panel(self._spec.count)
+        self._writer.add(Code.ROUTE, facts=self._facts, width=width)
+
+    def mix(self, feeder: int) -> None:
+        """Add the experts.
+
+        Activations are arranged first: what follows may overwrite some of their forms.
+        """
         writer, refs, spec, branch = self._writer, self._refs, self._spec, self._branch
+        self._feeder = feeder
         rows_per_token = spec.per_token
         writer.widest = max(writer.widest, rows_per_token * spec.width)
-        writer.linear(
-            refs.router, Buffer.NORMED, Buffer.ROUTED, feeder=self._feeder
-        )  # `width`: the padded experts
-        writer.add(Code.ROUTE, facts=self._facts, width=pad_to_panel(spec.count))
         inner = self._find_packing([expert.inner for expert in refs.experts])
         self._arrange(inner)
         if refs.shared is not None:
@@ -97,7 +114,7 @@ class _Mixture:
             width=branch.hidden, epilogue=Epilogue.ADD, scale=branch.scale,
         )  # fmt: skip
 
-    def _keep_facts(self) -> int:
+    def _keep_facts(self, expert_scale: VectorRef | None) -> int:
         spec, bias = self._spec, self._refs.choice_bias
         facts = np.zeros((1,), MIXTURE)
         for name in ("count", "per_token", "normalise", "groups", "groups_used", "jitter", "scale"):
@@ -108,6 +125,9 @@ class _Mixture:
         if bias is not None:
             values = self._writer.source.vector(bias.name, bias.size)
             facts["choice_bias"] = self._writer.keep(np.pad(values, (0, -len(values) % LANES)))
+        if expert_scale is not None:
+            values = self._writer.source.vector(expert_scale.name, expert_scale.size)
+            facts["expert_scale"] = self._writer.keep(values)
         return self._writer.keep(facts)
 
     def _arrange(self, packing: Packing | None) -> None:

@@ -320,6 +320,7 @@ class Program:
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
         inner = [each.per_token * each.width for each in mixtures]
         inner += [each.shared_width for each in mixtures]
+        beside = any(layer.beside for layer in spec.layers)
         opens = bool(spec.names.shared_router) and any(each.shared_width for each in mixtures)
         return {
             Buffer.HIDDEN: tokens * spec.hidden_size * 4,
@@ -350,6 +351,7 @@ class Program:
             Buffer.DECAYS: tokens * max(forgetting, default=0) * 4,
             Buffer.MIXED: (tokens + SPARE_ROWS) * max(mixed, default=0) * 4,
             Buffer.OWN: tokens * own_width(spec) * 4,
+            Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,
         }
 
     @property

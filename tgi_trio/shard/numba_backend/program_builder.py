@@ -12,6 +12,7 @@ from tgi_trio.model.adapters.sites import Role, Site
 from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
 from tgi_trio.model.matrices import (
     AttentionRefs,
+    BesideRefs,
     ExpertsRefs,
     LayerRefs,
     LinearRef,
@@ -26,7 +27,11 @@ from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedSite
 from tgi_trio.shard.numba_backend.attention_operations import AttentionWriter
 from tgi_trio.shard.numba_backend.mixer_operations import add_mixer
-from tgi_trio.shard.numba_backend.mixture_operations import Branch, add_mixture
+from tgi_trio.shard.numba_backend.mixture_operations import (
+    Branch,
+    MixtureWriter,
+    add_mixture,
+)
 from tgi_trio.shard.numba_backend.norm_operations import NormWriter
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.own_operations import add_own_input, add_own_inputs
@@ -231,11 +236,17 @@ class ProgramBuilder:
     def _mlp(self, refs: LayerRefs, layer: LayerSpec, feeder: int) -> None:
         """Add what follows the norm in row `feeder`."""
         if isinstance(refs.mlp, MlpRefs):
-            self._dense(refs.mlp, refs.mlp_post_norm, feeder)
+            post_norm = refs.mlp_post_norm
+            self._dense(refs.mlp, feeder)
+            if refs.beside is not None and layer.experts is not None and post_norm is not None:
+                self._beside(refs.mlp.down, refs.beside, layer.experts, post_norm)
+            else:
+                self._branch(refs.mlp.down, Buffer.INNER, post_norm)
         elif refs.mlp is not None and layer.experts is not None:
             self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm, feeder)
 
-    def _dense(self, mlp: MlpRefs, post_norm: NormRef | None, feeder: int) -> None:
+    def _dense(self, mlp: MlpRefs, feeder: int) -> None:
+        """Add an MLP up to what its last linear layer reads."""
         self._adapt("inner", mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
         self.writer.linear(
             mlp.inner,
@@ -249,7 +260,22 @@ class ProgramBuilder:
             learned=self._learned(mlp),
         )
         self._adapt("down", mlp.down, Buffer.INNER)
-        self._branch(mlp.down, Buffer.INNER, post_norm)
+
+    def _beside(
+        self, down: LinearRef, refs: BesideRefs, experts: ExpertsSpec, post_norm: NormRef
+    ) -> None:
+        """End an MLP that has experts beside it: the sum of both joins the residual stream."""
+        spec = self._spec
+        self.writer.linear(down, Buffer.INNER, Buffer.DENSE)
+        branch = Branch(Buffer.BRANCH, 1.0, spec.activation, spec.hidden_size)
+        mixture = MixtureWriter(self.writer, refs.experts, experts, branch, refs.expert_scale)
+        self._norms.add(refs.router_norm, Buffer.HIDDEN)
+        mixture.route(len(self.writer.rows) - 1, scale=spec.hidden_size**-0.5)
+        self._norms.add(refs.norm, Buffer.HIDDEN)
+        mixture.mix(len(self.writer.rows) - 1)
+        self._norms.add_in_place(refs.dense_post_norm, Buffer.DENSE, spec.hidden_size)
+        self._norms.join(refs.post_norm, 1.0, target=Buffer.DENSE)
+        self._norms.join(post_norm, spec.residual_scale, source=Buffer.DENSE)
 
     def _learned(self, mlp: MlpRefs) -> int:
         """Keep the numbers of xIELU as kernels read them; return their address, 0 for none."""

@@ -126,6 +126,7 @@ class Buffer(IntEnum):
     MIXED = 25
     DECAYS = 26  # float32 [T, heads * key_dim]: what each channel of a key forgets
     OWN = 27  # float32 [T, layers * width]: layers' own embeddings
+    DENSE = 28  # float32 [T, hidden]: what an MLP says that has experts beside it
 
 
 class Routing(IntEnum):
@@ -250,6 +251,7 @@ MIXTURE = np.dtype(
         ("groups", "i8"),
         ("groups_used", "i8"),
         ("choice_bias", "i8"),  # float32 [count]; 0: none
+        ("expert_scale", "i8"),  # float32 [count]: of each expert's part; 0: none
         ("paired", "i8"),  # 1: rows of gate and up take turns, not 16 of each
         ("jitter", "f4"),
         ("scale", "f4"),  # of the parts

@@ -55,17 +55,28 @@ def route(rank, step, op, mixture, scratch):
         parts = step.buffers[PARTS] + t * mixture.per_token * 4
         if mixture.routing == SPARSE_MIXER:
             mix_sparsely(mixture, logits, scratch, chosen, parts)
-            continue
-        odds, scores = scratch, scratch + 4 * room
-        find_odds(mixture, logits, odds)
-        for i in range(0, room, LANES):
-            value = load(odds + 4 * i)
-            if mixture.choice_bias:
-                value = add(value, load(mixture.choice_bias + 4 * i))
-            store(scores + 4 * i, value)
-        if mixture.groups > 1:
-            bar_groups(mixture, scores, scratch + 8 * room)
-        choose_best(mixture, odds, scores, chosen, parts)
+        else:
+            odds, scores = scratch, scratch + 4 * room
+            find_odds(mixture, logits, odds)
+            for i in range(0, room, LANES):
+                value = load(odds + 4 * i)
+                if mixture.choice_bias:
+                    value = add(value, load(mixture.choice_bias + 4 * i))
+                store(scores + 4 * i, value)
+            if mixture.groups > 1:
+                bar_groups(mixture, scores, scratch + 8 * room)
+            choose_best(mixture, odds, scores, chosen, parts)
+        scale_parts(mixture, chosen, parts)
+
+
+@kernel
+def scale_parts(mixture, chosen, parts):
+    """Multiply the parts of a token's experts with the scales that these have."""
+    if mixture.expert_scale:
+        scales = floats_at(mixture.expert_scale, mixture.count)
+        own = floats_at(parts, mixture.per_token)
+        for j in range(mixture.per_token):
+            own[j] *= scales[load_int(chosen + 4 * j)]
 
 
 @kernel
