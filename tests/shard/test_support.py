@@ -89,15 +89,35 @@ def test_torch_claims_every_field_of_a_model() -> None:
 
 def test_the_kernels_claim_every_field_but_those_of_what_they_refuse_whole() -> None:
     others = ("Mamba1.", "RecurrentGate.")
-    refused = {key for key in FIELDS if key.startswith((*others, "StreamsSpec."))}
+    refused = {key for key in FIELDS if key.startswith(others)}
     assert kernel_fit.CLAIMS.keys() == FIELDS - refused
 
 
 def test_the_kernels_refuse_whole_what_they_claim_no_field_of() -> None:
-    several = dataclasses.replace(LLAMA, streams=StreamsSpec(2, 0, scaled=True, detour_rank=8))
+    mixer = Mamba1(64, 16, step_rank=4, taps=4)
+    layer = dataclasses.replace(LLAMA.layers[0], mixer=mixer, attends=False)
+    scanned = dataclasses.replace(LLAMA, layers=(layer, LLAMA.layers[0]))
     assert kernel_fit.find_unsupported(LLAMA, "float32") is None
-    why = "a token has several hidden states"
-    assert kernel_fit.find_unsupported(several, "float32") == why
+    why = "layers keep a state of another kind"
+    assert kernel_fit.find_unsupported(scanned, "float32") == why
+
+
+def test_the_kernels_compute_several_hidden_states_as_one_family_has_them() -> None:
+    def refusal(streams: StreamsSpec, **changes: Any) -> str | None:
+        own = OwnInputsSpec(width=32, rows=64, image_token=0)
+        spec = dataclasses.replace(LLAMA, streams=streams, own_inputs=own)
+        return kernel_fit.find_unsupported(dataclasses.replace(spec, **changes), "float32")
+
+    streams = StreamsSpec(4, 0, scaled=True, detour_rank=32)
+    assert refusal(streams) is None
+    alone = "layers with several hidden states have no embeddings of their own"
+    assert refusal(streams, own_inputs=None) == alone
+    other = "layers with several hidden states are not those of Gemma 3n"
+    assert refusal(streams, parallel=True) == other
+    wide = "detours of 8 numbers, which is no multiple of 32"
+    assert refusal(dataclasses.replace(streams, detour_rank=8)) == wide
+    many = "a token has 17 hidden states, which are more than 16"
+    assert refusal(dataclasses.replace(streams, count=17)) == many
 
 
 def test_the_kernels_compute_compressed_keys_and_values_that_fill_panels() -> None:

@@ -108,8 +108,16 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.reads_layer": ANY,
     "LayerSpec.sinks": ANY,
     "LayerSpec.mlp_width": _MLP,
-    "LayerSpec.sparsity": only(0.0, refusal="gates are cut at a bound"),
-    "DecoderSpec.streams": only(None, refusal="a token has several hidden states"),
+    "LayerSpec.sparsity": ANY,
+    "DecoderSpec.streams": ANY,
+    "StreamsSpec.count": Claim(
+        lambda n: n <= LANES, f"a token has {{}} hidden states, which are more than {LANES}"
+    ),
+    "StreamsSpec.active": ANY,
+    "StreamsSpec.scaled": ANY,
+    "StreamsSpec.detour_rank": multiples(
+        PANEL, f"detours of {{}} numbers, which is no multiple of {PANEL}"
+    ),
     "LayerSpec.beside": ANY,
     "DecoderSpec.value_norm": ANY,
     "DecoderSpec.value_scale": ANY,
@@ -227,6 +235,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return "no layer has attention"
     if spec.latent is not None and (reason := _find_odd_latents(spec)):
         return reason
+    if spec.streams is not None and (reason := _find_odd_streams(spec)):
+        return reason
     for layer in spec.layers:
         if layer.mixer is not None and layer.attends:
             return "a layer has attention and keeps a state beside it"
@@ -236,6 +246,16 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "experts have no gate"
         if layer.beside and (spec.parallel or not spec.names.mlp_post_norm):
             return "experts beside an MLP join it without a norm"
+    return None
+
+
+def _find_odd_streams(spec: DecoderSpec) -> str | None:
+    """Return what is not computed together with several hidden states of a token."""
+    dense = all(layer.attends and layer.feeds and not layer.experts for layer in spec.layers)
+    if not dense or spec.parallel or spec.latent is not None:
+        return "layers with several hidden states are not those of Gemma 3n"
+    if spec.own_inputs is None:
+        return "layers with several hidden states have no embeddings of their own"
     return None
 
 

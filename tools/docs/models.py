@@ -62,9 +62,9 @@ have operations of its own around their attention ([latents](cpu-backend.md#late
 Layers may differ in what they keep of a token (Gemma 3n and 4, MiMo-V2-Flash): in the width and
 number of their heads, values may be narrower than keys, and the last layers may keep nothing and
 read what one before them has written. A block of K and V is of all layers, each with a part of its
-size (`torch_backend/kv_cache.py`). The CPU kernels serve all but Gemma 3n;
-torch serves that there, as it does on a device heads of more than 256 numbers and values narrower
-than keys, without kernels of our own. Gemma 3n's first layers cut gates at a bound that all gates
+size (`torch_backend/kv_cache.py`). The CPU kernels serve all of them; on
+a device torch serves heads of more than 256 numbers and values narrower than keys, without kernels
+of our own. Gemma 3n's first layers cut gates at a bound that all gates
 of an MLP set together: such models are not split over ranks.
 
 DeepSeek V3.2 and GLM 5 attend to those tokens alone that an index scores best

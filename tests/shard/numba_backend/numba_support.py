@@ -30,6 +30,7 @@ from tgi_trio.shard.numba_backend.verified import (
     choose_panel_kernels,
     choose_rare_kernel,
     choose_state_kernel,
+    choose_stream_kernel,
 )
 from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
 
@@ -194,6 +195,8 @@ def cpu_runner(
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
     if program.is_rare:
         program.link_rare(choose_rare_kernel(variant))
+    if program.has_streams:
+        program.link_streams(choose_stream_kernel(variant))
     if program.has_latents:
         program.link_latents(choose_latent_kernel(variant))
     if program.state_bytes:

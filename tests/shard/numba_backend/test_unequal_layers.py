@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +23,17 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     sequences,
 )
-from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers
+from tgi_trio.shard.numba_backend import stream_self_test, verified
+from tgi_trio.shard.numba_backend.kernels.variant import Variant
+from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
+from tgi_trio.shard.numba_backend.weight_layout import CacheNumbers, Storage
 from tgi_trio.shard.placed_features import PlacedFeatures
-from tgi_trio.testing.tiny_families import GEMMA4_E, GEMMA4_MOE
+from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Checkpoint = Callable[..., Path]
 SPARSE = {**UNEQUAL["gemma4_text"], **GEMMA4_MOE, "num_experts": 40, "top_k_experts": 3}
+STREAMS = {"head_dim": 32, "hidden_size_per_layer_input": 32, "laurel_rank": 32}
 OWN = {**UNEQUAL["gemma4_text"], **GEMMA4_E, "hidden_size_per_layer_input": 32}
 
 
@@ -53,6 +58,31 @@ def test_experts_beside_an_mlp(checkpoint: Checkpoint) -> None:
         for row in batch:
             assert_greedy(golden, recorder, row, 3e-4)
     assert len({tuple(generated(row)) for row in batch}) == len(batch)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{}, {**GEMMA3N_SPARSE, "altup_active_idx": 2, "altup_correct_scale": False}],
+    ids=["first", "third, gates above a bound"],
+)
+def test_several_hidden_states(checkpoint: Checkpoint, own: dict[str, Any]) -> None:
+    """Any of them is computed; layers that cut gates have MLPs of widths of their own."""
+    folder = checkpoint("gemma3n_text", **STREAMS, **own)
+    golden, batch = Golden(folder), sequences(prompts(6), 3, new=8)
+    with cpu_runner(folder, cores=(0, 1)) as (runner, recorder):
+        assert runner.info.layers == 2  # of four, the last two keep nothing
+        run(runner, batch, chunk=7, joins=3, seed=1)
+        for row in batch:
+            assert_greedy(golden, recorder, row, 1e-4)
+    assert len({tuple(generated(row)) for row in batch}) == len(batch)
+
+
+def test_streams_that_are_computed_wrongly_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
+    right = stream_self_test._as_large
+    monkeypatch.setattr(stream_self_test, "_as_large", lambda *given: 1.1 * right(*given))
+    with pytest.raises(UnsupportedError, match="kernels of hidden states failed: SPLIT is"):
+        verified.choose_stream_kernel(variant)
 
 
 def test_scales_of_eight_bits_are_those_of_the_layer_that_keeps(checkpoint: Checkpoint) -> None:

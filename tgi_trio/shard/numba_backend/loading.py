@@ -128,6 +128,7 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
         choose_panel_kernels,
         choose_rare_kernel,
         choose_state_kernel,
+        choose_stream_kernel,
         choose_variant,
     )
 
@@ -148,6 +149,8 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
         program.link_mixtures(choose_mixture_kernel(dtype, variant))
     if program.is_rare:
         program.link_rare(choose_rare_kernel(variant))
+    if program.has_streams:
+        program.link_streams(choose_stream_kernel(variant))
     if program.has_latents:
         program.link_latents(choose_latent_kernel(variant))
     if program.state_bytes:

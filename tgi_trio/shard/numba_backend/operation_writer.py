@@ -58,12 +58,13 @@ class OperationWriter:
         *,
         paired: bool = False,
         feeder: int | None = None,
+        place: int = 0,
         **fields: Any,
     ) -> None:
         """Add a linear layer; `paired`: the gate and up of a gated unit, computed together.
 
-        `feeder`: the row that leaves its activations; None: the one before it. Raises
-        ModelLoadError as the weights do.
+        `feeder`: the row that leaves its activations; None: the one before it. `place`: of its
+        first feature in a target row. Raises ModelLoadError as the weights do.
         """
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
         weights = read_linear(self.source, linear, every_unit)
@@ -96,7 +97,7 @@ class OperationWriter:
                 target=target,
                 inputs=packing.count_inputs(inputs) if packing else inputs,
                 outputs=count,
-                offset=offset,
+                offset=place + offset,
                 **own,
                 **defaults,
             )

@@ -25,7 +25,15 @@ from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.own_operations import own_width
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
-from tgi_trio.shard.numba_backend.tables import KEEPING, MIXING, OF_LATENTS, RARE, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import (
+    KEEPING,
+    MIXING,
+    OF_LATENTS,
+    RARE,
+    STREAMING,
+    Buffer,
+    Code,
+)
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
 from tgi_trio.shard.rotary_frequencies import rotary_axes, rotary_frequencies
 
@@ -207,6 +215,16 @@ class Program:
         self.operations["kernel"][np.isin(self.operations["code"], OF_LATENTS)] = kernel
         self._mirror()
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether a token has several hidden states."""
+        return self.spec.streams is not None
+
+    def link_streams(self, kernel: int) -> None:
+        """Have the entry at this address compute what is around the one that layers compute."""
+        self.operations["kernel"][np.isin(self.operations["code"], STREAMING)] = kernel
+        self._mirror()
+
     def link_states(self, kernel: int) -> None:
         """Have the entry at this address compute what keeps states."""
         self.operations["kernel"][np.isin(self.operations["code"], KEEPING)] = kernel
@@ -310,6 +328,10 @@ class Program:
         if spec.own_inputs is not None:
             mixed.append(spec.own_inputs.width)
             projected.append(spec.own_inputs.width)
+        if spec.streams is not None:
+            projected.append(spec.streams.detour_rank)
+        cut = [layer for layer in spec.layers if layer.sparsity]
+        projected += [2 * (layer.mlp_width or spec.mlp_width) for layer in cut]
         mlp = max(spec.mlp_width, *(layer.mlp_width for layer in spec.layers))
         widest = max(spec.hidden_size, queries, mlp, self._built.writer.widest, *mixed)
         blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
@@ -318,6 +340,7 @@ class Program:
         mixtures = [layer.experts for layer in spec.layers if layer.experts]
         members = tokens * max((each.per_token for each in mixtures), default=0)
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
+        streams = spec.streams.count if spec.streams else 0
         inner = [each.per_token * each.width for each in mixtures]
         inner += [each.shared_width for each in mixtures]
         beside = any(layer.beside for layer in spec.layers)
@@ -339,7 +362,7 @@ class Program:
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
             Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
             Buffer.UNSORTED: max(tokens, wanted) * spec.hidden_size * 4 if self.kinds else 0,
-            Buffer.ROUTED: tokens * experts * 4,
+            Buffer.ROUTED: tokens * max(experts, pad_to_panel(streams)) * 4,
             Buffer.CHOSEN: members * 4,
             Buffer.PARTS: members * 4,
             Buffer.GROUPS: 12 * (1 + experts),
@@ -351,6 +374,7 @@ class Program:
             Buffer.DECAYS: tokens * max(forgetting, default=0) * 4,
             Buffer.MIXED: (tokens + SPARE_ROWS) * max(mixed, default=0) * 4,
             Buffer.OWN: tokens * own_width(spec) * 4,
+            Buffer.STREAMS: tokens * streams * spec.hidden_size * 4,
             Buffer.DENSE: tokens * spec.hidden_size * 4 if beside else 0,
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from tgi_trio.shard.numba_backend.norm_operations import NormWriter
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
 from tgi_trio.shard.numba_backend.own_operations import add_own_input, add_own_inputs
 from tgi_trio.shard.numba_backend.packing import Packer, to_storage
+from tgi_trio.shard.numba_backend.stream_operations import StreamWriter
 from tgi_trio.shard.numba_backend.tables import (
     ACTIVATIONS,
     Buffer,
@@ -93,6 +95,9 @@ class ProgramBuilder:
         self._norms = NormWriter(self.writer, spec)
         kv_scales = kv.scales if kv else [(1.0, 1.0)] * len(spec.layers)
         self._heads = AttentionWriter(self.writer, self._norms, spec, kv_scales, bf16=bf16)
+        self._streams: StreamWriter | None = None
+        if spec.streams is not None:
+            self._streams = StreamWriter(self.writer, self._norms, spec, spec.streams)
         self._index = 0  # of the layer whose operations are written
         self.layer_rows: list[int] = []  # the first operation of each
         self._build()
@@ -142,10 +147,14 @@ class ProgramBuilder:
             add_own_inputs(
                 self.writer, outer.own_inputs, spec.own_inputs, spec, norm, bf16=self._bf16
             )
+        if self._streams is not None and outer.streams is not None:
+            self._streams.split(outer.streams)
         for index, layer in enumerate(spec.layers):
             self._index = index
             self.layer_rows.append(len(self.writer.rows))
             self._layer(layer_refs(spec, index), layer)
+        if self._streams is not None and outer.streams is not None:
+            self._streams.merge(outer.streams)
         self._norms.add(outer.final_norm, Buffer.HIDDEN, wanted_only=1)
         self.writer.linear(
             outer.head,
@@ -197,6 +206,8 @@ class ProgramBuilder:
             self._norms.add(refs.attention_norm, Buffer.HIDDEN)
             add_mixer(self.writer, refs.mixer, layer.mixer)
             self._branch(refs.mixer.output, Buffer.MIXED, refs.attention_post_norm)
+        if self._streams is not None and refs.streams is not None:
+            self._streams.predict(refs.streams)
         if refs.attention is not None:
             self._norms.add(refs.attention_norm, Buffer.HIDDEN)
             self._attention(refs, refs.attention, layer)
@@ -208,9 +219,14 @@ class ProgramBuilder:
     def _leave(self, refs: LayerRefs) -> None:
         """Add what ends some layers: embeddings of their own, a scale."""
         spec = self._spec
+        if self._streams is not None and refs.streams is not None:
+            self._streams.correct(refs.streams)
         if refs.own_input is not None and spec.own_inputs is not None:
             add_own_input(self.writer, refs.own_input, spec.own_inputs, spec, self._index)
-            self._norms.join(refs.own_input.post_norm, 1.0)
+            if self._streams is not None:
+                self._streams.spread(refs.own_input.post_norm)
+            else:
+                self._norms.join(refs.own_input.post_norm, 1.0)
         if refs.scale is not None:
             scale = self.writer.source.vector(refs.scale.name, 1)[0]
             self.writer.add(Code.SCALE, target=Buffer.HIDDEN, width=spec.hidden_size, scale=scale)
@@ -229,15 +245,19 @@ class ProgramBuilder:
                 self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
                 feeder = len(self.writer.rows) - 1
             self._mlp(refs, layer, feeder)
+        if self._streams is not None and refs.streams is not None:
+            self._streams.detour(refs.streams, refs.attention_norm, feeder)
         says = self._heads.attend(self._index, attention, layer)
         self._adapt("output", attention.output, says)
         self._branch(attention.output, says, refs.attention_post_norm)
+        if self._streams is not None:
+            self._streams.end_attention()
 
     def _mlp(self, refs: LayerRefs, layer: LayerSpec, feeder: int) -> None:
         """Add what follows the norm in row `feeder`."""
         if isinstance(refs.mlp, MlpRefs):
             post_norm = refs.mlp_post_norm
-            self._dense(refs.mlp, feeder)
+            self._dense(refs.mlp, layer, feeder)
             if refs.beside is not None and layer.experts is not None and post_norm is not None:
                 self._beside(refs.mlp.down, refs.beside, layer.experts, post_norm)
             else:
@@ -245,8 +265,23 @@ class ProgramBuilder:
         elif refs.mlp is not None and layer.experts is not None:
             self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm, feeder)
 
-    def _dense(self, mlp: MlpRefs, feeder: int) -> None:
+    def _dense(self, mlp: MlpRefs, layer: LayerSpec, feeder: int) -> None:
         """Add an MLP up to what its last linear layer reads."""
+        width = mlp.down.pieces[0].matrix.columns
+        if layer.sparsity:  # which hangs on all gates
+            self._adapt("inner", mlp.inner, Buffer.NORMED, feeder=feeder)
+            self.writer.linear(mlp.inner, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)
+            self.writer.add(
+                Code.CUT,
+                source=Buffer.PROJECTED,
+                target=Buffer.INNER,
+                width=width,
+                scale=NormalDist().inv_cdf(layer.sparsity),
+                activation=ACTIVATIONS[self._spec.activation],
+                learned=self._learned(mlp),
+            )
+            self._adapt("down", mlp.down, Buffer.INNER)
+            return
         self._adapt("inner", mlp.inner, Buffer.NORMED, paired=mlp.gated, feeder=feeder)
         self.writer.linear(
             mlp.inner,
@@ -254,7 +289,7 @@ class ProgramBuilder:
             Buffer.INNER,
             paired=mlp.gated,
             feeder=feeder,
-            width=mlp.down.pieces[0].matrix.columns,
+            width=width,
             epilogue=Epilogue.GATE if mlp.gated else Epilogue.ACTIVATE,
             activation=ACTIVATIONS[self._spec.activation],
             learned=self._learned(mlp),

@@ -25,7 +25,9 @@ from tgi_trio.shard.numba_backend.tables import (
 
 _TOKENS, _SIZE, _EPS = 3, 64, 1e-5
 _POSITIONS = (5, 0, 2)  # and tokens
+_ELSEWHERE = (Code.PASS_ON, Code.OPEN, Code.CUT)  # their results are not in their buffer
 _ROWS, _SCALE = 4, 0.25
+_CUTTING = {"activation": Activation.SILU, "forms": Form.WIDE}
 
 
 def find_fault(variant: Variant) -> str | None:
@@ -49,6 +51,7 @@ def find_fault(variant: Variant) -> str | None:
         (Code.PASS_ON, x, {"inputs": _SIZE, "span": _SIZE, "forms": Form.WIDE}),
         (Code.REORDER, _turned(x), {"order": address(order)}),
         (Code.SCALE, x * np.float32(_SCALE), {"scale": _SCALE}),
+        (Code.CUT, _cut(x), {"width": 32, "scale": _SCALE, "target": Buffer.UNSORTED, **_CUTTING}),
         (Code.TELL, _told(x, table, gain), _telling(stored, gain)),
         *((Code.OPEN, _opened(x, kind, gain), _opening(kind, gain)) for kind in GroupNorm),
     ]
@@ -74,6 +77,16 @@ def _opened(x: Floats, norm: GroupNorm, gain: Floats) -> Floats:
         groups = groups * gain.reshape(2, 32)
     normed = groups.reshape(_TOKENS, _SIZE)
     return np.asarray(normed if norm == GroupNorm.BEHIND else normed * gates, np.float32)
+
+
+def _cut(x: Floats) -> Floats:
+    """Return rows of 32 gates above their bound and of what these are for, then nothing."""
+    gates, ups = x[:, :32], x[:, 32:]
+    bound = gates.mean(axis=1, keepdims=True) + _SCALE * gates.std(axis=1, keepdims=True)
+    above = np.maximum(gates - bound, 0.0)
+    opened = above / (1.0 + np.exp(-above)) * ups
+    rest = np.zeros(x.size - opened.size, np.float32)
+    return np.asarray(np.concatenate((opened.reshape(-1), rest)).reshape(x.shape), np.float32)
 
 
 def _told(x: Floats, table: Floats, gain: Floats) -> Floats:
@@ -122,5 +135,5 @@ def _run(variant: Variant, code: Code, x: Floats, fields: dict[str, Any]) -> Flo
     for rank in range(2):
         step["threads"] = 2
         run_rare(narrowed(variant), rank, address(step), address(op), 0, address(scratch))
-    found: Floats = (unsorted if code in (Code.PASS_ON, Code.OPEN) else rows)[:, :_SIZE].copy()
+    found: Floats = (unsorted if code in _ELSEWHERE else rows)[:, :_SIZE].copy()
     return found

@@ -33,6 +33,13 @@ class Code(IntEnum):
     OPEN = 15  # what is read, through a gate, and a norm of groups if there is one
     SCALE = 22  # hidden states times a number
     TELL = 23  # layers' own embeddings: what is projected is normed, rows of a table join it
+    CUT = 24  # gates that are above a bound open, as far as they are
+    # Of several hidden states of a token, see `kernels/streams.py`:
+    SPLIT = 25  # those that are projected are made as large as the first
+    PREDICT = 26  # what they may be behind a layer
+    CORRECT = 27  # by the one that was computed
+    SPREAD = 28  # a branch, to all but the first
+    MERGE = 29  # their mean, all as large as the first
     # Of what keeps a state per sequence, see `kernels/states/`:
     CONVOLVE = 16  # each channel with those of the tokens before
     RECUR = 17  # matrices of heads, which every token changes and reads
@@ -46,9 +53,10 @@ class Code(IntEnum):
 MIXING = (Code.ROUTE, Code.ARRANGE, Code.EXPERTS, Code.JOIN)
 RARE = (
     *(Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN),
-    *(Code.SCALE, Code.TELL),
+    *(Code.SCALE, Code.TELL, Code.CUT),
 )
 KEEPING = (Code.CONVOLVE, Code.RECUR)
+STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
 
@@ -110,7 +118,7 @@ class Buffer(IntEnum):
     FLOATS = 14  # activations [T, widest] for weights that are no whole numbers: float32, bfloat16
     UNSORTED = 15  # float32 [T, hidden]: what a norm leaves for QUANTISE to bring into an order
     # Of mixtures; each token has a row for each expert that it goes to:
-    ROUTED = 16  # float32 [T, padded experts]: what the router says
+    ROUTED = 16  # float32 [T, padded experts]: what the router says, of streams as well
     CHOSEN = 17  # int32 [T, per_token]: experts
     PARTS = 18  # float32 [T, per_token]: how much of each
     GROUPS = 19  # int32 [1 + experts, 3]: how many experts have rows; each, its first row, its end
@@ -127,6 +135,7 @@ class Buffer(IntEnum):
     DECAYS = 26  # float32 [T, heads * key_dim]: what each channel of a key forgets
     OWN = 27  # float32 [T, layers * width]: layers' own embeddings
     DENSE = 28  # float32 [T, hidden]: what an MLP says that has experts beside it
+    STREAMS = 29  # float32 [T, count * hidden]: all hidden states, where a token has several
 
 
 class Routing(IntEnum):
@@ -234,7 +243,8 @@ OPERATION = np.dtype(
         ("clip", "f4"),  # results are cut there on both sides; 0: none
         ("spare", "f4"),
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
-        ("facts", "i8"),  # what it needs to know beside: MIXTURE, MIXER, OPENING, LATENT or OWN
+        # What it needs to know beside: MIXTURE, MIXER, OPENING, LATENT, OWN or STREAM
+        ("facts", "i8"),
         # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them
         ("span", "i8"),
         ("states", "i8"),  # slots, of `state_bytes` each
@@ -318,6 +328,17 @@ OWN = np.dtype(
     [
         ("table", "i8"),  # [rows, width], in the model's dtype
         ("rows", "i8"),  # tokens beyond them have the first
+    ]
+)
+
+# Of SPLIT and what follows it.
+STREAM = np.dtype(
+    [
+        ("count", "i8"),
+        ("active", "i8"),  # which one layers compute
+        # float32 [count, count], of PREDICT [count * count, count]: of what a router says
+        ("coefficients", "i8"),
+        ("scale", "i8"),  # float32 [hidden]: of what CORRECT shows; 0: none
     ]
 )
 

@@ -16,6 +16,7 @@ from tgi_trio.shard.numba_backend import (
     sampler_self_test,
     self_test,
     state_self_test,
+    stream_self_test,
 )
 from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
@@ -29,6 +30,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.link import (
 from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Multiplier
 from tgi_trio.shard.numba_backend.kernels.rare import run_rare
 from tgi_trio.shard.numba_backend.kernels.sampling.rows import work_on_rows
+from tgi_trio.shard.numba_backend.kernels.streams import run_streams
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.numba_sampler import CpuSampler
 from tgi_trio.shard.numba_backend.parallel_compilation import compile_in_parallel, run_in_parallel
@@ -127,6 +129,20 @@ def choose_rare_kernel(variant: Variant) -> int:
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
         raise UnsupportedError(f"the self-test of the kernels failed: {fault}")
+    return kernel
+
+
+def choose_stream_kernel(variant: Variant) -> int:
+    """Return the address of what several hidden states need; raises UnsupportedError if it does not
+    work.
+    """
+    try:
+        kernel = compile_apart(run_streams, variant)
+        fault = stream_self_test.find_fault(variant)
+    except Exception as error:  # as in `choose_variant`
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise UnsupportedError(f"the self-test of the kernels of hidden states failed: {fault}")
     return kernel
 
 

@@ -26,6 +26,7 @@ from tgi_trio.shard.numba_backend.tables import (
     OPERATION,
     OWN,
     STEP,
+    STREAM,
 )
 
 _ARGUMENTS = 5  # integers, behind the variant
@@ -104,4 +105,5 @@ mixture_at = _record_of(MIXTURE, "Return the numbers of a mixture at an address.
 mixer_at = _record_of(MIXER, "Return the numbers of what keeps a state at an address.")
 opening_at = _record_of(OPENING, "Return the numbers of gates at an address.")
 own_at = _record_of(OWN, "Return where layers' own embeddings are, at an address.")
+streams_at = _record_of(STREAM, "Return the numbers of several hidden states at an address.")
 latent_at = _record_of(LATENT, "Return the numbers of latents at an address.")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from tgi_trio.shard.numba_backend.kernels import entry, kernel
+from tgi_trio.shard.numba_backend.kernels.activation import activate
 from tgi_trio.shard.numba_backend.kernels.apart import operation_at, own_at, step_at
 from tgi_trio.shard.numba_backend.kernels.norm import inverse_deviation, normed
 from tgi_trio.shard.numba_backend.kernels.opening import open_row
-from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms
+from tgi_trio.shard.numba_backend.kernels.quantised.activations import store_forms, store_result
 from tgi_trio.shard.numba_backend.kernels.vectors import (
     add,
     copy_word,
@@ -17,8 +18,10 @@ from tgi_trio.shard.numba_backend.kernels.vectors import (
     load,
     load_int,
     load_stored,
+    maximum,
     multiply,
     store,
+    subtract,
     total,
 )
 from tgi_trio.shard.numba_backend.tables import Buffer, Code
@@ -28,6 +31,7 @@ PLACE, NORM_ROWS, PASS_ON, OPEN, SCALE, TELL = (
     int(code)
     for code in (Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.OPEN, Code.SCALE, Code.TELL)
 )
+CUT = int(Code.CUT)
 _BOTH = 2.0**-0.5  # of a sum of two
 QKV = int(Buffer.QKV)
 
@@ -49,6 +53,8 @@ def run_rare(variant, rank, step_address, op_address, counter, scratch):
             scale_row(step, op, t)
         elif op.code == TELL:
             tell(variant, step, op, t)
+        elif op.code == CUT:
+            cut_gates(variant, step, op, t)
         else:
             reorder(step, op, t, scratch)
 
@@ -113,6 +119,24 @@ def tell(variant, step, op, t):
             told = load_stored(variant.kv, source + (begin + i) * variant.kv.bytes)
             both = fma(told, fill(op.scale), value)
             store(x + 4 * i, multiply(both, fill(_BOTH)))
+
+
+@kernel
+def cut_gates(variant, step, op, t):
+    """target[t] = activation(max(gate - bound, 0)) * up, of a row of gates, then ups.
+
+    The bound is the mean of the row's gates and `scale` times their standard deviation.
+    """
+    size = op.width
+    gates, sums = step.buffers[op.source] + t * 2 * size * 4, fill(0.0)
+    for i in range(0, 4 * size, 4 * LANES):
+        sums = add(sums, load(gates + i))
+    mean = total(sums) / size
+    bound = fill(mean + op.scale / inverse_deviation(gates, size, mean, 0.0))
+    for i in range(0, size, LANES):
+        gate = maximum(subtract(load(gates + 4 * i), bound), fill(0.0))
+        value = multiply(activate(op.activation, gate, op.learned), load(gates + 4 * (size + i)))
+        store_result(variant, op, step.buffers[op.target], t * size + i, value)
 
 
 @kernel
