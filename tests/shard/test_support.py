@@ -168,11 +168,9 @@ def test_the_kernels_compute_states_beside_layers_of_attention() -> None:
     )
 
 
-def test_the_kernels_refuse_experts_without_gates() -> None:
+def test_the_kernels_compute_experts_beside_an_mlp_that_norms_join() -> None:
     experts = ExpertsSpec(count=4, per_token=2, width=64, normalise=True)
     layers = (dataclasses.replace(LLAMA.layers[0], experts=experts),)
-    spec = dataclasses.replace(LLAMA, layers=layers, gated=False)
-    assert kernel_fit.find_unsupported(spec, "float32") == "experts have no gate"
     beside = dataclasses.replace(LLAMA, layers=(dataclasses.replace(layers[0], beside=True),))
     assert kernel_fit.find_unsupported(beside, "float32") == (
         "experts beside an MLP join it without a norm"

@@ -242,8 +242,6 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "a layer has attention and keeps a state beside it"
         if layer.mixer is not None and spec.parallel:
             return "what keeps a state is parallel to the MLP"
-        if layer.experts is not None and not spec.gated:
-            return "experts have no gate"
         if layer.beside and (spec.parallel or not spec.names.mlp_post_norm):
             return "experts beside an MLP join it without a norm"
     return None

@@ -87,7 +87,9 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "mamba_head_dim": 32,
         "ssm_state_size": 32,
-        "layers_block_type": ["mamba", "attention", "mlp", "mamba"],
+        "layers_block_type": ["mamba", "moe", "attention", "mlp"],
+        "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 96,
     },
 }
 

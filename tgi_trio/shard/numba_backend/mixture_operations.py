@@ -97,14 +97,13 @@ class MixtureWriter:
         self._arrange(inner)
         if refs.shared is not None:
             self._share(refs.shared)
-        gated = {"epilogue": Epilogue.GATE, "activation": ACTIVATIONS[branch.activation]}
+        gated, paired = refs.experts[0].gated, refs.experts[0].paired
         if inner is not None:
             writer.quantised.add(len(writer.rows), inner)
         inner_row = len(writer.rows)
-        paired = not refs.experts[0].paired
         self._experts(
             [expert.inner for expert in refs.experts], inner, Buffer.ARRANGED, Buffer.INNER,
-            paired=paired, width=spec.width, **gated,
+            paired=gated and not paired, width=spec.width, **self._activated(gated=gated),
         )  # fmt: skip
         down = self._find_packing([expert.down for expert in refs.experts])
         writer.feeder = inner_row
@@ -155,11 +154,10 @@ class MixtureWriter:
             shared.inner,
             Buffer.NORMED,
             Buffer.INNER,
-            paired=True,
+            paired=shared.gated,
             feeder=self._feeder,
             width=self._spec.shared_width,
-            epilogue=Epilogue.GATE,
-            activation=ACTIVATIONS[branch.activation],
+            **self._activated(gated=shared.gated),
         )
         if router is None:
             writer.linear(
@@ -175,6 +173,11 @@ class MixtureWriter:
             width=branch.hidden,
             scale=branch.scale,
         )
+
+    def _activated(self, *, gated: bool) -> dict[str, int]:
+        """Return what becomes of the results of a first linear layer."""
+        epilogue = Epilogue.GATE if gated else Epilogue.ACTIVATE
+        return {"epilogue": epilogue, "activation": ACTIVATIONS[self._branch.activation]}
 
     def _find_packing(self, linears: Sequence[LinearRef]) -> Packing | None:
         """Return how all these are packed as they are stored; None: they become plain numbers."""

@@ -43,7 +43,8 @@ EXPERT = 3  # int64 of an expert in `op.weights`: addresses of panels, of scales
 _STEP_BYTES = 4 * PANEL  # of a step of a panel
 _SHARED = 8  # one of so many pieces of work belongs to whoever is there first
 ROUTE, ARRANGE, JOIN = int(Code.ROUTE), int(Code.ARRANGE), int(Code.JOIN)
-GATE = int(Epilogue.GATE)
+GATE, ACTIVATE = int(Epilogue.GATE), int(Epilogue.ACTIVATE)
+ADD = int(Epilogue.ADD)
 GROUPS, MEMBERS, PARTS, OPENED = (
     int(b) for b in (Buffer.GROUPS, Buffer.MEMBERS, Buffer.PARTS, Buffer.OPENED)
 )
@@ -74,7 +75,7 @@ def multiply_experts(variant, rank, step, op, mixture, counter, sums):
     groups = step.buffers[GROUPS]
     used, panels = load_int(groups), op.outputs // PANEL
     pieces, experts = panels * used, np.int64(1)
-    if op.epilogue != GATE:
+    if op.epilogue == ADD:
         pieces, experts = panels, used
     begin, end = pieces * rank // step.threads, pieces * (rank + 1) // step.threads
     shared = np.int64(0)  # pieces at the end of every share that are anybody's
@@ -87,7 +88,7 @@ def multiply_experts(variant, rank, step, op, mixture, counter, sums):
         for expert in range(experts):
             for piece in range(begin, end):
                 group, panel = groups + 12 * (expert + 1), piece
-                if op.epilogue == GATE:
+                if op.epilogue != ADD:
                     group, panel = groups + 12 * (piece // panels + 1), piece % panels
                 multiply_expert(variant, step, op, mixture, group, panel, sums)
         item = np.int64(0)
@@ -131,7 +132,9 @@ def multiply_expert(variant, step, op, mixture, group, panel, sums):
 
 @kernel
 def finish_row(variant, step, op, mixture, expert, panel, row, sums):
-    """Take the sums of a row's panel to where they belong: through the gate, or to its token."""
+    """Take the sums of a row's panel to where they belong: activated, through the gate, or to its
+    token.
+    """
     first, second = load(sums), load(sums + 4 * LANES)
     place = panel * 4 * PANEL
     if expert[1]:
@@ -150,6 +153,12 @@ def finish_row(variant, step, op, mixture, expert, panel, row, sums):
             up = add(cut(up, mixture.limit), fill(1.0))
         value = multiply(activate(op.activation, gate, op.learned), up)
         store_result(variant, op, target, row * op.width + panel * LANES, value)
+    elif op.epilogue == ACTIVATE:
+        features = row * op.width + panel * PANEL
+        first = activate(op.activation, first, op.learned)
+        second = activate(op.activation, second, op.learned)
+        store_result(variant, op, target, features, first)
+        store_result(variant, op, target, features + LANES, second)
     else:
         member = load_int(step.buffers[MEMBERS] + 4 * row)
         part = fill(load_float(step.buffers[PARTS] + 4 * member) * op.scale)
