@@ -177,6 +177,24 @@ def test_the_kernels_compute_experts_beside_an_mlp_that_norms_join() -> None:
     )
 
 
+def test_the_kernels_compute_experts_of_compressed_tokens() -> None:
+    def refusal(width: int, **changes: str) -> str | None:
+        experts = ExpertsSpec(
+            count=4, per_token=2, width=64, normalise=True, latent_width=width, shared_width=64
+        )
+        layers = (dataclasses.replace(LLAMA.layers[0], experts=experts),)
+        own = dataclasses.replace(LLAMA.names, **changes)
+        spec = dataclasses.replace(LLAMA, layers=layers, names=own)
+        return kernel_fit.find_unsupported(spec, "float32")
+
+    assert refusal(32) is None
+    odd = "experts read compressed tokens of 40 numbers, which is no multiple of 32"
+    assert refusal(40) == odd
+    assert refusal(96) == "experts read compressed tokens that are wider than others"
+    normed = "experts read compressed tokens, and there is a norm behind them"
+    assert refusal(32, mlp_post_norm="norm") == normed
+
+
 def test_the_kernels_refuse_experts_of_odd_sizes() -> None:
     def refusal(**numbers: int) -> str | None:
         known = {"count": 4, "per_token": 2, "width": 64, "normalise": True}

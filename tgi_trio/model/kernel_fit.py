@@ -137,7 +137,9 @@ CLAIMS: Final[Claims] = {
     "ExpertsSpec.shared_width": multiples(
         PANEL, f"width {{}} of the shared expert is no multiple of {PANEL}"
     ),
-    "ExpertsSpec.latent_width": only(0, refusal="experts read compressed tokens"),
+    "ExpertsSpec.latent_width": multiples(
+        PANEL, f"experts read compressed tokens of {{}} numbers, which is no multiple of {PANEL}"
+    ),
     "ExpertsSpec.routing": only(*ROUTINGS, refusal="routing {!r} is not built"),
     "ExpertsSpec.normalise": ANY,
     "ExpertsSpec.jitter": ANY,
@@ -237,12 +239,18 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return reason
     if spec.streams is not None and (reason := _find_odd_streams(spec)):
         return reason
+    post_norm = bool(spec.names.mlp_post_norm)
     for layer in spec.layers:
         if layer.mixer is not None and layer.attends:
             return "a layer has attention and keeps a state beside it"
         if layer.mixer is not None and spec.parallel:
             return "what keeps a state is parallel to the MLP"
-        if layer.beside and (spec.parallel or not spec.names.mlp_post_norm):
+        compressed = layer.experts.latent_width if layer.experts else 0
+        if compressed > spec.hidden_size:
+            return "experts read compressed tokens that are wider than others"
+        if compressed and (layer.beside or post_norm):
+            return "experts read compressed tokens, and there is a norm behind them"
+        if layer.beside and (spec.parallel or not post_norm):
             return "experts beside an MLP join it without a norm"
     return None
 

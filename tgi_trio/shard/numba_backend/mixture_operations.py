@@ -85,18 +85,48 @@ class MixtureWriter:
         self._writer.add(Code.ROUTE, facts=self._facts, width=width)
 
     def mix(self, feeder: int) -> None:
-        """Add the experts.
+        """Add the experts, and what tokens are compressed by for them."""
+        self._feeder = feeder
+        if self._refs.entry is None or self._refs.exit is None:
+            self._mix(self._branch, self._refs.shared)
+        else:
+            self._mix_compressed(self._refs.entry, self._refs.exit)
+
+    def _mix_compressed(self, entry: LinearRef, leave: LinearRef) -> None:
+        """Add experts whose sum, in BRANCH, is compressed, too; the shared one reads whole tokens.
+
+        It comes before they are arranged, whose forms may overwrite those of whole tokens.
+        """
+        writer, branch, width = self._writer, self._branch, self._spec.latent_width
+        writer.linear(entry, Buffer.NORMED, Buffer.PROJECTED, feeder=self._feeder)
+        if self._refs.shared is not None:
+            self._share(self._refs.shared)
+        self._pass_on(Buffer.PROJECTED, width)
+        self._feeder = len(writer.rows) - 1
+        self._mix(Branch(Buffer.BRANCH, 1.0, branch.activation, width), None)
+        self._pass_on(Buffer.BRANCH, width)
+        writer.linear(
+            leave, Buffer.NORMED, branch.target, epilogue=Epilogue.ADD, scale=branch.scale
+        )
+
+    def _pass_on(self, source: Buffer, width: int) -> None:
+        """Leave compressed tokens as they are for products."""
+        self._writer.add(
+            Code.PASS_ON, source=source, target=Buffer.NORMED, inputs=width, span=width
+        )
+
+    def _mix(self, branch: Branch, shared: MlpRefs | None) -> None:
+        """Add experts, and the `shared` one.
 
         Activations are arranged first: what follows may overwrite some of their forms.
         """
-        writer, refs, spec, branch = self._writer, self._refs, self._spec, self._branch
-        self._feeder = feeder
+        writer, refs, spec = self._writer, self._refs, self._spec
         rows_per_token = spec.per_token
         writer.widest = max(writer.widest, rows_per_token * spec.width)
         inner = self._find_packing([expert.inner for expert in refs.experts])
-        self._arrange(inner)
-        if refs.shared is not None:
-            self._share(refs.shared)
+        self._arrange(inner, branch)
+        if shared is not None:
+            self._share(shared)
         gated, paired = refs.experts[0].gated, refs.experts[0].paired
         if inner is not None:
             writer.quantised.add(len(writer.rows), inner)
@@ -129,7 +159,7 @@ class MixtureWriter:
             facts["expert_scale"] = self._writer.keep(values)
         return self._writer.keep(facts)
 
-    def _arrange(self, packing: Packing | None) -> None:
+    def _arrange(self, packing: Packing | None, branch: Branch) -> None:
         writer = self._writer
         feeder = writer.rows[self._feeder]
         if packing is None:
@@ -141,8 +171,8 @@ class MixtureWriter:
             facts=self._facts,
             source=Buffer.NORMED,
             target=Buffer.ARRANGED,
-            inputs=self._branch.hidden,
-            epilogue=int(self._branch.target == Buffer.BRANCH),  # which is emptied
+            inputs=branch.hidden,
+            epilogue=int(branch.target == Buffer.BRANCH),  # which is emptied
         )
 
     def _share(self, shared: MlpRefs) -> None:

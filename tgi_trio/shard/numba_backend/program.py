@@ -341,6 +341,7 @@ class Program:
         members = tokens * max((each.per_token for each in mixtures), default=0)
         experts = pad_to_panel(max((each.count for each in mixtures), default=0))
         streams = spec.streams.count if spec.streams else 0
+        projected += [each.latent_width for each in mixtures]
         inner = [each.per_token * each.width for each in mixtures]
         inner += [each.shared_width for each in mixtures]
         beside = any(layer.beside for layer in spec.layers)
