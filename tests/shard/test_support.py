@@ -150,7 +150,10 @@ def test_the_kernels_compute_states_beside_layers_of_attention() -> None:
     mixer = ShortConvolution(64, 3)
     assert refusal(mixer) is None
     assert refusal(ShortConvolution(48, 3)) == "48 channels are no multiple of 32"
-    assert refusal(mixer, attends=True) == "a layer has attention and keeps a state beside it"
+    beside = "a layer has attention and keeps a state beside it that is not Mamba-2's"
+    assert refusal(mixer, attends=True) == beside
+    scanned = Mamba2(2, 32, 1, 32, 4, 1e-6, output_multiplier=0.5)
+    assert refusal(scanned, attends=True) is None
     layer = dataclasses.replace(LLAMA.layers[0], mixer=mixer, attends=False)
     lone = dataclasses.replace(LLAMA, layers=(layer,))
     assert kernel_fit.find_unsupported(lone, "float32") == "no layer has attention"
@@ -175,6 +178,26 @@ def test_the_kernels_compute_experts_beside_an_mlp_that_norms_join() -> None:
     assert kernel_fit.find_unsupported(beside, "float32") == (
         "experts beside an MLP join it without a norm"
     )
+
+
+def test_the_kernels_refuse_norms_of_what_is_scaled() -> None:
+    def refusal(spec: DecoderSpec) -> str | None:
+        return kernel_fit.find_unsupported(spec, "float32")
+
+    normed = dataclasses.replace(
+        LLAMA, names=dataclasses.replace(LLAMA.names, attention_post_norm="norm")
+    )
+    assert refusal(normed) is None
+    said = "what attention or a state space says is scaled, then normed"
+    assert refusal(dataclasses.replace(LLAMA, attention_scale=0.5)) is None
+    assert refusal(dataclasses.replace(normed, attention_scale=0.5)) == said
+    mixer = Mamba2(2, 32, 1, 32, 4, 1e-6)
+    layer = dataclasses.replace(LLAMA.layers[0], mixer=mixer)
+    summed = "a layer has attention and keeps a state beside it, and their sum is normed"
+    assert refusal(dataclasses.replace(normed, layers=(layer,))) == summed
+    cut = dataclasses.replace(LLAMA.layers[0], sparsity=0.5)
+    scaled = dataclasses.replace(LLAMA, layers=(cut,), gate_scale=0.5)
+    assert refusal(scaled) == "gates are scaled and cut at a bound"
 
 
 def test_the_kernels_compute_experts_of_compressed_tokens() -> None:

@@ -97,8 +97,8 @@ CLAIMS: Final[Claims] = {
     "Mamba2.least_step": ANY,
     "Mamba2.most_step": ANY,
     "Mamba2.activation": CONVOLVED,
-    "Mamba2.multipliers": only((), refusal="parts of a state space are scaled"),
-    "Mamba2.output_multiplier": only(1.0, refusal="what a state space says is scaled"),
+    "Mamba2.multipliers": ANY,
+    "Mamba2.output_multiplier": ANY,
     "LayerSpec.ahead": ANY,
     "LayerSpec.sizes": ANY,
     "HeadSizes.kv_heads": ANY,
@@ -184,9 +184,9 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.final_soft_cap": ANY,
     "DecoderSpec.embedding_scale": ANY,
     "DecoderSpec.residual_scale": ANY,
-    "DecoderSpec.attention_scale": only(1.0, refusal="what attention says is scaled"),
-    "DecoderSpec.gate_scale": only(1.0, refusal="gates are scaled"),
-    "DecoderSpec.mlp_scale": only(1.0, refusal="what an MLP says is scaled"),
+    "DecoderSpec.attention_scale": ANY,
+    "DecoderSpec.gate_scale": ANY,
+    "DecoderSpec.mlp_scale": ANY,
     "DecoderSpec.logit_scale": ANY,
     "LayerSpec.scale": ANY,
     "LayerSpec.window": ANY,
@@ -237,12 +237,16 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return "no layer has attention"
     if spec.latent is not None and (reason := _find_odd_latents(spec)):
         return reason
+    if reason := _find_odd_branches(spec):
+        return reason
     if spec.streams is not None and (reason := _find_odd_streams(spec)):
         return reason
     post_norm = bool(spec.names.mlp_post_norm)
     for layer in spec.layers:
-        if layer.mixer is not None and layer.attends:
-            return "a layer has attention and keeps a state beside it"
+        if layer.mixer is not None and layer.attends and not isinstance(layer.mixer, Mamba2):
+            return "a layer has attention and keeps a state beside it that is not Mamba-2's"
+        if layer.sparsity and spec.gate_scale != 1.0:
+            return "gates are scaled and cut at a bound"
         if layer.mixer is not None and spec.parallel:
             return "what keeps a state is parallel to the MLP"
         compressed = layer.experts.latent_width if layer.experts else 0
@@ -252,6 +256,19 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
             return "experts read compressed tokens, and there is a norm behind them"
         if layer.beside and (spec.parallel or not post_norm):
             return "experts beside an MLP join it without a norm"
+    return None
+
+
+def _find_odd_branches(spec: DecoderSpec) -> str | None:
+    """Return what is not computed together with a norm behind attention, or with latents."""
+    normed = bool(spec.names.attention_post_norm)
+    both = any(layer.mixer is not None and layer.attends for layer in spec.layers)
+    if both and (normed or spec.latent is not None):
+        return "a layer has attention and keeps a state beside it, and their sum is normed"
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Mamba2)]
+    scaled = any(mixer.output_multiplier != 1.0 for mixer in mixers)
+    if normed and (scaled or spec.attention_scale != 1.0):
+        return "what attention or a state space says is scaled, then normed"
     return None
 
 

@@ -83,6 +83,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "intermediate_size": 64,
         "shared_intermediate_size": 96,
     },
+    "falcon_h1": {"head_dim": 32, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 32},
     "nemotron_h": {
         "head_dim": 32,
         "mamba_head_dim": 32,

@@ -35,18 +35,39 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES
 _NUMBER = 4  # bytes: all states are float32
 
 
-def add_mixer(writer: OperationWriter, refs: MixerRefs, mixer: Mixer) -> None:
-    """Add a mixer behind the norm that was added last; what it says is in MIXED, for its output.
+def add_mixer(writer: OperationWriter, refs: MixerRefs, mixer: Mixer, feeder: int) -> None:
+    """Add a mixer behind the norm in row `feeder`; what it says is in MIXED, for its output.
 
     Raises ModelLoadError as the weights do.
     """
-    writer.linear(refs.inner, Buffer.NORMED, Buffer.PROJECTED)
+    if isinstance(mixer, Mamba2) and mixer.multipliers:
+        _project_scaled(writer, refs, mixer.multipliers, feeder)
+    else:
+        writer.linear(refs.inner, Buffer.NORMED, Buffer.PROJECTED, feeder=feeder)
     if isinstance(refs, DeltaRuleRefs) and isinstance(mixer, DeltaRule):
         _add_delta_rule(writer, refs, mixer)
     elif isinstance(refs, Mamba2Refs) and isinstance(mixer, Mamba2):
         _add_mamba2(writer, refs, mixer)
     elif isinstance(refs, ConvolutionRefs):
         _add_convolution(writer, refs)
+
+
+def _project_scaled(
+    writer: OperationWriter, refs: MixerRefs, multipliers: Sequence[float], feeder: int
+) -> None:
+    """Add a linear layer for each part of what is projected: whole panels, but for the last."""
+    place, width = 0, projected_width(refs)
+    for piece, scale in zip(refs.inner.pieces, multipliers, strict=True):
+        writer.linear(
+            LinearRef((piece,)),
+            Buffer.NORMED,
+            Buffer.PROJECTED,
+            feeder=feeder,
+            place=place,
+            width=width,
+            scale=scale,
+        )
+        place += piece.outputs.size * len(piece.outputs.starts)
 
 
 def projected_width(refs: MixerRefs) -> int:

@@ -21,6 +21,7 @@ from tgi_trio.model.matrices import (
     NormRef,
     every_unit,
 )
+from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights, read_linear, read_table
@@ -202,10 +203,8 @@ class ProgramBuilder:
         )
 
     def _layer(self, refs: LayerRefs, layer: LayerSpec) -> None:
-        if refs.mixer is not None and layer.mixer is not None:
-            self._norms.add(refs.attention_norm, Buffer.HIDDEN)
-            add_mixer(self.writer, refs.mixer, layer.mixer)
-            self._branch(refs.mixer.output, Buffer.MIXED, refs.attention_post_norm)
+        if refs.attention is None:
+            self._mixer(refs, layer, None)
         if self._streams is not None and refs.streams is not None:
             self._streams.predict(refs.streams)
         if refs.attention is not None:
@@ -215,6 +214,18 @@ class ProgramBuilder:
             self._norms.add(refs.mlp_norm, Buffer.HIDDEN)
             self._mlp(refs, layer, len(self.writer.rows) - 1)
         self._leave(refs)
+
+    def _mixer(self, refs: LayerRefs, layer: LayerSpec, feeder: int | None) -> None:
+        """Add what keeps a state, if there is any; `feeder` None: its norm, too."""
+        mixer = layer.mixer
+        if refs.mixer is None or mixer is None:
+            return
+        if feeder is None:
+            self._norms.add(refs.attention_norm, Buffer.HIDDEN)
+            feeder = len(self.writer.rows) - 1
+        scale = mixer.output_multiplier if isinstance(mixer, Mamba2) else 1.0
+        add_mixer(self.writer, refs.mixer, mixer, feeder)
+        self._branch(refs.mixer.output, Buffer.MIXED, refs.attention_post_norm, scale)
 
     def _leave(self, refs: LayerRefs) -> None:
         """Add what ends some layers: embeddings of their own, a scale."""
@@ -247,9 +258,11 @@ class ProgramBuilder:
             self._mlp(refs, layer, feeder)
         if self._streams is not None and refs.streams is not None:
             self._streams.detour(refs.streams, refs.attention_norm, feeder)
+        self._mixer(refs, layer, feeder)  # beside attention, through the same norm
         says = self._heads.attend(self._index, attention, layer)
         self._adapt("output", attention.output, says)
-        self._branch(attention.output, says, refs.attention_post_norm)
+        scale = self._spec.attention_scale
+        self._branch(attention.output, says, refs.attention_post_norm, scale)
         if self._streams is not None:
             self._streams.end_attention()
 
@@ -261,7 +274,7 @@ class ProgramBuilder:
             if refs.beside is not None and layer.experts is not None and post_norm is not None:
                 self._beside(refs.mlp.down, refs.beside, layer.experts, post_norm)
             else:
-                self._branch(refs.mlp.down, Buffer.INNER, post_norm)
+                self._branch(refs.mlp.down, Buffer.INNER, post_norm, self._spec.mlp_scale)
         elif refs.mlp is not None and layer.experts is not None:
             self._mixture(refs.mlp, layer.experts, refs.mlp_post_norm, feeder)
 
@@ -291,6 +304,7 @@ class ProgramBuilder:
             feeder=feeder,
             width=width,
             epilogue=Epilogue.GATE if mlp.gated else Epilogue.ACTIVATE,
+            scale=self._spec.gate_scale,
             activation=ACTIVATIONS[self._spec.activation],
             learned=self._learned(mlp),
         )
@@ -310,7 +324,8 @@ class ProgramBuilder:
         mixture.mix(len(self.writer.rows) - 1)
         self._norms.add_in_place(refs.dense_post_norm, Buffer.DENSE, spec.hidden_size)
         self._norms.join(refs.post_norm, 1.0, target=Buffer.DENSE)
-        self._norms.join(post_norm, spec.residual_scale, source=Buffer.DENSE)
+        scale = spec.residual_scale * spec.mlp_scale
+        self._norms.join(post_norm, scale, source=Buffer.DENSE)
 
     def _learned(self, mlp: MlpRefs) -> int:
         """Keep the numbers of xIELU as kernels read them; return their address, 0 for none."""
@@ -325,13 +340,13 @@ class ProgramBuilder:
         self, refs: ExpertsRefs, experts: ExpertsSpec, post_norm: NormRef | None, feeder: int
     ) -> None:
         spec = self._spec
-        target, scale = Buffer.HIDDEN, spec.residual_scale
+        target, scale = Buffer.HIDDEN, spec.residual_scale * spec.mlp_scale
         if post_norm is not None:
             target, scale = Buffer.BRANCH, 1.0
         branch = Branch(target, scale, spec.activation, spec.hidden_size)
         add_mixture(self.writer, refs, experts, branch, feeder)
         if post_norm is not None:
-            self._norms.join(post_norm, spec.residual_scale)
+            self._norms.join(post_norm, spec.residual_scale * spec.mlp_scale)
 
     def _adapt(
         self,
@@ -349,11 +364,13 @@ class ProgramBuilder:
         before = row - 1 if feeder is None else feeder
         self.sites.append(AdaptedSite(site, row, source, inputs, outputs, paired, before))
 
-    def _branch(self, linear: LinearRef, source: Buffer, post_norm: NormRef | None) -> None:
+    def _branch(
+        self, linear: LinearRef, source: Buffer, post_norm: NormRef | None, scale: float = 1.0
+    ) -> None:
         """End a branch: it joins the residual stream, through a norm of its own if it has one."""
+        scale *= self._spec.residual_scale
         if post_norm is None:
-            scale = self._spec.residual_scale
             self.writer.linear(linear, source, Buffer.HIDDEN, epilogue=Epilogue.ADD, scale=scale)
             return
         self.writer.linear(linear, source, Buffer.BRANCH)
-        self._norms.join(post_norm, self._spec.residual_scale)
+        self._norms.join(post_norm, scale)

@@ -248,7 +248,8 @@ def finish(variant, step, op, panel, row, rows, sums, deltas):
             store(begin + 4 * LANES, fma(second, scale, load(begin + 4 * LANES)))
         elif op.epilogue == GATE:
             place = (row + i) * op.width + panel * LANES
-            value = multiply(activate(op.activation, first, op.learned), second)
+            opened = activate(op.activation, multiply(first, scale), op.learned)
+            value = multiply(opened, second)
             store_result(variant, op, target, place, value)
         elif op.epilogue == ACTIVATE:
             place = (row + i) * op.width + panel * PANEL
