@@ -35,6 +35,7 @@ from tests.shard.torch_backend.models_support import (
     sequences,
 )
 from tgi_trio.shard.numba_backend.instructions import has_dot
+from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 12
@@ -88,6 +89,21 @@ def test_gates_that_lie_behind_values(
     with cpu_runner(base, max_lora_rank=4) as (runner, recorder):
         install(runner, 1, folder)
         rows = adapted(sequences(PROMPTS[:4], new=NEW), [1, 0, 1, 1])
+        run(runner, rows, chunk=9, joins=2)
+        for row in rows:
+            check(golden, recorder, row, 2e-3)
+
+
+def test_gates_that_are_cut_at_a_bound(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Gates and ups lie one behind the other there, not in turns; others join them in a stream."""
+    own = {"head_dim": 32, "hidden_size_per_layer_input": 32, "laurel_rank": 32}
+    base = checkpoint("gemma3n_text", **own, **GEMMA3N_SPARSE)
+    modules = ["q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    folder = write_adapter(base, tmp_path / "a", r=4, target_modules=modules)
+    golden = PeftGolden(base, [folder])
+    with cpu_runner(base, max_lora_rank=4) as (runner, recorder):
+        install(runner, 1, folder)
+        rows = adapted(sequences(PROMPTS[:4], new=8), [1, 0, 1, 1])
         run(runner, rows, chunk=9, joins=2)
         for row in rows:
             check(golden, recorder, row, 2e-3)
