@@ -129,6 +129,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", {}),
     "gpt-oss-yarn": ("gpt_oss", {"rope_parameters": GPT_OSS}),
     "dbrx": ("dbrx", {}),
+    "glm4moe": ("glm4_moe", {"use_qk_norm": True}),
+    "dots1": ("dots1", {}),
+    "ernie4_5-moe": ("ernie4_5_moe", {}),
+    "minimax-m2": ("minimax_m2", {}),
+    "hunyuan-dense": ("hunyuan_v1_dense", {}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {}),
+    "granitemoe": ("granitemoe", {}),
     "deepseek2": ("deepseek_v2", {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
     "deepseek2-groups": ("deepseek_v2", {"rope_parameters": DEEPSEEK}),
     "deepseek2-old": ("deepseek_v2", {"q_lora_rank": None}),
@@ -194,6 +201,11 @@ KEYS = {
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
+    "moe_topk": "expert_used_count",
+    "moe_num_experts": "expert_count",
+    "moe_k": "expert_used_count",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
 }
 LATENT_KEYS = {
     "kv_lora_rank": "attention.kv_lora_rank",
@@ -239,6 +251,14 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
         said["attention.sliding_window_pattern"] = pattern
     if name == "deepseek2":
         said |= latent_metadata(config, case)
+    if name in ("glm4moe", "dots1"):
+        said |= {ours: config[theirs] for theirs, ours in LATENT_KEYS.items() if theirs in config}
+        said["expert_weights_norm"] = config["norm_topk_prob"]
+    if name in ("glm4moe", "dots1", "minimax-m2"):
+        said["expert_gating_func"] = 2
+    if name == "glm4moe":  # and a layer that guesses the token after the next
+        said["block_count"] += 1
+        said["nextn_predict_layers"] = 1
     if name == "gpt-oss" and rope["rope_type"] == "yarn":
         said |= {
             "rope.scaling.type": "yarn",
@@ -291,7 +311,7 @@ def latent_metadata(config: dict[str, Any], case: str) -> dict[str, Any]:
     return said
 
 
-PERMUTED = ("llama", "granite", "olmo", "baichuan", "smollm3", "arcee")
+PERMUTED = ("llama", "granite", "granitemoe", "olmo", "baichuan", "smollm3", "arcee")
 
 
 def changed(
@@ -312,7 +332,8 @@ def changed(
         return array.T
     if name.startswith("gemma") and role.endswith("_norm"):
         return array + 1
-    return array.reshape(-1) if role == "ffn_gate_inp_shexp" else array
+    flat = role in ("ffn_gate_inp_shexp", "exp_probs_b")
+    return array.reshape(-1) if flat else array
 
 
 def tensors(
@@ -334,6 +355,12 @@ def tensors(
             layer = own.split(".")[2]
             found[f"blk.{layer}.attn_k_b.weight"] = both[:, :key].swapaxes(1, 2)
             found[f"blk.{layer}.attn_v_b.weight"] = both[:, key:]
+            continue
+        if name == "granitemoe" and own.endswith("input_linear.weight"):
+            gate, up = np.split(array, 2, axis=1)
+            layer = own.split(".")[2]
+            found[f"blk.{layer}.ffn_gate_exps.weight"] = gate
+            found[f"blk.{layer}.ffn_up_exps.weight"] = up
             continue
         if name in ("gpt-oss", "dbrx") and ".experts." in own:
             found |= stacked(own, array, config)
@@ -554,6 +581,10 @@ def made(
     config = json.loads((source / "config.json").read_text())
     said = metadata(name, config, case)
     arrays = tensors(name, case, source, config, said)
+    if name == "glm4moe":
+        last = f"blk.{said[f'{name}.block_count'] - 1}"
+        norm = np.ones(config["hidden_size"])
+        arrays |= {f"{last}.attn_norm.weight": norm, f"{last}.nextn.enorm.weight": norm}
     if case == "llama3":
         arrays["rope_freqs.weight"] = frequencies(config["head_dim"])
     return name, source, said, arrays

@@ -7,10 +7,12 @@ from dataclasses import replace
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import granite
+from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
 
 
 def granitemoe(config: ModelConfig) -> DecoderSpec:
+    apart = bool(config.get(EXPERTS_APART))
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 8)),
         per_token=int(config.get("num_experts_per_tok", 2)),
@@ -18,5 +20,6 @@ def granitemoe(config: ModelConfig) -> DecoderSpec:
         normalise=True,  # a softmax of the chosen, which is their part of that of all
         gate_up="rows",
     )
-    spec = replace(granite(config), names=names.GRANITE_MOE)
+    own = names.GRANITE_MOE_APART if apart else names.GRANITE_MOE
+    spec = replace(granite(config), names=own)
     return replace(spec, layers=tuple(replace(la, experts=experts) for la in spec.layers))

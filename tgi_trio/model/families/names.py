@@ -321,6 +321,15 @@ GRANITE_MOE = replace(
     expert_down="output_linear.weight",
 )
 
+GRANITE_MOE_APART = replace(
+    GRANITE_MOE,
+    experts="block_sparse_moe.experts.{}.",
+    expert_gate="gate",
+    expert_up="up",
+    expert_gate_up="",
+    expert_down="down",
+)
+
 GRANITE_MOE_HYBRID = replace(
     GRANITE_MOE,
     gate="",

@@ -11,7 +11,7 @@ from typing import Final
 
 from tgi_trio.model.families.llama_like import PROJECTIONS_APART
 from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
-from tgi_trio.model.gguf import gpt_like
+from tgi_trio.model.gguf import balanced, gpt_like
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
@@ -122,6 +122,10 @@ def _granite(model: GgufModel, values: Values) -> Values:
     if missing := [key for key in keys if not model.get(key)]:
         raise ValueError(f"it has no {model.architecture}.{missing[0]}")
     return {"model_type": "granite"} | {ours: model.get(key) for key, ours in keys.items()}
+
+
+def _granitemoe(model: GgufModel, values: Values) -> Values:
+    return _granite(model, values) | balanced.granitemoe(model, values)
 
 
 def _olmo2(model: GgufModel, values: Values) -> Values:
@@ -312,6 +316,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "phimoe": Architecture(_phimoe),
     "gpt-oss": Architecture(_gpt_oss, roles=_NORM_BEFORE_MLP),
     "dbrx": Architecture(_dbrx, roles=_DBRX),
+    "glm4moe": Architecture(balanced.glm4moe, roles=_NORM_BEFORE_MLP),
+    "dots1": Architecture(balanced.dots1),
+    "ernie4_5-moe": Architecture(balanced.ernie4_5_moe),
+    "minimax-m2": Architecture(balanced.minimax_m2),
+    "hunyuan-dense": Architecture(_plain("hunyuan_v1_dense")),
+    "hunyuan-moe": Architecture(balanced.hunyuan_moe),
+    "granitemoe": Architecture(_granitemoe, side_by_side=True),
     "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),

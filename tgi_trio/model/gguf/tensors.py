@@ -83,7 +83,11 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
         )
     tensors: dict[str, StoredTensor] = {}
     architecture = ARCHITECTURES[model.architecture]
+    guessing = re.compile(r"blk\.(\d{1,6})\.")  # layers that guess the token after the next
     for name, (file, info) in model.tensors.items():
+        layer = guessing.match(name)
+        if layer and len(spec.layers) <= int(layer[1]) < model.get("block_count", 0):
+            continue
         if name in FREQUENCIES:
             continue
         change = _change(name, info, architecture, spec)
