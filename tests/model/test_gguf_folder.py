@@ -324,6 +324,7 @@ KEYS = (
     "expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count",
     "expert_shared_count", "expert_feed_forward_length", "expert_gating_func",
     "expert_weights_norm", "expert_weights_scale", "leading_dense_block_count",
+    "nextn_predict_layers", "interleave_moe_layer_step", "shortconv.l_cache",
 )  # fmt: skip
 NAMES = (
     "attn_qkv.weight", "attn_qkv.bias", "attn_norm_2.weight", "attn_q_norm.weight",

@@ -136,6 +136,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("hunyuan_v1_dense", {}),
     "hunyuan-moe": ("hunyuan_v1_moe", {}),
     "granitemoe": ("granitemoe", {}),
+    "lfm2": ("lfm2", {"block_auto_adjust_ff_dim": False}),
+    "lfm2moe": ("lfm2_moe", {}),
     "deepseek2": ("deepseek_v2", {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
     "deepseek2-groups": ("deepseek_v2", {"rope_parameters": DEEPSEEK}),
     "deepseek2-old": ("deepseek_v2", {"q_lora_rank": None}),
@@ -256,6 +258,19 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
         said["expert_weights_norm"] = config["norm_topk_prob"]
     if name in ("glm4moe", "dots1", "minimax-m2"):
         said["expert_gating_func"] = 2
+    if name in ("lfm2", "lfm2moe"):
+        heads, kinds = config["num_key_value_heads"], config["layer_types"]
+        said |= {
+            "attention.layer_norm_rms_epsilon": config["norm_eps"],
+            "attention.head_count_kv": [heads if kind != "conv" else 0 for kind in kinds],
+            "shortconv.l_cache": config["conv_L_cache"],
+        }
+    if name == "lfm2moe":
+        said |= {
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+            "leading_dense_block_count": config["num_dense_layers"],
+            "expert_gating_func": 2,
+        }
     if name == "glm4moe":  # and a layer that guesses the token after the next
         said["block_count"] += 1
         said["nextn_predict_layers"] = 1
@@ -319,7 +334,8 @@ def changed(
 ) -> np.ndarray:
     """Return a tensor as llama.cpp's converter turns it."""
     heads = int(said[f"{name}.attention.head_count"])
-    key_heads = int(said.get(f"{name}.attention.head_count_kv", heads))
+    key_heads = said.get(f"{name}.attention.head_count_kv", heads)
+    key_heads = max(key_heads) if isinstance(key_heads, list) else key_heads
     counts = {"attn_q": heads, "attn_k": key_heads}
     if name in PERMUTED and role in counts:
         halves = array.reshape(counts[role], 2, -1, *array.shape[1:])
@@ -333,6 +349,8 @@ def changed(
     if name.startswith("gemma") and role.endswith("_norm"):
         return array + 1
     flat = role in ("ffn_gate_inp_shexp", "exp_probs_b")
+    if role == "conv" and array.ndim == 3:
+        return array[:, 0]
     return array.reshape(-1) if flat else array
 
 
@@ -367,6 +385,9 @@ def tensors(
             continue
         if own.endswith(".sinks"):
             whole += ".weight"
+        if name == "lfm2moe":
+            whole = whole.replace(".expert_bias", ".expert_bias.bias")
+            whole = whole.removeprefix("model.") if number else whole
         if name == "bloom":
             whole = whole.removeprefix("transformer.")
         theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))

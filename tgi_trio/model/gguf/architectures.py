@@ -11,7 +11,7 @@ from typing import Final
 
 from tgi_trio.model.families.llama_like import PROJECTIONS_APART
 from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
-from tgi_trio.model.gguf import balanced, gpt_like
+from tgi_trio.model.gguf import balanced, convolutions, gpt_like
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
@@ -31,8 +31,11 @@ class Architecture:
     # It multiplies norms by the weight alone: the file has one more than the checkpoint.
     norms_plus_one: bool = False
     latent: bool = False  # keys and values are compressed
+    hybrid: bool = False  # a layer with 0 heads of K and V does not attend
     # Names of tensors -> the fields of `Names`, where they are not those of `tensors.py`.
     roles: Roles = field(default_factory=dict)
+    # And of what mixes tokens where a layer does not attend -> its part of the mixer's name.
+    mixer: Mapping[str, str] = field(default_factory=dict)
 
 
 def _llama(model: GgufModel, values: Values) -> Values:
@@ -279,6 +282,12 @@ _DEEPSEEK: Final[Roles] = {
     "attn_kv_b": ("latent_up",),
 }
 
+_LFM2: Final[Roles] = {"token_embd_norm": ("final_norm",)}  # so named in older files
+_CONVOLUTION: Final = {
+    "shortconv.conv": "conv",
+    "shortconv.in_proj": "in_proj",
+    "shortconv.out_proj": "out_proj",
+}
 _NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
 
@@ -323,6 +332,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "hunyuan-dense": Architecture(_plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(balanced.hunyuan_moe),
     "granitemoe": Architecture(_granitemoe, side_by_side=True),
+    "lfm2": Architecture(convolutions.lfm2, hybrid=True, roles=_LFM2, mixer=_CONVOLUTION),
+    "lfm2moe": Architecture(convolutions.lfm2moe, hybrid=True, roles=_LFM2, mixer=_CONVOLUTION),
     "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),

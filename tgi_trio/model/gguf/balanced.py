@@ -10,7 +10,6 @@ from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
     expert_width,
-    find_shape,
     read_count,
     read_experts,
     read_number,
@@ -39,16 +38,12 @@ def ernie4_5_moe(model: GgufModel, values: Values) -> Values:
     first = _first_sparse(model, values)
     every = read_count(model, "interleave_moe_layer_step", default=1)
     sparse = first + -(first + 1) % every
-    width = find_shape(model, "ffn_up_exps", sparse)[-2]
-    shared = model.tensors.get(f"blk.{sparse}.ffn_up_shexp.weight")
     return {
         "model_type": "ernie4_5_moe",
         "use_bias": values["attention_bias"],
         "moe_layer_start_index": first,
         "moe_layer_interval": every,
-        "moe_intermediate_size": width,
-        "moe_num_shared_experts": shared[1].shape[0] // width if shared else 0,
-    } | _counted(model, sparse, "moe_num_experts", "moe_k")
+    } | _counted(model, sparse, "moe_num_experts", "moe_k", "moe_num_shared_experts")
 
 
 def minimax_m2(model: GgufModel, values: Values) -> Values:
@@ -65,8 +60,13 @@ def hunyuan_moe(model: GgufModel, values: Values) -> Values:
     width = expert_width(model)
     if expert_width(model, "ffn_up_shexp") != width:
         raise ValueError("its shared expert is not as wide as the others")
-    said = {"model_type": "hunyuan_v1_moe", "intermediate_size": width}
-    return said | _counted(model, 0, "num_experts", "moe_topk")
+    experts = read_experts(model)
+    return {
+        "model_type": "hunyuan_v1_moe",
+        "intermediate_size": width,
+        "num_experts": experts["num_experts"],
+        "moe_topk": experts["num_experts_per_tok"],
+    }
 
 
 def granitemoe(model: GgufModel, values: Values) -> Values:
@@ -82,23 +82,33 @@ def _balanced(model: GgufModel, values: Values) -> Values:
     """Return what is said of experts whose layers come behind dense ones."""
     _check_sigmoid(model)
     first = _first_sparse(model, values)
-    width = find_shape(model, "ffn_up_exps", first)[-2]
-    shared = model.tensors.get(f"blk.{first}.ffn_up_shexp.weight")
     return {
-        "moe_intermediate_size": width,
-        "n_shared_experts": shared[1].shape[0] // width if shared else 0,
         "first_k_dense_replace": first,
         "routed_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
         "norm_topk_prob": bool(model.get("expert_weights_norm", False)),
         "n_group": read_count(model, "expert_group_count", default=1),
         "topk_group": read_count(model, "expert_group_used_count", default=1),
-    } | _counted(model, first, "n_routed_experts", "num_experts_per_tok")
+    } | _counted(model, first, "n_routed_experts", "num_experts_per_tok", "n_shared_experts")
 
 
-def _counted(model: GgufModel, layer: int, count: str, used: str) -> Values:
-    """Return how many experts there are, and take part, under a family's names for that."""
-    experts = read_experts(model, layer)
-    return {count: experts["num_experts"], used: experts["num_experts_per_tok"]}
+def _counted(model: GgufModel, layer: int, count: str, used: str, shared: str) -> Values:
+    """Return how wide experts are, how many there are, take part, and are everybody's.
+
+    `layer`: the first that has any; the last three: a family's names for these.
+    """
+    experts, width = read_experts(model, layer), expert_width(model, layer=layer)
+    role = "ffn_up_shexp"
+    all_shared = 0
+    if f"blk.{layer}.{role}.weight" in model.tensors:
+        all_shared = expert_width(model, role, layer)
+    if all_shared % width:
+        raise ValueError(f"its shared experts are {all_shared} wide, and others {width}")
+    return {
+        "moe_intermediate_size": width,
+        count: experts["num_experts"],
+        used: experts["num_experts_per_tok"],
+        shared: all_shared // width,
+    }
 
 
 def _first_sparse(model: GgufModel, values: Values) -> int:

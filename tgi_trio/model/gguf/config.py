@@ -51,7 +51,7 @@ def make_config(model: GgufModel, files: list[Path]) -> Values:
         )
     with refusing(files[0]):
         values = _common(model)
-        _check(model, values)
+        _check(model, values, architecture.hybrid)
         if architecture.latent:
             values["head_dim"] = read_count(model, "rope.dimension_count")
         else:
@@ -77,14 +77,19 @@ def _common(model: GgufModel) -> Values:
     }
 
 
-def _check(model: GgufModel, values: Values) -> None:
-    """Raise ValueError for numbers that are none, or that no family of ours has."""
+def _check(model: GgufModel, values: Values, hybrid: bool) -> None:
+    """Raise ValueError for numbers that are none, or that no family of ours has.
+
+    `hybrid`: layers may have no heads of K and V.
+    """
     for key, name in _COMMON.items():
         value, real = values.get(name), name in ("rms_norm_eps", "rope_theta")
         if value is None:
             continue
-        if isinstance(value, list) and value and len(set(value)) == 1:  # one for each layer
-            value = values[name] = value[0]
+        if isinstance(value, list):  # one for each layer
+            kept = [one for one in value if one or not hybrid or name != "num_key_value_heads"]
+            if kept and all(one == kept[0] for one in kept):
+                value = values[name] = kept[0]
         if isinstance(value, bool) or not isinstance(value, (int, float) if real else int):
             raise ValueError(f"its {model.architecture}.{key} is {value!r}, which is not served")
         if not 0 < value < 1 << 31:

@@ -43,9 +43,9 @@ def read_experts(model: GgufModel, layer: int = 0) -> Values:
     return {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": used}
 
 
-def expert_width(model: GgufModel, role: str = "ffn_up_exps") -> int:
+def expert_width(model: GgufModel, role: str = "ffn_up_exps", layer: int = 0) -> int:
     """Return the width of an expert, which not all files state; raises ValueError without any."""
-    shape = find_shape(model, role)
+    shape = find_shape(model, role, layer)
     return shape[-2] if len(shape) > 1 else 0
 
 

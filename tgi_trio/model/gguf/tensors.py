@@ -67,6 +67,8 @@ _SHARED: Final = {
     "ffn_up_shexp": "up_proj",
     "ffn_down_shexp": "down_proj",
 }
+# Kernels [channels, taps], in checkpoints [channels, 1, taps].
+_KERNELS: Final = ("shortconv.conv",)
 
 
 def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, StoredTensor]:
@@ -120,7 +122,8 @@ def _named(
     """Yield a tensor under its family's name, or each of the experts that it holds."""
     layer, role, ending = _parse(name)
     if layer is None:
-        own = getattr(names, OUTER_ROLES[role]) if role in OUTER_ROLES else ""
+        outer = next(iter(architecture.roles.get(role, ())), OUTER_ROLES.get(role))
+        own = getattr(names, outer) if outer else ""
         yield (own + ending, stored) if own else (name, stored)
         return
     prefix = names.layer.format(layer)
@@ -139,6 +142,11 @@ def _named(
     if role in _VECTORS and (whole := getattr(names, _VECTORS[role])):
         yield prefix + whole, stored
         return
+    if role in architecture.mixer and names.mixer:
+        if role in _KERNELS and len(stored.shape) == 2:
+            stored = replace(stored, shape=(stored.shape[0], 1, stored.shape[1]))
+        yield f"{prefix}{names.mixer}.{architecture.mixer[role]}{ending}", stored
+        return
     fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
     own = next(filter(None, (getattr(names, field) for field in fields)), "")
     if role == "ffn_gate_inp_shexp" and len(stored.shape) == 1:  # a matrix of one row
@@ -148,7 +156,7 @@ def _named(
 
 def _parse(name: str) -> tuple[int | None, str, str]:
     """Return layer (None: none), role and ending of a tensor's name, `blk.0.attn_q.weight`."""
-    found = re.fullmatch(r"(?:blk\.(\d{1,6})\.)?(\w+)(\.weight|\.bias)", name)
+    found = re.fullmatch(r"(?:blk\.(\d{1,6})\.)?([\w.]+)(\.weight|\.bias)", name)
     if found is None:
         return None, "", ""
     return (None if found[1] is None else int(found[1])), found[2], found[3]
