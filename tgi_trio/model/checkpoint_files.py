@@ -49,6 +49,7 @@ class Change:
     # side by side. 0: they are where they were.
     rotary_heads: int = 0
     plus_one: bool = False  # one was added to every number
+    exponential: bool = False  # every number x became -exp(x)
     # [outputs, inputs] in the file, and the other way round in a checkpoint, as `shape` says.
     transposed: bool = False
     # Rows were by key head: its queries, so many of them, its key, its value. They lie by kind:

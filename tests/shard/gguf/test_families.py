@@ -31,6 +31,7 @@ from tests.shard.torch_backend.models_support import (
     sequences,
     tables,
 )
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.config import read_config
 from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.gguf.architectures import ARCHITECTURES
@@ -136,6 +137,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("hunyuan_v1_dense", {}),
     "hunyuan-moe": ("hunyuan_v1_moe", {}),
     "granitemoe": ("granitemoe", {}),
+    "granitehybrid": ("granitemoehybrid", {}),
+    "granitehybrid-dense": ("granitemoehybrid", {"num_local_experts": 0}),
     "lfm2": ("lfm2", {"block_auto_adjust_ff_dim": False}),
     "lfm2moe": ("lfm2_moe", {}),
     "deepseek2": ("deepseek_v2", {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
@@ -166,6 +169,7 @@ ARCHITECTURE = {
     "gptneox-serial": "gptneox",
     "gpt-oss-yarn": "gpt-oss",
     "exaone4-windows": "exaone4",
+    "granitehybrid-dense": "granitehybrid",
     "falcon-40b": "falcon",
     "falcon-11b": "falcon",
 }
@@ -265,6 +269,19 @@ def metadata(name: str, config: dict[str, Any], case: str) -> dict[str, Any]:
             "attention.head_count_kv": [heads if kind != "conv" else 0 for kind in kinds],
             "shortconv.l_cache": config["conv_L_cache"],
         }
+    if name == "granitehybrid":
+        heads, kinds = config["num_key_value_heads"], config["layer_types"]
+        said |= {
+            "attention.head_count_kv": [
+                heads if kind.startswith(("full", "att")) else 0 for kind in kinds
+            ],
+            "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"],
+            "ssm.group_count": config["mamba_n_groups"],
+            "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+            "ssm.time_step_rank": config["mamba_n_heads"],
+            "rope.scaling.finetuned": False,
+        }
     if name == "lfm2moe":
         said |= {
             "expert_feed_forward_length": config["moe_intermediate_size"],
@@ -326,7 +343,16 @@ def latent_metadata(config: dict[str, Any], case: str) -> dict[str, Any]:
     return said
 
 
-PERMUTED = ("llama", "granite", "granitemoe", "olmo", "baichuan", "smollm3", "arcee")
+PERMUTED = (
+    "llama",
+    "granite",
+    "granitemoe",
+    "granitehybrid",
+    "olmo",
+    "baichuan",
+    "smollm3",
+    "arcee",
+)
 
 
 def changed(
@@ -349,8 +375,12 @@ def changed(
     if name.startswith("gemma") and role.endswith("_norm"):
         return array + 1
     flat = role in ("ffn_gate_inp_shexp", "exp_probs_b")
-    if role == "conv" and array.ndim == 3:
+    if role in ("shortconv", "ssm_conv1d") and array.ndim == 3:
         return array[:, 0]
+    if role in ("ssm_a", "ssm_d"):
+        return (-np.exp(array) if role == "ssm_a" else array)[:, None]
+    if role == "ssm_norm":
+        return array.reshape(config["mamba_n_groups"], -1)
     return array.reshape(-1) if flat else array
 
 
@@ -374,12 +404,18 @@ def tensors(
             found[f"blk.{layer}.attn_k_b.weight"] = both[:, :key].swapaxes(1, 2)
             found[f"blk.{layer}.attn_v_b.weight"] = both[:, key:]
             continue
-        if name == "granitemoe" and own.endswith("input_linear.weight"):
-            gate, up = np.split(array, 2, axis=1)
+        if own.endswith("input_linear.weight"):
+            gate, up = np.split(array, 2, axis=-2)
             layer = own.split(".")[2]
-            found[f"blk.{layer}.ffn_gate_exps.weight"] = gate
-            found[f"blk.{layer}.ffn_up_exps.weight"] = up
+            kind = "_shexp" if config["num_local_experts"] else ""
+            kind = "_exps" if "block_sparse_moe" in own else kind
+            found[f"blk.{layer}.ffn_gate{kind}.weight"] = gate
+            found[f"blk.{layer}.ffn_up{kind}.weight"] = up
             continue
+        if case == "granitehybrid-dense" and own.endswith("shared_mlp.output_linear.weight"):
+            found[f"blk.{own.split('.')[2]}.ffn_down.weight"] = array
+            continue
+        whole = whole.replace(".dt_bias", ".dt_proj.bias")
         if name in ("gpt-oss", "dbrx") and ".experts." in own:
             found |= stacked(own, array, config)
             continue
@@ -392,7 +428,7 @@ def tensors(
             whole = whole.removeprefix("transformer.")
         theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
         assert theirs is not None, own
-        role = theirs.split(".")[-2]
+        role = theirs.split(".")[2] if theirs.startswith("blk") else theirs.split(".")[-2]
         if number is not None:
             experts.setdefault(theirs, []).append((int(number[1]), array))
         else:
@@ -619,3 +655,13 @@ def answers(file: Path, tmp_path: Path) -> tuple[list[ShardSequence], GreedyReco
     rows = [sequence(i, prompt, blocks[i], new=NEW) for i, prompt in enumerate(some)]
     run(runner, rows, chunk=20, joins=2)
     return rows, recorder
+
+
+def test_rates_of_decay_that_cannot_be_are_refused(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    name, _, said, arrays = made(checkpoint, "granitehybrid")
+    arrays["blk.0.ssm_a"][1] = 0.0
+    write(tmp_path / "model.gguf", name, said, arrays)
+    with pytest.raises(ModelLoadError, match="a rate of decay in the GGUF file is not below 0"):
+        answers(tmp_path / "model.gguf", tmp_path)

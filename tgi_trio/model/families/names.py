@@ -339,6 +339,14 @@ GRANITE_MOE_HYBRID = replace(
     mixer="mamba",
 )
 
+GRANITE_MOE_HYBRID_APART = replace(
+    GRANITE_MOE_APART,
+    gate="shared_mlp.gate",
+    up="shared_mlp.up",
+    down="shared_mlp.output_linear",
+    mixer="mamba",
+)
+
 BAMBA = replace(
     LLAMA,
     final_norm="model.final_layernorm",

@@ -11,6 +11,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.linear_attention import set_mixers
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.mixers import Mamba1, Mamba2, Mixer
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec
@@ -36,7 +37,9 @@ def granite_hybrid(config: ModelConfig) -> DecoderSpec:
     width = int(config.get("shared_intermediate_size", 1024))
     spec = llama_spec(
         config,
-        names=names.GRANITE_MOE_HYBRID,
+        names=names.GRANITE_MOE_HYBRID_APART
+        if config.get(EXPERTS_APART)
+        else names.GRANITE_MOE_HYBRID,
         rotates=config.get("position_embedding_type") == "rope",
         mlp_width=width,
         scale=float(config.get("attention_multiplier", 1.0)),

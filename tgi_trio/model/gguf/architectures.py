@@ -11,7 +11,7 @@ from typing import Final
 
 from tgi_trio.model.families.llama_like import PROJECTIONS_APART
 from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
-from tgi_trio.model.gguf import balanced, convolutions, gpt_like
+from tgi_trio.model.gguf import balanced, convolutions, gpt_like, state_spaces
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
@@ -129,6 +129,10 @@ def _granite(model: GgufModel, values: Values) -> Values:
 
 def _granitemoe(model: GgufModel, values: Values) -> Values:
     return _granite(model, values) | balanced.granitemoe(model, values)
+
+
+def _granitehybrid(model: GgufModel, values: Values) -> Values:
+    return _granite(model, values) | state_spaces.granitehybrid(model, values)
 
 
 def _olmo2(model: GgufModel, values: Values) -> Values:
@@ -288,6 +292,11 @@ _CONVOLUTION: Final = {
     "shortconv.in_proj": "in_proj",
     "shortconv.out_proj": "out_proj",
 }
+_SHARED_MLP: Final[Roles] = {
+    "ffn_gate_shexp": ("gate",),
+    "ffn_up_shexp": ("up",),
+    "ffn_down_shexp": ("down",),
+}
 _NORM_BEFORE_MLP: Final[Roles] = {"post_attention_norm": ("mlp_norm",)}
 _DBRX: Final[Roles] = {"attn_output_norm": ("mlp_norm",)}
 
@@ -332,6 +341,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "hunyuan-dense": Architecture(_plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(balanced.hunyuan_moe),
     "granitemoe": Architecture(_granitemoe, side_by_side=True),
+    "granitehybrid": Architecture(
+        _granitehybrid,
+        side_by_side=True,
+        hybrid=True,
+        roles=_SHARED_MLP,
+        mixer=state_spaces.MAMBA2,
+    ),
     "lfm2": Architecture(convolutions.lfm2, hybrid=True, roles=_LFM2, mixer=_CONVOLUTION),
     "lfm2moe": Architecture(convolutions.lfm2moe, hybrid=True, roles=_LFM2, mixer=_CONVOLUTION),
     "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),

@@ -68,7 +68,8 @@ _SHARED: Final = {
     "ffn_down_shexp": "down_proj",
 }
 # Kernels [channels, taps], in checkpoints [channels, 1, taps].
-_KERNELS: Final = ("shortconv.conv",)
+_KERNELS: Final = ("shortconv.conv", "ssm_conv1d")
+_FLAT: Final = ("ssm_a", "ssm_d", "ssm_norm")  # vectors that have a second axis for broadcasting
 
 
 def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, StoredTensor]:
@@ -111,6 +112,8 @@ def _change(
         return Change(rotary_heads=heads[role])
     if role == "attn_qkv" and spec.qkv_layout == "grouped":
         return Change(key_heads=spec.kv_heads, queries_each=spec.heads // spec.kv_heads)
+    if role == "ssm_a":
+        return Change(exponential=True)
     if role.endswith("_norm") and ending == ".weight" and architecture.norms_plus_one:
         return Change(plus_one=True)
     return None
@@ -142,10 +145,12 @@ def _named(
     if role in _VECTORS and (whole := getattr(names, _VECTORS[role])):
         yield prefix + whole, stored
         return
-    if role in architecture.mixer and names.mixer:
+    if names.mixer and (mixed := _mixer_part(role, ending, architecture)):
         if role in _KERNELS and len(stored.shape) == 2:
             stored = replace(stored, shape=(stored.shape[0], 1, stored.shape[1]))
-        yield f"{prefix}{names.mixer}.{architecture.mixer[role]}{ending}", stored
+        if role in _FLAT:
+            stored = replace(stored, shape=(math.prod(stored.shape),))
+        yield f"{prefix}{names.mixer}.{mixed}", stored
         return
     fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
     own = next(filter(None, (getattr(names, field) for field in fields)), "")
@@ -154,9 +159,17 @@ def _named(
     yield (prefix + own + ending, stored) if own else (name, stored)
 
 
+def _mixer_part(role: str, ending: str, architecture: Architecture) -> str:
+    """Return what follows the mixer's name, "" for what is none of its parts."""
+    if whole := architecture.mixer.get(role + ending):
+        return whole
+    part = architecture.mixer.get(role)
+    return part + ending if part else ""
+
+
 def _parse(name: str) -> tuple[int | None, str, str]:
     """Return layer (None: none), role and ending of a tensor's name, `blk.0.attn_q.weight`."""
-    found = re.fullmatch(r"(?:blk\.(\d{1,6})\.)?([\w.]+)(\.weight|\.bias)", name)
+    found = re.fullmatch(r"(?:blk\.(\d{1,6})\.)?([\w.]+?)(\.weight|\.bias)?", name)
     if found is None:
         return None, "", ""
-    return (None if found[1] is None else int(found[1])), found[2], found[3]
+    return (None if found[1] is None else int(found[1])), found[2], found[3] or ""

@@ -187,10 +187,17 @@ def row_order(change: Change | None, rows: int) -> NDArray[np.intp] | None:
 
 
 def unchanged(values: Floats, change: Change | None) -> Floats:
-    """Return a vector [size] as it was before its file was made."""
+    """Return a vector [size] as it was before its file was made.
+
+    Raises ModelLoadError for numbers that cannot have been made so.
+    """
     order = row_order(change, len(values))
     if order is not None:
         values = values[order]
     if change is not None and change.plus_one:
         values = values - np.float32(1)
+    if change is not None and change.exponential:
+        if not (values < 0).all():
+            raise ModelLoadError("a rate of decay in the GGUF file is not below 0: it is damaged")
+        values = np.log(-values)
     return values
