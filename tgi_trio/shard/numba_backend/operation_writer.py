@@ -24,7 +24,8 @@ from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 Array = NDArray[Any]
 
-_FEEDERS = (Code.NORM, Code.PASS_ON, Code.QUANTISE)  # whose results can have any form
+_LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON)  # who leave float32 in a buffer of its own
+_FEEDERS = (*_LEAVE_UNSORTED, Code.QUANTISE)  # whose results can have any form
 
 
 class OperationWriter:
@@ -77,10 +78,10 @@ class OperationWriter:
         if bias is not None:
             bias = np.pad(bias, (0, outputs - len(bias)))
         defaults = {"epilogue": Epilogue.STORE, "scale": 1.0, "width": outputs} | fields
-        offset, runs, unsorted = 0, list(self._runs(weights.parts, paired)), source
+        offset, runs = 0, list(self._runs(weights.parts, paired))
         wanted_only = int(fields.get("wanted_only", 0))
         if any(packing is not None and packing.order for packing, _ in runs):
-            unsorted = self._leave_unsorted(source, weights.shape[1], wanted_only)
+            self._leave_unsorted(source, weights.shape[1], wanted_only)
         for packing, parts in runs:
             count = sum(-(-part.shape[0] // PANEL) * PANEL for part in parts)
             own = {} if bias is None else {"bias": self.keep(bias[offset : offset + count])}
@@ -90,7 +91,7 @@ class OperationWriter:
             else:
                 own["weights"] = self.pack_codes(parts, packing, paired=paired)
             inputs = weights.shape[1]
-            self.feed(unsorted, inputs, packing, wanted_only)
+            self.feed(source, inputs, packing, wanted_only)
             self.add(
                 Code.LINEAR,
                 source=source,
@@ -103,16 +104,13 @@ class OperationWriter:
             )
             offset += count
 
-    def _leave_unsorted(self, source: Buffer, inputs: int, wanted_only: int) -> Buffer:
-        """See to it that activations are left as float32, for each run of matrices to sort; return
-        where.
-        """
+    def _leave_unsorted(self, source: Buffer, inputs: int, wanted_only: int) -> None:
+        """See to it that activations are left as float32, for each run of matrices to sort."""
         self.rows[self.feeder]["forms"] |= Form.WIDE
-        if self.rows[self.feeder]["code"] in (Code.NORM, Code.PASS_ON):
-            return Buffer.UNSORTED
+        if self.rows[self.feeder]["code"] in _LEAVE_UNSORTED:
+            return
         # Adapters find the activations here, in the order of the model.
         self.add(Code.QUANTISE, source=source, inputs=inputs, width=inputs, wanted_only=wanted_only)
-        return source
 
     def feed(self, source: Buffer, inputs: int, packing: Packing | None, wanted_only: int) -> None:
         """See to it that the next operation finds its activations in a form that it multiplies."""
@@ -122,6 +120,8 @@ class OperationWriter:
             return
         if feeder["forms"] & Form.WIDE or feeder["code"] not in _FEEDERS:
             feeder["forms"] |= Form.WIDE
+            if feeder["code"] in _LEAVE_UNSORTED:
+                source = Buffer.UNSORTED
             order = self.keep(packing.sources) if packing.order else 0
             count = packing.count_inputs(inputs)
             self.widest = max(self.widest, count)
