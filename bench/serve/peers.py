@@ -5,7 +5,8 @@
 Closed loop: every client sends its next request when its last has ended. All servers hold the
 model at the same time, and those that wait for their turn are stopped (SIGSTOP), for some of them
 poll. A peer that is missing is installed, which takes minutes the first time; one that cannot be
-had is named with the reason, and the rest goes on.
+had is named with the reason, and the rest goes on. `--quantised gptq` (or `awq`) gives everybody
+the shape in 4 bits, as those tools lay it out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import trio
 from tqdm import tqdm
 
-from bench.harness import stats
+from bench.harness import quantised, stats
 from bench.harness.checkpoints import SHAPES, make
 from bench.harness.server import Server, free_port, serving
 from bench.peers.environment import HOME, Unavailable, last_line
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", choices=tuple(SERVERS), default=list(SERVERS))
     parser.add_argument("--home", type=Path, default=HOME, help="of the peers' environments")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="S")
+    parser.add_argument("--quantised", choices=quantised.FORMATS, help="4 bits, in this format")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=16, help="per server and round")
@@ -167,7 +169,11 @@ def main() -> None:
     stats.add_output_flags(parser)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # ends the servers too
-    checkpoint = make(args.shape, args.checkpoints / f"tgi-trio-{args.shape}")
+    checkpoint = args.checkpoints / f"tgi-trio-{args.shape}"
+    make(args.shape, checkpoint)
+    if args.quantised:
+        folder = args.checkpoints / f"{checkpoint.name}-{args.quantised}"
+        checkpoint = quantised.quantise(args.shape, args.quantised, checkpoint, folder)
     job = Job(args.home, checkpoint, args.clients, args.max_tokens)
     rounds: list[list[dict[str, Any]]] = []
     missing: dict[str, str] = {}
@@ -176,7 +182,14 @@ def main() -> None:
         rows = summary(rounds)
         cells = [[row["server"], *(row[column] for column in COLUMNS)] for row in rows]
         lines = [f"not measured: {name}: {why}" for name, why in missing.items()]
-        results = {"shape": args.shape, "clients": args.clients, "missing": missing, "rows": rows}
+        numbers = args.quantised or "bfloat16"
+        results = {
+            "shape": args.shape,
+            "numbers": numbers,
+            "clients": args.clients,
+            "missing": missing,
+            "rows": rows,
+        }
         text = "\n".join([stats.table(("server", *COLUMNS), cells), *lines])
         return text, results | {"rounds": rounds}
 
