@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tgi_trio.devices import hide_devices
 from tgi_trio.errors import ConfigurationError, ModelLoadError
 from tgi_trio.ipc.images import ImageArena
+from tgi_trio.ipc.shard_output import warn
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.model.config import read_config
 from tgi_trio.model.image_rules import image_rules
@@ -50,7 +51,7 @@ def main(argv: list[str]) -> int:
         argv[0],
         lambda: load(settings),
         settings,
-        images=_images_of(settings),
+        images=find_image_source(settings),
         frames=settings.frames,
     )
 
@@ -111,14 +112,14 @@ def _serve_rank(spec: str, settings: ShardSettings) -> int:
             leads = PipelineRunner if settings.pipeline_stages > 1 else GroupRunner
             return leads(runner, followers)
 
-        images = _images_of(settings) if settings.rank == 0 else None
+        images = find_image_source(settings) if settings.rank == 0 else None
         size = settings.world_size
         return process.serve(
             spec, factory, settings, world_size=size, images=images, frames=settings.frames
         )
 
 
-def _images_of(settings: ShardSettings) -> ImageSource | None:
+def find_image_source(settings: ShardSettings) -> ImageSource | None:
     """Return what is to compute images, None where the model has none."""
     if settings.image_arena < 0:
         return None
@@ -129,7 +130,7 @@ def _images_of(settings: ShardSettings) -> ImageSource | None:
         try:
             encoder = load_encoder(settings, cores)
         except ModelLoadError as error:  # its text is served all the same
-            print(f"images are not served: {error}", file=sys.stderr)
+            warn(f"images are not served: {error}")
             return ImageDesk(None, None, 0, refusal=f"its images are not served: {error}")
         arena = ImageArena.open(settings.image_arena)
         rules = image_rules(read_config(settings.model_path))

@@ -16,6 +16,7 @@ import trio
 from tgi_trio.ipc.channel import ControlPage, Endpoints
 from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.frames import Phase
+from tgi_trio.ipc.shard_output import split_warning
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.spawn import ShardProcess, spawn_shard
 from tgi_trio.ipc.watch import wait_for_death
@@ -139,9 +140,9 @@ class ShardInstance:
             lines, rest = [rest], b""
         self._rest = rest[-MAX_LINE:]
         for line in lines:
-            text = line[:MAX_LINE].decode("utf-8", "replace")
+            warns, text = split_warning(line[:MAX_LINE].decode("utf-8", "replace"))
             self.last_lines.append(text)
-            log.info("shard %d | %s", self.rank, text)
+            log.log(logging.WARNING if warns else logging.INFO, "shard %d | %s", self.rank, text)
         return bool(data)
 
     def report(self, exit_code: int, phase: str) -> str:

@@ -10,7 +10,6 @@ of tokens are known in advance and cost nothing. No torch in this file.
 from __future__ import annotations
 
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.grammars.compiler import compile_grammar, load_tokenizer, raise_error
+from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.contract import ShardSequence
 from tgi_trio.shard.machine.give_way import give_way
 
@@ -38,7 +38,7 @@ def load_grammars(path: Path, eos_ids: Iterable[int], vocab_size: int) -> Gramma
     try:
         tokenizer = load_tokenizer(path, eos_ids, vocab_size)
     except ModelLoadError as error:
-        print(f"requests with a grammar will fail: {error}", file=sys.stderr)
+        warn(f"requests with a grammar will fail: {error}")
         return None
     return Grammars(tokenizer)
 

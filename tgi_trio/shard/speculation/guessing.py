@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
+from tgi_trio.ipc.shard_output import warn
 from tgi_trio.shard.contract import Drafter, DraftRow, StepPlan, StepResult
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.speculation.record import take_rest
@@ -40,7 +41,7 @@ class Guessing:
             counts = self._drafter.draft_rows(rows, spare)
         except Exception:  # whatever a backend raises: nobody needs guesses
             traceback.print_exc(file=sys.stderr)
-            print("what guesses has failed: tokens come one by one from now on", file=sys.stderr)
+            warn("what guesses has failed: tokens come one by one from now on")
             self._drafter = None
             return {}
         self._drafting_ns = self._clock() - began

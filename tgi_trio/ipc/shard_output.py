@@ -1,0 +1,18 @@
+"""Lines of a shard's output that are warnings, marked as sd-daemon(3) has it: `<4>` before them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+_WARNING: Final = "<4>"  # of syslog's levels
+
+
+def warn(text: str) -> None:
+    """Write a warning of a shard's to standard error, as one line that the router logs as one."""
+    print(_WARNING + " ".join(text.split()), file=sys.stderr, flush=True)
+
+
+def split_warning(line: str) -> tuple[bool, str]:
+    """Return whether a line is a warning, and the line without the mark."""
+    return line.startswith(_WARNING), line.removeprefix(_WARNING)
