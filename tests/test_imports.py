@@ -62,9 +62,13 @@ RULES: dict[str, Rule] = {
     "ipc": Rule(ours("errors settings"), only=ours("numpy posix_ipc")),
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
     "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
+    "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
     "router": Rule(
-        ours("errors settings model.config model.image_families model.image_rules logs ipc"),
+        ours(
+            "errors settings model.config model.image_families model.image_rules logs ipc "
+            "images.image_text"
+        ),
         banned=MODEL,
     ),
     "router.request": Rule(

@@ -1,9 +1,12 @@
-"""`python -m tgi_trio.images.decoding <settings> <cpu> <wall> <bytes> <fd>`: pixels of images.
+"""`python -m tgi_trio.images.decoding <settings> <cpu> <wall> <bytes> <spool> <fd>`: pixels.
 
 Each image is decoded in a child of its own (`sandbox/zygote.py`), which may die of it. A question
-is the compressed image. Its answer is `height` and `width` as the image is seen, and of how many
-`bytes` the bundle is (`ipc/images.py`) that is then in the file `fd`. `settings` is a JSON object:
-`family`, the image processor's `settings`, what is `given` with each image, and `max_pixels`.
+is the compressed image, or says in which `blocks` of the file `spool` its base64 is, and its
+`length` there. The answer is `height` and `width` as the image is seen, and of how many `bytes` the
+bundle is (`ipc/images.py`) that is then in the file `fd`; where the question says how many bytes it
+may have at `most`, the image's `key` in hexadecimal and its own `bytes` instead. `settings` is a
+JSON object: `family`, the image processor's `settings`, what is `given` with each image, and
+`max_pixels`.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ import json
 import mmap
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.images.image_text import BLOCK, decode_text, start_key
 from tgi_trio.images.processors import PixelProcessor
 from tgi_trio.ipc.images import bundle_bytes, write_bundle
 from tgi_trio.sandbox.zygote import Job, JobLimits, serve_jobs
@@ -54,7 +59,12 @@ def read_pixels(data: bytes, max_pixels: int) -> NDArray[np.uint8]:
     return np.asarray(convert_to_rgb(image, return_numpy=True), np.uint8)
 
 
-def _load(text: str, results: int) -> Job:
+def read_blocks(spool: int, blocks: Sequence[int], length: int) -> bytes:
+    """Return what is in blocks of the file `spool`, one behind the other."""
+    return b"".join(os.pread(spool, BLOCK, block * BLOCK) for block in blocks)[:length]
+
+
+def _load(text: str, spool: int, results: int) -> Job:
     """Return the job that decodes images; raises ModelLoadError."""
     settings = json.loads(text)
     try:
@@ -67,8 +77,18 @@ def _load(text: str, results: int) -> Job:
     processor = PixelProcessor(settings["family"], settings["settings"], settings["given"])
     most = settings["max_pixels"]
 
-    def decode(_: Any, data: bytes) -> Any:
+    def decode(question: Any, data: bytes) -> Any:
+        if question is not None:
+            longest = question["most"]
+            written = read_blocks(spool, question["blocks"], question["length"])
+            data = decode_text(written, len(written) if longest is None else longest)
+            if longest is not None:
+                key = start_key(text)
+                key.update(data)
+                return {"key": key.hexdigest(), "bytes": len(data)}
+            del written
         pixels = read_pixels(data, most)
+        del data
         height, width, _ = pixels.shape
         arrays = processor.process(pixels)
         del pixels
@@ -84,11 +104,11 @@ def _load(text: str, results: int) -> Job:
 
 def main(argv: list[str]) -> int:
     """Answer until standard input ends; returns the process's exit code."""
-    settings, *limits, results = argv
+    settings, *limits, spool, results = argv
     # Image processors compute without torch, and are loaded in a quarter of the time without it.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it tells everybody that it misses torch
     sys.modules["torch"] = None  # type: ignore[assignment]
-    return serve_jobs(lambda: _load(settings, int(results)), JobLimits.parse(limits))
+    return serve_jobs(lambda: _load(settings, int(spool), int(results)), JobLimits.parse(limits))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ class Sandbox:
     # Each process gets a file without a name for what is too large for an answer; its descriptor is
     # the last of its arguments.
     results: bool = False
+    fds: Sequence[int] = ()  # descriptors that they have under the same numbers
 
 
 class _Process:
@@ -75,17 +76,18 @@ class _Process:
     async def start(cls, sandbox: Sandbox) -> _Process:
         """Start one and wait until it is ready; raises SandboxCannotStart."""
         results = None
-        argv = list(sandbox.argv)
+        argv, fds = list(sandbox.argv), list(sandbox.fds)
         if sandbox.results:
             results = os.memfd_create(f"tgi-trio-{sandbox.name}", os.MFD_CLOEXEC)
             argv.append(str(results))
+            fds.append(results)
         try:
             process = await trio.lowlevel.open_process(
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=() if results is None else (results,),
+                pass_fds=fds,
             )
         except BaseException:
             if results is not None:

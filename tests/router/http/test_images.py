@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
+import gc
 import struct
 import zlib
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 import trio
 
 from tests.router.http.fake_engine import FakeEngine
 from tests.router.http.seeing import FLAGS, PAD, START, STOP, UNIT, seeing_engine
 from tests.router.http.served import Client, served
+from tests.router.http.wire.test_tls_and_http2 import Http2
 from tests.router.images.image_files import claimed_png, encode, noise
 from tests.router.images.test_fetch import Names, serving
+from tgi_trio.router.http.app import Application
 from tgi_trio.router.http.engine_api import ModelCard
 from tgi_trio.router.images.fetch import FetchLimits, ImageFetcher
 from tgi_trio.router.images.policy import parse_policy
@@ -147,6 +151,50 @@ async def test_large_images_are_cut_out_of_bodies_in_every_dialect() -> None:
         broken = url.replace("A", "-")
         answer = await client.post("/generate", {"inputs": f"![]({broken})"})
         assert answer.status == 422 and "base64 encoding is invalid" in answer.text
+
+
+async def test_large_images_come_over_http2_and_from_other_servers() -> None:
+    """In pieces of every size; what has been read is free once the request has ended."""
+    body = orjson.dumps({"inputs": f"![]({data_url(LARGE)})"})
+    sizes = [len(body), 1000]
+    async with seeing_engine() as engine, served(engine) as server:
+        client = Http2(await server.raw())
+        await client.flush()
+        id = await client.post("/generate", body)
+        await client.pump(lambda: id in client.ended)
+        assert orjson.loads(client.body[id]) == {"generated_text": "Hi"}
+        assert [tokens for _, tokens in seen(engine)] == [64]
+        for size in sizes:
+            assert b'"Hi"' in await ask_plainly(Application(engine), body, size)
+            assert [tokens for _, tokens in seen(engine)] == [64]
+        assert len({each.images[0].key for each in engine.submitted}) == 1
+        assert engine.images is not None and engine.images.spool.used
+        engine.submitted.clear()
+        gc.collect()
+        assert not engine.images.spool.used
+
+
+async def ask_plainly(app: Application, body: bytes, size: int) -> bytes:
+    """Post a body as any ASGI server would, in pieces of `size` bytes."""
+    pieces = iter([body[start : start + size] for start in range(0, len(body), size)])
+    answer: list[bytes] = []
+
+    async def receive() -> dict[str, Any]:
+        piece = next(pieces, None)
+        if piece is None:
+            await trio.sleep_forever()
+        return {"type": "http.request", "body": piece, "more_body": True}
+
+    async def send(message: Any) -> None:
+        answer.append(message.get("body", b""))
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    scope = {
+        **{"type": "http", "method": "POST", "path": "/generate", "headers": headers},
+        **{"http_version": "1.1", "query_string": b"", "scheme": "http"},
+    }
+    await app(scope, receive, send)  # type: ignore[arg-type]
+    return b"".join(answer)
 
 
 async def test_truncation_leaves_images_whole_or_out() -> None:

@@ -21,6 +21,7 @@ from tgi_trio.images.processors import PROCESSORS, PixelProcessor
 from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
 from tgi_trio.router.images.decoder import DecoderSettings, ImageDecoder
 from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.spool import Spool
 
 LLAVA = DecoderSettings(
     "llava", {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
@@ -29,12 +30,14 @@ LLAVA = DecoderSettings(
 
 @asynccontextmanager
 async def decoder(settings: DecoderSettings = LLAVA) -> AsyncIterator[ImageDecoder]:
-    one = ImageDecoder(settings, workers=1)
+    spool = Spool()
+    one = ImageDecoder(settings, 1, spool)
     try:
         yield one
     finally:
         with trio.CancelScope(shield=True):
             await one.close()
+            spool.close()
 
 
 async def pixels(one: ImageDecoder, data: bytes) -> tuple[ImageSize, dict[str, Any]]:

@@ -26,7 +26,7 @@ from werkzeug.exceptions import HTTPException
 from tgi_trio.router.http.call import Call, HttpSettings, Reply, Route
 from tgi_trio.router.http.dispatch import Cors, RequestIds, answer, to_rejection, unrouted
 from tgi_trio.router.http.engine_api import EngineApi
-from tgi_trio.router.http.messages.body_images import CutBody, cut_images
+from tgi_trio.router.http.messages.body_images import SHORTEST, BodyCutter, CutBody
 from tgi_trio.router.http.messages.problems import (
     BodyRejected,
     internal,
@@ -79,6 +79,7 @@ ROUTES: tuple[Route, ...] = (
 access = logging.getLogger("tgi_trio.access")  # one line per request, at INFO
 
 _SCOPE_KEY = "tgi_trio.connection"
+_SLICE = 1 << 17  # bytes of a body that are looked at in one turn of the loop
 COUNTED = frozenset(ROUTE_NAMES)
 
 
@@ -145,19 +146,12 @@ class HttpRequest(TrioASGIHTTPConnection):
         """Read the body and have `route` answer; `path` is what the route's path leaves open."""
         self._route = route
         try:
-            cut = await self._read_cut(route)  # a body of megabytes is not kept for the answer
+            cut = await self._read_body(route)  # a body of megabytes is not kept for the answer
         except BodyRejected as error:
             return to_rejection(error, route.dialect, self.request_id)
         finally:
             self._end_reading()
         return await answer(route, self._call(cut, path))
-
-    async def _read_cut(self, route: Route) -> CutBody:
-        """Return the body, without its large images where there may be some; raises as below."""
-        body = await self._read_body()
-        if not route.images or self.app.engine.images is None:
-            return CutBody(bytes(body))
-        return cut_images(body)
 
     def _call(self, cut: CutBody, path: Mapping[str, str] | None) -> Call:
         return Call(
@@ -183,16 +177,21 @@ class HttpRequest(TrioASGIHTTPConnection):
 
     # ---- the body -------------------------------------------------------------------------------
 
-    async def _read_body(self) -> bytes | bytearray:
-        """Return the body. Raises BodyRejected (413)."""
+    async def _read_body(self, route: Route) -> CutBody:
+        """Return the body, without its large images where there may be some.
+
+        Raises BodyRejected (413).
+        """
         limit = self.app.http.payload_limit
         length = self.headers.get(b"content-length", b"")
         announced = int(length) if length.isdigit() else 0
         if announced > limit:
             raise too_large()
         await self.transport.invite_body()
+        images = self.app.engine.images if route.images else None
+        cutter = None if images is None else BodyCutter(images.spool)
         # Not pieces to be joined: that would take milliseconds at once, for a body of megabytes.
-        body, size = bytearray(announced), 0
+        body, size = bytearray(announced if cutter is None else 0), 0
         while True:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -203,12 +202,15 @@ class HttpRequest(TrioASGIHTTPConnection):
             if size > limit:
                 raise too_large()
             ended = not message.get("more_body", False) or (announced and size == announced)
-            if ended and size == len(piece):
-                return piece
-            body[size - len(piece) : size] = piece
+            if ended and size == len(piece) and (cutter is None or size <= SHORTEST):
+                return CutBody(piece)
+            if cutter is None:
+                body[size - len(piece) : size] = piece
+            else:
+                await _feed(cutter, piece)
             # The message that says that all was said is not worth another turn of the scheduler.
             if ended:
-                return body
+                return CutBody(body) if cutter is None else cutter.finish()
 
     def _end_reading(self) -> None:
         """No more of the body is wanted: from now on the transport tells when the client leaves."""
@@ -338,6 +340,14 @@ class Application(QuartTrio):
         )
         if route.method == "POST" and "<" not in route.path and self.http.shortcut:
             self.shortcuts[route.method, route.path] = route
+
+
+async def _feed(cutter: BodyCutter, piece: bytes) -> None:
+    """Have a cutter take a piece, others running in between where it is a large one."""
+    for start in range(0, len(piece), _SLICE):
+        if start:
+            await trio.lowlevel.checkpoint()
+        cutter.feed(piece[start : start + _SLICE])
 
 
 def _connection() -> HttpRequest:

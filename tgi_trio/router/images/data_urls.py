@@ -1,7 +1,8 @@
 """Images inside a request: ``data:image/png;base64,...``, the form of RFC 2397 that TGI takes.
 
-They are decoded in the loop and not in threads: a thread would keep the interpreter's lock for
-longer than one slice takes, and nothing else of this process could run either.
+Large ones are cut out of bodies (`http.messages.body_images`) and read where images are decoded.
+What is left is decoded in the loop and not in threads: a thread would keep the interpreter's lock
+for longer than one slice takes, and nothing else of this process could run either.
 """
 
 from __future__ import annotations
@@ -12,41 +13,11 @@ import msgspec
 import trio
 
 from tgi_trio.errors import ValidationError
+from tgi_trio.images.image_text import INVALID, size_error
 
 _SHOWN: Final = 80  # characters of a URL in a message
 _SLICE: Final = 1 << 17  # characters decoded at once, in less than a fifth of a millisecond
-_LONGEST_ESCAPE: Final = 6  # characters, of \u002b
-_BYTES: Final = msgspec.json.Decoder(bytes)  # four times as fast as binascii
-_TEXT: Final = msgspec.json.Decoder(str)
-
-
-class EncodedImage:
-    """Base64 of an image, as a JSON string in a body has it; its bytes once they were wanted."""
-
-    def __init__(self, body: bytes | bytearray, begin: int, end: int) -> None:
-        """It stands in `body` from `begin` up to `end`, escapes and all."""
-        self._body: bytes | bytearray | None = body
-        self._span = begin, end
-        self._data: bytes | bytearray = b""
-        self.length = end - begin  # as written
-
-    def text(self) -> str:
-        """Return what the JSON string says; raises ValidationError.
-
-        RuntimeError once it was decoded.
-        """
-        if self._body is None:
-            raise RuntimeError("an image was decoded, and its text is gone")
-        begin, end = self._span
-        return _read_text(self._body[begin:end])
-
-    async def decode(self, most: int) -> bytes | bytearray:
-        """Return the image's bytes, and let go of the body; raises ValidationError."""
-        if self._body is not None:
-            text = await _unescape(self._body, *self._span)
-            self._data = await decode_base64(text, most)
-            self._body = None
-        return self._data
+_BYTES: Final = msgspec.json.Decoder(bytes)
 
 
 async def decode_data_url(url: str, most: int) -> bytes | bytearray:
@@ -98,43 +69,8 @@ async def decode_base64(text: bytes | memoryview, most: int) -> bytes | bytearra
     return data
 
 
-async def _unescape(body: bytes | bytearray, begin: int, end: int) -> bytes | memoryview:
-    """Return what a part of a JSON string says: many libraries write ``\\/``, some ``\\u002b``."""
-    if body.find(b"\\", begin, end) < 0:
-        return memoryview(body)[begin:end]
-    parts: list[bytes] = []
-    while begin < end:
-        last = min(begin + _SLICE, end)
-        if last < end:  # no escape is cut in two
-            escape = body.find(b"\\", last - _LONGEST_ESCAPE, last)
-            last = last if escape < 0 else escape
-        parts.append(_read_text(body[begin:last]).encode())
-        begin = last
-        await trio.lowlevel.checkpoint()
-    return b"".join(parts)
-
-
-def _read_text(written: bytes | bytearray) -> str:
-    """Return what a piece of a JSON string says; raises ValidationError."""
-    try:
-        found: str = _TEXT.decode(b"".join((b'"', written, b'"')))
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise _invalid() from error
-    return found
-
-
 def _invalid() -> ValidationError:
-    return ValidationError(
-        "base64 encoding is invalid: four letters for three bytes, `=` at the end alone"
-    )
-
-
-def size_error(size: int, most: int) -> str:
-    """Return TGI's words for an image of more bytes than one may have, and the flag's name."""
-    return (
-        f"Image size {size} bytes exceeds maximum allowed size of {most} bytes "
-        "(--max-image-fetch-size)"
-    )
+    return ValidationError(INVALID)
 
 
 def shorten(url: str) -> str:

@@ -20,7 +20,8 @@ import trio
 
 from tgi_trio.errors import ModelLoadError, Unavailable, ValidationError
 from tgi_trio.router.images.layouts.layout import ImageSize
-from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, SandboxPool
+from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool
+from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, SandboxPool, Turn
 
 _BASE_MEMORY: Final = 128 * 2**20  # bytes a child may take, whatever the image
 _PIXEL_MEMORY: Final = 16  # bytes for each pixel: as decoded, as an array, and as resized
@@ -54,6 +55,14 @@ class DecoderSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageName:
+    """What tells an image from all others."""
+
+    key: bytes  # 32 bytes, as `image_text.start_key` has it
+    nbytes: int  # compressed
+
+
+@dataclass(frozen=True, slots=True)
 class DecodedImage:
     """An image whose pixels are there to be copied."""
 
@@ -74,13 +83,15 @@ class DecodedImage:
 class ImageDecoder:
     """Decodes images. Processes start when they are needed first."""
 
-    def __init__(self, settings: DecoderSettings, workers: int) -> None:
-        """`workers`: processes at most."""
+    def __init__(self, settings: DecoderSettings, workers: int, spool: Spool) -> None:
+        """`workers`: processes at most; they read encoded images in `spool`."""
         self._cpu = _BASE_S + _PIXEL_S * settings.max_pixels
         memory = _BASE_MEMORY + _PIXEL_MEMORY * settings.max_pixels
         limits = (str(self._cpu), str(_SLOWDOWN * self._cpu), str(memory))
         argv = [sys.executable, "-m", "tgi_trio.images.decoding", settings.dump(), *limits]
-        self._pool = SandboxPool(Sandbox("images", argv, workers, results=True), _BUSY)
+        argv.append(str(spool.fd))
+        sandbox = Sandbox("images", argv, workers, results=True, fds=[spool.fd])
+        self._pool = SandboxPool(sandbox, _BUSY)
 
     async def start(self) -> None:
         """Have one process ready; raises ModelLoadError where none can be had."""
@@ -94,29 +105,58 @@ class ImageDecoder:
         """End all processes that wait for work."""
         await self._pool.close()
 
+    async def name(self, image: EncodedImage, most: int) -> ImageName:
+        """Return what an image is called, where what came is base64 of `most` bytes at most.
+
+        Raises as `decode` does.
+        """
+        async with self._pool.turn() as turn:
+            answer = await self._ask(turn, _job(image, most))
+            if answer.wrong is not None:
+                raise ValidationError(answer.wrong)
+            found = answer.value
+            return ImageName(bytes.fromhex(found["key"]), found["bytes"])
+
     @asynccontextmanager
-    async def decode(self, data: bytes | bytearray) -> AsyncIterator[DecodedImage]:
+    async def decode(self, data: Compressed) -> AsyncIterator[DecodedImage]:
         """Decode an image, and keep its pixels for the block.
 
         Raises ValidationError, and Overloaded or Unavailable where the machine is too busy.
         """
         async with self._pool.turn() as turn:
-            try:
-                answer = await turn.ask(None, data, within=_SLOWDOWN * self._cpu)
-            except SandboxCannotStart as error:
-                raise Unavailable(f"images cannot be decoded now: {error}", _AGAIN_S) from error
-            _check(answer)
+            if isinstance(data, EncodedImage):
+                answer = await self._ask(turn, _job(data))
+            else:
+                answer = await self._ask(turn, None, data)
+            if answer.wrong is not None:
+                raise ValidationError(f"invalid image: {answer.wrong}")
             found = answer.value
             size = ImageSize(found["height"], found["width"])
             yield DecodedImage(size, found["bytes"], turn.results)
 
+    async def _ask(self, turn: Turn, job: Any, data: bytes | bytearray = b"") -> Answer:
+        """Return what a process makes of an image, or what is wrong with it.
 
-def _check(answer: Answer) -> None:
-    """Raise ValidationError or Unavailable for an image that was not decoded."""
-    match answer.signal:
+        Raises as `decode` does where the process did not live to say it.
+        """
+        try:
+            answer = await turn.ask(job, data, within=_SLOWDOWN * self._cpu)
+        except SandboxCannotStart as error:
+            raise Unavailable(f"images cannot be decoded now: {error}", _AGAIN_S) from error
+        _check_signal(answer.signal)
+        return answer
+
+
+def _job(image: EncodedImage, most: int | None = None) -> Any:
+    """Return the question about an image in the spool: its pixels, or with `most` its name."""
+    return {"blocks": image.blocks, "length": image.length, "most": most}
+
+
+def _check_signal(number: int) -> None:
+    """Raise ValidationError or Unavailable where a signal ended whoever had an image."""
+    match number:
         case 0:
-            if answer.wrong is not None:
-                raise ValidationError(f"invalid image: {answer.wrong}")
+            pass
         case signal.SIGPROF:
             raise ValidationError("invalid image: decoding it takes too much time")
         case signal.SIGALRM:

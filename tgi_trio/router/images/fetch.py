@@ -14,7 +14,7 @@ import h11
 import trio
 
 from tgi_trio.errors import ValidationError
-from tgi_trio.router.images.data_urls import size_error
+from tgi_trio.images.image_text import size_error
 from tgi_trio.router.images.policy import FetchPolicy, IPAddress, Target, parse_resolved
 
 _CHUNK: Final = 65536

@@ -12,6 +12,7 @@ from tgi_trio.errors import ValidationError
 from tgi_trio.router.images.layouts.layout import ImageLayout, ImageSize
 from tgi_trio.router.images.links import ImageLink, Piece, split_text
 from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.images.spool import Compressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ Prompt = str | ImagePrompt  # as a conversation is rendered, or as a client wrot
 class SeenImage:
     """An image whose bytes are here and can be decoded."""
 
-    data: bytes | bytearray  # compressed
+    data: Compressed
     key: bytes  # 32 bytes
     size: ImageSize
     nbytes: int  # of its pixels

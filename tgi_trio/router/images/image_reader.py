@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from typing import Final, Protocol
 import trio
 
 from tgi_trio.errors import ModelLoadError, PromptTooLong, TgiTrioError, ValidationError
+from tgi_trio.images.image_text import start_key
 from tgi_trio.router.images.byte_budget import ByteBudget, HeldBytes
 from tgi_trio.router.images.data_urls import decode_data_url, find_base64
+from tgi_trio.router.images.decoder import ImageName
 from tgi_trio.router.images.image_prompt import (
     ExpandedPrompt,
     ImagePrompt,
@@ -22,6 +23,7 @@ from tgi_trio.router.images.image_prompt import (
 from tgi_trio.router.images.layouts.layout import ImageLayout
 from tgi_trio.router.images.links import ImageLink
 from tgi_trio.router.images.pixel_store import PixelStore
+from tgi_trio.router.images.spool import Compressed, EncodedImage, Spool
 
 _INLINE: Final = 1 << 14  # bytes that are read on the spot, as fast as they are given to a thread
 _FETCHES: Final = 16  # images that are fetched at the same time, of all requests
@@ -31,6 +33,12 @@ class Fetch(Protocol):
     """Fetches a URL (`ImageFetcher`); raises ValidationError, and what `take` raises."""
 
     async def fetch(self, url: str, take: Callable[[int], object]) -> bytes: ...
+
+
+class Namer(Protocol):
+    """Names images in the spool (`ImageDecoder`); raises ValidationError, and where it is busy."""
+
+    async def name(self, image: EncodedImage, most: int) -> ImageName: ...
 
 
 class Tokens(Protocol):
@@ -67,11 +75,14 @@ class ImageReader:
         tokenizer: Tokens,
         fetcher: Fetch,
         store: PixelStore,
+        spool: Spool,
+        namer: Namer,
         metrics: Counts,
         limits: ImageLimits,
         processed_as: str = "",
     ) -> None:
-        """`processed_as` tells apart what makes other pixels of the same bytes.
+        """`spool`: of images that are being received, which `namer` reads. `processed_as` tells
+        apart what makes other pixels of the same bytes.
 
         Raises ModelLoadError for a tokenizer that does not know the layout's tokens.
         """
@@ -81,16 +92,18 @@ class ImageReader:
                     f"the tokenizer has no token {token!r}, which this model's images need"
                 )
         self.layout = layout
+        self.spool = spool
         self._feature_id = tokenizer.added_tokens[layout.feature_token]
         self._bos = tokenizer.special_tokens.get("bos_token", "")
         self._fetcher = fetcher
         self._store = store
+        self._namer = namer
         self._metrics = metrics
         self._limits = limits
         self._bytes = ByteBudget(limits.max_image_bytes)
         self._fetching = trio.CapacityLimiter(_FETCHES)
         self._decoding = trio.Lock()  # of base64, in the loop: each turn of it decodes one slice
-        self._salted = hashlib.sha256(hashlib.sha256(processed_as.encode()).digest())
+        self._first = start_key(processed_as)
 
     def hold_bytes(self) -> AbstractContextManager[HeldBytes]:
         """Return what one request's images may take, for as long as it keeps them."""
@@ -143,8 +156,7 @@ class ImageReader:
         return [found[i] for i in range(len(links))]
 
     async def _see(self, link: ImageLink, held: HeldBytes) -> SeenImage:
-        data = await self._load(link, held)
-        key = await _in_thread(len(data), lambda: self._make_key(data))
+        data, key = await self._load(link, held)
         hit, began = self._store.knows(key), trio.current_time()
         known = await self._store.look_at(key, data)
         if hit:
@@ -153,28 +165,30 @@ class ImageReader:
             self._metrics.observe("tgi_image_decode_duration", trio.current_time() - began)
         return SeenImage(data, key, known.size, known.nbytes)
 
-    def _make_key(self, data: bytes | bytearray) -> bytes:
-        found = self._salted.copy()
-        found.update(data)  # without the interpreter's lock
-        return found.digest()
-
-    async def _load(self, link: ImageLink, held: HeldBytes) -> bytes | bytearray:
-        """Return an image's bytes; raises ValidationError."""
+    async def _load(self, link: ImageLink, held: HeldBytes) -> tuple[Compressed, bytes]:
+        """Return an image as it came, and its key; raises ValidationError."""
         url, most = link.url, self._limits.max_image_fetch_size
+        data: bytes | bytearray
         if url.startswith("data:") or ":" not in url:
             find_base64(url)
+            if link.encoded is not None:
+                name = await self._namer.name(link.encoded, most)
+                held.take(name.nbytes)
+                return link.encoded, name.key
             async with self._decoding:
-                encoded = link.encoded
-                data = await (
-                    decode_data_url(url, most) if encoded is None else encoded.decode(most)
-                )
+                data = await decode_data_url(url, most)
             held.take(len(data))
-            return data
-        async with self._fetching:
-            began = trio.current_time()
-            data = await self._fetcher.fetch(url, held.take)
-            self._metrics.observe("tgi_image_fetch_duration", trio.current_time() - began)
-        return data
+        else:
+            async with self._fetching:
+                began = trio.current_time()
+                data = await self._fetcher.fetch(url, held.take)
+                self._metrics.observe("tgi_image_fetch_duration", trio.current_time() - began)
+        return data, await _in_thread(len(data), lambda: self._make_key(data))
+
+    def _make_key(self, data: bytes | bytearray) -> bytes:
+        found = self._first.copy()
+        found.update(data)  # without the interpreter's lock
+        return found.digest()
 
 
 async def _in_thread(size: int, function: Callable[[], bytes]) -> bytes:

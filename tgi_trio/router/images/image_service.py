@@ -12,6 +12,7 @@ from tgi_trio.router.images.image_model import ImageModel
 from tgi_trio.router.images.image_reader import Counts, Fetch, ImageLimits, ImageReader, Tokens
 from tgi_trio.router.images.pixel_store import Arena, PixelStore
 from tgi_trio.router.images.policy import parse_policy
+from tgi_trio.router.images.spool import Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class ImageService:
         know the tokens of images.
         """
         settings = model.decoder_settings(flags.max_image_pixels)
-        self._decoder = ImageDecoder(settings, workers)
+        self._spool = Spool()
+        self._decoder = ImageDecoder(settings, workers, self._spool)
         self.store = PixelStore(arena, self._decoder.decode, workers)
         if fetcher is None:
             limits = FetchLimits(flags.max_image_fetch_size)
@@ -54,6 +56,8 @@ class ImageService:
             tokens,
             fetcher,
             self.store,
+            self._spool,
+            self._decoder,
             counts,
             ImageLimits(
                 flags.max_images_per_prompt, flags.max_image_fetch_size, flags.max_image_bytes
@@ -69,3 +73,4 @@ class ImageService:
             await self.store.run()
         finally:
             await self._decoder.close()
+            self._spool.close()

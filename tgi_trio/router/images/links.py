@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tgi_trio.router.images.data_urls import EncodedImage
+from tgi_trio.router.images.spool import EncodedImage
 
 _BEGIN: Final = "![]("
 _END: Final = ")"

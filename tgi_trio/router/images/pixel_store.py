@@ -21,6 +21,7 @@ from tgi_trio.ipc.images import ArenaPlace
 from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.places import FreeSpace, align
 from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.images.spool import Compressed
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ class Decoded(Protocol):
     async def copy_to(self, memory: memoryview) -> None: ...
 
 
-# Decodes compressed bytes and keeps the pixels for a block; raises as `ImageDecoder.decode`.
-Decode = Callable[[bytes | bytearray], AbstractAsyncContextManager[Decoded]]
+# Decodes an image as it came and keeps the pixels for a block; raises as `ImageDecoder.decode`.
+Decode = Callable[[Compressed], AbstractAsyncContextManager[Decoded]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class PixelStore:
         """Return whether an image need not be decoded to know what it is."""
         return key in self._known
 
-    async def look_at(self, key: bytes, data: bytes | bytearray) -> KnownImage:
+    async def look_at(self, key: bytes, data: Compressed) -> KnownImage:
         """Return what an image is; decoded at most once by all who ask at the same time.
 
         Its pixels stay where there is room for them. Raises ValidationError where it cannot be

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tgi_trio.router.images.layouts.layout import ImageSize
+from tgi_trio.router.images.spool import Compressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class PromptImage:
     size: ImageSize  # pixels as seen, before any scaling
     key: bytes  # 32 bytes: SHA-256 of the compressed bytes and of the processor's settings
     # Compressed, as it came; decoded again after its place is lost.
-    data: bytes | bytearray = field(repr=False)
+    data: Compressed = field(repr=False)
     nbytes: int = 0  # of its pixels, as a bundle in the arena
 
     @property

@@ -86,9 +86,14 @@ class Http2:
             [(":method", "POST"), (":path", path), (":scheme", "http"), (":authority", "t"),
              ("content-type", "application/json"), ("content-length", str(len(body)))],
         )  # fmt: skip
-        self.connection.send_data(id, body, end_stream=True)
         self.body[id] = b""
-        await self.flush()
+        while body:
+            await self.pump(lambda: self.connection.local_flow_control_window(id) > 0)
+            room = self.connection.local_flow_control_window(id)
+            piece = body[: min(room, self.connection.max_outbound_frame_size)]
+            body = body[len(piece) :]
+            self.connection.send_data(id, piece, end_stream=not body)
+            await self.flush()
         return id
 
     async def pump(self, done: Callable[[], bool], acknowledge: bool = True) -> None:

@@ -1,9 +1,10 @@
-"""Images are cut out of large bodies before these are read as JSON, which takes time by the byte.
+"""Images are cut out of bodies as these come, and never are in one piece with them.
 
-An image of megabytes is one long string without a quote in it, so that its ends are found at the
-speed of memory. In its place a mark is left, `#0` for the first: no base64 has that letter. What is
-left of the body is read as JSON and must have each mark once, all of them where images are taken;
-otherwise the body is left whole, since something else was cut than images.
+An image of megabytes is one long string without a quote in it: its ends are found at the speed of
+memory, in whatever pieces it comes. It goes to the spool, and in its place a mark is left, `#0` for
+the first: no base64 has that letter. What is left of the body is read as JSON and must have each
+mark once, all of them where images are taken; otherwise the body is put together again, since
+something else was cut than images.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from typing import Any, Final
 
 import msgspec
 
-from tgi_trio.router.images.data_urls import EncodedImage
 from tgi_trio.router.images.image_prompt import ImagePrompt
-from tgi_trio.router.images.links import ImageLink
+from tgi_trio.router.images.links import ImageLink, split_text
+from tgi_trio.router.images.spool import EncodedImage, Spool
 
-SHORTEST: Final = 1 << 15  # bytes of a string in which images are looked for
+SHORTEST: Final = 1 << 15  # bytes of base64 that are cut out
 
-_DATA_URL: Final = re.compile(rb"data:[\w/+.\\-]{0,60};base64,")
-_DATA_KEY: Final = re.compile(rb'"data"\s{0,4}:\s{0,4}\Z')  # of a `source` in /v1/messages
-_KEY_LENGTH: Final = 16  # bytes, of that
-_LINK: Final = b"![]("
+# An image begins behind a URL's header, in a string of its own or in a link, or in what the key
+# `data` has, of a `source` in /v1/messages. These are searched for, the rest is matched around.
+_MARKER: Final = b";base64,"
+_KEY: Final = b'"data"'
+_HEADER: Final = rb"data:[\w/+.\\-]{0,60};base64,"
+_URL: Final = re.compile(rb'(?:"|!\[\]\()' + _HEADER + rb"\Z")
+_VALUE: Final = re.compile(rb'"data"\s{0,4}:\s{0,4}"(' + _HEADER + rb")?")
+_LONGEST_URL: Final = 77  # bytes of the former
+_LONGEST_VALUE: Final = 89  # and of the latter
 _MARKED_URL: Final = re.compile(r"data:[^,]*;base64,#([0-9]{1,4})")
 _MARKED_LINK: Final = re.compile(r"(?<=!\[\]\()data:[^,()]*;base64,#([0-9]{1,4})(?=\))")
 
@@ -36,7 +42,7 @@ _WAYS: Final = ("instances", "messages", "input", "content")
 class CutBody:
     """A body without its large images."""
 
-    body: bytes
+    body: bytes | bytearray
     images: tuple[EncodedImage, ...] = ()
 
     def restore(self, prompt: ImagePrompt) -> ImagePrompt:
@@ -72,59 +78,157 @@ class CutBody:
 UNCUT: Final = CutBody(b"")
 
 
-def cut_images(body: bytes | bytearray) -> CutBody:
-    """Return a body without its large images; as it is where it has none."""
-    pieces: list[bytes | bytearray] = []
-    images: list[EncodedImage] = []
-    done = 0
-    for begin, end in _find_base64(body):
-        pieces += [body[done:begin], b"#%d" % len(images)]
-        images.append(EncodedImage(body, begin, end))
-        done = end
-    if not images:
-        return CutBody(bytes(body))
-    rest = b"".join([*pieces, body[done:]])
-    try:
-        marks = sorted(_find_marks(msgspec.json.decode(rest)))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return CutBody(bytes(body))  # who reads it says what is wrong with it
-    if marks != list(range(len(images))):
-        return CutBody(bytes(body))
-    return CutBody(rest, tuple(images))
+class BodyCutter:
+    """Takes a body in pieces, wherever it is cut into them."""
 
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._rest = bytearray()  # of the body, marks in place of its images
+        self._seen = 0  # bytes of it in which no image begins
+        self._open: _OpenImage | None = None
+        self._images: list[EncodedImage] = []
+        self._places: list[int] = []  # of the marks in `_rest`
 
-def _find_base64(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of what may be large images, in their order."""
-    last = -1  # quote that was looked at
-    place = SHORTEST
-    while place < len(body):  # no string of SHORTEST bytes is between two of these places
-        first = body.rfind(b'"', max(last, 0), place)
-        end = body.find(b'"', place)
+    def feed(self, piece: bytes) -> None:
+        """Take what comes next."""
+        while piece:
+            if self._open is None:
+                piece = self._read_text(piece)
+            else:
+                piece = self._read_image(self._open, piece)
+
+    def finish(self) -> CutBody:
+        """Return the body, which is whole: as it came where it has no large images."""
+        if self._open is not None:  # who reads it says that its end is missing
+            self._close(self._open, b"")
+        if not self._images:
+            return CutBody(self._rest)
+        try:
+            marks = sorted(_find_marks(msgspec.json.decode(self._rest)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return CutBody(self._join())  # who reads it says what is wrong with it
+        if marks != list(range(len(self._images))):
+            return CutBody(self._join())
+        return CutBody(self._rest, tuple(self._images))
+
+    def _join(self) -> bytes:
+        """Return the body as it came."""
+        parts: list[bytes | bytearray] = []
+        done = 0
+        for i, (place, image) in enumerate(zip(self._places, self._images, strict=True)):
+            parts += [self._rest[done:place], image.written()]
+            done = place + len(b"#%d" % i)
+        return b"".join([*parts, self._rest[done:]])
+
+    def _read_text(self, piece: bytes) -> bytes:
+        """Take text up to where an image may begin, and return what is behind that."""
+        self._rest += piece
+        found = self._find_begin()
+        if found is None:
+            return b""
+        begin, in_link = found
+        behind = bytes(self._rest[begin:])
+        del self._rest[begin:]
+        self._open = _OpenImage(self._spool, in_link)
+        return behind
+
+    def _find_begin(self) -> tuple[int, bool] | None:
+        """Return where in the text an image begins that may be large, and whether in a link.
+
+        None: nowhere as far as is known. Each byte is looked at so often, however many there are
+        that begin something small.
+        """
+        rest, seen = self._rest, self._seen
+        marker, key = rest.find(_MARKER, seen), rest.find(_KEY, seen)
+        while marker >= 0 or key >= 0:
+            found: tuple[int, bool] | None = None
+            if key < 0 or 0 <= marker < key:
+                seen = marker + len(_MARKER)
+                if url := _URL.search(rest, max(seen - _LONGEST_URL, 0), seen):
+                    found = seen, url[0][:1] != b'"'
+            else:
+                value = _VALUE.match(rest, key)
+                if (value is None or value[1] is None) and len(rest) - key < _LONGEST_VALUE:
+                    self._seen = key  # more of it is to come
+                    return None
+                seen = key + len(_KEY)
+                if value is not None:
+                    found = value.end(), False
+            if found is not None:
+                end = _find_end(rest, *found)
+                if end < 0 or end - found[0] >= SHORTEST:
+                    return found
+                seen = end
+            if 0 <= marker < seen:
+                marker = rest.find(_MARKER, seen)
+            if 0 <= key < seen:
+                key = rest.find(_KEY, seen)
+        self._seen = max(seen, len(rest) - len(_MARKER) + 1)
+        return None
+
+    def _read_image(self, open_image: _OpenImage, piece: bytes) -> bytes:
+        """Take what belongs to the image that has begun, and return what is behind that."""
+        end = _find_end(piece, 0, open_image.in_link)
         if end < 0:
-            return
-        if first >= 0 and end - first > SHORTEST:
-            yield from _find_in_string(body, first + 1, end)
-        last = end
-        place = (end // SHORTEST + 1) * SHORTEST
+            open_image.append(piece)
+            return b""
+        open_image.append(piece[:end])
+        self._close(open_image, piece[end : end + 1])
+        return piece[end:]
+
+    def _close(self, open_image: _OpenImage, ending: bytes) -> None:
+        """Put a mark in the place of an image, or what has come where that is none."""
+        image = open_image.cut(ending)
+        if image is None:
+            self._rest += open_image.written()
+        else:
+            self._places.append(len(self._rest))
+            self._rest += b"#%d" % len(self._images)
+            self._images.append(image)
+        self._seen = len(self._rest)
+        self._open = None
 
 
-def _find_in_string(body: bytes | bytearray, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the images in what stands between two quotes."""
-    url = _DATA_URL.match(body, begin, end)
-    if url is not None or _DATA_KEY.search(body, max(begin - 1 - _KEY_LENGTH, 0), begin - 1):
-        if body[end - 1 : end] != b"\\":  # an escape that goes on behind the quote
-            yield begin if url is None else url.end(), end
-        return
-    while (link := body.find(_LINK, begin, end)) >= 0:
-        begin = link + len(_LINK)
-        url = _DATA_URL.match(body, begin, end)
-        begin = begin if url is None else url.end()
-        close = body.find(b")", begin, end)
-        if close < 0:
+class _OpenImage:
+    """What may be an image, as far as it has come."""
+
+    def __init__(self, spool: Spool, in_link: bool) -> None:
+        self.in_link = in_link
+        self._spool = spool
+        self._first = bytearray()  # until it is known to be large
+        self._image: EncodedImage | None = None
+        self._last = b""  # byte
+
+    def append(self, piece: bytes) -> None:
+        """Take what comes next."""
+        self._last = piece[-1:] or self._last
+        if self._image is not None:
+            self._image.append(piece)
             return
-        if url is not None and close - begin >= SHORTEST:
-            yield begin, close
-        begin = close
+        self._first += piece
+        if len(self._first) >= SHORTEST:
+            self._image = EncodedImage(self._spool)
+            self._image.append(self._first)
+
+    def cut(self, ending: bytes) -> EncodedImage | None:
+        """Return the image, None where it is small or `ending` is not what ends one."""
+        if self.in_link:
+            return self._image if ending == b")" else None
+        # An escape goes on behind the quote.
+        return self._image if ending == b'"' and self._last != b"\\" else None
+
+    def written(self) -> bytes | bytearray:
+        """Return what has come."""
+        return self._first if self._image is None else self._image.written()
+
+
+def _find_end(text: bytes | bytearray, begin: int, in_link: bool) -> int:
+    """Return where what begins there ends, negative where that is yet to come."""
+    quote = text.find(b'"', begin)
+    if not in_link:
+        return quote
+    close = text.find(b")", begin, quote if quote >= 0 else len(text))
+    return close if close >= 0 else quote
 
 
 def _find_marks(value: Any) -> Iterator[int]:
@@ -137,12 +241,17 @@ def _find_marks(value: Any) -> Iterator[int]:
             if isinstance(value.get(way), list | dict):
                 yield from _find_marks(value[way])
         inputs, url, source = (value.get(name) for name in ("inputs", "image_url", "source"))
-        for text in inputs if isinstance(inputs, list) else [inputs]:
-            if isinstance(text, str):
-                yield from (int(match[1]) for match in _MARKED_LINK.finditer(text))
+        urls = [
+            piece.url
+            for text in (inputs if isinstance(inputs, list) else [inputs])
+            if isinstance(text, str)
+            for piece in split_text(text)
+            if isinstance(piece, ImageLink)
+        ]
         if isinstance(url, dict):
             url = url.get("url")
         if isinstance(source, dict) and source.get("type") == "base64":
             url = f"data:;base64,{source.get('data')}"
-        if isinstance(url, str) and (found := _MARKED_URL.fullmatch(url)):
-            yield int(found[1])
+        for each in [*urls, url]:
+            if isinstance(each, str) and (found := _MARKED_URL.fullmatch(each)):
+                yield int(found[1])

@@ -16,7 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from tgi_trio.router.http.messages.problems import BodyRejected
 from tgi_trio.router.http.messages.shared_fields import I32, Count, Scheduling, SharedFields
-from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, UnservedFields
+from tgi_trio.router.http.messages.unserved import CHAT, COMPLETION, AnyBytes, UnservedFields
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U64 = Annotated[int, Meta(ge=0)]  # its upper end is checked with the other parameters
@@ -307,7 +307,7 @@ class BodyReader:
         self._decoder = msgspec.json.Decoder(shape)
         self._unserved = UnservedFields(shape) if issubclass(shape, SharedFields) else None
 
-    def read(self, headers: dict[bytes, bytes], body: bytes | msgspec.Raw, at: str = "") -> Any:
+    def read(self, headers: dict[bytes, bytes], body: AnyBytes, at: str = "") -> Any:
         """Return the decoded body; raises BodyRejected (415, 400 or 422), and ValidationError.
 
         `at` is where in the whole body it was found, for the errors' texts.
@@ -335,7 +335,7 @@ class FirstFit:
         self._readers = {name: BodyReader(shape) for name, shape in shapes.items()}
         self._needs = needs
 
-    def read(self, headers: dict[bytes, bytes], body: bytes | msgspec.Raw, at: str = "") -> Any:
+    def read(self, headers: dict[bytes, bytes], body: AnyBytes, at: str = "") -> Any:
         """Return the decoded body; raises BodyRejected in the words of the shape that was meant."""
         problem: BodyRejected | None = None
         for name, reader in self._readers.items():

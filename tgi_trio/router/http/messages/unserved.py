@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,8 @@ class Unserved:
     advice: str
     neutral: tuple[Any, ...] = ()
 
+
+AnyBytes: TypeAlias = "bytes | bytearray | msgspec.Raw"  # of JSON
 
 _OFF = (0, False)
 _EMPTY: tuple[Any, ...] = ([], {}, "")
@@ -141,7 +143,7 @@ class UnservedFields:
         self._table = shape.unserved
         self._decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-    def check(self, body: bytes | msgspec.Raw) -> None:
+    def check(self, body: AnyBytes) -> None:
         """Raise ValidationError for a body, an object, that sets one of the fields."""
         fields = self._decoder.decode(body)
         for name in self._table.keys() & fields.keys():

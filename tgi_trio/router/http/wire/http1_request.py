@@ -7,6 +7,7 @@ that lets a stream write its events to the socket.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
@@ -71,7 +72,7 @@ class Http1Request(Transport):
         self._ahead = ahead
         self._common = common
         # The request:
-        self._pieces: list[bytes] = []
+        self._pieces: deque[bytes] = deque()
         self._whole = False
         self._told = False  # the application has been told that the request is whole
         self._gone = False  # the client has left, or has its answer
@@ -115,11 +116,11 @@ class Http1Request(Transport):
             await self._news.wait()
         if self._gone:
             return {"type": "http.disconnect"}
-        body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
+        # One by one: what is joined is a copy, in memory that was not touched before.
+        body = self._pieces.popleft() if self._pieces else b""
         self._ahead.release(len(body))
-        self._told = self._whole
-        return {"type": "http.request", "body": body, "more_body": not self._whole}
+        self._told = self._whole and not self._pieces
+        return {"type": "http.request", "body": body, "more_body": not self._told}
 
     # ---- the answer -----------------------------------------------------------------------------
 

@@ -1,0 +1,122 @@
+"""Images as they come: in blocks of memory that is used again, read where images are decoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gc
+import json
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tgi_trio.errors import ValidationError
+from tgi_trio.images.decoding import read_blocks
+from tgi_trio.images.image_text import BLOCK, INVALID, decode_text
+from tgi_trio.router.images import spool as spool_module
+from tgi_trio.router.images.spool import EncodedImage, Spool
+
+
+@pytest.fixture
+def spool() -> Iterator[Spool]:
+    spool = Spool()
+    yield spool
+    spool.close()
+
+
+def spooled(spool: Spool, written: bytes, *ends: int) -> EncodedImage:
+    image = EncodedImage(spool)
+    for begin, end in pairwise([0, *ends, len(written)]):
+        image.append(written[begin:end])
+    return image
+
+
+def test_images_are_read_as_they_came_wherever_their_pieces_end(spool: Spool) -> None:
+    random.seed(0)
+    texts = [random.randbytes(size) for size in (1, BLOCK, 3 * BLOCK + 5, 2 * BLOCK - 1)]
+    images = [
+        spooled(spool, text, *sorted(random.sample(range(len(text)), min(len(text), 7))))
+        for text in texts
+    ]
+    assert len({block for image in images for block in image.blocks}) == 8 == spool.used
+    for text, image in zip(texts, images, strict=True):
+        assert image.written() == text == read_blocks(spool.fd, image.blocks, image.length)
+
+
+def test_blocks_are_used_again_once_nobody_knows_the_image(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "_GROWTH", 4)
+    monkeypatch.setattr(spool_module, "_KEPT", 8)
+    kept = spooled(spool, b"kept" * BLOCK)
+    blocks = set(kept.blocks)
+    for number in range(40):
+        written = b"%d" % number * BLOCK * 2
+        one = spooled(spool, written)
+        assert one.written() == written and not blocks & set(one.blocks)
+    assert kept.written() == b"kept" * BLOCK and spool.nbytes <= 12 * BLOCK
+    with ThreadPoolExecutor(1) as pool:  # whoever copies pixels may forget it last
+        pool.submit(kept.__del__).result()
+    del one
+    kept.blocks = []
+    gc.collect()
+    assert not spool.used
+    many = spooled(spool, bytes(30 * BLOCK))
+    assert os.fstat(spool.fd).st_size == spool.nbytes >= 30 * BLOCK
+    del many
+    spooled(spool, b"x")  # what was needed once is given back with the next
+    assert os.fstat(spool.fd).st_size == spool.nbytes == 8 * BLOCK
+
+
+@pytest.mark.parametrize(
+    "letters", [{}, {"/": "\\/"}, {"+": "\\u002B", "/": "\\u002f", "=": "\\u003d"}]
+)
+def test_base64_is_read_as_any_json_writer_escapes_it(
+    spool: Spool, letters: dict[str, str]
+) -> None:
+    data = random.Random(0).randbytes(150_001)
+    written = base64.b64encode(data).decode()
+    for letter, escaped in letters.items():
+        written = written.replace(letter, escaped)
+    image = spooled(spool, written.encode(), 1, 77)
+    assert image.text() == base64.b64encode(data).decode()
+    assert decode_text(image.written(), len(data)) == data
+    assert image.length == len(written)
+    with pytest.raises(ValueError, match="exceeds maximum allowed size of 150000 bytes"):
+        decode_text(image.written(), 150_000)
+    with pytest.raises(ValueError, match="Image size 150003 bytes exceeds"):
+        decode_text(image.written(), 1000)
+
+
+BROKEN = [b"AA\\", b"AA\\qA", b"AA\nA", b"AA\xffA", b"A\\ud800A", b'AA"A', b"AA\\\\u0041A"]
+
+
+@pytest.mark.parametrize("written", BROKEN)
+def test_what_json_does_not_escape_so_is_no_base64(spool: Spool, written: bytes) -> None:
+    with pytest.raises(ValueError, match=INVALID):
+        decode_text(written, 1000)
+    if written.startswith(b"AA\\q"):
+        with pytest.raises(ValidationError, match=INVALID):
+            spooled(spool, written).text()
+
+
+@given(st.text(alphabet="AZaz09+/= \\u003d\n-_", max_size=13))
+def test_base64_is_what_the_standard_library_takes_for_it(text: str) -> None:
+    """`binascii`, where it is strict, save that its last letter may have bits of no byte."""
+    written = json.dumps(text).encode()[1:-1]
+    try:
+        expected: bytes | None = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        expected = None
+    try:
+        found: bytes | None = decode_text(written, 1000)
+    except ValueError as error:
+        assert str(error) == INVALID
+        found = None
+    assert found == expected
