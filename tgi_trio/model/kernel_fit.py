@@ -9,7 +9,7 @@ from typing import Final
 from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.claims import ANY, CONVOLVED, Claim, Claims, find_unclaimed, multiples, only
 from tgi_trio.model.decoder_matrices import NAMES
-from tgi_trio.model.mixers import DeltaRule, Mamba2, ShortConvolution
+from tgi_trio.model.mixers import Mamba2
 from tgi_trio.model.spec import DecoderSpec
 
 LANES = 16  # float32 numbers in a vector: one AVX512 register, two of AVX2, four of NEON
@@ -23,7 +23,6 @@ ACTIVATIONS = (
 ROUTINGS = ("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid")
 MOST_EXPERTS: Final = 4096  # whose numbers a thread has room for
 MOST_KEYS: Final = 4096  # dimensions of a state's keys, of which a thread has room for two
-MIXERS: Final = (ShortConvolution, DeltaRule, Mamba2)
 _DTYPES = ("float32", "bfloat16")
 
 _KEYS = Claim(
@@ -31,6 +30,7 @@ _KEYS = Claim(
     f"a state of {{}} numbers per value, which is no multiple of {PANEL} up to {MOST_KEYS}",
 )
 _VALUES = multiples(PANEL, f"values of {{}} numbers, which is no multiple of {PANEL}")
+_CHANNELS = multiples(PANEL, f"{{}} channels are no multiple of {PANEL}")
 _MLP = multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}")
 _HEAD = multiples(PANEL, f"head size {{}} is no multiple of {PANEL}")
 _LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of {PANEL}")
@@ -63,12 +63,9 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
     "DecoderSpec.parallel": ANY,
     "LayerSpec.feeds": ANY,
-    "LayerSpec.mixer": Claim(
-        lambda mixer: mixer is None or isinstance(mixer, MIXERS),
-        "layers keep a state of another kind",
-    ),
+    "LayerSpec.mixer": ANY,
     "LayerSpec.attends": ANY,
-    "ShortConvolution.channels": multiples(PANEL, f"{{}} channels are no multiple of {PANEL}"),
+    "ShortConvolution.channels": _CHANNELS,
     "ShortConvolution.taps": ANY,
     "ShortConvolution.bias": ANY,
     "DeltaRule.key_heads": ANY,
@@ -99,6 +96,21 @@ CLAIMS: Final[Claims] = {
     "Mamba2.activation": CONVOLVED,
     "Mamba2.multipliers": ANY,
     "Mamba2.output_multiplier": ANY,
+    "Mamba1.channels": _CHANNELS,
+    "Mamba1.state_dim": multiples(
+        LANES, f"a state of {{}} numbers per channel, which is no multiple of {LANES}"
+    ),
+    "Mamba1.step_rank": ANY,
+    "Mamba1.taps": ANY,
+    "Mamba1.norm": only("none", "plain", "weighted", refusal="norm {!r} is not built"),
+    "Mamba1.norm_eps": ANY,
+    "Mamba1.convolution_bias": ANY,
+    "Mamba1.bias": ANY,
+    "Mamba1.activation": CONVOLVED,
+    "RecurrentGate.heads": ANY,
+    "RecurrentGate.head_dim": _CHANNELS,
+    "RecurrentGate.taps": ANY,
+    "RecurrentGate.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
     "LayerSpec.ahead": ANY,
     "LayerSpec.sizes": ANY,
     "HeadSizes.kv_heads": ANY,
@@ -233,8 +245,6 @@ def find_unsupported(spec: DecoderSpec | None, dtype: str) -> str | None:
 
 def _find_odd_layer(spec: DecoderSpec) -> str | None:
     """Return what the parts of a layer are not computed together with."""
-    if not any(layer.attends for layer in spec.layers):
-        return "no layer has attention"
     if spec.latent is not None and (reason := _find_odd_latents(spec)):
         return reason
     if reason := _find_odd_branches(spec):

@@ -83,6 +83,11 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "intermediate_size": 64,
         "shared_intermediate_size": 96,
     },
+    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 32},
+    "mamba": {"state_size": 16},
+    "falcon_mamba": {"state_size": 16},
+    "jamba": {"hidden_size": 128, "mamba_d_state": 16, "intermediate_size": 64},
+    "recurrent_gemma": {"num_attention_heads": 2, "head_dim": 32},
     "falcon_h1": {"head_dim": 32, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 32},
     "nemotron_h": {
         "head_dim": 32,

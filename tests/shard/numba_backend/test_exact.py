@@ -29,10 +29,12 @@ from tgi_trio.shard.numba_backend.instructions import has_dot
 PROMPTS = prompts(16)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# How far logits may be from those of transformers, which rounds, too: where experts are chosen, and
-# where an MLP is of squares (both are 1e-4 from what float64 says of Nemotron, logits up to 18).
+# How far logits may be from those of transformers, which rounds, too: where experts are chosen,
+# where an MLP is of squares (both are 1e-4 from what float64 says of Nemotron, logits up to 18),
+# and where states are alone (transformers is 2e-4 from float64 there, logits up to 11).
 ROUNDING = {
     **dict.fromkeys((*MIXTURES, *COMPRESSED, "lfm2_moe", "nemotron_h"), 3e-4),
+    "mamba": 5e-4,
     "nemotron": 1e-3,
     **TOLERANCES,
 }

@@ -24,6 +24,7 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
     NEW,
     PROMPTS,
     Guesser,
+    Remembered,
     check,
     row,
     serve,
@@ -31,21 +32,26 @@ from tests.shard.torch_backend.states.test_hybrid_models import (
 from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
 from tgi_trio.ipc.messages import StateGrant
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
 from tgi_trio.model.matrices import TensorRef, Units
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import read_tensor
 from tgi_trio.shard.checkpoint.numbers import Floats
 from tgi_trio.shard.checkpoint.stored_matrix import Stack
 from tgi_trio.shard.numba_backend import state_self_test, verified
+from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.numba_runner import CpuRunner
 from tgi_trio.shard.numba_backend.operation_writer import fill_panels
 from tgi_trio.shard.numba_backend.self_test import RandomWeights
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
-from tgi_trio.shard.numba_backend.weight_layout import Storage
 
-FAMILIES = ("lfm2", "qwen3_5_text", "granitemoehybrid", "kimi_linear")
-VARIANT = Variant(Storage("float32"), Storage("float32"), Storage("float32"), 2, 2, 8)
+FAMILIES = (
+    *("lfm2", "qwen3_5_text", "granitemoehybrid", "kimi_linear", "nemotron_h", "falcon_h1"),
+    *("falcon_mamba", "jamba", "recurrent_gemma"),
+)
+TEXTS = PROMPTS[::2]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Checkpoint = Callable[..., Path]
@@ -56,17 +62,17 @@ Model = tuple[CpuRunner, GreedyRecorder, Golden]
 def model(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Iterator[Model]:
     folder = checkpoint(request.param, **FITTING[request.param])
     with cpu_runner(folder, cores=(0, 1)) as (runner, recorder):
-        yield runner, recorder, Golden(folder)
+        yield runner, recorder, Remembered(folder)
 
 
 def test_guesses_and_steps_computed_twice(model: Model) -> None:
     runner, recorder, golden = model
-    whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(PROMPTS)}
+    whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(TEXTS)}
     batch = serve(runner, Guesser(whole))
-    for id, prompt in enumerate(PROMPTS):
+    for id, prompt in enumerate(TEXTS):
         batch.add(row(id, prompt, StateGrant((1 + 2 * id, 2 + 2 * id))))
     texts = run_batch(batch, runner, seed=5)
-    for id, prompt in enumerate(PROMPTS):
+    for id, prompt in enumerate(TEXTS):
         assert [*prompt, *texts[id]] == whole[id]
         check(golden, recorder, id, prompt)
 
@@ -112,8 +118,13 @@ def test_slots_take_what_the_books_say(checkpoint: Checkpoint) -> None:
         assert runner.info.layers == 1
 
 
-def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verified.choose_state_kernel(VARIANT)
+def test_kernels_that_are_wrong_do_not_serve(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = decoder_spec(read_config(checkpoint("lfm2", **HYBRIDS["lfm2"])))
+    assert spec is not None
+    variant = variant_for(spec, "float32")
+    assert verified.choose_state_kernel(variant)
     recur = state_self_test._recur
 
     def differ(variant: Variant, corrects: int) -> tuple[Floats, Floats]:
@@ -122,7 +133,7 @@ def test_kernels_that_are_wrong_do_not_serve(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(state_self_test, "_recur", differ)
     with pytest.raises(UnsupportedError, match=r"RECUR is .* away from the reference"):
-        verified.choose_state_kernel(VARIANT)
+        verified.choose_state_kernel(variant)
 
 
 def test_outputs_that_fill_no_panels_lie_side_by_side() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 from tgi_trio.model.matrices import AttentionRefs, LatentRefs
 from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
 from tgi_trio.shard.linear_biases import alibi_slopes
+from tgi_trio.shard.numba_backend.gate_operations import add_gates
 from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
 from tgi_trio.shard.numba_backend.latent_operations import LatentShape, add_queries, add_values
-from tgi_trio.shard.numba_backend.mixer_operations import add_gates
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.norm_operations import NormWriter
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter

@@ -94,9 +94,11 @@ def variant_for(
         dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
     kv = Storage(dtype, dot=dot and dtype == "bfloat16" and not int8)
     sizes = [spec.sizes(layer) for layer in spec.layers if layer.attends]
-    group = math.gcd(*(spec.heads // own.kv_heads for own in sizes))
+    # Where nothing attends, as many others have it: the same kernels.
+    group = math.gcd(*(spec.heads // own.kv_heads for own in sizes)) if sizes else 2
     heads = next(n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0)
-    wide = heads * 4 <= _VALUE_TILE and all(own.value_dim % (4 * LANES) == 0 for own in sizes)
+    wide = bool(sizes) and heads * 4 <= _VALUE_TILE
+    wide = wide and all(own.value_dim % (4 * LANES) == 0 for own in sizes)
     return Variant(
         weights=Storage("int8") if int8 else kv,
         kv=kv,

@@ -11,28 +11,37 @@ from tgi_trio.model.matrices import (
     ConvolutionRefs,
     DeltaRuleRefs,
     LinearRef,
+    Mamba1Refs,
     Mamba2Refs,
     MixerRefs,
+    RecurrentGateRefs,
     TensorRef,
     every_unit,
 )
-from tgi_trio.model.mixers import DeltaRule, Mamba2, Mixer
+from tgi_trio.model.mixers import DeltaRule, Mamba1, Mamba2, Mixer, RecurrentGate
 from tgi_trio.shard.checkpoint.lookup import read_tensor
-from tgi_trio.shard.checkpoint.numbers import Floats
-from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
+from tgi_trio.shard.numba_backend.channel_operations import (
+    add_mamba1,
+    add_recurrent_gate,
+)
+from tgi_trio.shard.numba_backend.gate_operations import add_gates
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.state_operations import (
+    NUMBER,
+    convolution_facts,
+    convolve,
+    keep_state,
+    projected_width,
+    read_numbers,
+)
 from tgi_trio.shard.numba_backend.tables import (
     GROUP_NORMS,
     MIXER,
-    OPENING,
     Activation,
     Buffer,
     Code,
     GroupNorm,
 )
-from tgi_trio.shard.numba_backend.weight_layout import LANES
-
-_NUMBER = 4  # bytes: all states are float32
 
 
 def add_mixer(writer: OperationWriter, refs: MixerRefs, mixer: Mixer, feeder: int) -> None:
@@ -48,6 +57,10 @@ def add_mixer(writer: OperationWriter, refs: MixerRefs, mixer: Mixer, feeder: in
         _add_delta_rule(writer, refs, mixer)
     elif isinstance(refs, Mamba2Refs) and isinstance(mixer, Mamba2):
         _add_mamba2(writer, refs, mixer)
+    elif isinstance(refs, Mamba1Refs) and isinstance(mixer, Mamba1):
+        add_mamba1(writer, refs, mixer)
+    elif isinstance(refs, RecurrentGateRefs) and isinstance(mixer, RecurrentGate):
+        add_recurrent_gate(writer, refs, mixer)
     elif isinstance(refs, ConvolutionRefs):
         _add_convolution(writer, refs)
 
@@ -70,49 +83,18 @@ def _project_scaled(
         place += piece.outputs.size * len(piece.outputs.starts)
 
 
-def projected_width(refs: MixerRefs) -> int:
-    """Return the features of a row of PROJECTED."""
-    return pad_to_panel(
-        sum(piece.outputs.size * len(piece.outputs.starts) for piece in refs.inner.pieces)
-    )
-
-
-def mixed_width(refs: MixerRefs) -> int:
-    """Return the features of a row of MIXED."""
-    return refs.output.pieces[0].matrix.columns
-
-
-def add_gates(
-    writer: OperationWriter, source: Buffer, *, inputs: int, width: int, **fields: Any
-) -> None:
-    """Add OPEN; `fields`: those of OPENING, and of its operation `offset`, `weights` and `eps`."""
-    facts = np.zeros((1,), OPENING)
-    names = OPENING.names or ()
-    for name in fields.keys() & set(names):
-        facts[name] = fields.pop(name)
-    writer.add(
-        Code.OPEN,
-        source=source,
-        target=Buffer.MIXED,
-        inputs=inputs,
-        width=width,
-        facts=writer.keep(facts),
-        **fields,
-    )
-
-
 def _add_convolution(writer: OperationWriter, refs: ConvolutionRefs) -> None:
-    facts = _convolution_facts(writer, (refs.kernel,), (refs.bias,) if refs.bias else ())
+    facts = convolution_facts(writer, (refs.kernel,), (refs.bias,) if refs.bias else ())
     facts["gated"] = 1
-    _convolve(writer, facts, projected_width(refs))
+    convolve(writer, facts, projected_width(refs))
 
 
 def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRule) -> None:
     keys, heads = mixer.key_heads * mixer.key_dim, mixer.value_heads
     width, inputs = heads * mixer.value_dim, projected_width(refs)
     gate = 2 * keys + width  # its place; betas and decays follow it
-    facts = _convolution_facts(writer, refs.kernels)
-    _convolve(writer, facts, inputs)
+    facts = convolution_facts(writer, refs.kernels)
+    convolve(writer, facts, inputs)
     gates, gate_width, beta = Buffer.PROJECTED, inputs, gate + width
     if refs.decay_up is not None and refs.gate_up is not None:
         rank = mixer.channel_rank
@@ -166,9 +148,9 @@ def _expand(
 def _add_mamba2(writer: OperationWriter, refs: Mamba2Refs, mixer: Mamba2) -> None:
     width, shared = mixer.heads * mixer.head_dim, mixer.groups * mixer.state_dim
     inputs = projected_width(refs)
-    facts = _convolution_facts(writer, refs.kernels, refs.biases)
+    facts = convolution_facts(writer, refs.kernels, refs.biases)
     facts["first"] = width  # behind the gates
-    _convolve(writer, facts, inputs)
+    convolve(writer, facts, inputs)
     facts = _recurrence_facts(writer, refs.rate, refs.step_bias)
     facts["heads"], facts["sharing"] = mixer.heads, mixer.heads // mixer.groups
     facts["key_dim"], facts["value_dim"] = mixer.state_dim, mixer.head_dim
@@ -195,57 +177,15 @@ def _add_mamba2(writer: OperationWriter, refs: Mamba2Refs, mixer: Mamba2) -> Non
     )
 
 
-def _convolution_facts(
-    writer: OperationWriter, kernels: Sequence[TensorRef], biases: Sequence[TensorRef] = ()
-) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Return the facts of a convolution over the channels of tensors, one behind the other."""
-    kernel = np.concatenate([_read(writer, ref)[:, 0] for ref in kernels])
-    facts = np.zeros((1,), MIXER)
-    facts["channels"], facts["taps"] = kernel.shape
-    by_lanes = kernel.reshape(-1, LANES, kernel.shape[1]).swapaxes(1, 2)
-    facts["kernel"] = writer.keep(by_lanes)
-    if biases:
-        facts["bias"] = writer.keep(np.concatenate([_read(writer, ref) for ref in biases]))
-    return facts
-
-
 def _recurrence_facts(
     writer: OperationWriter, rate: TensorRef, bias: TensorRef
 ) -> np.ndarray[Any, np.dtype[np.void]]:
     facts = np.zeros((1,), MIXER)
-    facts["rate"] = writer.keep(-np.exp(_read(writer, rate).reshape(-1)))
-    facts["decay_bias"] = writer.keep(_read(writer, bias))
+    facts["rate"] = writer.keep(-np.exp(read_numbers(writer, rate).reshape(-1)))
+    facts["decay_bias"] = writer.keep(read_numbers(writer, bias))
     return facts
 
 
-def _convolve(
-    writer: OperationWriter, facts: np.ndarray[Any, np.dtype[np.void]], inputs: int
-) -> None:
-    state_bytes = (facts["taps"][0] - 1) * facts["channels"][0] * _NUMBER
-    _keep(writer, Code.CONVOLVE, facts, inputs, state_bytes)
-
-
 def _recur(writer: OperationWriter, facts: np.ndarray[Any, np.dtype[np.void]], inputs: int) -> None:
-    state_bytes = facts["heads"][0] * facts["key_dim"][0] * facts["value_dim"][0] * _NUMBER
-    _keep(writer, Code.RECUR, facts, inputs, state_bytes)
-
-
-def _keep(
-    writer: OperationWriter,
-    code: Code,
-    facts: np.ndarray[Any, np.dtype[np.void]],
-    inputs: int,
-    state_bytes: int,
-) -> None:
-    writer.add(
-        code,
-        source=Buffer.PROJECTED,
-        target=Buffer.MIXED,
-        inputs=inputs,
-        facts=writer.keep(facts),
-        state_bytes=state_bytes,
-    )
-
-
-def _read(writer: OperationWriter, ref: TensorRef) -> Floats:
-    return read_tensor(writer.source, ref, every_unit)
+    state_bytes = facts["heads"][0] * facts["key_dim"][0] * facts["value_dim"][0] * NUMBER
+    keep_state(writer, Code.RECUR, facts, inputs, state_bytes)

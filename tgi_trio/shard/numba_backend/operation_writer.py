@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.matrices import LinearRef, every_unit
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear
-from tgi_trio.shard.checkpoint.numbers import to_float32
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
@@ -67,11 +67,28 @@ class OperationWriter:
         `feeder`: the row that leaves its activations; None: the one before it. `place`: of its
         first feature in a target row. Raises ModelLoadError as the weights do.
         """
-        self.feeder = len(self.rows) - 1 if feeder is None else feeder
         weights = read_linear(self.source, linear, every_unit)
+        bias = read_bias(self.source, linear, every_unit)
+        self.feeder = len(self.rows) - 1 if feeder is None else feeder
+        self.product(weights, bias, source, target, paired=paired, place=place, **fields)
+
+    def product(
+        self,
+        weights: Stack,
+        bias: Floats | None,
+        source: Buffer,
+        target: Buffer,
+        *,
+        paired: bool = False,
+        place: int = 0,
+        **fields: Any,
+    ) -> None:
+        """Add a linear layer of matrices that have been read; `self.feeder` leaves what it reads.
+
+        `bias` [outputs]; the rest as for `linear`.
+        """
         if not paired:
             weights = fill_panels(weights)
-        bias = read_bias(self.source, linear, every_unit)
         if paired and bias is not None:
             bias = interleave(*np.split(bias, 2))
         outputs = sum(-(-part.shape[0] // PANEL) * PANEL for part in weights.parts)

@@ -17,14 +17,15 @@ from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
+from tgi_trio.shard.numba_backend.channel_operations import decays_width
 from tgi_trio.shard.numba_backend.head_order import needs_order, widen
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.latent_operations import LatentShape
-from tgi_trio.shard.numba_backend.mixer_operations import mixed_width, projected_width
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.own_operations import own_width
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
+from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,
@@ -141,7 +142,7 @@ class Program:
     @property
     def widest_head(self) -> int:
         """Numbers of a query, key or value, at most."""
-        return max(max(own.dim, own.value_dim) for own in self._kept)
+        return max((max(own.dim, own.value_dim) for own in self._kept), default=0)
 
     @property
     def state_bytes(self) -> int:
@@ -313,13 +314,16 @@ class Program:
         """Return the size of every buffer for so many tokens and rows of logits."""
         spec = self.spec
         queries = spec.heads * self.widest_head
-        mixers = [refs for i in range(len(spec.layers)) if (refs := layer_refs(spec, i).mixer)]
+        layers = enumerate(spec.layers)
+        mixing = [(refs, layer.mixer) for i, layer in layers if (refs := layer_refs(spec, i).mixer)]
+        mixers = [refs for refs, _ in mixing]
         mixed = [mixed_width(refs) for refs in mixers]
         mixed += [queries] if spec.gated_attention or spec.gated_heads else []
         own = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaRule)]
         by_channel = [mixer for mixer in own if mixer.channel_rank]
         gated = [mixer.value_heads * mixer.value_dim for mixer in by_channel]
         forgetting = [mixer.value_heads * mixer.key_dim for mixer in by_channel]
+        forgetting += [decays_width(refs, mixer) for refs, mixer in mixing]
         latents = LatentShape(spec.latent, spec.heads) if spec.latent else None
         projected = [projected_width(refs) for refs in mixers]
         if latents is not None:
@@ -335,6 +339,7 @@ class Program:
         mlp = max(spec.mlp_width, *(layer.mlp_width for layer in spec.layers))
         widest = max(spec.hidden_size, queries, mlp, self._built.writer.widest, *mixed)
         blocks = (max(tokens, wanted) + SPARE_ROWS) * widest
+        unsorted = max(spec.hidden_size, *mixed, 0)
         whole = blocks // BLOCK_INPUTS if self.kinds else 0
         lone = self.lone.values()
         mixtures = [layer.experts for layer in spec.layers if layer.experts]
@@ -362,7 +367,7 @@ class Program:
             Buffer.LOW: tokens * self.low_width * 4,
             Buffer.ACTIVE: blocks * 4 if self.kinds and self.low_width else 0,
             Buffer.FLOATS: blocks * 4 if any(kind.floating for kind in self.kinds) else 0,
-            Buffer.UNSORTED: max(tokens, wanted) * spec.hidden_size * 4 if self.kinds else 0,
+            Buffer.UNSORTED: max(tokens, wanted) * unsorted * 4 if self.kinds else 0,
             Buffer.ROUTED: tokens * max(experts, pad_to_panel(streams)) * 4,
             Buffer.CHOSEN: members * 4,
             Buffer.PARTS: members * 4,

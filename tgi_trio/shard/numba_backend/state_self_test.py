@@ -19,7 +19,14 @@ from tgi_trio.shard.numba_backend.kernels import is_marked, mark
 from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, narrowed
 from tgi_trio.shard.numba_backend.kernels.states.keeping import keep_states
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
-from tgi_trio.shard.numba_backend.tables import MIXER, OPERATION, STEP, Buffer, Code
+from tgi_trio.shard.numba_backend.tables import (
+    MIXER,
+    OPERATION,
+    STEP,
+    Buffer,
+    Code,
+    Form,
+)
 from tgi_trio.shard.numba_backend.weight_layout import LANES, PANEL, Storage
 
 _STARTS = (0, 3, 5, 6)  # of three rows
@@ -54,7 +61,10 @@ def words(variant: Variant) -> list[str]:
 
 def find_fault(variant: Variant) -> str | None:
     """Return what is wrong with the kernels of these numbers, or None."""
-    for name, work, choices in (("CONVOLVE", _convolve, 2), ("RECUR", _recur, 3)):
+    for name, work, choices in (
+        *(("CONVOLVE", _convolve, 2), ("RECUR", _recur, 3)),
+        *(("SCAN", _scan, 1), ("BLEND", _blend, 1)),
+    ):
         for choice in range(choices):
             found, expected = work(variant, choice)
             error = float(np.abs(found - expected).max())
@@ -126,6 +136,58 @@ def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
     return _joined(x, packed), _joined(expected, _blocks(behind))
 
 
+def _scan(variant: Variant, choice: int) -> tuple[Floats, Floats]:
+    """The same of channels with several numbers; steps of time, b and c are in DECAYS."""
+    draw, numbers = np.random.default_rng(5), LANES
+    x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, numbers, _SIZE))
+    told, rate = _draw(draw, (_STARTS[-1], _SIZE + 2 * numbers)), _draw(draw, (numbers, _SIZE))
+    rate = -np.exp(rate)
+    bias, skip = _draw(draw, (_SIZE,)), _draw(draw, (_SIZE,))
+    says, behind = np.zeros((_STARTS[-1], _SIZE), np.float32), states.copy()
+    for row in range(len(_READS)):
+        state = np.zeros_like(states[0]) if _READS[row] < 0 else states[_READS[row]].copy()
+        for t in range(_STARTS[row], _STARTS[row + 1]):
+            own, gate = x[t, :_SIZE], x[t, _SIZE : 2 * _SIZE]
+            pace = np.log1p(np.exp(told[t, :_SIZE] + bias))
+            b, c = np.split(told[t, _SIZE:], 2)
+            state = state * np.exp(pace * rate) + np.outer(b, pace * own)
+            says[t] = (c @ state + skip * own) * gate / (1 + np.exp(-gate))
+        behind[_WRITES[row]] = state
+    facts = np.zeros((1,), MIXER)
+    packed, rates = _by_lanes(states), _by_lanes(rate)
+    facts["channels"], facts["key_dim"], facts["gate"] = _SIZE, numbers, _SIZE
+    facts["decays_width"], facts["key"], facts["query"] = told.shape[1], _SIZE, _SIZE + numbers
+    facts["rate"], facts["decay_bias"], facts["skip"] = (
+        address(each) for each in (rates, bias, skip)
+    )
+    found = _run(variant, Code.SCAN, facts, x, packed, told)
+    return _joined(found, packed), _joined(says, _by_lanes(behind))
+
+
+def _blend(variant: Variant, choice: int) -> tuple[Floats, Floats]:
+    """The same of channels with one number, in two heads; gates are in DECAYS."""
+    draw, half = np.random.default_rng(6), _SIZE // 2
+    x, states = _draw(draw, (_STARTS[-1], _WIDTH)), _draw(draw, (_SLOTS, _SIZE))
+    gates, rate = _draw(draw, (_STARTS[-1], 2, 2, half)), -np.exp(_draw(draw, (_SIZE,)))
+    expected, behind = x.copy(), states.copy()
+    opened = 1 / (1 + np.exp(-gates.swapaxes(1, 2).reshape(len(x), 2, _SIZE)))
+    for row in range(len(_READS)):
+        state = np.zeros_like(states[0]) if _READS[row] < 0 else states[_READS[row]]
+        for t in range(_STARTS[row], _STARTS[row + 1]):
+            decay = np.exp(rate * opened[t, 1])
+            first = _READS[row] < 0 and t == _STARTS[row]
+            share = 1.0 if first else np.sqrt(1 - decay * decay)
+            state = decay * state + share * opened[t, 0] * x[t, _SIZE : 2 * _SIZE]
+            expected[t, _SIZE : 2 * _SIZE] = state
+        behind[_WRITES[row]] = state
+    facts = np.zeros((1,), MIXER)
+    packed = states.copy()
+    facts["channels"], facts["first"], facts["head_dim"] = _SIZE, _SIZE, half
+    facts["decays_width"], facts["rate"] = 2 * _SIZE, address(rate)
+    _run(variant, Code.BLEND, facts, x, packed, gates)
+    return _joined(x, packed), _joined(expected, behind)
+
+
 def _draw(draw: np.random.Generator, shape: tuple[int, ...]) -> Floats:
     return draw.standard_normal(shape, np.float32) * np.float32(0.5)
 
@@ -154,8 +216,11 @@ def _run(
     x: Floats,
     states: Floats,
     forgets: Floats | None = None,
-) -> None:
-    """Run one operation on the rows of PROJECTED, in place."""
+) -> Floats:
+    """Run one operation on the rows of PROJECTED; return what it leaves in MIXED, or nothing there.
+
+    `forgets`: what is in DECAYS.
+    """
     step, op, scratch = np.zeros((1,), STEP), np.zeros((1,), OPERATION), allocate_zeroed((4096,))
     held = [np.array(each, np.int32) for each in (_STARTS, _READS, _WRITES)]
     for name, array in zip(("row_starts", "state_reads", "state_writes"), held, strict=True):
@@ -164,11 +229,15 @@ def _run(
     step["buffers"][0, Buffer.PROJECTED] = address(x)
     if forgets is not None:
         step["buffers"][0, Buffer.DECAYS] = address(forgets)
+    mixed = np.zeros((len(x), _SIZE), np.float32)
+    step["buffers"][0, Buffer.MIXED] = address(mixed)
     op["code"], op["inputs"], op["facts"] = code, x.shape[1], address(facts)
+    op["target"], op["forms"] = Buffer.MIXED, Form.WIDE
     op["states"], op["state_bytes"] = address(states), states[0].nbytes
     kind = narrowed(of_states(variant))
     for rank in range(2):
         keep_states(kind, rank, address(step), address(op), 0, address(scratch))
+    return mixed
 
 
 def _name(variant: Variant) -> str:

@@ -43,6 +43,8 @@ class Code(IntEnum):
     # Of what keeps a state per sequence, see `kernels/states/`:
     CONVOLVE = 16  # each channel with those of the tokens before
     RECUR = 17  # matrices of heads, which every token changes and reads
+    SCAN = 30  # numbers of channels, which each have a decay of their own
+    BLEND = 31  # a number of each channel, with what enters it
     # Of latents, see `kernels/latents.py`:
     COMPRESS = 18  # what queries are compressed to is normed
     TURN = 19  # queries are parted; what turns is turned, and latents go to the cache
@@ -55,7 +57,7 @@ RARE = (
     *(Code.PLACE, Code.NORM_ROWS, Code.PASS_ON, Code.REORDER, Code.OPEN),
     *(Code.SCALE, Code.TELL, Code.CUT),
 )
-KEEPING = (Code.CONVOLVE, Code.RECUR)
+KEEPING = (Code.CONVOLVE, Code.RECUR, Code.SCAN, Code.BLEND)
 STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
@@ -116,7 +118,7 @@ class Buffer(IntEnum):
     LOW = 12  # activations [T, ranks of a layer's adapters]
     ACTIVE = 13  # activations [T, widest]: what QUANTISE reads, for SHRINK
     FLOATS = 14  # activations [T, widest] for weights that are no whole numbers: float32, bfloat16
-    UNSORTED = 15  # float32 [T, hidden]: what a norm leaves for QUANTISE to bring into an order
+    UNSORTED = 15  # float32 [T, widest]: what a norm leaves for QUANTISE to bring into an order
     # Of mixtures; each token has a row for each expert that it goes to:
     ROUTED = 16  # float32 [T, padded experts]: what the router says, of streams as well
     CHOSEN = 17  # int32 [T, per_token]: experts
@@ -132,7 +134,9 @@ class Buffer(IntEnum):
     # Activations [T, width]: what a mixer says, or attention through its gates; with latents what
     # queries are compressed to, then their parts that do not turn, then values.
     MIXED = 25
-    DECAYS = 26  # float32 [T, heads * key_dim]: what each channel of a key forgets
+    # Float32: what each channel of a key forgets [T, heads * key_dim]; of SCAN steps of time, then
+    # what they are made of, b and c; of BLEND per head what opens for what enters, what decays.
+    DECAYS = 26
     OWN = 27  # float32 [T, layers * width]: layers' own embeddings
     DENSE = 28  # float32 [T, hidden]: what an MLP says that has experts beside it
     STREAMS = 29  # float32 [T, count * hidden]: all hidden states, where a token has several
@@ -245,8 +249,10 @@ OPERATION = np.dtype(
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
         # What it needs to know beside: MIXTURE, MIXER, OPENING, LATENT, OWN or STREAM
         ("facts", "i8"),
-        # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them
+        # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them, as of a
+        # linear that reads a part; 0: `inputs`
         ("span", "i8"),
+        ("begin", "i8"),  # of a linear's first input in a source row
         ("states", "i8"),  # slots, of `state_bytes` each
         ("state_bytes", "i8"),
     ]
@@ -271,7 +277,7 @@ MIXTURE = np.dtype(
 )
 
 # What keeps a state. Of CONVOLVE the first lines, of RECUR the others; the places are features of
-# a row of PROJECTED.
+# a row of PROJECTED. What SCAN and BLEND read is said behind.
 MIXER = np.dtype(
     [
         ("channels", "i8"),
@@ -280,6 +286,7 @@ MIXER = np.dtype(
         ("bias", "i8"),  # float32 [channels]; 0: none
         ("first", "i8"),  # place of the first channel
         ("gated", "i8"),  # 1: channels of b, of c, of x, see `ShortConvolution`; 0: SiLU behind
+        ("bare", "i8"),  # 1: nothing is behind
         ("heads", "i8"),
         ("sharing", "i8"),  # heads that have a query and a key together
         ("key_dim", "i8"),
@@ -294,6 +301,12 @@ MIXER = np.dtype(
         ("by_channel", "i8"),  # 1: what is forgotten is in DECAYS, not at `decay`
         ("skip", "i8"),  # float32 [heads]: how much of a value is said at once; 0: none
         ("corrects", "i8"),  # 1: a delta rule, 0: Mamba-2
+        # Of SCAN `channels` from place 0 on, with `key_dim` numbers each; key and query are places
+        # of b and c in a row of DECAYS; `rate` float32 [channels / 16, key_dim, 16], `decay_bias`
+        # and `skip` [channels]. Of BLEND `channels` from `first` on, and `rate` [channels].
+        ("gate", "i8"),  # place of the first channel's
+        ("decays_width", "i8"),  # features of a row of DECAYS
+        ("head_dim", "i8"),  # of BLEND: channels whose gates lie together
         ("beta_scale", "f4"),
         ("least_step", "f4"),  # of time
         ("most_step", "f4"),

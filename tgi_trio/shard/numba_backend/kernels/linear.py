@@ -75,8 +75,10 @@ def linear(variant, rank, step, op, counter, sums):
     float32 [ROWS + DELTAS, 32] of this thread's own, and behind them what `multiply_panel` needs.
     """
     rows = step.wanted if op.wanted_only else step.tokens
-    source = step.buffers[op.source]
+    source = step.buffers[op.source] + op.begin * variant.active_bytes
     stride = op.inputs * variant.active_bytes
+    if op.span:
+        stride = op.span * variant.active_bytes
     steps = op.inputs // variant.weights.step
     panel_bytes = steps * _STEP_BYTES
     if op.multiply:

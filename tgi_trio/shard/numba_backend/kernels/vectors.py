@@ -213,6 +213,12 @@ def multiply(builder: Any, a: Any, b: Any) -> Any:
     return builder.fmul(a, b)
 
 
+@operation(vector, vector)
+def square_root(builder: Any, a: Any) -> Any:
+    """Return the root of a."""
+    return call(builder, f"llvm.sqrt.v{LANES}f32", FLOATS, a)
+
+
 @operation(vector, vector, vector)
 def divide(builder: Any, a: Any, b: Any) -> Any:
     """Return a / b."""

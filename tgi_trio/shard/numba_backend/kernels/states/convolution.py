@@ -59,6 +59,8 @@ def convolve_row(variant, step, op, mixer, row, channel, window):
             y = multiply(y, load(own + stride))
             to = t * mixer.channels + channel
             store_result(variant, op, step.buffers[op.target], to, y)
+        elif mixer.bare:
+            store(own, y)
         else:
             store(own, sigmoid_times(y, y))
     tail = op.states + load_int(step.state_writes + 4 * row) * op.state_bytes + place

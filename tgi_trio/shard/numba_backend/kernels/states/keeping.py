@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from tgi_trio.shard.numba_backend.kernels import entry
 from tgi_trio.shard.numba_backend.kernels.apart import mixer_at, operation_at, step_at
+from tgi_trio.shard.numba_backend.kernels.states.channels import keep_channels
 from tgi_trio.shard.numba_backend.kernels.states.convolution import convolve
 from tgi_trio.shard.numba_backend.kernels.states.recurrence import recur
 from tgi_trio.shard.numba_backend.tables import Code
 
-CONVOLVE = int(Code.CONVOLVE)
+CONVOLVE, RECUR = int(Code.CONVOLVE), int(Code.RECUR)
 
 
 @entry
@@ -22,5 +23,7 @@ def keep_states(variant, rank, step_address, op_address, counter, scratch):
     mixer = mixer_at(op.facts)
     if op.code == CONVOLVE:
         convolve(variant, rank, step, op, mixer, scratch)
-    else:
+    elif op.code == RECUR:
         recur(variant, rank, step, op, mixer, scratch)
+    else:
+        keep_channels(variant, rank, step, op, mixer)

@@ -1,0 +1,29 @@
+"""The operation of what is read, of a state or by attention, through its gates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.tables import OPENING, Buffer, Code
+
+
+def add_gates(
+    writer: OperationWriter, source: Buffer, *, inputs: int, width: int, **fields: Any
+) -> None:
+    """Add OPEN; `fields`: those of OPENING, and of its operation `offset`, `weights` and `eps`."""
+    facts = np.zeros((1,), OPENING)
+    names = OPENING.names or ()
+    for name in fields.keys() & set(names):
+        facts[name] = fields.pop(name)
+    writer.add(
+        Code.OPEN,
+        source=source,
+        target=Buffer.MIXED,
+        inputs=inputs,
+        width=width,
+        facts=writer.keep(facts),
+        **fields,
+    )
