@@ -23,6 +23,15 @@ from tests.shard.torch_backend.models_support import (
     sequence,
     sequences,
 )
+from tests.shard.torch_backend.states.test_hybrid_models import (
+    NEW,
+    Guesser,
+    Remembered,
+    check,
+    row,
+    serve,
+)
+from tests.shard.torch_backend.states.test_hybrid_models import run as run_batch
 from tgi_trio.shard.numba_backend import stream_self_test, verified
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.unsupported import UnsupportedError
@@ -75,6 +84,22 @@ def test_several_hidden_states(checkpoint: Checkpoint, own: dict[str, Any]) -> N
         for row in batch:
             assert_greedy(golden, recorder, row, 1e-4)
     assert len({tuple(generated(row)) for row in batch}) == len(batch)
+
+
+def test_several_hidden_states_of_guesses_and_of_steps_computed_twice(
+    checkpoint: Checkpoint,
+) -> None:
+    folder = checkpoint("gemma3n_text", **STREAMS)
+    golden = Remembered(folder)
+    whole = {id: [*prompt, *golden.greedy(prompt, NEW)[0]] for id, prompt in enumerate(prompts(4))}
+    with cpu_runner(folder, cores=(0, 1)) as (runner, recorder):
+        batch = serve(runner, Guesser(whole))
+        for id, prompt in enumerate(prompts(4)):
+            batch.add(row(id, prompt, None))
+        texts = run_batch(batch, runner, seed=5)
+        for id, prompt in enumerate(prompts(4)):
+            assert [*prompt, *texts[id]] == whole[id]
+            check(golden, recorder, id, prompt)
 
 
 def test_streams_that_are_computed_wrongly_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

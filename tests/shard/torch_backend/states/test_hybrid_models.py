@@ -71,7 +71,7 @@ class Remembered(Golden):
         return self._known[key]
 
 
-def row(id: int, prompt: Sequence[int], states: StateGrant, cached: int = 0) -> PrefillRow:
+def row(id: int, prompt: Sequence[int], states: StateGrant | None, cached: int = 0) -> PrefillRow:
     width = -(-(len(prompt) + NEW) // BLOCK)
     return PrefillRow(
         sequence=id,
@@ -90,7 +90,7 @@ def serve(runner: Runner, drafter: Guesser | None = None) -> Batch:
         block_size=BLOCK,
         blocks=BLOCKS,
         eos_ids=(),
-        state_slots=SLOTS,
+        state_slots=SLOTS if runner.info.state_bytes else 0,
         drafter=drafter,
         draft_budget=256,
         clock=lambda: 0,
