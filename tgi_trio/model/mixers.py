@@ -141,7 +141,7 @@ class Mamba1:
         """Return what a rank keeps: numbers per channel, and the convolution's last inputs."""
         channels = self.channels // ranks
         return (
-            StateShape("recurrence", (channels, self.state_dim), "float32"),
+            StateShape("recurrence", (self.state_dim, channels), "float32"),
             StateShape("tail", (self.taps - 1, channels), "model"),
         )
 

@@ -99,7 +99,7 @@ def _ours_mamba1(
     parts: Parts, states: torch.Tensor, steps: StateSteps
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, dt, b, c = parts
-    return scan_mamba1(x, dt, RATES, b, c, states, steps)
+    return scan_mamba1(x, dt, RATES.t(), b, c, states, steps)
 
 
 def _right_mamba1(*parts: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ CASES: dict[str, Case] = {
         _mamba1,
         _ours_mamba1,
         _right_mamba1,
-        (10, DIM),
+        (DIM, 10),
     ),
     "gated": Case(
         lambda: (torch.randn(TOKENS, 12), torch.rand(TOKENS, 12)),

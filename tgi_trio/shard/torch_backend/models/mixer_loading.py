@@ -102,7 +102,7 @@ def _mamba1(
         norms=[loader.tensor(ref) for ref in refs.norms],
         step=loader.linear(refs.step),
         step_bias=loader.tensor(refs.step_bias, torch.float32),
-        rate=-loader.tensor(refs.rate, torch.float32).exp(),
+        rate=-loader.tensor(refs.rate, torch.float32).exp().t().contiguous(),
         skip=loader.tensor(refs.skip, torch.float32),
         output=loader.linear(refs.output),
         ranks=ranks,

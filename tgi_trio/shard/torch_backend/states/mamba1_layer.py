@@ -35,7 +35,7 @@ class Mamba1Layer:
     ) -> None:
         """Hold this rank's channels; see `Mamba1Refs` for the linears and `norms`.
 
-        Float32: `step_bias` and `skip` [channels]; `rate` [channels, state_dim], negative. What
+        Float32: `step_bias` and `skip` [channels]; `rate` [state_dim, channels], negative. What
         `selection` says is a part of a sum over the `ranks`; None: there is one.
         """
         self.mixer = mixer
