@@ -20,7 +20,10 @@ ACTIVATIONS = (
     *("silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_bloom"),
     *("quick_gelu", "relu", "relu2", "xielu"),
 )
-ROUTINGS = ("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid")
+ROUTINGS = (
+    *("softmax", "biased-softmax", "sparse-mixer", "grouped-softmax", "grouped-sigmoid"),
+    "sigmoid",
+)
 MOST_EXPERTS: Final = 4096  # whose numbers a thread has room for
 MOST_KEYS: Final = 4096  # dimensions of a state's keys, of which a thread has room for two
 _DTYPES = ("float32", "bfloat16")
@@ -163,7 +166,7 @@ CLAIMS: Final[Claims] = {
         "turns", "halves", "rows", refusal="layout {!r} of experts is not known"
     ),
     "ExpertsSpec.biased": ANY,
-    "ExpertsSpec.weighs_inputs": only(False, refusal="weights multiply what goes into experts"),
+    "ExpertsSpec.weighs_inputs": ANY,
     "ExpertsSpec.limit": ANY,
     "Names.sinks": ANY,
     "DecoderSpec.position_rows": ANY,
@@ -172,7 +175,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.alibi_scale": ANY,  # of linear biases
     "DecoderSpec.normalised_head": only(False, refusal="the head is normalised"),
     "Names.embedding_norm": ANY,
-    "DecoderSpec.query_key_norm": only("none", "head", "whole", refusal="norm of {!r}"),
+    "DecoderSpec.query_key_norm": only("none", "head", "whole", "bare", refusal="norm of {!r}"),
     "DecoderSpec.gated_heads": ANY,
     "DecoderSpec.gated_attention": ANY,
     "DecoderSpec.norm_after_rotary": ANY,
@@ -202,12 +205,12 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.logit_scale": ANY,
     "LayerSpec.scale": ANY,
     "LayerSpec.window": ANY,
-    "LayerSpec.chunk": only(0, refusal="layers see chunks of {} positions"),
+    "LayerSpec.chunk": ANY,
     "LayerSpec.rotary": ANY,
     "RotarySpec.interleaved": ANY,
-    "RotarySpec.kind": only(  # the same frequencies at every length
-        *("default", "linear", "llama3", "yarn", "proportional", "divided"),
-        refusal="rotary frequencies depend on the length",
+    "RotarySpec.kind": only(
+        *("default", "linear", "llama3", "yarn", "proportional", "divided", "dynamic", "longrope"),
+        refusal="rotary scaling {!r} is not built",
     ),
     "RotarySpec.dim": ANY,
     "RotarySpec.theta": ANY,
@@ -253,6 +256,9 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return reason
     post_norm = bool(spec.names.mlp_post_norm)
     for layer in spec.layers:
+        turning = layer.rotary
+        if turning is not None and turning.sections and turning.kind in ("dynamic", "longrope"):
+            return "rotary frequencies depend on the length, and on places in images"
         if layer.mixer is not None and layer.attends and not isinstance(layer.mixer, Mamba2):
             return "a layer has attention and keeps a state beside it that is not Mamba-2's"
         if layer.sparsity and spec.gate_scale != 1.0:

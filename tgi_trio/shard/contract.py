@@ -194,6 +194,13 @@ def prompt_spans(plan: StepPlan) -> dict[int, tuple[int, int]]:
     return {row: span for row, span in spans if span is not None}
 
 
+def first_lengths(plan: StepPlan) -> NDArray[np.int64]:
+    """Return [T] the length each token's sequence had when it was first computed."""
+    prompts = np.array([row.prompt_length for row in plan.rows], dtype=np.int64)
+    per_token: NDArray[np.int64] = np.repeat(prompts, np.diff(plan.query_starts))
+    return np.maximum(per_token, plan.positions + 1)
+
+
 Alternatives: TypeAlias = ListLike[tuple[int, float]]  # (id, logprob), best first
 
 

@@ -54,6 +54,41 @@ def long_frequencies(spec: RotarySpec) -> tuple[Floats, float]:
     return _longrope(spec, "long")
 
 
+def short_length(spec: RotarySpec) -> int | None:
+    """Return how long sequences are at most that turn with `rotary_frequencies`; None: any."""
+    if spec.kind == "longrope":
+        return int(spec.parameters["original_max_position_embeddings"])
+    return spec.max_positions if spec.kind == "dynamic" else None
+
+
+def frequencies_at(spec: RotarySpec, lengths: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return the frequencies of tokens, float32 [T, dim / 2], and scales of cosines, [T, 1].
+
+    `lengths` [T]: of their sequences when transformers would have computed them.
+    """
+    frequencies, scale = rotary_frequencies(spec)
+    scales = np.full((len(lengths), 1), scale, np.float32)
+    limit = short_length(spec)
+    if limit is None:
+        return np.broadcast_to(frequencies, (len(lengths), len(frequencies))), scales
+    if spec.kind == "dynamic":
+        return _dynamic(spec, lengths), scales
+    is_long = (lengths > limit)[:, None]
+    frequencies_beyond, scale_beyond = long_frequencies(spec)
+    scales[is_long] = scale_beyond
+    return np.where(is_long, frequencies_beyond, frequencies), scales
+
+
+def _dynamic(spec: RotarySpec, lengths: NDArray[np.int64]) -> Floats:
+    """NTK-aware base that grows with the sequence; [T, dim / 2]."""
+    factor, limit = spec.parameters["factor"], spec.max_positions
+    longest = np.maximum(lengths, limit).astype(np.float64)
+    grown = (factor * longest / limit) - (factor - 1)
+    base = spec.theta * grown ** (spec.dim / (spec.dim - 2))
+    periods: Floats = np.power(base[:, None], exponents(spec)).astype(np.float32)
+    return np.float32(1.0) / periods
+
+
 def _periods(spec: RotarySpec) -> Floats:
     return np.power(spec.theta, exponents(spec), dtype=np.float64).astype(np.float32)
 

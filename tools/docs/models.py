@@ -88,9 +88,9 @@ all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha`
 through transformers.
 
 Llama 4's layers see chunks of positions, or everything without turning by it, their queries scaled
-by their position instead; what a token's experts weigh multiplies what goes into them. There are no
-kernels for either: torch computes it, on a GPU as well, without recorded graphs. Rotary scalings
-that change the length of a head (YaRN, longrope) run through transformers.
+by their position instead; what a token's experts weigh multiplies what goes into them. The CPU
+kernels compute both; on a GPU there are no kernels for either, and torch computes it without
+recorded graphs.
 
 Models that read more than text are served as what writes their text (`model/wrappers.py`):
 `text_config` says which family that is, and its weights are found under the names of all versions

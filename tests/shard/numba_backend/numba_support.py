@@ -134,6 +134,7 @@ NEWER: dict[str, dict[str, Any]] = {
     "hy_v3": {"head_dim": 32},
     "internlm3": {"head_dim": 32},
     "minimax_m2": {"head_dim": 32, "intermediate_size": 64},
+    "llama4_text": {"head_dim": 32, "intermediate_size": 64},
     "ministral3": {"head_dim": 32},
     "nemotron": {"head_dim": 32},
     "seed_oss": {"head_dim": 32},

@@ -218,6 +218,7 @@ ROUTED = [
         groups_used=2, scale=1.5,
     ),
     ExpertsSpec(count=7, per_token=7, width=32, normalise=True, routing="grouped-sigmoid"),
+    ExpertsSpec(count=21, per_token=2, width=32, normalise=False, routing="sigmoid"),
 ]  # fmt: skip
 
 

@@ -106,6 +106,7 @@ VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
             "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
         },
     ),
+    ("llama4_text", {"rope_parameters": SHARPER}),  # heads are longer behind their turn
     ("gemma3n_text", GEMMA3N_SPARSE),
     ("gemma4_text", GEMMA4_E),
     ("gemma4_text", GEMMA4_MOE),

@@ -12,15 +12,13 @@ from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec, QueryScale, RotarySpec
 
 # Rotary scalings that leave a head as long as it is. Heads are normalised behind their turn, which
-# is the same before it then.
+# is the same before it then, where kernels do both.
 _KEEPING_LENGTHS: Final = ("default", "linear", "dynamic", "llama3")
 
 
-def llama4(config: ModelConfig) -> DecoderSpec | None:
+def llama4(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", 128))
     turning = rotary(config, head_dim, theta=500000.0, interleaved=True)
-    if turning.kind not in _KEEPING_LENGTHS:
-        return None
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 16)),
         per_token=int(config.get("num_experts_per_tok", 1)),
@@ -39,6 +37,7 @@ def llama4(config: ModelConfig) -> DecoderSpec | None:
         kv_heads=int(config.get("num_key_value_heads", 8)),
         mlp_width=int(config.get("intermediate_size_mlp", 16384)),
         query_key_norm="bare" if config.get("use_qk_norm", True) else "none",
+        norm_after_rotary=turning.kind not in _KEEPING_LENGTHS,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         **attention_bias(config),
     )

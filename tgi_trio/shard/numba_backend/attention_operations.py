@@ -135,6 +135,7 @@ class AttentionWriter:
             Code.ATTEND,
             **self._heads_of(layer),
             window=layer.window,
+            chunk=layer.chunk,
             cap=spec.attention_soft_cap,
             value_scale=scales[1],
             causal=not layer.ahead,
@@ -156,6 +157,8 @@ class AttentionWriter:
             order = head_order(layer.rotary, own["head_dim"])
             self._writer.add(Code.REORDER, order=self._writer.keep(order), width=width, **own)
         query, key = (self._norms.keep_weight(norm, order) for norm, _ in heads)
+        if spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
+            query = key = self._writer.keep(np.ones(own["head_dim"], np.float32))
         scale, value = scales
         self._writer.add(
             Code.ROTATE,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.shard.checkpoint.numbers import to_bfloat16
-from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan
+from tgi_trio.shard.contract import BLOCK_SIZE, StepPlan, first_lengths
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.kernels.attention import TILE_BYTES
 from tgi_trio.shard.numba_backend.kernels.linear import DELTAS, ROWS
@@ -51,10 +51,15 @@ class Tokens:
     turns: Ints | None = None
     features: PlacedFeatures | None = None  # in the places of some tokens' embeddings
     states: RowStates | None = None  # None: the model keeps none
+    # [T] how long each token's sequence was when it was first computed; None: up to the token
+    lengths: Ints | None = None
 
     @classmethod
-    def of(cls, plan: StepPlan, *, keeps_states: bool = False) -> Tokens:
-        """Raises ValueError as `RowStates.of` where the model `keeps_states`."""
+    def of(cls, plan: StepPlan, *, keeps_states: bool = False, by_length: bool = False) -> Tokens:
+        """Raises ValueError as `RowStates.of` where the model `keeps_states`.
+
+        `by_length`: its rotary frequencies hang on how long sequences are.
+        """
         numbers = np.array([row.sampling.adapter for row in plan.rows], np.int32)
         rows = np.arange(len(plan.rows), dtype=np.int32)
         if len(rows) == 1:
@@ -73,6 +78,7 @@ class Tokens:
             turns=_turns(plan),
             features=plan.features,
             states=RowStates.of(plan) if keeps_states else None,
+            lengths=first_lengths(plan).astype(np.int32) if by_length else None,
         )
 
 
@@ -120,8 +126,8 @@ class Forward:
 
         Memory that no step touches is never taken from the system.
         """
-        if longest > self._room[2]:
-            self.program.set_positions(longest)
+        if longest > self._room[2] or tokens > self._room[0]:
+            self.program.set_positions(longest, tokens)
         self._room = (tokens, wanted, longest)
         step = self._step
         self._buffers = {}
@@ -159,7 +165,9 @@ class Forward:
         for name in ("positions", "slots", "rows", "tables"):
             step[name] = address(getattr(tokens, name))
         step["lasts"] = address(tokens.positions if tokens.lasts is None else tokens.lasts)
-        step["turns"] = address(tokens.positions if tokens.turns is None else tokens.turns)
+        turns = self.program.rotary.turn_far(tokens.positions, tokens.lengths)
+        turns = tokens.turns if turns is None else turns
+        step["turns"] = address(tokens.positions if turns is None else turns)
         three = tokens.turns is not None and len(tokens.turns) > 1
         step["turn_stride"] = 4 * len(tokens.ids) if three else 0
         if (states := tokens.states) is not None:
@@ -170,13 +178,13 @@ class Forward:
         ids = self._ids(tokens)
         step["token_ids"] = address(ids)
         step["table_width"] = tokens.tables.shape[1]
-        self._held = tokens, ids
+        self._held = tokens, ids, turns
         self._first, adapted = 0, self.program.adapted
         if tokens.adapters is not None and adapted is not None:
             self._first, runs = adapted.first, adapted.runs(tokens.adapters)
             step["runs"], step["run_count"] = address(runs.table), len(runs.table)
             step["run_of"] = address(runs.of_tokens)
-            self._held = tokens, ids, runs
+            self._held = tokens, ids, turns, runs
         first = self._first
         if tokens.features is not None or self.taps:
             first = self._run_to_stops(tokens)

@@ -148,6 +148,7 @@ class MixtureWriter:
         facts = np.zeros((1,), MIXTURE)
         for name in ("count", "per_token", "normalise", "groups", "groups_used", "jitter", "scale"):
             facts[name] = getattr(spec, name)
+        facts["weighs_inputs"] = spec.weighs_inputs
         facts["routing"] = ROUTINGS[spec.routing]
         facts["limit"] = spec.limit
         facts["paired"] = self._refs.experts[0].paired

@@ -140,7 +140,12 @@ class CpuRunner:
         processor = time.thread_time_ns() if self._guesses else 0
         sampled = np.flatnonzero(plan.samples)
         places = choosing.choice_positions(plan, sampled).astype(np.int32)
-        logits = self._forward.run(Tokens.of(plan, keeps_states=self._info.state_bytes > 0), places)
+        tokens = Tokens.of(
+            plan,
+            keeps_states=self._info.state_bytes > 0,
+            by_length=self._forward.program.rotary.by_length,
+        )
+        logits = self._forward.run(tokens, places)
         chosen = time.monotonic_ns()
         choices = Choices.none(0)
         if len(sampled):

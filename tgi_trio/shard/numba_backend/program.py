@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from tgi_trio.model.decoder_matrices import layer_refs
 from tgi_trio.model.mixers import DeltaRule
-from tgi_trio.model.spec import DecoderSpec, HeadSizes, RotarySpec
+from tgi_trio.model.spec import DecoderSpec, HeadSizes
 from tgi_trio.model.speculators.spec import HeadsSpec
 from tgi_trio.shard.checkpoint.lookup import Weights
 from tgi_trio.shard.contract import BLOCK_SIZE
 from tgi_trio.shard.numba_backend.adapted_operations import AdaptedOperations
 from tgi_trio.shard.numba_backend.arena import address, allocate_zeroed
 from tgi_trio.shard.numba_backend.channel_operations import decays_width
-from tgi_trio.shard.numba_backend.head_order import needs_order, widen
 from tgi_trio.shard.numba_backend.kinds.kind import BLOCK_INPUTS, Kind, active_block_bytes
 from tgi_trio.shard.numba_backend.latent_operations import LatentShape
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.own_operations import own_width
 from tgi_trio.shard.numba_backend.packing import Packer
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
+from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
 from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
 from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
@@ -36,7 +36,6 @@ from tgi_trio.shard.numba_backend.tables import (
     Code,
 )
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
-from tgi_trio.shard.rotary_frequencies import rotary_axes, rotary_frequencies
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
@@ -120,6 +119,7 @@ class Program:
             self.adapted = AdaptedOperations(self.operations, self.end, built.sites, max_lora_rank)
             self.operations = self.adapted.table
         self.kv_cache: list[tuple[Array, Array]] = []  # K and V of each layer that keeps them
+        self.rotary = RotaryTables((), 0, 0, whole=True)  # operations hold addresses only
         self.room_bytes = 0  # of a thread's own, that products with quantised weights need
 
     @property
@@ -279,35 +279,22 @@ class Program:
         self._mirror()
         return sum(made.nbytes for made in self._states)
 
-    def set_positions(self, count: int) -> None:
-        """Make the rotary tables for positions below `count`."""
-        tables: dict[tuple[RotarySpec, int], tuple[Array, ...]] = {}
-        axes: dict[tuple[RotarySpec, int], Array] = {}
+    def set_positions(self, count: int, tokens: int) -> None:
+        """Make the rotary tables for positions below `count` and steps of up to `tokens`."""
         codes = self.operations[: self.end]["code"]
         turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
         attending = [layer for layer in self.spec.layers if layer.attends]
-        for place, layer in zip(turning, attending, strict=True):
-            if layer.rotary is None:
-                continue
-            key = layer.rotary, self.spec.sizes(layer).dim
-            if key not in tables:
-                cosines, sines = _cosines_and_sines(layer.rotary, count)
-                if needs_order(layer.rotary) and not self.has_latents:
-                    cosines = widen(cosines, key[1], 1.0)
-                    sines = widen(sines, key[1], 0.0)
-                tables[key] = cosines, sines, *_query_scales(layer.rotary, count)
-            cosines, sines, *scales = tables[key]
-            self.operations[place]["cosines"] = address(cosines)
-            self.operations[place]["sines"] = address(sines)
-            for table in scales:
-                self.operations[place]["query_scales"] = address(table)
-            self.operations[place]["rotated"] = 2 * cosines.shape[1]
-            if key not in axes and (own := rotary_axes(layer.rotary)) is not None:
-                padding = (0, cosines.shape[1] - len(own))  # of pairs that do not turn
-                axes[key] = np.pad(own.astype(np.int32), padding)
-            if key in axes:
-                self.operations[place]["axes"] = address(axes[key])
-        self._tables, self._axes = tables, axes  # operations hold addresses only
+        places = [
+            (place, (layer.rotary, self.spec.sizes(layer).dim))
+            for place, layer in zip(turning, attending, strict=True)
+            if layer.rotary is not None
+        ]
+        self.rotary = RotaryTables(
+            [key for _, key in places], count, tokens, whole=not self.has_latents
+        )
+        for place, key in places:
+            for name, value in self.rotary.fields(*key).items():
+                self.operations[place][name] = value
         self._mirror()
 
     def buffer_bytes(self, tokens: int, wanted: int) -> dict[Buffer, int]:
@@ -401,17 +388,3 @@ class Program:
         words = [f"weights as they are stored ({kept})" if kept else ""]
         words.append(f"dequantised ones ({lost})" if lost else "")
         return ", ".join(filter(None, words))
-
-
-def _cosines_and_sines(spec: RotarySpec, count: int) -> tuple[Array, Array]:
-    """Return float32 [count, dim / 2] each."""
-    frequencies, scale = rotary_frequencies(spec)
-    angles = np.arange(count, dtype=np.float32)[:, None] * frequencies
-    return np.cos(angles) * np.float32(scale), np.sin(angles) * np.float32(scale)
-
-
-def _query_scales(spec: RotarySpec, count: int) -> Iterator[Array]:
-    """Yield what queries are multiplied with, float32 [count], where that is by their position."""
-    if (by := spec.query_scale) is not None:
-        steps = (np.arange(count) + by.offset) // by.step
-        yield np.float32(1.0) + np.float32(by.beta) * np.log1p(steps.astype(np.float32))

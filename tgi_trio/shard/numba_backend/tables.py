@@ -149,6 +149,7 @@ class Routing(IntEnum):
     SPARSE_MIXER = 1
     GROUPED_SOFTMAX = 2
     GROUPED_SIGMOID = 3
+    SIGMOID = 4
 
 
 ROUTINGS = {
@@ -157,6 +158,7 @@ ROUTINGS = {
     "sparse-mixer": Routing.SPARSE_MIXER,
     "grouped-softmax": Routing.GROUPED_SOFTMAX,
     "grouped-sigmoid": Routing.GROUPED_SIGMOID,
+    "sigmoid": Routing.SIGMOID,
 }
 
 
@@ -227,6 +229,7 @@ OPERATION = np.dtype(
         ("value_norm", "i8"),  # 1: values are normed, without weights
         ("causal", "i8"),  # 1: `lasts` is not looked at
         ("window", "i8"),  # 0: none
+        ("chunk", "i8"),  # positions from one multiple of it to the next see each other; 0: all
         ("cosines", "i8"),  # float32 [positions, rotated / 2]; 0: no rotary positions
         ("sines", "i8"),
         ("rotated", "i8"),  # leading dimensions of a head that turn
@@ -268,6 +271,7 @@ MIXTURE = np.dtype(
         ("groups_used", "i8"),
         ("choice_bias", "i8"),  # float32 [count]; 0: none
         ("expert_scale", "i8"),  # float32 [count]: of each expert's part; 0: none
+        ("weighs_inputs", "i8"),  # 1: parts multiply what experts read, not what they say
         ("paired", "i8"),  # 1: rows of gate and up take turns, not 16 of each
         ("jitter", "f4"),
         ("scale", "f4"),  # of the parts

@@ -23,6 +23,7 @@ from tgi_trio.shard.contract import (
     ShardSequence,
     StepPlan,
     StepResult,
+    first_lengths,
 )
 from tgi_trio.shard.loop.soundness import prove_by_step
 from tgi_trio.shard.machine.accelerator import synchronize
@@ -279,7 +280,7 @@ class TorchRunner:
             return Computed(self._compute(plan))
         if self._adapters is not None:
             self._adapters.begin(plan)
-        lengths = _lengths(plan) if self.model.needs_lengths else plan.positions
+        lengths = first_lengths(plan) if self.model.needs_lengths else plan.positions
         return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs, self._pool)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
@@ -320,7 +321,7 @@ class TorchRunner:
         """Do what `_forward` does, with the adapters that have been told."""
         if self._cache is None:
             raise ConfigurationError("The model has not been warmed up: it has no KV cache yet.")
-        lengths_held = _lengths(plan) if self.model.needs_lengths else plan.positions
+        lengths_held = first_lengths(plan) if self.model.needs_lengths else plan.positions
         if self._graphs and (hidden := self._graphs.forward(plan, lengths_held)) is not None:
             return hidden
         positions = torch.from_numpy(plan.turning_positions).to(self.device)
@@ -376,10 +377,3 @@ def _pick_rows(hidden: torch.Tensor, places: NDArray[np.int64]) -> torch.Tensor:
     if len(places) == len(hidden):
         return hidden
     return hidden.index_select(0, torch.from_numpy(places).to(hidden.device))
-
-
-def _lengths(plan: StepPlan) -> NDArray[np.int64]:
-    """Return [T] the length each token's sequence had when it was first computed."""
-    prompts = np.array([row.prompt_length for row in plan.rows], dtype=np.int64)
-    per_token: NDArray[np.int64] = np.repeat(prompts, np.diff(plan.query_starts))
-    return np.maximum(per_token, plan.positions + 1)

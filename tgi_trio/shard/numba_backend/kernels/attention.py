@@ -104,9 +104,11 @@ def seen_tokens(step, op, token):
 
 @kernel
 def hidden_tokens(step, op, token):
-    """Return how many of those that a token could see are outside the window."""
-    behind = load_int(step.positions + 4 * token) + 1 - op.window
-    return greater(0, behind) if op.window else 0
+    """Return how many of those that a token could see are outside the window, or the chunk."""
+    position = load_int(step.positions + 4 * token)
+    if op.chunk:
+        return position - position % op.chunk
+    return greater(0, position + 1 - op.window) if op.window else 0
 
 
 @kernel

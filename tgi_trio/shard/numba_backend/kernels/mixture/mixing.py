@@ -140,6 +140,12 @@ def finish_row(variant, step, op, mixture, expert, panel, row, sums):
     if expert[1]:
         first = multiply(first, load(expert[1] + place))
         second = multiply(second, load(expert[1] + place + 4 * LANES))
+    member = load_int(step.buffers[MEMBERS] + 4 * row)
+    part = fill(load_float(step.buffers[PARTS] + 4 * member))
+    if mixture.weighs_inputs:  # a product with them is as many times larger
+        if op.epilogue != ADD:
+            first, second = multiply(first, part), multiply(second, part)
+        part = fill(1.0)
     if expert[2]:
         first = add(first, load(expert[2] + place))
         second = add(second, load(expert[2] + place + 4 * LANES))
@@ -160,8 +166,7 @@ def finish_row(variant, step, op, mixture, expert, panel, row, sums):
         store_result(variant, op, target, features, first)
         store_result(variant, op, target, features + LANES, second)
     else:
-        member = load_int(step.buffers[MEMBERS] + 4 * row)
-        part = fill(load_float(step.buffers[PARTS] + 4 * member) * op.scale)
+        part = multiply(part, fill(op.scale))
         target += (member // mixture.per_token * op.width + panel * PANEL) * 4
         store(target, fma(first, part, load(target)))
         store(target + 4 * LANES, fma(second, part, load(target + 4 * LANES)))

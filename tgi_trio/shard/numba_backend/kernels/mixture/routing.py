@@ -37,6 +37,7 @@ BRANCH = int(Buffer.BRANCH)
 SPARSE_MIXER, GROUPED_SOFTMAX, GROUPED_SIGMOID = (
     int(r) for r in (Routing.SPARSE_MIXER, Routing.GROUPED_SOFTMAX, Routing.GROUPED_SIGMOID)
 )
+SIGMOID = int(Routing.SIGMOID)
 _NOTHING = -1e30  # what no expert has
 _TINY = 1e-20  # the parts of all chosen experts may be zero (DeepSeek-V3)
 _LINE = 64
@@ -59,7 +60,7 @@ def route(rank, step, op, mixture, scratch):
             odds, scores = scratch, scratch + 4 * room
             find_odds(mixture, logits, odds)
             for i in range(0, room, LANES):
-                value = load(odds + 4 * i)
+                value = load((logits if mixture.routing == SIGMOID else odds) + 4 * i)
                 if mixture.choice_bias:
                     value = add(value, load(mixture.choice_bias + 4 * i))
                 store(scores + 4 * i, value)
@@ -83,19 +84,20 @@ def scale_parts(mixture, chosen, parts):
 def find_odds(mixture, logits, odds):
     """Write the probability of every expert, or with sigmoids what each has of its own."""
     count = mixture.count
+    alone = mixture.routing == GROUPED_SIGMOID or mixture.routing == SIGMOID
     best = fill(_NOTHING)
     for i in range(0, count, LANES):
         best = maximum(first_lanes(count - i, load(logits + 4 * i), fill(_NOTHING)), best)
     best, sums = fill(largest(best)), fill(0.0)
     for i in range(0, count, LANES):
         value = load(logits + 4 * i)
-        if mixture.routing == GROUPED_SIGMOID:
+        if alone:
             value = sigmoid_times(fill(1.0), value)
         else:
             value = first_lanes(count - i, weight(subtract(value, best)), fill(0.0))
             sums = add(sums, value)
         store(odds + 4 * i, value)
-    if mixture.routing != GROUPED_SIGMOID:
+    if not alone:
         whole = fill(total(sums))
         for i in range(0, count, LANES):
             store(odds + 4 * i, divide(load(odds + 4 * i), whole))
