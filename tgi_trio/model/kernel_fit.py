@@ -173,7 +173,7 @@ CLAIMS: Final[Claims] = {
     "DecoderSpec.position_offset": ANY,  # of learned positions
     "DecoderSpec.alibi": ANY,
     "DecoderSpec.alibi_scale": ANY,  # of linear biases
-    "DecoderSpec.normalised_head": only(False, refusal="the head is normalised"),
+    "DecoderSpec.normalised_head": ANY,
     "Names.embedding_norm": ANY,
     "DecoderSpec.query_key_norm": only("none", "head", "whole", "bare", refusal="norm of {!r}"),
     "DecoderSpec.gated_heads": ANY,

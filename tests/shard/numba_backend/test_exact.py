@@ -16,6 +16,7 @@ from tests.shard.torch_backend.models_support import (
     Golden,
     advance,
     assert_greedy,
+    baichuan,
     check_prompt_logprobs,
     generated,
     prompts,
@@ -149,3 +150,17 @@ def test_bfloat16_is_as_near_as_torch(checkpoint: Checkpoint, family: str, dot: 
         run(runner, batch, chunk=16, joins=4)
         ours = bfloat16_distance(golden, recorder, batch)
     assert ours <= bfloat16_distance(golden, torch_recorder, reference)
+
+
+def test_rows_of_a_head_are_divided_by_their_lengths(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """Baichuan 2, which is told by its vocabulary."""
+    original = checkpoint("llama", head_dim=32, num_key_value_heads=4, vocab_size=125696)
+    golden = Golden(original)
+    golden.model.lm_head.weight.data /= golden.model.lm_head.weight.norm(dim=1, keepdim=True)
+    with cpu_runner(baichuan(original, tmp_path / "packed")) as (runner, recorder):
+        batch = sequences(PROMPTS[:4], 3, new=6)
+        run(runner, batch, chunk=20, joins=2)
+        for row in batch:
+            assert_greedy(golden, recorder, row)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import random
+import shutil
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tgi_trio.ipc.messages import SamplingParameters, StateGrant
 from tgi_trio.ipc.shard_settings import ShardSettings
@@ -225,6 +228,22 @@ def prompts(count: int, longest: int = 70, vocab: int = 512, seed: int = 7) -> l
     draw = random.Random(seed)
     lengths = [1, 2, 15, 16, 17, 33] + [draw.randint(3, longest) for _ in range(count)]
     return [[draw.randrange(3, vocab) for _ in range(n)] for n in lengths[:count]]
+
+
+def baichuan(original: Path, folder: Path, *, positions: bool = True) -> Path:
+    """Write a Llama checkpoint as one of Baichuan, to which 13B models give no positions."""
+    shutil.copytree(original, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "baichuan"}
+    if not positions:
+        del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for index in range(config["num_hidden_layers"]):
+        place = f"model.layers.{index}.self_attn."
+        parts = [tensors.pop(f"{place}{letter}_proj.weight") for letter in "qkv"]
+        tensors[f"{place}W_pack.weight"] = torch.cat(parts)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 def check_prompt_logprobs(

@@ -21,6 +21,7 @@ from tests.shard.torch_backend.models_support import (
     Golden,
     advance,
     assert_greedy,
+    baichuan,
     generated,
     load,
     plan,
@@ -182,22 +183,6 @@ def test_falcon_by_its_first_name(
         old["n_head_kv"] = kv_heads
     (folder / "config.json").write_text(json.dumps(config | old))
     _check_against(folder, Golden(original))
-
-
-def baichuan(original: Path, folder: Path, *, positions: bool = True) -> Path:
-    """Write a Llama checkpoint as one of Baichuan, to which 13B models give no positions."""
-    shutil.copytree(original, folder)
-    config = json.loads((folder / "config.json").read_text()) | {"model_type": "baichuan"}
-    if not positions:
-        del config["max_position_embeddings"]
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = load_file(folder / "model.safetensors")
-    for index in range(config["num_hidden_layers"]):
-        place = f"model.layers.{index}.self_attn."
-        parts = [tensors.pop(f"{place}{letter}_proj.weight") for letter in "qkv"]
-        tensors[f"{place}W_pack.weight"] = torch.cat(parts)
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 class GoldenBiases(Golden):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tgi_trio.model.matrices import LinearRef, every_unit
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.lookup import Weights, read_bias, read_linear
-from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.checkpoint.numbers import Floats, to_bfloat16, to_float32
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix
 from tgi_trio.shard.numba_backend.arena import address
 from tgi_trio.shard.numba_backend.kinds.packing import Packing
@@ -24,6 +24,8 @@ from tgi_trio.shard.numba_backend.weight_layout import PANEL
 
 Array = NDArray[Any]
 
+_ROWS_AT_ONCE = 128 * PANEL  # of a matrix, as float32
+_SHORTEST = 1e-12  # a row's length at least, as torch has it
 _LEAVE_UNSORTED = (Code.NORM, Code.PASS_ON)  # who leave float32 in a buffer of its own
 _FEEDERS = (*_LEAVE_UNSORTED, Code.QUANTISE)  # whose results can have any form
 
@@ -60,14 +62,18 @@ class OperationWriter:
         paired: bool = False,
         feeder: int | None = None,
         place: int = 0,
+        normalised: bool = False,
         **fields: Any,
     ) -> None:
         """Add a linear layer; `paired`: the gate and up of a gated unit, computed together.
 
         `feeder`: the row that leaves its activations; None: the one before it. `place`: of its
-        first feature in a target row. Raises ModelLoadError as the weights do.
+        first feature in a target row. `normalised`: rows of the matrix are divided by their
+        lengths. Raises ModelLoadError as the weights do.
         """
         weights = read_linear(self.source, linear, every_unit)
+        if normalised:
+            weights = normalise_rows(weights)
         bias = read_bias(self.source, linear, every_unit)
         self.feeder = len(self.rows) - 1 if feeder is None else feeder
         self.product(weights, bias, source, target, paired=paired, place=place, **fields)
@@ -208,6 +214,19 @@ class OperationWriter:
         for name, value in fields.items():
             row[name] = value
         self.rows.append(row)
+
+
+def normalise_rows(weights: Stack) -> Stack:
+    """Return matrices whose rows have a length of one, as plain numbers; some rows at a time."""
+    parts = []
+    for part in weights.parts:
+        for first in range(0, part.shape[0], _ROWS_AT_ONCE):
+            rows = part.rows(slice(first, first + _ROWS_AT_ONCE)).dequantised()
+            values = to_float32(rows)
+            lengths = np.linalg.norm(values, axis=1, keepdims=True)
+            values = values / np.maximum(lengths, _SHORTEST)
+            parts.append(PlainMatrix(to_bfloat16(values) if rows.dtype == np.uint16 else values))
+    return Stack(parts)
 
 
 def fill_panels(weights: Stack) -> Stack:

@@ -164,6 +164,7 @@ class ProgramBuilder:
             scale=spec.logit_scale,
             cap=spec.final_soft_cap,
             wanted_only=1,
+            normalised=spec.normalised_head,
         )
 
     def _read_final_norm(self) -> FinalNorm:
@@ -177,7 +178,8 @@ class ProgramBuilder:
         """Add the linear layers of heads, and the model's head once more: for rows of theirs."""
         head = outer_refs(self._spec).head
         stored = self.writer.rows[self.end - 1]
-        if self.writer.packing(read_linear(self.writer.source, head, every_unit).parts) is None:
+        parts = read_linear(self.writer.source, head, every_unit).parts
+        if self._spec.normalised_head or self.writer.packing(parts) is None:
             row = stored.copy()  # the same weights
             row["source"], row["target"], row["wanted_only"] = Buffer.LONE, Buffer.PRODUCT, 0
             self.writer.rows.append(row)
