@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_a_model_that_can_be_divided(tmp_path: Path) -> None:
 
 def test_kernels_that_do_not_fit(tmp_path: Path) -> None:
     make_folder(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"head size 2 is no multiple.*Leave --cpu-b"):
+    with pytest.raises(ConfigurationError, match=r"heads have 2 numbers.*Leave --cpu-b"):
         check(tmp_path, cpu_backend="numba")
     assert check(tmp_path) == check(tmp_path, quantize="eetq") == []
     make_folder(tmp_path, LARGE)
@@ -204,11 +205,16 @@ def test_scaling_of_positions_that_do_not_rotate(tmp_path: Path, config: dict[st
     assert check(tmp_path, rope=RopeScaling("linear", 2.0)) == []
 
 
-def test_frequencies_by_length_do_not_fit_the_kernels(tmp_path: Path) -> None:
+def test_frequencies_by_length_do_not_fit_the_kernels_beside_places_in_images(
+    tmp_path: Path,
+) -> None:
+    asked = Asked(cpu_backend="numba", rope=RopeScaling("dynamic", 2.0))
     make_folder(tmp_path, LARGE)
-    config = read_config(tmp_path, RopeScaling("dynamic", 2.0))
-    with pytest.raises(ConfigurationError, match="depend on the length"):
-        check_model(config, Asked(cpu_backend="numba", rope=RopeScaling("dynamic", 2.0)))
+    check_model(read_config(tmp_path, asked.rope), asked)
+    sections = {"mrope_section": [8, 4, 4], "rope_type": "dynamic", "factor": 2.0}
+    make_folder(tmp_path, LARGE | {"model_type": "qwen2_vl_text", "rope_scaling": sections})
+    with pytest.raises(ConfigurationError, match="depend on the length, and on places"):
+        check_model(read_config(tmp_path), replace(asked, rope=None))
 
 
 def test_a_folder_of_medusa_heads_alone(tmp_path: Path) -> None:

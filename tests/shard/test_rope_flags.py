@@ -40,7 +40,8 @@ def tokens(folder: Path, backend: str, kind: str | None) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "kind"), [("torch", "linear"), ("torch", "dynamic"), ("numba", "linear")]
+    ("backend", "kind"),
+    [("torch", "linear"), ("torch", "dynamic"), ("numba", "linear"), ("numba", "dynamic")],
 )
 def test_tokens_are_those_of_the_same_scaling_in_the_file(
     checkpoint: Make, tmp_path: Path, backend: str, kind: str

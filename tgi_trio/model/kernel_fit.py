@@ -35,7 +35,6 @@ _KEYS = Claim(
 _VALUES = multiples(PANEL, f"values of {{}} numbers, which is no multiple of {PANEL}")
 _CHANNELS = multiples(PANEL, f"{{}} channels are no multiple of {PANEL}")
 _MLP = multiples(PANEL, f"MLP width {{}} is no multiple of {PANEL}")
-_HEAD = multiples(PANEL, f"head size {{}} is no multiple of {PANEL}")
 _LATENTS = multiples(PANEL, f"latents with {{}} numbers, which is no multiple of {PANEL}")
 
 CLAIMS: Final[Claims] = {
@@ -60,7 +59,7 @@ CLAIMS: Final[Claims] = {
     "LatentSpec.rotary_dim": _LATENTS,
     "LatentSpec.value_dim": _LATENTS,
     "LatentSpec.bias": ANY,
-    "DecoderSpec.head_dim": _HEAD,
+    "DecoderSpec.head_dim": ANY,
     "DecoderSpec.hidden_size": multiples(PANEL, f"hidden size {{}} is no multiple of {PANEL}"),
     "DecoderSpec.mlp_width": _MLP,
     "DecoderSpec.activation": only(*ACTIVATIONS, refusal="activation {!r} is not built"),
@@ -117,8 +116,8 @@ CLAIMS: Final[Claims] = {
     "LayerSpec.ahead": ANY,
     "LayerSpec.sizes": ANY,
     "HeadSizes.kv_heads": ANY,
-    "HeadSizes.dim": _HEAD,
-    "HeadSizes.value_dim": _HEAD,
+    "HeadSizes.dim": ANY,
+    "HeadSizes.value_dim": ANY,
     "LayerSpec.keys_as_values": ANY,
     "LayerSpec.reads_layer": ANY,
     "LayerSpec.sinks": ANY,
@@ -254,6 +253,8 @@ def _find_odd_layer(spec: DecoderSpec) -> str | None:
         return reason
     if spec.streams is not None and (reason := _find_odd_streams(spec)):
         return reason
+    if spec.latent is None and (reason := _find_odd_heads(spec)):
+        return reason
     post_norm = bool(spec.names.mlp_post_norm)
     for layer in spec.layers:
         turning = layer.rotary
@@ -285,6 +286,24 @@ def _find_odd_branches(spec: DecoderSpec) -> str | None:
     scaled = any(mixer.output_multiplier != 1.0 for mixer in mixers)
     if normed and (scaled or spec.attention_scale != 1.0):
         return "what attention or a state space says is scaled, then normed"
+    return None
+
+
+def _find_odd_heads(spec: DecoderSpec) -> str | None:
+    """Return what heads that fill no whole panels are not computed together with."""
+    for layer in spec.layers:
+        own = spec.sizes(layer)
+        if not layer.attends or own.dim % PANEL == own.value_dim % PANEL == 0:
+            continue
+        heads = f"heads have {own.dim} numbers, which is no multiple of {PANEL}, and"
+        if spec.gated_attention or spec.gated_heads:
+            return f"{heads} gates"
+        if spec.value_norm:
+            return f"{heads} their values are normalised"
+        if spec.heads * own.value_dim % PANEL:
+            return (
+                f"{heads} all of them together {spec.heads * own.value_dim}, which is none either"
+            )
     return None
 
 

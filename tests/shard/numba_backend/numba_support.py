@@ -27,6 +27,7 @@ from tgi_trio.shard.numba_backend.verified import (
     choose_adapter_kernels,
     choose_latent_kernel,
     choose_mixture_kernel,
+    choose_padding_kernel,
     choose_panel_kernels,
     choose_rare_kernel,
     choose_state_kernel,
@@ -206,6 +207,8 @@ def cpu_runner(
         program.link_rare(choose_rare_kernel(variant))
     if program.has_streams:
         program.link_streams(choose_stream_kernel(variant))
+    if program.has_padding:
+        program.link_padding(choose_padding_kernel(variant))
     if program.has_latents:
         program.link_latents(choose_latent_kernel(variant))
     if program.state_bytes:

@@ -73,9 +73,11 @@ def test_tables_are_those_of_torch(kinds: list[RotaryKind]) -> None:
 def test_what_is_short_turns_by_position() -> None:
     rotary = RotarySpec(dim=32, kind="dynamic", max_positions=40, parameters={"factor": 4.0})
     tables = RotaryTables([(rotary, 32)], 300, 7, whole=True)
-    assert tables.by_length and len(tables.rows(rotary, 32)[0]) == 40 + 7
+    assert len(tables.rows(rotary, 32)[0]) == 40 + 7
     assert tables.turn_far(np.arange(7, dtype=np.int32), None) is None
-    assert not RotaryTables([(RotarySpec(dim=32), 32)], 300, 7, whole=True).by_length
+    always = RotaryTables([(RotarySpec(dim=32), 32)], 300, 7, whole=True)
+    assert len(always.rows(RotarySpec(dim=32), 32)[0]) == 300
+    assert always.turn_far(np.array([299], np.int32), np.array([300], np.int32)) is None
 
 
 @pytest.mark.parametrize("kind", LIMITS)
@@ -88,6 +90,7 @@ def test_frequencies_change_as_sequences_grow(checkpoint: Checkpoint, kind: Rota
         "llama", head_dim=32, rope_parameters=parameters, max_position_embeddings=LIMITS[kind]
     )
     with cpu_runner(folder) as (runner, _):
+        assert not runner.info.prefix_reuse  # a prompt's K hangs on its length
         rows = sequences(PROMPTS, shuffle=3, new=12)
         run(runner, rows, chunk=20, joins=2)
     for row, prompt in zip(rows, PROMPTS, strict=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tgi_trio.model.matrices import AttentionRefs, LatentRefs
 from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
@@ -15,7 +17,17 @@ from tgi_trio.shard.numba_backend.latent_operations import LatentShape, add_quer
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.norm_operations import NormWriter
 from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.padded_heads import (
+    add_padding,
+    close_heads,
+    is_padded,
+    kept_sizes,
+    pad_gain,
+)
 from tgi_trio.shard.numba_backend.tables import Activation, Buffer, Code, Form
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
 
 
 class AttentionWriter:
@@ -48,7 +60,13 @@ class AttentionWriter:
         self._attend(index, refs, layer, width)
         if self._spec.gated_attention or self._spec.gated_heads:
             return self._open_heads(self._spec.sizes(layer), width)
+        if is_padded(self._spec, layer):
+            return close_heads(self._writer, self._spec, layer)
         return Buffer.ATTENDED
+
+    def row_of(self, layer: LayerSpec) -> dict[str, Any]:
+        """Return what the first linear layer is told of its result's rows: some have zeros."""
+        return {"width": self._width_of(layer)} if is_padded(self._spec, layer) else {}
 
     def attend_latents(
         self, index: int, refs: AttentionRefs, latent: LatentRefs, layer: LayerSpec
@@ -108,7 +126,7 @@ class AttentionWriter:
 
     def _width_of(self, layer: LayerSpec) -> int:
         """Return the features of a layer's row of QKV."""
-        spec, sizes = self._spec, self._spec.sizes(layer)
+        spec, sizes = self._spec, kept_sizes(self._spec, layer)
         width = spec.heads * sizes.dim
         if layer.reads_layer is None:
             width += sizes.kv_heads * (sizes.dim + (0 if layer.keys_as_values else sizes.value_dim))
@@ -118,7 +136,7 @@ class AttentionWriter:
 
     def _heads_of(self, layer: LayerSpec) -> dict[str, int]:
         """Return what operations are told of a layer's heads."""
-        sizes = self._spec.sizes(layer)
+        sizes = kept_sizes(self._spec, layer)
         return {"kv_heads": sizes.kv_heads, "head_dim": sizes.dim, "value_dim": sizes.value_dim}
 
     def _attend(self, index: int, refs: AttentionRefs, layer: LayerSpec, width: int) -> None:
@@ -147,23 +165,27 @@ class AttentionWriter:
         self, refs: AttentionRefs, layer: LayerSpec, width: int, scales: tuple[float, float]
     ) -> None:
         spec, order, own = self._spec, None, self._heads_of(layer)
-        heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * own["head_dim"])
+        size, padded = spec.sizes(layer).dim, is_padded(spec, layer)
+        heads = (refs.query_norm, 0), (refs.key_norm, spec.heads * size)
         if spec.query_key_norm == "whole":
             for norm, offset in heads:
                 if norm is not None:
                     self._norms.add_in_place(norm, Buffer.QKV, width, offset)
             heads = (None, 0), (None, 0)
-        if layer.rotary is not None and needs_order(layer.rotary):
+        if padded:
+            order = add_padding(self._writer, spec, layer, width)
+        elif layer.rotary is not None and needs_order(layer.rotary):
             order = head_order(layer.rotary, own["head_dim"])
             self._writer.add(Code.REORDER, order=self._writer.keep(order), width=width, **own)
-        query, key = (self._norms.keep_weight(norm, order) for norm, _ in heads)
+        gains = [None if norm is None else self._norms.read_weight(norm) for norm, _ in heads]
         if spec.query_key_norm == "bare" and layer.rotary is not None and layer.rotary.dim:
-            query = key = self._writer.keep(np.ones(own["head_dim"], np.float32))
+            gains = [np.ones(size, np.float32)] * 2
+        query, key = (self._keep_gain(gain, order, own["head_dim"]) for gain in gains)
         scale, value = scales
         self._writer.add(
             Code.ROTATE,
             width=width,
-            eps=spec.norm_eps,
+            eps=spec.norm_eps * size / own["head_dim"],
             query_norm=query,
             key_norm=key,
             norm_last=spec.norm_after_rotary,
@@ -176,3 +198,13 @@ class AttentionWriter:
             value_factor=spec.value_scale,
             **own,
         )
+
+    def _keep_gain(self, gain: Floats | None, order: Ints | None, size: int) -> int:
+        """Keep the weights of heads' norm, in the order of heads of `size`; return their address,
+        0 for none.
+        """
+        if gain is None:
+            return 0
+        if len(gain) < size:
+            return self._writer.keep(pad_gain(gain, order, size))
+        return self._writer.keep(gain if order is None else gain[order])

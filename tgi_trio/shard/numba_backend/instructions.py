@@ -12,6 +12,7 @@ from tgi_trio.shard.numba_backend.kernels.quantised.dots import multiplies_bytes
 from tgi_trio.shard.numba_backend.kernels.quantised.multiplier import Dots, Multiplier
 from tgi_trio.shard.numba_backend.kernels.variant import Variant
 from tgi_trio.shard.numba_backend.kinds.kind import Kind
+from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 
 # Processors whose bfloat16 dot product is faster than two float32 multiply-adds. Intel's takes
@@ -93,7 +94,7 @@ def variant_for(
     if dot is None:
         dot = has_dot() and llvm.get_host_cpu_name().startswith(_FAST_DOT)
     kv = Storage(dtype, dot=dot and dtype == "bfloat16" and not int8)
-    sizes = [spec.sizes(layer) for layer in spec.layers if layer.attends]
+    sizes = [kept_sizes(spec, layer) for layer in spec.layers if layer.attends]
     # Where nothing attends, as many others have it: the same kernels.
     group = math.gcd(*(spec.heads // own.kv_heads for own in sizes)) if sizes else 2
     heads = next(n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0)

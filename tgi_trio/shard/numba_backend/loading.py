@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.model.check import check_checkpoint
+from tgi_trio.model.check import check_checkpoint, check_rotary
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.decoder_matrices import outer_refs
 from tgi_trio.model.families.registry import decoder_spec
@@ -58,7 +58,7 @@ def load(
 
     `fresh_files` leave the page cache again as they are packed, but for embeddings' rows.
     Raises UnsupportedError when the kernels do not fit, or fail their self-test; ModelLoadError for
-    a checkpoint that cannot be used.
+    a checkpoint that cannot be used; ConfigurationError for rotary positions that are not there.
     """
     began = time.monotonic_ns()
     spec, dtype = decoder_spec(config), compute_dtype(settings.dtype, config, on_cpu=True)
@@ -68,6 +68,8 @@ def load(
     if spec is None or reason is not None:
         raise UnsupportedError(reason)
     check_checkpoint(config, spec)
+    if settings.rope is not None:
+        check_rotary(config, spec)
     cores = usable_cores()
     given = settings.cpu_threads
     count = given or sensible_threads(config.folder, len(cores))
@@ -125,6 +127,7 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
     from tgi_trio.shard.numba_backend.verified import (
         choose_latent_kernel,
         choose_mixture_kernel,
+        choose_padding_kernel,
         choose_panel_kernels,
         choose_rare_kernel,
         choose_state_kernel,
@@ -151,6 +154,8 @@ def _link(program: Program, settings: ShardSettings, dtype: str, *, int8: bool) 
         program.link_rare(choose_rare_kernel(variant))
     if program.has_streams:
         program.link_streams(choose_stream_kernel(variant))
+    if program.has_padding:
+        program.link_padding(choose_padding_kernel(variant))
     if program.has_latents:
         program.link_latents(choose_latent_kernel(variant))
     if program.state_bytes:

@@ -205,7 +205,7 @@ class MixtureWriter:
             scale=branch.scale,
         )
 
-    def _activated(self, *, gated: bool) -> dict[str, int]:
+    def _activated(self, *, gated: bool) -> dict[str, Any]:
         """Return what becomes of the results of a first linear layer."""
         epilogue = Epilogue.GATE if gated else Epilogue.ACTIVATE
         return {"epilogue": epilogue, "activation": ACTIVATIONS[self._branch.activation]}

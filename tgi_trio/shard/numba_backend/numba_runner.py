@@ -83,6 +83,7 @@ class CpuRunner:
             device="cpu",
             backend=f"numba ({', '.join(filter(None, words))})",
             load_ns=load_ns,
+            prefix_reuse=not forward.program.by_length,
             draft_budget=forward.variant.cheap_rows,
             state_bytes=forward.program.state_bytes,
         )
@@ -143,7 +144,7 @@ class CpuRunner:
         tokens = Tokens.of(
             plan,
             keeps_states=self._info.state_bytes > 0,
-            by_length=self._forward.program.rotary.by_length,
+            by_length=self._forward.program.by_length,
         )
         logits = self._forward.run(tokens, places)
         chosen = time.monotonic_ns()

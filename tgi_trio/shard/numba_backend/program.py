@@ -23,6 +23,7 @@ from tgi_trio.shard.numba_backend.latent_operations import LatentShape
 from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
 from tgi_trio.shard.numba_backend.own_operations import own_width
 from tgi_trio.shard.numba_backend.packing import Packer
+from tgi_trio.shard.numba_backend.padded_heads import kept_sizes
 from tgi_trio.shard.numba_backend.program_builder import FinalNorm, LoneLinear, ProgramBuilder
 from tgi_trio.shard.numba_backend.rotary_tables import RotaryTables
 from tgi_trio.shard.numba_backend.state_operations import mixed_width, projected_width
@@ -30,12 +31,14 @@ from tgi_trio.shard.numba_backend.tables import (
     KEEPING,
     MIXING,
     OF_LATENTS,
+    OF_PADDING,
     RARE,
     STREAMING,
     Buffer,
     Code,
 )
 from tgi_trio.shard.numba_backend.weight_layout import PANEL, SPARE_ROWS, CacheNumbers, Storage
+from tgi_trio.shard.rotary_frequencies import short_length
 
 if TYPE_CHECKING:
     from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels
@@ -137,7 +140,7 @@ class Program:
     def _kept(self) -> list[HeadSizes]:
         """The heads of layers that hold K and V."""
         layers = (layer for layer in self.spec.layers if layer.attends)
-        return [self.spec.sizes(layer) for layer in layers if layer.reads_layer is None]
+        return [kept_sizes(self.spec, layer) for layer in layers if layer.reads_layer is None]
 
     @property
     def widest_head(self) -> int:
@@ -148,6 +151,12 @@ class Program:
     def state_bytes(self) -> int:
         """Bytes of a slot of states over all layers; 0: none are kept."""
         return int(self.operations[: self.end]["state_bytes"].sum())
+
+    @property
+    def by_length(self) -> bool:
+        """Whether rotary frequencies hang on how long a sequence is."""
+        turning = (layer.rotary for layer in self.spec.layers if layer.rotary is not None)
+        return any(short_length(own) is not None for own in turning)
 
     def find_layer(self, index: int, *, adapted: bool) -> int:
         """Return the first operation of a layer, in the copy for adapters or in the model's own.
@@ -226,6 +235,16 @@ class Program:
         self.operations["kernel"][np.isin(self.operations["code"], STREAMING)] = kernel
         self._mirror()
 
+    @property
+    def has_padding(self) -> bool:
+        """Whether heads have zeros behind them."""
+        return bool(np.isin(self.operations["code"], OF_PADDING).any())
+
+    def link_padding(self, kernel: int) -> None:
+        """Have the entry at this address put them there, and take them away."""
+        self.operations["kernel"][np.isin(self.operations["code"], OF_PADDING)] = kernel
+        self._mirror()
+
     def link_states(self, kernel: int) -> None:
         """Have the entry at this address compute what keeps states."""
         self.operations["kernel"][np.isin(self.operations["code"], KEEPING)] = kernel
@@ -252,7 +271,7 @@ class Program:
         for (index, layer), own in zip(layers, places, strict=True):
             kept_by = index if layer.reads_layer is None else layer.reads_layer
             if kept_by == index:
-                caches[index] = self._allocate_layer(blocks, self.spec.sizes(layer))
+                caches[index] = self._allocate_layer(blocks, kept_sizes(self.spec, layer))
             for column, cache in zip(("keys", "values"), caches[kept_by], strict=True):
                 for place in own:
                     self.operations[place][column] = address(cache)
@@ -285,7 +304,7 @@ class Program:
         turning = np.flatnonzero(np.isin(codes, (Code.ROTATE, Code.TURN)))
         attending = [layer for layer in self.spec.layers if layer.attends]
         places = [
-            (place, (layer.rotary, self.spec.sizes(layer).dim))
+            (place, (layer.rotary, kept_sizes(self.spec, layer).dim))
             for place, layer in zip(turning, attending, strict=True)
             if layer.rotary is not None
         ]
@@ -305,7 +324,8 @@ class Program:
         mixing = [(refs, layer.mixer) for i, layer in layers if (refs := layer_refs(spec, i).mixer)]
         mixers = [refs for refs, _ in mixing]
         mixed = [mixed_width(refs) for refs in mixers]
-        mixed += [queries] if spec.gated_attention or spec.gated_heads else []
+        apart = spec.gated_attention or spec.gated_heads or self.has_padding
+        mixed += [queries] if apart else []
         own = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, DeltaRule)]
         by_channel = [mixer for mixer in own if mixer.channel_rank]
         gated = [mixer.value_heads * mixer.value_dim for mixer in by_channel]

@@ -252,7 +252,10 @@ class ProgramBuilder:
             self._branch(attention.output, says, refs.attention_post_norm)
             return
         self._adapt("qkv", attention.qkv, Buffer.NORMED)
-        self.writer.linear(attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip)
+        row = self._heads.row_of(layer)
+        self.writer.linear(
+            attention.qkv, Buffer.NORMED, Buffer.QKV, clip=self._spec.qkv_clip, **row
+        )
         if self._spec.parallel:  # what reads the norm comes first; nobody has added anything yet
             if refs.mlp_norm is not None:
                 self._norms.add(refs.mlp_norm, Buffer.HIDDEN)

@@ -57,11 +57,6 @@ class RotaryTables:
             if key not in self._tables:
                 self._make(key, count, room, whole=whole)
 
-    @property
-    def by_length(self) -> bool:
-        """Whether any frequencies hang on how long a sequence is."""
-        return self._short is not None
-
     def fields(self, rotary: RotarySpec, head_dim: int) -> dict[str, int]:
         """Return what an operation is told of a layer's rotary positions."""
         key = rotary, head_dim

@@ -40,6 +40,9 @@ class Code(IntEnum):
     CORRECT = 27  # by the one that was computed
     SPREAD = 28  # a branch, to all but the first
     MERGE = 29  # their mean, all as large as the first
+    # Of heads that fill no panels, see `kernels/padding.py`:
+    PAD = 30  # zeros behind queries, keys and values
+    CLOSE = 31  # what was attended to without them
     # Of what keeps a state per sequence, see `kernels/states/`:
     CONVOLVE = 16  # each channel with those of the tokens before
     RECUR = 17  # matrices of heads, which every token changes and reads
@@ -59,6 +62,7 @@ RARE = (
 )
 KEEPING = (Code.CONVOLVE, Code.RECUR, Code.SCAN, Code.BLEND)
 STREAMING = (Code.SPLIT, Code.PREDICT, Code.CORRECT, Code.SPREAD, Code.MERGE)
+OF_PADDING = (Code.PAD, Code.CLOSE)
 OF_LATENTS = (Code.COMPRESS, Code.TURN, Code.ABSORB, Code.EXPAND)
 
 
@@ -209,7 +213,7 @@ OPERATION = np.dtype(
         ("panel_bytes", "i8"),  # of quantised weights
         # int32 [inputs], of QUANTISE the feature that each is, -1: 0; of REORDER [head_dim];
         # 0: as they are
-        # of TURN [rotated]
+        # of TURN [rotated], of PAD [head_dim]
         ("order", "i8"),
         ("span_blocks", "i8"),
         ("expand", "i8"),  # `expand` (of SHRINK: `shrink`) of adapters; 0: the step has none
@@ -250,7 +254,7 @@ OPERATION = np.dtype(
         ("clip", "f4"),  # results are cut there on both sides; 0: none
         ("spare", "f4"),
         ("kernel", "i8"),  # of an operation that is compiled apart, see `kernels/apart.py`; 0: none
-        # What it needs to know beside: MIXTURE, MIXER, OPENING, LATENT, OWN or STREAM
+        # What it needs to know beside: MIXTURE, MIXER, OPENING, LATENT, OWN, PADDING or STREAM
         ("facts", "i8"),
         # Features in a source row: of a head, of ABSORB and EXPAND; of PASS_ON all of them, as of a
         # linear that reads a part; 0: `inputs`
@@ -325,6 +329,16 @@ LATENT = np.dtype(
         ("rotary_dim", "i8"),
         ("query_width", "i8"),  # features of a row of queries
         ("place", "i8"),  # of the latent in a row of PROJECTED, with the turned key behind
+    ]
+)
+
+# Of PAD and CLOSE.
+PADDING = np.dtype(
+    [
+        ("dim", "i8"),  # of a query or key, without zeros
+        ("value_dim", "i8"),
+        ("queries", "i8"),  # of a row, with the keys
+        ("values", "i8"),
     ]
 )
 

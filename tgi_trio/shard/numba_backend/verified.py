@@ -12,6 +12,7 @@ from tgi_trio.shard.numba_backend import (
     kind_self_test,
     latent_self_test,
     mixture_self_test,
+    padding_self_test,
     rare_self_test,
     sampler_self_test,
     self_test,
@@ -22,6 +23,7 @@ from tgi_trio.shard.numba_backend.instructions import variant_for
 from tgi_trio.shard.numba_backend.kernels.adapters import AdapterKernels, compile_adapter_kernels
 from tgi_trio.shard.numba_backend.kernels.apart import compile_apart, compile_entry
 from tgi_trio.shard.numba_backend.kernels.latents import run_latents
+from tgi_trio.shard.numba_backend.kernels.padding import run_padding
 from tgi_trio.shard.numba_backend.kernels.quantised.link import (
     PanelKernel,
     compile_panel_kernel,
@@ -143,6 +145,20 @@ def choose_stream_kernel(variant: Variant) -> int:
         fault = f"{type(error).__name__}: {error}"
     if fault is not None:
         raise UnsupportedError(f"the self-test of the kernels of hidden states failed: {fault}")
+    return kernel
+
+
+def choose_padding_kernel(variant: Variant) -> int:
+    """Return the address of what heads need that fill no panels; raises UnsupportedError if it does
+    not work.
+    """
+    try:
+        kernel = compile_apart(run_padding, variant)
+        fault = padding_self_test.find_fault(variant)
+    except Exception as error:  # as in `choose_variant`
+        fault = f"{type(error).__name__}: {error}"
+    if fault is not None:
+        raise UnsupportedError(f"the self-test of the kernels of narrow heads failed: {fault}")
     return kernel
 
 

@@ -25,6 +25,7 @@ from tgi_trio.shard.numba_backend.tables import (
     OPENING,
     OPERATION,
     OWN,
+    PADDING,
     STEP,
     STREAM,
 )
@@ -105,5 +106,6 @@ mixture_at = _record_of(MIXTURE, "Return the numbers of a mixture at an address.
 mixer_at = _record_of(MIXER, "Return the numbers of what keeps a state at an address.")
 opening_at = _record_of(OPENING, "Return the numbers of gates at an address.")
 own_at = _record_of(OWN, "Return where layers' own embeddings are, at an address.")
+padding_at = _record_of(PADDING, "Return the sizes of heads without their zeros, at an address.")
 streams_at = _record_of(STREAM, "Return the numbers of several hidden states at an address.")
 latent_at = _record_of(LATENT, "Return the numbers of latents at an address.")

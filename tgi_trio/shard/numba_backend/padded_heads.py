@@ -1,0 +1,87 @@
+"""Heads that fill no whole panels, and the operations around their attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.model.spec import DecoderSpec, HeadSizes, LayerSpec
+from tgi_trio.shard.numba_backend.head_order import head_order, needs_order
+from tgi_trio.shard.numba_backend.mixture_operations import pad_to_panel
+from tgi_trio.shard.numba_backend.operation_writer import OperationWriter
+from tgi_trio.shard.numba_backend.tables import PADDING, Buffer, Code, Form
+
+
+def kept_sizes(spec: DecoderSpec, layer: LayerSpec) -> HeadSizes:
+    """Return the sizes of a layer's heads as they attend and lie in the cache: whole panels."""
+    own = spec.sizes(layer)
+    return HeadSizes(own.kv_heads, pad_to_panel(own.dim), pad_to_panel(own.value_dim))
+
+
+def is_padded(spec: DecoderSpec, layer: LayerSpec) -> bool:
+    """Return whether they have zeros behind them."""
+    return kept_sizes(spec, layer) != spec.sizes(layer)
+
+
+def add_padding(
+    writer: OperationWriter, spec: DecoderSpec, layer: LayerSpec, width: int
+) -> NDArray[np.int32] | None:
+    """Add zeros behind the heads in rows of QKV, `width` numbers each.
+
+    Returns the order that queries and keys have then, None for theirs: -1 stands for a zero.
+    """
+    own, kept = spec.sizes(layer), kept_sizes(spec, layer)
+    order = None
+    if layer.rotary is not None and needs_order(layer.rotary):
+        order = head_order(layer.rotary, kept.dim)
+        order[order >= own.dim] = -1
+    facts = _facts(spec, layer)
+    facts["queries"] = spec.heads + (own.kv_heads if layer.reads_layer is None else 0)
+    if layer.reads_layer is None and not layer.keys_as_values:
+        facts["values"] = own.kv_heads
+    writer.add(
+        Code.PAD,
+        target=Buffer.QKV,
+        width=width,
+        order=writer.keep(order),
+        facts=writer.keep(facts),
+        head_dim=kept.dim,
+        value_dim=kept.value_dim,
+    )
+    return order
+
+
+def close_heads(writer: OperationWriter, spec: DecoderSpec, layer: LayerSpec) -> Buffer:
+    """Add what takes the zeros from what was attended to; return where the result is."""
+    writer.rows[-1]["forms"] |= Form.WIDE
+    writer.add(
+        Code.CLOSE,
+        source=Buffer.ATTENDED,
+        target=Buffer.MIXED,
+        width=spec.heads * spec.sizes(layer).value_dim,
+        facts=writer.keep(_facts(spec, layer)),
+        value_dim=kept_sizes(spec, layer).value_dim,
+    )
+    return Buffer.MIXED
+
+
+def pad_gain(
+    gain: NDArray[np.float32], order: NDArray[np.int32] | None, size: int
+) -> NDArray[np.float32]:
+    """Return the weights of a norm over `size` numbers of which all but those of `gain` are zeros.
+
+    The mean of squares is smaller by as much as there are more of them; that of `eps` has to be,
+    too.
+    """
+    gain = gain * np.float32((len(gain) / size) ** 0.5)
+    if order is None:
+        return np.pad(gain, (0, size - len(gain)))
+    return np.where(order < 0, np.float32(0.0), gain[order])
+
+
+def _facts(spec: DecoderSpec, layer: LayerSpec) -> NDArray[Any]:
+    facts, own = np.zeros((1,), PADDING), spec.sizes(layer)
+    facts["dim"], facts["value_dim"] = own.dim, own.value_dim
+    return facts
