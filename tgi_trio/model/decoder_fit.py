@@ -29,7 +29,7 @@ CLAIMS: Final[Claims] = {
     **NAMES,
     **mixer_matrices.FIELDS,
     "DeltaRule.layout": only(
-        *("grouped", "stacked", "separate", "compressed"),
+        *("grouped", "stacked", "mixed", "separate", "compressed"),
         refusal="layout {!r} of a delta rule is not known",
     ),
     "DeltaRule.gate": only("silu", "sigmoid", refusal="gate {!r} of a delta rule is not known"),

@@ -22,7 +22,7 @@ from tgi_trio.model.mixers import DeltaRule
 def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
     """Return what a delta rule at `place`, between hidden states [hidden], is made of."""
     values = mixer.value_heads
-    one = run_of("heads", values)
+    one = _value_units(mixer, 1)
     compressed = mixer.layout == "compressed"
     apart = mixer.layout in ("separate", "compressed")
     width = values * mixer.value_dim
@@ -40,13 +40,13 @@ def delta_rule_refs(mixer: DeltaRule, place: str, hidden: int) -> DeltaRuleRefs:
         gate_up=_up(mixer, f"{place}.g_b_proj", mixer.value_dim) if compressed else None,
         kernels=tuple(_kernels(mixer, place, apart)),
         rate=TensorRef(f"{place}.A_log", shape, one, axis),
-        decay_bias=TensorRef(f"{place}.dt_bias", (values * each,), run_of("heads", values, each)),
+        decay_bias=TensorRef(f"{place}.dt_bias", (values * each,), _value_units(mixer, each)),
         norm=TensorRef(
             f"{place}.{'o_norm' if apart else 'norm'}.weight",
             (mixer.value_dim,),
             whole_units(mixer.value_dim),
         ),
-        output=split_inputs(output, run_of("heads", values, mixer.value_dim)),
+        output=split_inputs(output, _value_units(mixer, mixer.value_dim)),
     )
 
 
@@ -57,15 +57,18 @@ def _inner(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRe
         return MatrixRef(f"{place}.{part}.weight", rows, hidden)
 
     keys, values, rank = mixer.key_heads, mixer.value_heads, mixer.channel_rank
-    key, value, one = keys * mixer.key_dim, values * mixer.value_dim, run_of("heads", values)
+    key, value, one = keys * mixer.key_dim, values * mixer.value_dim, _value_units(mixer, 1)
     if mixer.layout == "grouped":
         yield from _grouped(mixer, place, hidden)
         return
     units = _stacked(mixer)
-    if mixer.layout == "stacked":
+    if mixer.layout in ("stacked", "mixed"):
         for each in units:
             yield matrix("in_proj_qkv", 2 * key + value), each
-        yield matrix("in_proj_z", value), run_of("heads", values, mixer.value_dim)
+        yield matrix("in_proj_z", value), _value_units(mixer, mixer.value_dim)
+        if mixer.layout == "mixed":
+            yield from _grouped_steps(mixer, place, hidden)
+            return
         yield matrix("in_proj_b", values), one
         yield matrix("in_proj_a", values), one
         return
@@ -88,8 +91,17 @@ def _stacked(mixer: DeltaRule) -> list[Units]:
     return [
         run_of("kv_heads", keys, key),
         run_of("kv_heads", keys, key, first=keys * key),
-        run_of("heads", mixer.value_heads, mixer.value_dim, first=2 * keys * key),
+        _value_units(mixer, mixer.value_dim, first=2 * keys * key),
     ]
+
+
+def _value_units(mixer: DeltaRule, size: int, *, first: int = 0) -> Units:
+    """Return what each value head has, `size` rows, from those of the first key head on."""
+    keys, values = mixer.key_heads, mixer.value_heads
+    if not mixer.tiled:
+        return run_of("heads", values, size, first=first)
+    order = [key + i * keys for key in range(keys) for i in range(values // keys)]
+    return Units("heads", [first + head * size for head in order], size, as_they_lie=True)
 
 
 def _grouped(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
@@ -99,18 +111,26 @@ def _grouped(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[Matrix
     group = 2 * key + 2 * each * value
     end = keys * group
     both = MatrixRef(f"{place}.in_proj_qkvz.weight", end, hidden)
-
-    def of_values(first: int, size: int, group: int) -> Units:
-        starts = [g * group + first + i * size for g in range(keys) for i in range(each)]
-        return Units("heads", starts, size)
-
     yield both, Units("kv_heads", range(0, end, group), key)
     yield both, Units("kv_heads", range(key, end, group), key)
-    yield both, of_values(2 * key, value, group)
-    yield both, of_values(2 * key + each * value, value, group)
+    yield both, _grouped_values(mixer, 2 * key, value, group)
+    yield both, _grouped_values(mixer, 2 * key + each * value, value, group)
+    yield from _grouped_steps(mixer, place, hidden)
+
+
+def _grouped_steps(mixer: DeltaRule, place: str, hidden: int) -> Iterator[tuple[MatrixRef, Units]]:
+    """Yield the rows of betas and of decays, which one matrix has by key head."""
+    each = mixer.value_heads // mixer.key_heads
     steps = MatrixRef(f"{place}.in_proj_ba.weight", 2 * mixer.value_heads, hidden)
-    yield steps, of_values(0, 1, 2 * each)
-    yield steps, of_values(each, 1, 2 * each)
+    yield steps, _grouped_values(mixer, 0, 1, 2 * each)
+    yield steps, _grouped_values(mixer, each, 1, 2 * each)
+
+
+def _grouped_values(mixer: DeltaRule, first: int, size: int, group: int) -> Units:
+    """Return `size` rows of each value head, `first` of them behind those of `group` rows."""
+    each = mixer.value_heads // mixer.key_heads
+    starts = [g * group + first + i * size for g in range(mixer.key_heads) for i in range(each)]
+    return Units("heads", starts, size)
 
 
 def _up(mixer: DeltaRule, path: str, size: int) -> LinearRef:

@@ -75,7 +75,10 @@ CLAIMS: Final[Claims] = {
     "DeltaRule.key_dim": _KEYS,
     "DeltaRule.value_dim": _VALUES,
     "DeltaRule.taps": ANY,
-    "DeltaRule.layout": only("grouped", "stacked", "separate", "compressed", refusal="layout {!r}"),
+    "DeltaRule.layout": only(
+        *("grouped", "stacked", "mixed", "separate", "compressed"), refusal="layout {!r}"
+    ),
+    "DeltaRule.tiled": ANY,
     "DeltaRule.norm_eps": ANY,
     "DeltaRule.channel_rank": multiples(
         PANEL, f"decays per channel of {{}} numbers, which is no multiple of {PANEL}"

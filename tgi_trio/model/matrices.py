@@ -35,10 +35,13 @@ class Units:
     split: Split
     starts: Sequence[int]  # the first row or column of each unit
     size: int = 1
+    as_they_lie: bool = False  # a rank's units are in the order of their starts
 
     def spans(self, mine: slice) -> list[slice]:
         """Return the units `mine` in order, as few slices as there can be."""
         starts = self.starts[mine]
+        if self.as_they_lie:
+            starts = sorted(starts)
         if isinstance(starts, range) and starts.step == self.size:  # thousands, at times
             return [slice(starts.start, starts.start + len(starts) * self.size)]
         spans: list[slice] = []
@@ -62,11 +65,11 @@ class LinearPiece:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rectangle of a matrix."""
+    """A rectangle of a matrix, or several beside each other."""
 
     matrix: MatrixRef
     rows: slice
-    columns: slice
+    columns: tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class LinearRef:
     def cuts(self, share: Share) -> Iterator[Cut]:
         """Yield what W is made of, from top to bottom; the columns of all are the same."""
         for piece in self.pieces:
-            (columns,) = piece.inputs.spans(share(piece.inputs))
+            columns = tuple(piece.inputs.spans(share(piece.inputs)))
             for rows in piece.outputs.spans(share(piece.outputs)):
                 yield Cut(piece.matrix, rows, columns)
 

@@ -15,9 +15,10 @@ StateDtype = Literal["float32", "model"]
 # How a checkpoint stores what a delta rule projects, see `mixer_matrices.py`.
 #   grouped:    one matrix, per key head its query, key, values and gates (Qwen3-Next)
 #   stacked:    queries, keys and values in one, gates in another (Qwen 3.5)
+#   mixed:      as stacked, but betas and decays as grouped (Qwen3-Next in GGUF)
 #   separate:   one for each, and a convolution for each (OLMo hybrid)
 #   compressed: the same, but decays and gates are made in two steps (Kimi Linear)
-DeltaLayout = Literal["grouped", "stacked", "separate", "compressed"]
+DeltaLayout = Literal["grouped", "stacked", "mixed", "separate", "compressed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class DeltaRule:
     taps: int  # of the convolution
     layout: DeltaLayout
     norm_eps: float
+    # Value heads that share a key head are `key_heads` apart, not neighbours (Qwen 3.5 in GGUF).
+    tiled: bool = False
     # Per head, what is forgotten is one number; or it is one for each channel of a key, and what
     # it and the gate are made of is compressed to this many numbers.
     channel_rank: int = 0

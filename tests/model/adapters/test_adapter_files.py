@@ -66,9 +66,9 @@ def test_the_sums_are_those_of_peft(model: str) -> None:
     for site, parts in numbers.sites.items():
         wanted = np.concatenate(
             [
-                (merged[cut.matrix.name] - base[cut.matrix.name]).T[cut.rows, cut.columns]
+                (merged[cut.matrix.name] - base[cut.matrix.name]).T[cut.rows, *cut.columns]
                 if cut.matrix.transposed
-                else (merged[cut.matrix.name] - base[cut.matrix.name])[cut.rows, cut.columns]
+                else (merged[cut.matrix.name] - base[cut.matrix.name])[cut.rows, *cut.columns]
                 for cut in mapped[site].linear.cuts(every_unit)
             ]
         )

@@ -23,6 +23,7 @@ from tgi_trio.shard.checkpoint.gguf_files import GgufFiles
 from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
 from tgi_trio.shard.checkpoint.rounding.encoding import Encoding, round_matrix
 from tgi_trio.shard.checkpoint.safetensors_files import SafetensorsFiles
+from tgi_trio.shard.checkpoint.side_by_side import join_columns
 from tgi_trio.shard.checkpoint.stored_matrix import Stack, StoredMatrix, WeightFormat
 
 
@@ -152,7 +153,8 @@ def _read(weights: Weights, linear: LinearRef, share: Share, encoding: Encoding 
     for cut in linear.cuts(share):
         name, shape = cut.matrix.name, (cut.matrix.rows, cut.matrix.columns)
         whole = weights.matrix(name, shape, transposed=cut.matrix.transposed)
-        parts.append(round_matrix(whole, encoding).rows(cut.rows).columns(cut.columns))
+        rows = round_matrix(whole, encoding).rows(cut.rows)
+        parts.append(join_columns([rows.columns(span) for span in cut.columns]))
     return Stack(parts)
 
 

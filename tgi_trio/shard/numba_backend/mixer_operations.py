@@ -104,7 +104,8 @@ def _add_delta_rule(writer: OperationWriter, refs: DeltaRuleRefs, mixer: DeltaRu
         gates, gate_width = Buffer.QKV, width
     facts = _recurrence_facts(writer, refs.rate, refs.decay_bias)
     facts["by_channel"] = mixer.channel_rank > 0
-    facts["heads"], facts["sharing"] = heads, heads // mixer.key_heads
+    facts["heads"], facts["key_heads"] = heads, mixer.key_heads
+    facts["sharing"] = 1 if mixer.tiled else heads // mixer.key_heads
     facts["key_dim"], facts["value_dim"] = mixer.key_dim, mixer.value_dim
     facts["query"], facts["key"], facts["value"] = 0, keys, 2 * keys
     facts["beta"], facts["decay"] = beta, beta + heads
@@ -152,7 +153,8 @@ def _add_mamba2(writer: OperationWriter, refs: Mamba2Refs, mixer: Mamba2) -> Non
     facts["first"] = width  # behind the gates
     convolve(writer, facts, inputs)
     facts = _recurrence_facts(writer, refs.rate, refs.step_bias)
-    facts["heads"], facts["sharing"] = mixer.heads, mixer.heads // mixer.groups
+    facts["heads"], facts["key_heads"] = mixer.heads, mixer.groups
+    facts["sharing"] = mixer.heads // mixer.groups
     facts["key_dim"], facts["value_dim"] = mixer.state_dim, mixer.head_dim
     facts["value"], facts["key"], facts["query"] = width, 2 * width, 2 * width + shared
     facts["decay"] = 2 * width + 2 * shared

@@ -122,7 +122,7 @@ def _recur(variant: Variant, choice: int) -> tuple[Floats, Floats]:
             expected[t, 2 * _SIZE : 3 * _SIZE] = query @ state + skip * value * (1 - corrects)
         behind[_WRITES[row]] = state
     facts = np.zeros((1,), MIXER)
-    facts["heads"], facts["sharing"] = 1, 1
+    facts["heads"], facts["sharing"], facts["key_heads"] = 1, 1, 1
     facts["key_dim"], facts["value_dim"] = _SIZE, _SIZE
     facts["key"], facts["value"], facts["beta"], facts["decay"] = _SIZE, 2 * _SIZE, _BETA, _DECAY
     facts["rate"] = address(rate)

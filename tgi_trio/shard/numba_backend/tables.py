@@ -296,7 +296,8 @@ MIXER = np.dtype(
         ("gated", "i8"),  # 1: channels of b, of c, of x, see `ShortConvolution`; 0: SiLU behind
         ("bare", "i8"),  # 1: nothing is behind
         ("heads", "i8"),
-        ("sharing", "i8"),  # heads that have a query and a key together
+        ("sharing", "i8"),  # neighbours that have a query and a key together
+        ("key_heads", "i8"),  # queries and keys, which begin again behind the last
         ("key_dim", "i8"),
         ("value_dim", "i8"),
         ("query", "i8"),  # place of the first head's

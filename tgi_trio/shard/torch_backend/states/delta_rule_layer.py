@@ -83,6 +83,8 @@ class DeltaRuleLayer:
 
     def _spread(self, heads: torch.Tensor) -> torch.Tensor:
         """Return key heads [T, ...] as often as value heads share them."""
+        if self.mixer.tiled:
+            return heads.repeat(1, self._each, 1)
         return heads if self._each == 1 else heads.repeat_interleave(self._each, 1)
 
     def pack(self) -> None:

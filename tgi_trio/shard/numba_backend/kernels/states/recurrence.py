@@ -94,7 +94,7 @@ def recur_token(variant, mixer, x, forgets, head, block, source, target, lone, s
     `lone`: no other token of the row follows in this step.
     """
     size = 4 * mixer.key_dim
-    shared = head // mixer.sharing * mixer.key_dim
+    shared = head // mixer.sharing % mixer.key_heads * mixer.key_dim
     query, key = x + 4 * (mixer.query + shared), x + 4 * (mixer.key + shared)
     keys, queries, sums = scratch, scratch + size, scratch + 2 * size
     if mixer.corrects:

@@ -1,0 +1,67 @@
+"""Runs of a matrix's inputs that a rank has, where it has more than one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tgi_trio.shard.checkpoint.numbers import Floats, to_float32
+from tgi_trio.shard.checkpoint.stored_matrix import Array, StoredMatrix
+
+
+def join_columns(parts: Sequence[StoredMatrix]) -> StoredMatrix:
+    """Return the only part, or all of them beside each other."""
+    return parts[0] if len(parts) == 1 else SideBySide(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """A `StoredMatrix` of plain numbers: matrices of as many outputs, beside each other."""
+
+    parts: Sequence[StoredMatrix]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.parts[0].shape[0], sum(part.shape[1] for part in self.parts)
+
+    @property
+    def coding(self) -> str:
+        return "numbers"
+
+    @property
+    def bits(self) -> int:
+        return 32
+
+    @property
+    def group(self) -> int:
+        return 0
+
+    def rows(self, part: slice) -> SideBySide:
+        return SideBySide([each.rows(part) for each in self.parts])
+
+    def columns(self, part: slice) -> StoredMatrix:
+        first, last, _ = part.indices(self.shape[1])
+        found, place = [], 0
+        for each in self.parts:
+            width = each.shape[1]
+            begin, end = max(first - place, 0), min(last - place, width)
+            if begin < end:
+                found.append(each.columns(slice(begin, end)))
+            place += width
+        return join_columns(found or [self.parts[0].columns(slice(0, 0))])
+
+    def dequantised(self) -> Floats:
+        return np.concatenate([to_float32(part.dequantised()) for part in self.parts], axis=1)
+
+    def planes(self) -> Mapping[str, Array]:
+        return {"numbers": self.dequantised()}
+
+    def place(self) -> tuple[Path, int]:
+        return self.parts[0].place()
+
+    def release(self) -> None:
+        for part in self.parts:
+            part.release()
