@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
-from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.families.llama_like import PROJECTIONS_APART, attention_bias, llama_spec
 from tgi_trio.model.families.mixtures import set_qwen_experts
 from tgi_trio.model.families.told_by_files import name_layers
 from tgi_trio.model.mixers import DeltaLayout, DeltaRule, Mixer
@@ -16,12 +16,15 @@ from tgi_trio.model.reading import rotary, with_sections
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LatentSpec, Names, RotarySpec
 
 _PARTIAL: Final = 0.25  # of a head that turns
+# Says in the config that we make of a GGUF file: see `DeltaRule.tiled`.
+VALUE_HEADS_TILED: Final = "value_heads_tiled"
 
 
 def qwen3_next(config: ModelConfig) -> DecoderSpec:
     """Qwen3-Next: three layers of four attend linearly, all are mixtures of experts."""
     turning = rotary(config, _head_dim(config), partial=_PARTIAL)
-    spec = _qwen(config, names.QWEN3_NEXT, turning, "grouped")
+    layout: DeltaLayout = "mixed" if config.get(PROJECTIONS_APART) else "grouped"
+    spec = _qwen(config, names.QWEN3_NEXT, turning, layout)
     return set_qwen_experts(config, spec, int(config.get("shared_expert_intermediate_size", 512)))
 
 
@@ -75,6 +78,7 @@ def delta_rule(
         "value_dim": int(config.get("linear_value_head_dim", 128)),
         "taps": int(config.get("linear_conv_kernel_dim", 4)),
         "layout": layout,
+        "tiled": bool(config.get(VALUE_HEADS_TILED)),
         "norm_eps": spec.norm_eps,
         "activation": spec.activation,
     }

@@ -11,7 +11,7 @@ from typing import Final
 
 from tgi_trio.model.families.llama_like import PROJECTIONS_APART
 from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
-from tgi_trio.model.gguf import balanced, convolutions, gpt_like, state_spaces
+from tgi_trio.model.gguf import balanced, convolutions, delta_rules, gpt_like, state_spaces
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
@@ -31,11 +31,14 @@ class Architecture:
     # It multiplies norms by the weight alone: the file has one more than the checkpoint.
     norms_plus_one: bool = False
     latent: bool = False  # keys and values are compressed
-    hybrid: bool = False  # a layer with 0 heads of K and V does not attend
     # Names of tensors -> the fields of `Names`, where they are not those of `tensors.py`.
     roles: Roles = field(default_factory=dict)
     # And of what mixes tokens where a layer does not attend -> its part of the mixer's name.
     mixer: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)  # of others -> the name in a layer
+    by_layer: tuple[str, ...] = ()  # of our numbers, those that may differ, 0 for layers without
+    without: tuple[str, ...] = ()  # and those that the model has none of
+    narrow_values: bool = False  # values may be shorter than keys
 
 
 def _llama(model: GgufModel, values: Values) -> Values:
@@ -286,6 +289,7 @@ _DEEPSEEK: Final[Roles] = {
     "attn_kv_b": ("latent_up",),
 }
 
+_KV_HEADS: Final = ("num_key_value_heads",)  # 0 in layers that do not attend
 _LFM2: Final[Roles] = {"token_embd_norm": ("final_norm",)}  # so named in older files
 _CONVOLUTION: Final = {
     "shortconv.conv": "conv",
@@ -315,6 +319,25 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "qwen2vl": Architecture(_plain("qwen2")),
     "qwen3vl": Architecture(_plain("qwen3")),
     "qwen3vlmoe": Architecture(_qwen3moe),
+    "qwen3next": Architecture(
+        delta_rules.qwen3next,
+        norms_plus_one=True,
+        roles=_NORM_BEFORE_MLP,
+        mixer=delta_rules.QWEN3_NEXT,
+    ),
+    "qwen35": Architecture(
+        delta_rules.qwen35, norms_plus_one=True, roles=_NORM_BEFORE_MLP, mixer=delta_rules.QWEN35
+    ),
+    "qwen35moe": Architecture(
+        delta_rules.qwen35moe, norms_plus_one=True, roles=_NORM_BEFORE_MLP, mixer=delta_rules.QWEN35
+    ),
+    "kimi-linear": Architecture(
+        delta_rules.kimi_linear,
+        latent=True,
+        roles=_DEEPSEEK,
+        mixer=delta_rules.KIMI,
+        by_layer=_KV_HEADS,
+    ),
     "glm4": Architecture(_plain("glm4")),
     "gemma": Architecture(_plain("gemma"), norms_plus_one=True),
     "gemma2": Architecture(_gemma2, norms_plus_one=True),
@@ -344,12 +367,14 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "granitehybrid": Architecture(
         _granitehybrid,
         side_by_side=True,
-        hybrid=True,
+        by_layer=_KV_HEADS,
         roles=_SHARED_MLP,
         mixer=state_spaces.MAMBA2,
     ),
-    "lfm2": Architecture(convolutions.lfm2, hybrid=True, roles=_LFM2, mixer=_CONVOLUTION),
-    "lfm2moe": Architecture(convolutions.lfm2moe, hybrid=True, roles=_LFM2, mixer=_CONVOLUTION),
+    "lfm2": Architecture(convolutions.lfm2, by_layer=_KV_HEADS, roles=_LFM2, mixer=_CONVOLUTION),
+    "lfm2moe": Architecture(
+        convolutions.lfm2moe, by_layer=_KV_HEADS, roles=_LFM2, mixer=_CONVOLUTION
+    ),
     "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),

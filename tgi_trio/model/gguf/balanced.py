@@ -12,7 +12,9 @@ from tgi_trio.model.gguf.stated import (
     expert_width,
     read_count,
     read_experts,
+    read_first_sparse,
     read_number,
+    read_own_layers,
 )
 
 _SIGMOID = 2  # of `expert_gating_func`
@@ -20,10 +22,7 @@ _SIGMOID = 2  # of `expert_gating_func`
 
 def glm4moe(model: GgufModel, values: Values) -> Values:
     """GLM-4.5 to 4.7. The file counts the layers that guess the token after the next as well."""
-    guessing = model.get("nextn_predict_layers", 0)
-    if not isinstance(guessing, int) or not 0 <= guessing < values["num_hidden_layers"]:
-        raise ValueError(f"its {model.architecture}.nextn_predict_layers is {guessing!r}")
-    own = {"num_hidden_layers": values["num_hidden_layers"] - guessing}
+    own = {"num_hidden_layers": read_own_layers(model, values)}
     return own | {
         "model_type": "glm4_moe",
         "use_qk_norm": "blk.0.attn_q_norm.weight" in model.tensors,
@@ -35,7 +34,7 @@ def dots1(model: GgufModel, values: Values) -> Values:
 
 
 def ernie4_5_moe(model: GgufModel, values: Values) -> Values:
-    first = _first_sparse(model, values)
+    first = read_first_sparse(model, values)
     every = read_count(model, "interleave_moe_layer_step", default=1)
     sparse = first + -(first + 1) % every
     return {
@@ -81,7 +80,7 @@ def granitemoe(model: GgufModel, values: Values) -> Values:
 def _balanced(model: GgufModel, values: Values) -> Values:
     """Return what is said of experts whose layers come behind dense ones."""
     _check_sigmoid(model)
-    first = _first_sparse(model, values)
+    first = read_first_sparse(model, values)
     return {
         "first_k_dense_replace": first,
         "routed_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
@@ -109,13 +108,6 @@ def _counted(model: GgufModel, layer: int, count: str, used: str, shared: str) -
         used: experts["num_experts_per_tok"],
         shared: all_shared // width,
     }
-
-
-def _first_sparse(model: GgufModel, values: Values) -> int:
-    dense = model.get("leading_dense_block_count", 0)
-    if not isinstance(dense, int) or not 0 <= dense < values["num_hidden_layers"]:
-        raise ValueError(f"its {model.architecture}.leading_dense_block_count is {dense!r}")
-    return dense
 
 
 def _check_sigmoid(model: GgufModel) -> None:

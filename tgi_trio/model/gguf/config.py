@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
-from tgi_trio.model.gguf.architectures import ARCHITECTURES
+from tgi_trio.model.gguf.architectures import ARCHITECTURES, Architecture
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.header import TensorInfo, refusing
 from tgi_trio.model.gguf.stated import Values, read_count
@@ -50,21 +50,29 @@ def make_config(model: GgufModel, files: list[Path]) -> Values:
             f"served as GGUF; served are {', '.join(sorted(ARCHITECTURES))}."
         )
     with refusing(files[0]):
-        values = _common(model)
-        _check(model, values, architecture.hybrid)
+        values = _common(model, architecture)
+        _check(model, values, architecture)
         if architecture.latent:
             values["head_dim"] = read_count(model, "rope.dimension_count")
-        else:
-            _check_lengths(model)
+        elif "num_attention_heads" in values:
+            if not architecture.narrow_values:
+                _check_lengths(model)
             values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
-        values |= _scaling(model, values["head_dim"])
+        if "head_dim" in values:
+            values |= _scaling(model, values["head_dim"])
         values |= architecture.config(model, values)
     return values
 
 
-def _common(model: GgufModel) -> Values:
+def _common(model: GgufModel, architecture: Architecture) -> Values:
+    absent = architecture.without
     values = {ours: value for key, ours in _COMMON.items() if (value := model.get(key)) is not None}
-    if missing := [name for name in _NEEDED if name not in values]:
+    for name in absent:
+        if values.pop(name, 0) != 0:
+            raise ValueError(f"it states {name}, of which this architecture has none")
+    if (width := model.get("expert_feed_forward_length")) is not None:
+        values.setdefault("intermediate_size", width)  # of mixtures alone
+    if missing := [name for name in _NEEDED if name not in values and name not in absent]:
         keys = {ours: key for key, ours in _COMMON.items()}
         raise ValueError(f"it has no {model.architecture}.{keys[missing[0]]}")
     if "token_embd.weight" in model.tensors:  # the one that counts
@@ -72,24 +80,24 @@ def _common(model: GgufModel) -> Values:
     return values | {
         "tie_word_embeddings": "output.weight" not in model.tensors,
         "torch_dtype": _dtype(model),
-        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in model.tensors),
+        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in model.tensors),
     }
 
 
-def _check(model: GgufModel, values: Values, hybrid: bool) -> None:
-    """Raise ValueError for numbers that are none, or that no family of ours has.
-
-    `hybrid`: layers may have no heads of K and V.
-    """
+def _check(model: GgufModel, values: Values, architecture: Architecture) -> None:
+    """Raise ValueError for numbers that are none, or that no family of ours has."""
     for key, name in _COMMON.items():
         value, real = values.get(name), name in ("rms_norm_eps", "rope_theta")
         if value is None:
             continue
         if isinstance(value, list):  # one for each layer
-            kept = [one for one in value if one or not hybrid or name != "num_key_value_heads"]
+            differs = name in architecture.by_layer
+            kept = [one for one in value if one or not differs]
             if kept and all(one == kept[0] for one in kept):
                 value = values[name] = kept[0]
+            elif kept and differs and all(type(one) is int and 0 < one < 1 << 31 for one in kept):
+                continue
         if isinstance(value, bool) or not isinstance(value, (int, float) if real else int):
             raise ValueError(f"its {model.architecture}.{key} is {value!r}, which is not served")
         if not 0 < value < 1 << 31:

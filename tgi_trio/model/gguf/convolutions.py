@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from tgi_trio.model.gguf.files import GgufModel
-from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
+from tgi_trio.model.gguf.stated import (
+    Values,
+    expert_width,
+    read_by_layer,
+    read_count,
+    read_experts,
+    read_first_sparse,
+)
 
 
 def lfm2(model: GgufModel, values: Values) -> Values:
@@ -15,9 +22,7 @@ def lfm2(model: GgufModel, values: Values) -> Values:
 
 
 def lfm2moe(model: GgufModel, values: Values) -> Values:
-    dense = model.get("leading_dense_block_count", 0)
-    if not isinstance(dense, int) or not 0 <= dense < values["num_hidden_layers"]:
-        raise ValueError(f"its {model.architecture}.leading_dense_block_count is {dense!r}")
+    dense = read_first_sparse(model, values)
     experts = read_experts(model, dense)
     return _both(model, values) | {
         "model_type": "lfm2_moe",
@@ -31,9 +36,7 @@ def lfm2moe(model: GgufModel, values: Values) -> Values:
 
 
 def _both(model: GgufModel, values: Values) -> Values:
-    heads = model.get("attention.head_count_kv")
-    if not isinstance(heads, list) or len(heads) != values["num_hidden_layers"]:
-        raise ValueError(f"its {model.architecture}.attention.head_count_kv names not all layers")
+    heads = read_by_layer(model, "attention.head_count_kv", values["num_hidden_layers"])
     kinds = ["full_attention" if count else "conv" for count in heads]
     return {
         "layer_types": kinds,

@@ -9,6 +9,7 @@ from tgi_trio.model.gguf.stated import (
     Values,
     read_count,
     read_experts,
+    read_first_sparse,
     read_number,
 )
 
@@ -47,9 +48,7 @@ def _experts(model: GgufModel, values: Values) -> Values:
     newer, normalised = gating == _SIGMOID, bool(model.get("expert_weights_norm", False))
     if normalised and not newer:
         raise ValueError("the weights of its experts are normalised behind a softmax")
-    dense = model.get("leading_dense_block_count", 0)
-    if not isinstance(dense, int) or not 0 <= dense < values["num_hidden_layers"]:
-        raise ValueError(f"its {model.architecture}.leading_dense_block_count is {dense!r}")
+    dense = read_first_sparse(model, values)
     counts = read_experts(model, dense)
     usual = _GROUPS_OF_256_EXPERTS if newer and counts["num_experts"] == 256 else (1, 1)
     groups = read_count(model, "expert_group_count", default=usual[0])

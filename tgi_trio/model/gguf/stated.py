@@ -55,3 +55,37 @@ def find_shape(model: GgufModel, role: str, layer: int = 0) -> tuple[int, ...]:
     if name not in model.tensors:
         raise ValueError(f"it has no tensor {name!r}")
     return model.tensors[name][1].shape
+
+
+def read_by_layer(model: GgufModel, key: str, layers: int) -> list[int]:
+    """Return a number for each layer, the only one for all; raises ValueError for other lists."""
+    value = model.get(key)
+    if value is None:
+        raise ValueError(f"it has no {model.architecture}.{key}")
+    numbers = value if isinstance(value, list) else [value] * layers
+    if len(numbers) < layers:
+        raise ValueError(f"its {model.architecture}.{key} names not all layers")
+    if not all(isinstance(each, int) and 0 <= each < _MOST for each in numbers):
+        raise ValueError(f"its {model.architecture}.{key} cannot be {value!r}")
+    return [int(each) for each in numbers[:layers]]
+
+
+def read_own_layers(model: GgufModel, values: Values) -> int:
+    """Return how many layers write the next token; the file counts those that guess ahead, too."""
+    guessing = model.get("nextn_predict_layers", 0)
+    if not isinstance(guessing, int) or not 0 <= guessing < values["num_hidden_layers"]:
+        raise ValueError(f"its {model.architecture}.nextn_predict_layers is {guessing!r}")
+    return int(values["num_hidden_layers"] - guessing)
+
+
+def read_first_sparse(model: GgufModel, values: Values) -> int:
+    """Return the number of the first layer that is a mixture of experts."""
+    dense = model.get("leading_dense_block_count", 0)
+    if not isinstance(dense, int) or not 0 <= dense < values["num_hidden_layers"]:
+        raise ValueError(f"its {model.architecture}.leading_dense_block_count is {dense!r}")
+    return dense
+
+
+def has_tensor(model: GgufModel, ending: str) -> bool:
+    """Return whether any layer has a tensor with a name that ends so."""
+    return any(name.endswith(f".{ending}") for name in model.tensors)

@@ -23,6 +23,7 @@ from tgi_trio.model.gguf.files import read_model
 from tgi_trio.model.gguf.header import TensorInfo
 from tgi_trio.model.spec import DecoderSpec, Names
 from tgi_trio.model.stacked_experts import split_first_axis
+from tgi_trio.model.tensors import Shape, decoder_claims
 
 # Tensors that say how positions are scaled: `config.py` has read them.
 FREQUENCIES: Final = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -33,7 +34,12 @@ OUTER_ROLES: Final = {
     "position_embd": "positions",
     "output_norm": "final_norm",
     "output": "head",
+    "per_layer_token_embd": "own_table",
+    "per_layer_model_proj": "own_projection",
+    "per_layer_proj_norm": "own_norm",
 }
+# Matrices of all streams but the first, in one tensor.
+_STREAMS: Final = {"altup_proj": "streams_in", "altup_unembd_proj": "streams_out"}
 # The first of several that a family has.
 FAMILY_ROLES: Final = {
     "attn_norm": ("attention_norm",),
@@ -52,14 +58,29 @@ FAMILY_ROLES: Final = {
     "post_ffw_norm": ("mlp_post_norm",),
     "ffn_gate_inp": ("router",),
     "ffn_gate_inp_shexp": ("shared_router",),
+    "ffn_latent_down": ("expert_entry",),
+    "ffn_latent_up": ("expert_exit",),
+    "pre_ffw_norm_2": ("beside_norm",),
+    "post_ffw_norm_1": ("dense_post_norm",),
+    "post_ffw_norm_2": ("beside_post_norm",),
+    "inp_gate": ("own_gate",),
+    "proj": ("own_up",),
+    "post_norm": ("own_post_norm",),
 }
 _EXPERTS: Final = {
     "ffn_gate_exps": "expert_gate",
     "ffn_up_exps": "expert_up",
     "ffn_down_exps": "expert_down",
 }
+_GATES_UPS: Final = "ffn_gate_up_exps"  # both in one tensor, the gates' rows first
 # Vectors: their names are whole, the ending is not ours.
-_VECTORS: Final = {"exp_probs_b": "choice_bias", "attn_sinks": "sinks"}
+_VECTORS: Final = {
+    "exp_probs_b": "choice_bias",
+    "attn_sinks": "sinks",
+    "layer_output_scale": "layer_scale",
+    "ffn_gate_inp.scale": "router_gain",
+    "ffn_down_exps.scale": "expert_scale",
+}
 # What keys and values are made of from a latent: one matrix of a checkpoint, two tensors here.
 HALVES: Final = {"attn_k_b": "keys", "attn_v_b": "values"}
 _SHARED: Final = {
@@ -67,9 +88,7 @@ _SHARED: Final = {
     "ffn_up_shexp": "up_proj",
     "ffn_down_shexp": "down_proj",
 }
-# Kernels [channels, taps], in checkpoints [channels, 1, taps].
-_KERNELS: Final = ("shortconv.conv", "ssm_conv1d")
-_FLAT: Final = ("ssm_a", "ssm_d", "ssm_norm")  # vectors that have a second axis for broadcasting
+_BY_GROUP: Final = "ssm_norm"  # one vector, here a row for each group of heads
 
 
 def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, StoredTensor]:
@@ -85,6 +104,7 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
             "runs through transformers alone, which does not read GGUF here."
         )
     tensors: dict[str, StoredTensor] = {}
+    needed = decoder_claims(spec).needed
     architecture = ARCHITECTURES[model.architecture]
     guessing = re.compile(r"blk\.(\d{1,6})\.")  # layers that guess the token after the next
     for name, (file, info) in model.tensors.items():
@@ -96,8 +116,16 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
         change = _change(name, info, architecture, spec)
         shape = info.shape[::-1] if change is not None and change.transposed else info.shape
         stored = StoredTensor(file, info.kind.name, shape, info.first, info.end, change)
-        tensors.update(_named(name, stored, architecture, spec.names))
+        for own, part in _named(name, stored, architecture, spec.names):
+            tensors[own] = _with_axes(part, needed.get(own))
     return tensors
+
+
+def _with_axes(stored: StoredTensor, shape: Shape | None) -> StoredTensor:
+    """Return a tensor with the axes that its family has: the converter drops and adds some."""
+    if shape is None or [n for n in stored.shape if n > 1] != [n for n in shape if n > 1]:
+        return stored
+    return replace(stored, shape=shape)
 
 
 def _change(
@@ -114,7 +142,8 @@ def _change(
         return Change(key_heads=spec.kv_heads, queries_each=spec.heads // spec.kv_heads)
     if role == "ssm_a":
         return Change(exponential=True)
-    if role.endswith("_norm") and ending == ".weight" and architecture.norms_plus_one:
+    plain_norm = role.endswith("_norm") and role not in architecture.mixer
+    if plain_norm and ending == ".weight" and architecture.norms_plus_one:
         return Change(plus_one=True)
     return None
 
@@ -125,6 +154,10 @@ def _named(
     """Yield a tensor under its family's name, or each of the experts that it holds."""
     layer, role, ending = _parse(name)
     if layer is None:
+        if own := getattr(names, _STREAMS.get(role, ""), ""):
+            for stream, part in enumerate(split_first_axis(stored)):
+                yield own.format(stream) + ending, part
+            return
         outer = next(iter(architecture.roles.get(role, ())), OUTER_ROLES.get(role))
         own = getattr(names, outer) if outer else ""
         yield (own + ending, stored) if own else (name, stored)
@@ -136,6 +169,9 @@ def _named(
             own = prefix + names.experts.format(expert) + getattr(names, _EXPERTS[role])
             yield own + ending, part
         return
+    if role == _GATES_UPS and names.expert_gate and len(stored.shape) == 3:
+        yield from _halves(prefix + names.experts, stored, names)
+        return
     if role in _SHARED and names.shared_expert:
         yield prefix + names.shared_expert + _SHARED[role] + ending, stored
         return
@@ -146,17 +182,25 @@ def _named(
         yield prefix + whole, stored
         return
     if names.mixer and (mixed := _mixer_part(role, ending, architecture)):
-        if role in _KERNELS and len(stored.shape) == 2:
-            stored = replace(stored, shape=(stored.shape[0], 1, stored.shape[1]))
-        if role in _FLAT:
+        if role == _BY_GROUP:
             stored = replace(stored, shape=(math.prod(stored.shape),))
         yield f"{prefix}{names.mixer}.{mixed}", stored
         return
     fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
     own = next(filter(None, (getattr(names, field) for field in fields)), "")
-    if role == "ffn_gate_inp_shexp" and len(stored.shape) == 1:  # a matrix of one row
-        stored = replace(stored, shape=(1, math.prod(stored.shape)))
+    own = own or architecture.parts.get(role, "")
     yield (prefix + own + ending, stored) if own else (name, stored)
+
+
+def _halves(place: str, stored: StoredTensor, names: Names) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the gate and the up of every expert at `place`; nothing of what cannot be halved."""
+    experts, rows, columns = stored.shape
+    if rows % 2:
+        return
+    halves = replace(stored, shape=(2 * experts, rows // 2, columns))
+    for index, part in enumerate(split_first_axis(halves)):
+        field = names.expert_up if index % 2 else names.expert_gate
+        yield f"{place.format(index // 2)}{field}.weight", part
 
 
 def _mixer_part(role: str, ending: str, architecture: Architecture) -> str:

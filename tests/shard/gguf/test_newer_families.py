@@ -1,0 +1,132 @@
+"""As `test_families.py`, for newer architectures: what the converter does is in `converted.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.shard.gguf.converted import convert, gguf
+from tests.shard.gguf.test_families import NEW, answers, write
+from tests.shard.numba_backend.numba_support import HYBRIDS, cpu_runner
+from tests.shard.torch_backend.models_support import (
+    Golden,
+    assert_greedy,
+    generated,
+    prompts,
+    run,
+    sequences,
+)
+from tgi_trio.model.delta_rule_matrices import delta_rule_refs
+from tgi_trio.model.gguf.folder import gguf_folder
+from tgi_trio.model.matrices import run_of
+from tgi_trio.model.mixers import DeltaRule
+from tgi_trio.model.split import unit_share
+from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
+from tgi_trio.shard.checkpoint.side_by_side import join_columns
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# Architecture, with what tells cases of one apart -> our family, and what its checkpoint is given.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3next": ("qwen3_next", {}),
+    "qwen35": ("qwen3_5_text", {}),
+    "qwen35moe": ("qwen3_5_moe_text", {}),
+    "kimi-linear": ("kimi_linear", {}),
+}
+
+
+def made(
+    checkpoint: Callable[..., Path], case: str, **more: Any
+) -> tuple[str, Path, dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Return a case's architecture, checkpoint, and what its file says and holds."""
+    family, changes = FAMILIES[case]
+    name = case.partition(" ")[0]
+    source = checkpoint(family, **changes, **more)
+    config = json.loads((source / "config.json").read_text())
+    tensors = load_file(source / "model.safetensors")
+    stored = {own: tensor.float().numpy() for own, tensor in tensors.items()}
+    said, arrays = convert(name, config, stored)
+    tokens = [str(token) for token in range(config["vocab_size"])]
+    said |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": tokens}
+    return name, source, said, arrays
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_tokens_and_logits_are_those_of_the_source(
+    checkpoint: Callable[..., Path], tmp_path: Path, case: str
+) -> None:
+    name, source, said, arrays = made(checkpoint, case)
+    write(tmp_path / "model.gguf", name, said, arrays)
+    rows, recorder = answers(tmp_path / "model.gguf", tmp_path)
+    golden = Golden(source)
+    for row in rows:
+        assert_greedy(golden, recorder, row, tolerance=1e-3)
+
+
+def test_cpu_kernels_let_value_heads_take_turns(
+    checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Qwen 3.5's, whose last matrix stays the blocks that it is."""
+    name, source, said, arrays = made(checkpoint, "qwen35", **HYBRIDS["qwen3_5_text"])
+    kind = gguf.GGMLQuantizationType.Q8_0
+    blocks = {
+        own: gguf.quantize(np.ascontiguousarray(array), kind)
+        for own, array in arrays.items()
+        if own.endswith("ssm_out.weight")
+    }
+    golden = Golden(source)
+    keys, each = 2, 2
+    for own, content in blocks.items():
+        exact = gguf.dequantize(content, kind)
+        heads = exact.reshape(len(exact), each, keys, -1).swapaxes(1, 2)
+        layer = golden.model.model.layers[int(own.split(".")[1])]
+        layer.linear_attn.out_proj.weight.data = torch.tensor(heads.reshape(exact.shape))
+    write(tmp_path / "model.gguf", name, said, arrays | blocks)
+    folder = gguf_folder(tmp_path / "model.gguf", tmp_path / "cache", tokenizer=False)
+    rows = sequences(prompts(6), 3, new=NEW)
+    with cpu_runner(folder) as (runner, recorder):
+        run(runner, rows, chunk=20, joins=2)
+    texts = [(row.token_ids[: row.prompt_length].tolist(), generated(row)) for row in rows]
+    expected = torch.cat([golden.logits(*text) for text in texts])
+    found = torch.cat([recorder.logits(row.id) for row in rows])
+    assert float((found - expected).norm() / expected.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_have_the_value_heads_of_their_key_heads(ranks: int) -> None:
+    """In the order of the file, in which they take turns on a rank, too."""
+    mixer = DeltaRule(
+        key_heads=4, value_heads=12, key_dim=2, value_dim=3, taps=4,
+        layout="stacked", norm_eps=1e-6, tiled=True,
+    )  # fmt: skip
+    refs = delta_rule_refs(mixer, "mixer", 5)
+    for rank in range(ranks):
+        share = partial(unit_share, rank=rank, ranks=ranks)
+        mine = range(4)[share(run_of("heads", 4))]
+        heads = [i * 4 + key for i in range(3) for key in mine]
+        spans = refs.rate.units.spans(share(refs.rate.units))
+        assert [place for span in spans for place in range(span.start, span.stop)] == heads
+        columns = next(iter(refs.output.cuts(share))).columns
+        found = [place for span in columns for place in range(span.start, span.stop)]
+        assert found == [3 * head + place for head in heads for place in range(3)]
+        assert len(columns) == (1 if ranks == 1 else 3)
+
+
+def test_columns_in_several_runs_are_one_matrix() -> None:
+    whole = np.arange(60, dtype=np.float32).reshape(4, 15)
+    spans = [slice(2, 5), slice(9, 11), slice(12, 15)]
+    joined = join_columns([PlainMatrix(whole).columns(span) for span in spans])
+    expected = np.concatenate([whole[:, span] for span in spans], axis=1)
+    assert joined.shape == (4, 8)
+    np.testing.assert_array_equal(joined.dequantised(), expected)
+    np.testing.assert_array_equal(joined.rows(slice(1, 3)).dequantised(), expected[1:3])
+    np.testing.assert_array_equal(joined.columns(slice(1, 6)).dequantised(), expected[:, 1:6])
+    np.testing.assert_array_equal(joined.columns(slice(3, 5)).dequantised(), expected[:, 3:5])
