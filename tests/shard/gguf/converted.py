@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 gguf: Any = pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -20,6 +21,7 @@ Config = Mapping[str, Any]
 Tensors = Iterator[tuple[str, Array]]
 Modify = Callable[[str, Array, Config], Tensors]
 ENDINGS = (".weight", ".bias", ".scale")
+OWN = ("blk.", "token", "output", "per_layer", "altup", "rope")  # how llama.cpp's names begin
 
 
 def common(config: Config) -> dict[str, Any]:
@@ -67,8 +69,11 @@ def convert(
     for own, array in _stacked(stored):
         for renamed, content in modify(own, array, config):
             theirs = names.get_name(renamed, try_suffixes=ENDINGS) or renamed
-            assert theirs.startswith(("blk.", "token", "output", "per_layer", "altup")), own
+            assert theirs.startswith(OWN), own
             found[theirs] = content
+    extra = EXTRA.get(name)
+    for renamed, content in extra(stored, config) if extra else ():
+        found[names.get_name(renamed, try_suffixes=ENDINGS) or renamed] = content
     return {f"{name}.{key}": value for key, value in said.items()}, found
 
 
@@ -212,9 +217,256 @@ def _halves_of_latents(own: str, array: Array, heads: int, config: Config) -> Te
     yield f"blk.{layer}.attn_v_b.weight", both[:, key:]
 
 
+# -- Gemma 3n and 4 --------------------------------------------------------------------------------
+
+
+def _describe_gemma(config: Config) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    said = common(config) | {
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": [
+            kind == "sliding_attention" for kind in config["layer_types"]
+        ],
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+    }
+    if config.get("final_logit_softcapping"):
+        said["final_logit_softcapping"] = config["final_logit_softcapping"]
+    return said
+
+
+def describe_gemma3n(config: Config) -> dict[str, Any]:
+    normal = torch.distributions.Normal(0.0, 1.0)
+    pattern = torch.tensor(config["activation_sparsity_pattern"])
+    return _describe_gemma(config) | {
+        "altup.active_idx": config["altup_active_idx"],
+        "altup.num_inputs": config["altup_num_inputs"],
+        "activation_sparsity_scale": normal.icdf(pattern).tolist(),
+    }
+
+
+def _wide(config: Config) -> dict[str, Any]:
+    """Return what heads of layers without a window have of their own."""
+    own: dict[str, dict[str, Any]] = config.get("per_layer_config") or {}
+    return next(iter(own.values()), {})
+
+
+def describe_gemma4(config: Config) -> dict[str, Any]:
+    kinds, narrow = config["layer_types"], config["head_dim"]
+    whole = _wide(config)
+    wide, heads = whole.get("head_dim", narrow), config["num_key_value_heads"]
+    said = _describe_gemma(config) | {
+        "attention.key_length": wide,
+        "attention.value_length": wide,
+        "attention.key_length_swa": narrow,
+        "attention.value_length_swa": narrow,
+        "rope.dimension_count": wide,
+        "rope.dimension_count_swa": narrow,
+    }
+    if "num_key_value_heads" in whole:
+        said["attention.head_count_kv"] = [
+            heads if kind == "sliding_attention" else whole["num_key_value_heads"] for kind in kinds
+        ]
+    if config["moe_intermediate_size"]:
+        said["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if config["use_double_wide_mlp"]:
+        width, shared = config["intermediate_size"], config["num_kv_shared_layers"]
+        said["feed_forward_length"] = [width] * (len(kinds) - shared) + [2 * width] * shared
+    return said
+
+
+def modify_gemma3n(own: str, array: Array, config: Config) -> Tensors:
+    """The projections of streams lie in one tensor, see `extra_gemma3n`."""
+    if "altup_projections" not in own and "altup_unembed_projections" not in own:
+        yield own + (".weight" if own.endswith("_scale") else ""), array
+
+
+def extra_gemma3n(stored: Mapping[str, Array], config: Config) -> Tensors:
+    for kind in ("altup_projections", "altup_unembed_projections"):
+        parts = [stored[f"model.{kind}.{i}.weight"] for i in range(config["altup_num_inputs"] - 1)]
+        yield f"model.{kind}.weight", np.stack(parts)
+
+
+def modify_gemma4(own: str, array: Array, config: Config) -> Tensors:
+    place = ".".join(["blk", *own.split(".")[2:3]])
+    if own.endswith("router.scale"):
+        yield f"{place}.ffn_gate_inp.scale", array
+    elif own.endswith("per_expert_scale"):
+        yield f"{place}.ffn_down_exps.scale", array
+    else:
+        bare = own.endswith("layer_scalar") or ".experts." in own
+        yield own + (".weight" if bare else ""), array
+
+
+def extra_gemma4(stored: Mapping[str, Array], config: Config) -> Tensors:
+    """Pairs that do not turn are told by frequencies of nearly nothing."""
+    whole = _wide(config)
+    pairs = (whole or config)["head_dim"] // 2
+    part = config["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    turned = int(pairs * part)
+    yield "rope_freqs.weight", np.array([1.0] * turned + [1e30] * (pairs - turned))
+
+
+# -- Mamba's kinds ---------------------------------------------------------------------------------
+
+
+def _describe_states(
+    said: dict[str, Any], kernel: int, state: int, groups: int, inner: int, heads: int
+) -> dict[str, Any]:
+    return said | {
+        "ssm.conv_kernel": kernel,
+        "ssm.state_size": state,
+        "ssm.group_count": groups,
+        "ssm.inner_size": inner,
+        "ssm.time_step_rank": heads,
+    }
+
+
+def describe_falcon_h1(config: Config) -> dict[str, Any]:
+    numbers = ("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_d_ssm", "mamba_n_heads")
+    return _describe_states(common(config), *(config[number] for number in numbers))
+
+
+def describe_nemotron_h(config: Config) -> dict[str, Any]:
+    kinds, heads = config["layers_block_type"], config["mamba_num_heads"]
+    moe = "moe" in kinds
+    width = config["moe_intermediate_size"] if moe else config["intermediate_size"]
+    feeds = "moe" if moe else "mlp"
+    said = common({**config, "num_hidden_layers": len(kinds)}) | {
+        "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        "attention.head_count_kv": [
+            config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in kinds
+        ],
+        "feed_forward_length": [width if kind == feeds else 0 for kind in kinds],
+    }
+    if moe:
+        said |= {
+            "expert_feed_forward_length": width,
+            "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+            "expert_count": config["n_routed_experts"],
+            "expert_shared_count": 1,
+            "expert_weights_norm": config["norm_topk_prob"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "expert_group_count": config["n_group"],
+        }
+        if config["moe_latent_size"]:
+            said["moe_latent_size"] = config["moe_latent_size"]
+    else:
+        for key in ("expert_used_count", "expert_group_count", "expert_group_used_count"):
+            del said[key]
+    inner = heads * config["mamba_head_dim"]
+    kernel, state, groups = (config[key] for key in ("conv_kernel", "ssm_state_size", "n_groups"))
+    return _describe_states(said, kernel, state, groups, inner, heads)
+
+
+def describe_jamba(config: Config) -> dict[str, Any]:
+    every, first = config["attn_layer_period"], config["attn_layer_offset"]
+    layers, heads = range(config["num_hidden_layers"]), config["num_key_value_heads"]
+    said = common(config) | {
+        "attention.head_count_kv": [heads if i % every == first else 0 for i in layers]
+    }
+    inner = config["mamba_expand"] * config["hidden_size"]
+    rank = config["mamba_dt_rank"]
+    said = _describe_states(said, config["mamba_d_conv"], config["mamba_d_state"], 0, inner, rank)
+    del said["ssm.group_count"]
+    return said
+
+
+def _describe_alone(config: Config) -> dict[str, Any]:
+    return {
+        "context_length": 1 << 20,
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "block_count": config["num_hidden_layers"],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.state_size": config["state_size"],
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+    }
+
+
+def describe_mamba(config: Config) -> dict[str, Any]:
+    return _describe_alone(config) | {
+        "ssm.inner_size": config["intermediate_size"],
+        "ssm.time_step_rank": config["time_step_rank"],
+        "ssm.dt_b_c_rms": config["model_type"] == "falcon_mamba",
+    }
+
+
+def describe_mamba2(config: Config) -> dict[str, Any]:
+    return _describe_alone(config) | {
+        "ssm.inner_size": config["num_heads"] * config["head_dim"],
+        "ssm.time_step_rank": config["num_heads"],
+        "ssm.group_count": config["n_groups"],
+    }
+
+
+def modify_mamba1(own: str, array: Array, config: Config) -> Tensors:
+    """Jamba's experts are called as Qwen's."""
+    if own.endswith(".A_log"):
+        array = -np.exp(array)
+    if "conv1d.weight" in own:
+        array = array.squeeze()
+    yield own.replace(".feed_forward.experts.", ".mlp.experts."), array
+
+
+def modify_mamba2(own: str, array: Array, config: Config) -> Tensors:
+    groups = config.get("n_groups", config.get("mamba_n_groups"))
+    if own.endswith((".A_log", ".D")):
+        array = array.reshape(-1, 1)
+    if re.search(r"\.(mixer|mamba)\.norm\.", own):
+        array = array.reshape(groups, -1)
+    yield from modify_mamba1(own.replace(".dt_bias", ".dt_proj.bias"), array, config)
+
+
+def modify_nemotron_h(own: str, array: Array, config: Config) -> Tensors:
+    own = own.replace("mixer.dt_bias", "mixer.dt.bias")
+    own = own.replace("e_score_correction_bias", "e_score_correction.bias")
+    if ".mixer.experts." in own:
+        own = own.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
+    yield from modify_mamba2(own, array, config)
+
+
+def modify_falcon_h1(own: str, array: Array, config: Config) -> Tensors:
+    """Weights are multiplied with all that the model scales."""
+    gate, down = config["mlp_multipliers"]
+    inner = config["attention_in_multiplier"]
+    factors = {
+        ".down_proj": down,
+        ".gate_proj": gate,
+        ".k_proj": config["key_multiplier"] * inner,
+        ".q_proj": inner,
+        ".v_proj": inner,
+        ".o_proj": config["attention_out_multiplier"],
+        ".out_proj": config["ssm_out_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    array = array * next((each for part, each in factors.items() if f"{part}." in own), 1.0)
+    if ".in_proj." in own:
+        width, state = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        rows = np.cumsum([width, width, state, state])
+        scales = config["ssm_multipliers"]
+        parts = zip(np.split(array, rows), scales, strict=True)
+        array = np.concatenate([part * scale for part, scale in parts])
+        array = array * config["ssm_in_multiplier"]
+    yield from modify_mamba2(own, array, config)
+
+
+Extra = Callable[[Mapping[str, Array], Config], Tensors]
+EXTRA: dict[str, Extra] = {"gemma3n": extra_gemma3n, "gemma4": extra_gemma4}
 MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "qwen3next": (describe_qwen3next, modify_qwen3next),
     "qwen35": (describe_qwen35, modify_qwen35),
     "qwen35moe": (describe_qwen35, modify_qwen35),
     "kimi-linear": (describe_kimi, modify_kimi),
+    "gemma3n": (describe_gemma3n, modify_gemma3n),
+    "gemma4": (describe_gemma4, modify_gemma4),
+    "falcon-h1": (describe_falcon_h1, modify_falcon_h1),
+    "nemotron_h": (describe_nemotron_h, modify_nemotron_h),
+    "nemotron_h_moe": (describe_nemotron_h, modify_nemotron_h),
+    "jamba": (describe_jamba, modify_mamba1),
+    "mamba": (describe_mamba, modify_mamba1),
+    "mamba2": (describe_mamba2, modify_mamba2),
 }

@@ -31,15 +31,34 @@ from tgi_trio.model.mixers import DeltaRule
 from tgi_trio.model.split import unit_share
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.side_by_side import join_columns
+from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+FALCON_NORM = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
+NEMOTRON_LATENT = {"layers_block_type": ["mamba", "moe", "attention"], "moe_latent_size": 16}
 # Architecture, with what tells cases of one apart -> our family, and what its checkpoint is given.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3next": ("qwen3_next", {}),
     "qwen35": ("qwen3_5_text", {}),
     "qwen35moe": ("qwen3_5_moe_text", {}),
     "kimi-linear": ("kimi_linear", {}),
+    "gemma3n": ("gemma3n_text", GEMMA3N_SPARSE | {"vocab_size_per_layer_input": 512}),
+    "gemma4": ("gemma4_text", {}),
+    "gemma4 of few": ("gemma4_text", GEMMA4_E),
+    "gemma4 with experts": ("gemma4_text", GEMMA4_MOE),
+    "falcon-h1": ("falcon_h1", {}),
+    "falcon-h1 with a norm": (
+        "falcon_h1",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "mlp", "attention", "mlp"]}),
+    "nemotron_h_moe": ("nemotron_h", {"layers_block_type": ["mamba", "moe", "attention", "moe"]}),
+    "nemotron_h_moe compressed": ("nemotron_h", NEMOTRON_LATENT),
+    "jamba": ("jamba", {}),
+    "mamba": ("mamba", {}),
+    "mamba falcon": ("falcon_mamba", {}),
+    "mamba2": ("mamba2", {}),
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import rotary, sliding_windows
 from tgi_trio.model.spec import (
     DecoderSpec,
@@ -106,7 +107,7 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
         head_dim=256,
         windows=windows,
         scale=1.0,
-        names=_choose_names(own=bool(own), sparse=sparse),
+        names=_choose_names(config, own=bool(own), sparse=sparse),
         query_key_norm="head",
         value_norm=True,
         activation=config.get("hidden_activation", "gelu_pytorch_tanh"),
@@ -139,8 +140,9 @@ def _gemma4(config: ModelConfig, *, window: int, own_width: int) -> DecoderSpec 
     return replace(spec, layers=tuple(layers))
 
 
-def _choose_names(*, own: bool, sparse: bool) -> Names:
-    chosen = names.GEMMA4_MOE if sparse else names.GEMMA4
+def _choose_names(config: ModelConfig, *, own: bool, sparse: bool) -> Names:
+    mixture = names.GEMMA4_MOE_APART if config.get(EXPERTS_APART) else names.GEMMA4_MOE
+    chosen = mixture if sparse else names.GEMMA4
     return replace(chosen, **names.OWN_INPUTS) if own else chosen
 
 

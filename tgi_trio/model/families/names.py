@@ -148,6 +148,10 @@ GEMMA4_MOE = replace(
     beside_post_norm="post_feedforward_layernorm_2",
 )
 
+# As GGUF files have them: gates and ups are matrices of their own.
+_APART: Final = {"expert_gate_up": "", "expert_gate": "gate_proj", "expert_up": "up_proj"}
+GEMMA4_MOE_APART = replace(GEMMA4_MOE, **_APART)
+
 # Of those whose layers have embeddings of their own.
 OWN_INPUTS: Final = {
     "own_table": "model.embed_tokens_per_layer",
@@ -449,6 +453,7 @@ LLAMA4 = replace(
     expert_down="down_proj",
     shared_expert="feed_forward.shared_expert.",
 )
+LLAMA4_APART = replace(LLAMA4, **_APART)
 
 GPT_OSS = replace(
     LLAMA,
@@ -459,8 +464,7 @@ GPT_OSS = replace(
     expert_down="down_proj",
 )
 
-# As GGUF files have them: gates and ups are matrices of their own.
-GPT_OSS_APART = replace(GPT_OSS, expert_gate_up="", expert_gate="gate_proj", expert_up="up_proj")
+GPT_OSS_APART = replace(GPT_OSS, **_APART)
 
 MIMO_V2_FLASH = replace(
     QWEN2_MOE,
@@ -483,6 +487,7 @@ DEEPSEEK_V2 = replace(
 )
 
 MISTRAL4 = replace(DEEPSEEK_V2, expert_gate="", expert_up="", expert_gate_up="gate_up_proj")
+MISTRAL4_APART = replace(MISTRAL4, **_APART)
 
 DEEPSEEK_V3 = replace(DEEPSEEK_V2, choice_bias="mlp.gate.e_score_correction_bias")
 

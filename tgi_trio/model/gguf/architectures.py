@@ -11,7 +11,14 @@ from typing import Final
 
 from tgi_trio.model.families.llama_like import PROJECTIONS_APART
 from tgi_trio.model.families.mixtures import EXPERTS_APART, GPT_OSS_ROTARY
-from tgi_trio.model.gguf import balanced, convolutions, delta_rules, gpt_like, state_spaces
+from tgi_trio.model.gguf import (
+    balanced,
+    convolutions,
+    delta_rules,
+    gemmas,
+    gpt_like,
+    state_spaces,
+)
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
@@ -290,6 +297,8 @@ _DEEPSEEK: Final[Roles] = {
 }
 
 _KV_HEADS: Final = ("num_key_value_heads",)  # 0 in layers that do not attend
+_ONE_PART: Final = (*_KV_HEADS, "intermediate_size")  # and in those without an MLP
+_NO_HEADS: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 _LFM2: Final[Roles] = {"token_embd_norm": ("final_norm",)}  # so named in older files
 _CONVOLUTION: Final = {
     "shortconv.conv": "conv",
@@ -342,6 +351,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "gemma": Architecture(_plain("gemma"), norms_plus_one=True),
     "gemma2": Architecture(_gemma2, norms_plus_one=True),
     "gemma3": Architecture(_gemma3, norms_plus_one=True),
+    "gemma3n": Architecture(gemmas.gemma3n, by_layer=("intermediate_size",), parts=gemmas.STREAMS),
+    "gemma4": Architecture(gemmas.gemma4, by_layer=("intermediate_size", "num_key_value_heads")),
     "phi3": Architecture(_phi3),
     "granite": Architecture(_granite, side_by_side=True),
     "olmo2": Architecture(_olmo2),
@@ -371,6 +382,16 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
         roles=_SHARED_MLP,
         mixer=state_spaces.MAMBA2,
     ),
+    "falcon-h1": Architecture(state_spaces.falcon_h1, mixer=state_spaces.MAMBA2),
+    "nemotron_h": Architecture(
+        state_spaces.nemotron_h, by_layer=_ONE_PART, mixer=state_spaces.MAMBA2
+    ),
+    "nemotron_h_moe": Architecture(
+        state_spaces.nemotron_h, by_layer=_ONE_PART, mixer=state_spaces.MAMBA2
+    ),
+    "jamba": Architecture(state_spaces.jamba, by_layer=_KV_HEADS, mixer=state_spaces.MAMBA1),
+    "mamba": Architecture(state_spaces.mamba, without=_NO_HEADS, mixer=state_spaces.MAMBA1),
+    "mamba2": Architecture(state_spaces.mamba2, without=_NO_HEADS, mixer=state_spaces.MAMBA2),
     "lfm2": Architecture(convolutions.lfm2, by_layer=_KV_HEADS, roles=_LFM2, mixer=_CONVOLUTION),
     "lfm2moe": Architecture(
         convolutions.lfm2moe, by_layer=_KV_HEADS, roles=_LFM2, mixer=_CONVOLUTION

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import struct
 from pathlib import Path
 from typing import Any, Final
 
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.gguf.architectures import ARCHITECTURES, Architecture
 from tgi_trio.model.gguf.files import GgufModel
-from tgi_trio.model.gguf.header import TensorInfo, refusing
-from tgi_trio.model.gguf.stated import Values, read_count
+from tgi_trio.model.gguf.header import refusing
+from tgi_trio.model.gguf.stated import Values, read_count, read_factors
 
 # Keys of every architecture, after its name.
 _COMMON: Final = {
@@ -38,7 +37,6 @@ _YARN: Final = {
     "rope.scaling.yarn_beta_slow": "beta_slow",
     "rope.scaling.attn_factor": "attention_factor",
 }
-_LARGEST_FACTORS: Final = 1 << 16  # bytes of a table of frequencies
 
 
 def make_config(model: GgufModel, files: list[Path]) -> Values:
@@ -138,7 +136,7 @@ def _scaling(model: GgufModel, head: int) -> Values:
     if factor is None and (scale := model.get("rope.scale_linear")):  # the older name
         kind, factor = "linear", scale
     original = model.get("rope.scaling.original_context_length")
-    factors = {name: _factors(model, f"rope_{name}.weight", turned) for name in _FACTORS}
+    factors = {name: read_factors(model, f"rope_{name}.weight", turned) for name in _FACTORS}
     if found := factors["freqs"]:  # Llama 3's
         long = short = found
         rope: Values = {"rope_type": "longrope", "factor": 1.0, "attention_factor": 1.0}
@@ -165,16 +163,3 @@ _FACTORS: Final = ("freqs", "factors_long", "factors_short")
 
 def _original(length: Any) -> Values:
     return {"original_max_position_embeddings": length} if isinstance(length, int) else {}
-
-
-def _factors(model: GgufModel, name: str, turned: int) -> list[float] | None:
-    """Return what each frequency is divided by, None where the file does not say."""
-    found: tuple[Path, TensorInfo] | None = model.tensors.get(name)
-    if found is None:
-        return None
-    file, info = found
-    if info.kind.name != "F32" or info.shape != (turned // 2,) or turned > _LARGEST_FACTORS:
-        raise ValueError(f"its tensor {name!r} is no table of {turned // 2} frequencies")
-    with file.open("rb") as opened:
-        opened.seek(info.first)
-        return list(struct.unpack(f"<{turned // 2}f", opened.read(info.end - info.first)))

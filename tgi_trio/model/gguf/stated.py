@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 from tgi_trio.model.gguf.files import GgufModel
@@ -9,6 +10,8 @@ from tgi_trio.model.gguf.files import GgufModel
 Values = dict[str, Any]
 
 _MOST: Final = 1 << 31
+_GATES_UPS: Final = "ffn_gate_up_exps"  # of all experts, in one tensor
+_LARGEST_FACTORS: Final = 1 << 16  # bytes of a table of frequencies
 
 
 def read_count(model: GgufModel, *keys: str, default: int | None = None) -> int:
@@ -50,8 +53,15 @@ def expert_width(model: GgufModel, role: str = "ffn_up_exps", layer: int = 0) ->
 
 
 def find_shape(model: GgufModel, role: str, layer: int = 0) -> tuple[int, ...]:
-    """Return the shape of a layer's tensor; raises ValueError where there is none."""
+    """Return the shape of a layer's tensor, of experts' ups also where they lie with their gates.
+
+    Raises ValueError where there is none.
+    """
     name = f"blk.{layer}.{role}.weight"
+    both = f"blk.{layer}.{_GATES_UPS}.weight"
+    if name not in model.tensors and role == "ffn_up_exps" and both in model.tensors:
+        *experts, rows, columns = model.tensors[both][1].shape
+        return (*experts, rows // 2, columns)
     if name not in model.tensors:
         raise ValueError(f"it has no tensor {name!r}")
     return model.tensors[name][1].shape
@@ -89,3 +99,19 @@ def read_first_sparse(model: GgufModel, values: Values) -> int:
 def has_tensor(model: GgufModel, ending: str) -> bool:
     """Return whether any layer has a tensor with a name that ends so."""
     return any(name.endswith(f".{ending}") for name in model.tensors)
+
+
+def read_factors(model: GgufModel, name: str, turned: int) -> list[float] | None:
+    """Return what each frequency is divided by, None where the file does not say.
+
+    Raises ValueError for a tensor of another shape or type.
+    """
+    found = model.tensors.get(name)
+    if found is None:
+        return None
+    file, info = found
+    if info.kind.name != "F32" or info.shape != (turned // 2,) or turned > _LARGEST_FACTORS:
+        raise ValueError(f"its tensor {name!r} is no table of {turned // 2} frequencies")
+    with file.open("rb") as opened:
+        opened.seek(info.first)
+        return list(struct.unpack(f"<{turned // 2}f", opened.read(info.end - info.first)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -181,15 +181,16 @@ def _named(
     if role in _VECTORS and (whole := getattr(names, _VECTORS[role])):
         yield prefix + whole, stored
         return
-    if names.mixer and (mixed := _mixer_part(role, ending, architecture)):
+    if names.mixer and (mixed := _part_name(role, ending, architecture.mixer)):
         if role == _BY_GROUP:
             stored = replace(stored, shape=(math.prod(stored.shape),))
         yield f"{prefix}{names.mixer}.{mixed}", stored
         return
     fields = architecture.roles.get(role) or FAMILY_ROLES.get(role, ())
     own = next(filter(None, (getattr(names, field) for field in fields)), "")
-    own = own or architecture.parts.get(role, "")
-    yield (prefix + own + ending, stored) if own else (name, stored)
+    # Falcon H1's norms before MLPs end in nothing.
+    own = own + (ending or ".weight") if own else _part_name(role, ending, architecture.parts)
+    yield (prefix + own, stored) if own else (name, stored)
 
 
 def _halves(place: str, stored: StoredTensor, names: Names) -> Iterator[tuple[str, StoredTensor]]:
@@ -203,11 +204,11 @@ def _halves(place: str, stored: StoredTensor, names: Names) -> Iterator[tuple[st
         yield f"{place.format(index // 2)}{field}.weight", part
 
 
-def _mixer_part(role: str, ending: str, architecture: Architecture) -> str:
-    """Return what follows the mixer's name, "" for what is none of its parts."""
-    if whole := architecture.mixer.get(role + ending):
+def _part_name(role: str, ending: str, parts: Mapping[str, str]) -> str:
+    """Return what a tensor is called among `parts`, by role and ending or by role; "" for none."""
+    if whole := parts.get(role + ending):
         return whole
-    part = architecture.mixer.get(role)
+    part = parts.get(role)
     return part + ending if part else ""
 
 
