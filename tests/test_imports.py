@@ -63,11 +63,12 @@ RULES: dict[str, Rule] = {
     "sandbox": Rule(ours("errors ipc.parent"), only=NOTHING),
     "images": Rule(ours("errors sandbox ipc.images"), only=ours("numpy PIL transformers")),
     "images.image_text": Rule(NOTHING, only=ours("msgspec")),  # the router reads by it as well
+    "images.canvases": Rule(NOTHING, only=ours("numpy")),  # the router counts with it
     "grammars": Rule(ours("errors sandbox"), only=ours("llguidance numpy")),
     "router": Rule(
         ours(
             "errors settings model.config model.image_families model.image_rules logs ipc "
-            "images.image_text"
+            "images.image_text images.canvases"
         ),
         banned=MODEL,
     ),

@@ -1,13 +1,14 @@
-"""Which of transformers' image processors a family of models has, and how it is called.
+"""Which image processor a family of models has, and how it is called.
 
-Always those that compute with numpy and Pillow, by name: the others need torchvision, and where
-that is installed its resampling would change tokens.
+Always those of transformers that compute with numpy and Pillow, by name: the others need
+torchvision, and where that is installed its resampling would change tokens. What transformers has
+for torchvision alone is made here (`tiling.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
-
-Arrays = dict[str, NDArray[Any]]
+from tgi_trio.images.tiling import Arrays, Tiler, tile_cohere2, tile_llama4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,14 @@ class Processor:
 
 
 # By family; `model.image_families` says which families of models have which.
-PROCESSORS: Final[Mapping[str, Processor]] = {
+PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]] = {
+    "cohere2": tile_cohere2,
     "gemma3": Processor("gemma3", "Gemma3", {"do_pan_and_scan": False}),
     "gemma4": Processor("gemma4", "Gemma4"),
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),
+    "internvl": Processor("got_ocr2", "GotOcr2", {"crop_to_patches": True}),
+    "llama4": tile_llama4,
     "llava": Processor("llava", "Llava"),
     "llava_next": Processor("llava_next", "LlavaNext"),
     "pixtral": Processor("pixtral", "Pixtral"),
@@ -57,22 +60,22 @@ class PixelProcessor:
         if row is None:
             known = ", ".join(PROCESSORS)
             raise ModelLoadError(f"no image processor is known of {family!r}, only of {known}")
-        self._given = dict(given)
-        self._process = _load(row, {**settings, **row.fixed, **_LEFT_OUT})
+        if isinstance(row, Processor):
+            self._process = _load(row, settings, given)
+        else:
+            self._process = row(settings)
 
     def process(self, pixels: NDArray[np.uint8]) -> Arrays:
         """Return the arrays of one image, uint8 [height, width, 3]; raises ValueError."""
-        found = self._process(
-            [pixels], return_tensors="np", input_data_format="channels_last", **self._given
-        )
-        return {name: np.ascontiguousarray(value) for name, value in found.items()}
+        return self._process(pixels)
 
 
-def _load(row: Processor, settings: Mapping[str, Any]) -> Any:
+def _load(row: Processor, settings: Mapping[str, Any], given: Mapping[str, Any]) -> Tiler:
     name = f"transformers.models.{row.module}.image_processing_pil_{row.module}"
     try:
         module = importlib.import_module(name)
-        return getattr(module, f"{row.name}ImageProcessorPil").from_dict(dict(settings))
+        made = getattr(module, f"{row.name}ImageProcessorPil")
+        processor = made.from_dict({**settings, **row.fixed, **_LEFT_OUT})
     except (ImportError, AttributeError) as error:
         raise ModelLoadError(
             f"the installed transformers has no {row.name}ImageProcessorPil: {error}"
@@ -81,3 +84,9 @@ def _load(row: Processor, settings: Mapping[str, Any]) -> Any:
         raise ModelLoadError(
             f"the settings of the image processor cannot be used: {error}"
         ) from error
+
+    def process(pixels: NDArray[np.uint8]) -> Arrays:
+        found = processor([pixels], return_tensors="np", input_data_format="channels_last", **given)
+        return {name: np.ascontiguousarray(value) for name, value in found.items()}
+
+    return process

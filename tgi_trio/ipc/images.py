@@ -43,6 +43,8 @@ FIELDS: Final[tuple[tuple[str, str], ...]] = (
     ("aspect_ratio_mask", "|u1"),
     ("num_tiles", "<i4"),
     ("aspect_ratios", "<i4"),
+    ("num_patches", "<i4"),
+    ("spatial_shapes", "<i4"),
 )
 
 _NUMBER_OF: Final = {name: number for number, (name, _) in enumerate(FIELDS)}

@@ -32,16 +32,23 @@ class ImageFamily:
     text_part: str = "language_model"
     sight: Sight = "causal"
     turns: bool = False  # tokens have rotary positions by row and column of their image
+    # What leads from the tower to the text, where transformers' `get_image_features` leaves it out.
+    projector: str = ""
+    halves: bool = False  # pixels are normalised in bfloat16, whatever the tower computes in
 
 
 _QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
 
 # By `model_type` of config.json.
 IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
+    "aya_vision": ImageFamily("aya", "internvl"),
+    "cohere2_vision": ImageFamily("cohere2", "cohere2"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
     "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json says so
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
+    "internvl": ImageFamily("internvl", "internvl"),
+    "llama4": ImageFamily("llama4", "llama4", projector="multi_modal_projector", halves=True),
     "llava": ImageFamily("llava", "llava"),
     "llava_next": ImageFamily("llava_next", "llava_next"),
     "mistral3": ImageFamily("pixtral", "pixtral"),
@@ -61,7 +68,6 @@ _BY_LAYERS: Final = "attends to images by layers of their own, which are not com
 _UNSERVED: Final[Mapping[str, str]] = {
     "gemma3n": "has a tower of the package timm, which is not built here",
     "idefics": _BY_LAYERS,
-    "llama4": "has its pixels made by torchvision alone in transformers, which nothing here needs",
     "mllama": _BY_LAYERS,
 }
 

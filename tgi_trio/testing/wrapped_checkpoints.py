@@ -64,11 +64,18 @@ _DELTA: dict[str, Any] = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
     **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
 }
+_COHERE2: dict[str, Any] = {
+    **{"model_type": "cohere2", "sliding_window": 24},
+    **{"layer_types": ["sliding_attention", "full_attention"]},
+    "logit_scale": 1.0,  # transformers' newer wholes forget to multiply by it
+}
 _CLIP = _EYES | {"model_type": "clip_vision_model"}
 _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
 
 # What a family's text and eyes have that differs; of the text its type, where families choose it.
 _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "aya_vision": (_COHERE2, _SIGLIP),
+    "cohere2_vision": (_COHERE2, _SIGLIP),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
     "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_EYES),
     "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 16}),
@@ -144,6 +151,7 @@ _PERCEIVER = {
     "num_key_value_heads": 1,
 }
 _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
+    "cohere2_vision": {"alignment_intermediate_size": 64},
     "gemma3": {"mm_tokens_per_image": 4},
     "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
     "llava_next": {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]},

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from tests.router.images.image_files import claimed_png, encode, noise, upright
+from tests.router.images.torchvision_processors import TorchProcessor
 from tgi_trio.errors import ModelLoadError, ValidationError
-from tgi_trio.images.processors import PROCESSORS, PixelProcessor
+from tgi_trio.images.processors import PROCESSORS, PixelProcessor, Processor
 from tgi_trio.ipc.images import bundle_bytes, read_bundle, write_bundle
 from tgi_trio.router.images.decoder import DecoderSettings, ImageDecoder
 from tgi_trio.router.images.layouts.layout import ImageSize
@@ -56,11 +59,12 @@ async def refusal(one: ImageDecoder, data: bytes) -> str:
 
 def expected(image: Image.Image, settings: DecoderSettings = LLAVA) -> dict[str, Any]:
     row = PROCESSORS[settings.family]
+    assert isinstance(row, Processor)
     module = importlib.import_module(
         f"transformers.models.{row.module}.image_processing_pil_{row.module}"
     )
     found = getattr(module, f"{row.name}ImageProcessorPil")(
-        **settings.settings, do_rescale=False, do_normalize=False
+        **settings.settings, **row.fixed, do_rescale=False, do_normalize=False
     )
     return dict(found([image], return_tensors="np", **settings.given))
 
@@ -70,6 +74,7 @@ FAMILIES = [
     DecoderSettings("gemma3", {"size": {"height": 28, "width": 28}}),
     DecoderSettings("gemma4", {"max_soft_tokens": 70}),
     DecoderSettings("idefics3", {"size": LONGEST, "max_image_size": {"longest_edge": 32}}),
+    DecoderSettings("internvl", {"size": {"height": 16, "width": 16}, "max_patches": 4}),
     DecoderSettings("pixtral", {"size": LONGEST, "patch_size": 14}, {"patch_size": 28}),
     DecoderSettings("qwen2_vl", {"min_pixels": 784, "max_pixels": 3136}),
 ]
@@ -86,6 +91,49 @@ def test_a_bundle_holds_what_transformers_own_processor_makes(settings: DecoderS
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         assert np.array_equal(found[name], array), name
+
+
+TILES = {"size": {"height": 24, "width": 24}, "max_patches": 6}
+TORCHVISION = {
+    "cohere2_vision": DecoderSettings("cohere2", TILES),
+    "cohere2_vision/whole": DecoderSettings("cohere2", {**TILES, "crop_to_patches": False}),
+    "llama4": DecoderSettings("llama4", TILES),
+    "llama4/largest": DecoderSettings("llama4", {**TILES, "resize_to_max_canvas": True}),
+}
+
+
+@pytest.mark.parametrize("name", TORCHVISION)
+@settings(max_examples=40)
+@given(height=st.integers(1, 160), width=st.integers(1, 160))
+@example(height=99, width=99)  # which float32 makes a pixel of
+@example(height=24, width=24)
+@example(height=1, width=160)
+def test_tiles_are_those_that_torchvision_makes(name: str, height: int, width: int) -> None:
+    """But for rounding, and where bicubic resampling overshoots: it is cut off between passes."""
+    image, asked = noise(height, width), TORCHVISION[name]
+    family = name.partition("/")[0]
+    kind = {"cohere2_vision": "Cohere2Vision", "llama4": "Llama4"}[family]
+    wanted = TorchProcessor(family, kind, **asked.settings).pixels(image)
+    found = PixelProcessor(asked.family, asked.settings, {}).process(np.asarray(image))
+    assert found.keys() == {"pixel_values"} and found["pixel_values"].dtype == np.uint8
+    off = np.abs(found["pixel_values"].astype(int) - wanted)
+    assert found["pixel_values"].shape == wanted.shape
+    most, mean = (2, 0.5) if family == "llama4" else (32, 1.0)  # of 255, for noise
+    assert off.max() <= most and off.mean() < mean
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong", "why"),
+    [
+        ("llama4", {"size": {"height": 24, "width": 16}}, "one height and width"),
+        ("cohere2", {"size": {"height": True, "width": True}}, "one height and width"),
+        ("llama4", {"max_patches": 0}, "max_patches must be a positive number, not 0"),
+        ("cohere2", {"resample": "sharp"}, "resample must be a number of Pillow's, not 'sharp'"),
+    ],
+)
+def test_settings_of_tiles_are_checked(family: str, wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ModelLoadError, match=why):
+        PixelProcessor(family, wrong, {})
 
 
 @pytest.mark.trio

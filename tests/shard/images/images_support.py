@@ -26,7 +26,8 @@ from tgi_trio.shard.loop.image_desk import ImageDesk
 from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 IMAGE_TOKEN = 100
-CAUSAL = ("idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
+TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
+CAUSAL = (*TILED, "idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
 FAMILIES = (*CAUSAL, "gemma3", "gemma4", "paligemma", *QWEN)
@@ -68,6 +69,8 @@ def picture(family: str, seed: int) -> Picture:
         return draw.integers(0, 256, shape, np.uint8)
 
     match family:
+        case _ if family in TILED:  # two tiles, and the whole
+            return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
         case "llava":
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
         case "llava_next":  # a whole and two halves, and what parts their rows
@@ -103,14 +106,22 @@ def picture(family: str, seed: int) -> Picture:
             return Picture({"pixel_values": pixels(1, 3, 32, 16), "image_sizes": sizes}, 2)
 
 
-def together(pictures: Sequence[Picture]) -> dict[str, torch.Tensor]:
-    """Return what transformers is given for the images of one prompt."""
+def together(pictures: Sequence[Picture], halves: bool = False) -> dict[str, torch.Tensor]:
+    """Return what transformers is given for the images of one prompt.
+
+    `halves`: pixels are normalised in bfloat16.
+    """
     found = {}
     tiles = "pixel_attention_mask" in pictures[0].bundle  # one prompt, many tiles
     for name in pictures[0].bundle:
         whole = np.concatenate([each.bundle[name] for each in pictures], axis=1 if tiles else 0)
         if name == "pixel_values" and "image_position_ids" in pictures[0].bundle:
             found[name] = torch.from_numpy(whole.astype(np.float32) * np.float32(1 / 255))
+        elif name == "pixel_values" and halves:
+            numbers = [torch.tensor(PROCESSOR[f"image_{what}"]) for what in ("mean", "std")]
+            centre, spread = (each.bfloat16()[:, None, None] for each in numbers)
+            pixels = torch.from_numpy(whole).bfloat16() * (1 / 255)
+            found[name] = ((pixels - centre) / spread).float()
         elif name == "pixel_values":
             channels = whole.reshape(len(whole), 3, -1, 1) if whole.ndim == 2 else whole
             mean, deviation = (
@@ -283,7 +294,8 @@ class Golden:
         """Return what the model is given of images beside a prompt's ids and `more` behind them."""
         if not prompt.pictures:
             return {}
-        inputs, family = together(prompt.pictures), self.model.config.model_type
+        family = self.model.config.model_type
+        inputs = together(prompt.pictures, halves=family == "llama4")
         kinds = torch.tensor([[id == IMAGE_TOKEN for id in prompt.ids] + [False] * more]).long()
         if family == "gemma3":
             inputs["token_type_ids"] = kinds

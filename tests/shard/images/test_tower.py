@@ -113,6 +113,22 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, settings: dict[str, An
     assert np.array_equal(patches.reshape(found.shape), found)
 
 
+def test_pixels_of_llama4_are_rounded_to_bfloat16_on_the_way(tmp_path: Path) -> None:
+    """As its processor does it, with torch; of one that only rescales they are not."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    levels = torch.arange(256).bfloat16() * (1 / 255)
+    mean, deviation = (
+        torch.tensor(PROCESSOR[f"image_{name}"]).bfloat16()[:, None] for name in ("mean", "std")
+    )
+    wanted = (levels - mean) / deviation
+    found = Normalising.read(tmp_path, halves=True).table
+    assert torch.equal(torch.from_numpy(found), wanted.float())
+    (tmp_path / "preprocessor_config.json").write_text('{"do_normalize": false}')
+    assert np.array_equal(
+        Normalising.read(tmp_path, halves=True).table, Normalising.read(tmp_path).table
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.errors import ModelLoadError
+from tgi_trio.shard.checkpoint.numbers import to_bfloat16, to_float32
 
 # Where the settings of an image processor are, and below which key; the first that is there.
 _FILES: Final = (("preprocessor_config.json", ""), ("processor_config.json", "image_processor"))
@@ -25,15 +26,24 @@ class Normalising:
     table: NDArray[np.float32]  # [3, 256]
 
     @classmethod
-    def read(cls, folder: Path) -> Normalising:
-        """Return what a model's folder says; raises ModelLoadError where that is not enough."""
+    def read(cls, folder: Path, halves: bool = False) -> Normalising:
+        """Return what a model's folder says; raises ModelLoadError where that is not enough.
+
+        `halves`: where both are asked for, every number on the way is the nearest bfloat16.
+        """
         settings = _read_settings(folder)
+        rescales, normalises = (settings.get(f"do_{how}", True) for how in ("rescale", "normalize"))
+        halves = halves and rescales and normalises
+
+        def rounded(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+            return to_float32(to_bfloat16(numbers)) if halves else numbers
+
         values = np.tile(np.arange(_LEVELS, dtype=np.float32), (3, 1))
-        if settings.get("do_rescale", True):
-            values *= np.float32(settings.get("rescale_factor", 1 / 255))
-        if settings.get("do_normalize", True):
-            mean, deviation = (_three(settings, name, folder) for name in ("mean", "std"))
-            values = (values - mean) / deviation
+        if rescales:
+            values = rounded(values * np.float32(settings.get("rescale_factor", 1 / 255)))
+        if normalises:
+            mean, deviation = (rounded(_three(settings, name, folder)) for name in ("mean", "std"))
+            values = rounded(rounded(values - mean) / deviation)
         return cls(values)
 
     def apply(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -42,11 +42,14 @@ class TorchTower:
         device: torch.device,
         dtype: torch.dtype,
         cores: Set[int] = frozenset(),
+        projector: str = "",
     ) -> None:
         """`model`: one of transformers' classes without its text. `cores`: where it may compute,
-        whatever this thread is bound to; empty: where this thread may.
+        whatever this thread is bound to; empty: where this thread may. `projector`: as
+        `ImageFamily` has it.
         """
         self._model = model
+        self._project = getattr(model, projector) if projector else None
         self._normalising = normalising
         self._device = device
         self._dtype = dtype
@@ -60,6 +63,8 @@ class TorchTower:
         inputs = {name: self._load(name, bundle[name]) for name in bundle if name in self._taken}
         with running_on(self._cores) if self._cores else nullcontext():
             found = self._model.get_image_features(**inputs)
+            if self._project is not None:
+                return ImageFeatures(_bring_down(self._project(found.last_hidden_state)))
             deep = getattr(found, "deepstack_features", None) or ()
             return ImageFeatures(_bring_down(found.pooler_output), tuple(map(_bring_down, deep)))
 
@@ -82,14 +87,15 @@ def load_tower(
 
     Raises ModelLoadError where transformers cannot build it, or a tensor of it is missing.
     """
-    normalising = Normalising.read(folder)
-    model = _build(folder, IMAGE_FAMILIES[model_type].text_part)
+    family = IMAGE_FAMILIES[model_type]
+    normalising = Normalising.read(folder, family.halves)
+    model = _build(folder, family.text_part)
     files = SafetensorsFiles(folder)
     try:
         _fill(model, files, device, dtype)
     finally:
         files.close()
-    return TorchTower(model.eval(), normalising, device, dtype, cores)
+    return TorchTower(model.eval(), normalising, device, dtype, cores, family.projector)
 
 
 def _build(folder: Path, text_part: str) -> Any:

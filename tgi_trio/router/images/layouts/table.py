@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tgi_trio.router.images.layouts.canvas import (
+    lay_out_aya,
+    lay_out_cohere2,
+    lay_out_internvl,
+    lay_out_llama4,
+)
 from tgi_trio.router.images.layouts.fixed import lay_out_llava, lay_out_paligemma
 from tgi_trio.router.images.layouts.gemma import lay_out_gemma3, lay_out_gemma4
 from tgi_trio.router.images.layouts.grid import lay_out_qwen
@@ -14,10 +20,14 @@ from tgi_trio.router.images.layouts.rows import lay_out_pixtral
 from tgi_trio.router.images.layouts.tiles import lay_out_idefics2, lay_out_idefics3
 
 LAYOUTS: Final[dict[str, Callable[[ImageSettings], ImageLayout]]] = {
+    "aya": lay_out_aya,
+    "cohere2": lay_out_cohere2,
     "gemma3": lay_out_gemma3,
     "gemma4": lay_out_gemma4,
     "idefics2": lay_out_idefics2,
     "idefics3": lay_out_idefics3,
+    "internvl": lay_out_internvl,
+    "llama4": lay_out_llama4,
     "llava": lay_out_llava,
     "llava_next": lay_out_llava_next,
     "paligemma": lay_out_paligemma,

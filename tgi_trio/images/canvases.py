@@ -1,0 +1,73 @@
+"""Which grid of tiles an image fills: for who counts its tokens, and for who makes its pixels.
+
+Sources: `transformers`' image processors of these families.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TileGrid(NamedTuple):
+    """Rows and columns of tiles."""
+
+    rows: int
+    columns: int
+
+    @property
+    def tiles(self) -> int:
+        return self.rows * self.columns
+
+
+def list_grids(most: int) -> list[TileGrid]:
+    """Return all grids of at most so many tiles."""
+    sides = range(1, most + 1)
+    return [TileGrid(r, c) for r in sides for c in sides if r * c <= most]
+
+
+def fit_llama4(height: int, width: int, tile: int, most: int, largest: bool) -> TileGrid:
+    """Return Llama 4's grid: one that an image need not shrink for, else it shrinks least.
+
+    Of those the least enlarging, or with `largest` the most; of equals the one of fewest tiles.
+    Scales are compared as the float32 that they are in `transformers`.
+    """
+    # Its order, by the number of tiles from the most: the first of equals is taken.
+    grids = sorted(list_grids(most), key=lambda grid: (-grid.tiles, grid.rows))
+    scales = _scales(grids, tile, np.array([height, width], np.float32))
+    enlarging = scales[scales >= 1]
+    scale = enlarging.min() if len(enlarging) and not largest else scales.max()
+    fitting = [grid for grid, each in zip(grids, scales, strict=True) if each == scale]
+    return min(fitting, key=lambda grid: grid.tiles)
+
+
+def fit_cohere2(height: int, width: int, tile: int, most: int) -> TileGrid:
+    """Return Command A Vision's grid: likewise, the first of equals, from the fewest tiles."""
+    grids = sorted(list_grids(most), key=lambda grid: (grid.tiles, grid.columns))
+    scales = _scales(grids, tile, np.array([height, width], np.float64))
+    if (scales < 1).all():
+        return grids[int(scales.argmax())]
+    return grids[int(np.where(scales < 1, np.inf, scales).argmin())]
+
+
+def fit_internvl(height: int, width: int, tile: int, least: int, most: int) -> TileGrid:
+    """Return InternVL's grid, which is Aya Vision's too: the one nearest to an image's proportions.
+
+    Of equals the one of most tiles, as long as the image has more than half of their pixels.
+    """
+    grids = [grid for grid in list_grids(most) if grid.tiles >= least]
+    grids.sort(key=lambda grid: (grid.tiles, grid.columns))
+    best, nearest = TileGrid(1, 1), np.inf
+    for grid in grids:
+        off = abs(width / height - grid.columns / grid.rows)
+        if off < nearest or (off == nearest and height * width > 0.5 * tile**2 * grid.tiles):
+            best, nearest = grid, off
+    return best
+
+
+def _scales(grids: list[TileGrid], tile: int, size: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return how much an image of `size` [2] grows in each grid; in the type of `size`."""
+    scales: NDArray[np.floating] = (np.array(grids, size.dtype) * tile / size).min(axis=1)
+    return scales

@@ -1,0 +1,132 @@
+"""Tiles of the families whose image processors `transformers` has for torchvision alone.
+
+Made with Pillow instead. Its resampling rounds otherwise than torchvision's: by one of 255 in some
+values where it is bilinear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import floor
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tgi_trio.errors import ModelLoadError
+from tgi_trio.images.canvases import TileGrid, fit_cohere2, fit_llama4
+
+Arrays = dict[str, NDArray[Any]]
+Pixels = NDArray[np.uint8]  # [height, width, 3]
+Tiler = Callable[[Pixels], Arrays]
+
+_RESAMPLINGS: Final = range(6)  # Pillow's numbers
+
+
+@dataclass(frozen=True, slots=True)
+class TileSettings:
+    """What a model's files say of its tiles."""
+
+    side: int  # pixels
+    most: int  # tiles, without the one of the whole image
+    resample: int
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any], side: int, most: int, resample: int) -> Self:
+        """Return them, with these for what is not said; raises ModelLoadError."""
+        size = settings.get("size") or {"height": side, "width": side}
+        shape = size if isinstance(size, Mapping) else {}
+        high, wide = shape.get("height"), shape.get("width")
+        most = settings.get("max_patches", most)
+        resample = settings.get("resample", resample)
+        if not isinstance(high, int) or high != wide or not _is_positive(high):
+            raise ModelLoadError(f"tiles need one height and width, and size is {size!r}")
+        if not _is_positive(most):
+            raise ModelLoadError(f"max_patches must be a positive number, not {most!r}")
+        if resample not in _RESAMPLINGS:
+            raise ModelLoadError(f"resample must be a number of Pillow's, not {resample!r}")
+        return cls(high, most, resample)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def tile_llama4(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Llama 4's tiles [tiles, 3, side, side], uint8; raises ModelLoadError.
+
+    The image keeps its proportions, at the upper left of its grid with nothing around. Where that
+    has several tiles the whole image follows, as one that does not.
+    """
+    tiles = TileSettings.read(settings, side=336, most=16, resample=2)
+    largest = bool(settings.get("resize_to_max_canvas", False))
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, _ = pixels.shape
+        grid = fit_llama4(height, width, tiles.side, tiles.most, largest)
+        canvas = np.zeros((grid.rows * tiles.side, grid.columns * tiles.side, 3), np.uint8)
+        shown = _show_llama4((height, width), canvas.shape[:2], None if largest else tiles.side)
+        canvas[: shown[0], : shown[1]] = _resize(pixels, *shown, tiles.resample)
+        return {"pixel_values": _with_whole(_split(canvas, grid), pixels, tiles)}
+
+    return process
+
+
+def tile_cohere2(settings: Mapping[str, Any]) -> Tiler:
+    """Return what makes Command A Vision's tiles, likewise: the image fills its whole grid."""
+    tiles = TileSettings.read(settings, side=512, most=12, resample=3)
+    cuts = bool(settings.get("crop_to_patches", True))
+
+    def process(pixels: Pixels) -> Arrays:
+        height, width, _ = pixels.shape
+        grid = fit_cohere2(height, width, tiles.side, tiles.most) if cuts else TileGrid(1, 1)
+        size = grid.rows * tiles.side, grid.columns * tiles.side
+        parts = _split(_resize(pixels, *size, tiles.resample), grid)
+        return {"pixel_values": _with_whole(parts, pixels, tiles)}
+
+    return process
+
+
+def _show_llama4(size: tuple[int, int], room: tuple[int, int], tile: int | None) -> tuple[int, int]:
+    """Return what an image of `size` is resized to within the room of its grid: at least a pixel.
+
+    It grows to a tile's side at most, or without limit where that is None. `transformers` has a
+    side that the grid bounds as a tensor, and so its scale as float32: at ties that is a pixel.
+    """
+    sides: list[int] = []
+    scales: list[np.floating] = []
+    for now, bound in zip(size, room, strict=True):
+        wanted = bound if tile is None else max(now, tile)
+        sides.append(min(wanted, bound))
+        kind = np.float32 if tile is None or bound < wanted else np.float64
+        scales.append(kind(sides[-1]) / kind(now))
+    (height, width), (high, wide) = size, scales
+    if np.float32(wide) < np.float32(high) if np.float32 in map(type, scales) else wide < high:
+        return max(min(floor(type(wide)(height) * wide), sides[0]), 1), sides[1]
+    return sides[0], max(min(floor(type(high)(width) * high), sides[1]), 1)
+
+
+def _with_whole(parts: Pixels, pixels: Pixels, tiles: TileSettings) -> Pixels:
+    """Return tiles and, behind several, the whole image as one."""
+    if len(parts) == 1:
+        return parts
+    whole = _resize(pixels, tiles.side, tiles.side, tiles.resample)
+    return np.concatenate((parts, whole.transpose(2, 0, 1)[None]))
+
+
+def _split(canvas: Pixels, grid: TileGrid) -> Pixels:
+    """Return a picture's tiles [tiles, 3, side, side], row by row."""
+    height, width, channels = canvas.shape
+    high, wide = height // grid.rows, width // grid.columns
+    parts = canvas.reshape(grid.rows, high, grid.columns, wide, channels)
+    return np.ascontiguousarray(parts.transpose(0, 2, 4, 1, 3)).reshape(-1, channels, high, wide)
+
+
+def _resize(pixels: Pixels, height: int, width: int, resample: int) -> Pixels:
+    from PIL import Image
+
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    how = Image.Resampling(resample)
+    return np.asarray(Image.fromarray(pixels).resize((width, height), how))
