@@ -231,6 +231,14 @@ def _rank(invocation: Invocation) -> int:
     return 0
 
 
+def _shard(invocation: Invocation) -> int:
+    from tgi_trio.cli.shard import run_shard
+
+    _start_logging(invocation)
+    run_shard(invocation.options)
+    return 0
+
+
 def _print_schema(invocation: Invocation) -> int:
     from tgi_trio.cli.print_schema import print_schema
 
@@ -301,6 +309,7 @@ _COMMANDS: Mapping[str, Callable[[Invocation], int]] = {
     "download-weights": _download_weights,
     "quantize": _quantize,
     "rank": _rank,
+    "shard": _shard,
     "chat": _chat,
     "bench": _bench,
     "print-schema": _print_schema,

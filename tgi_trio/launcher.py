@@ -31,9 +31,11 @@ from tgi_trio.model.serving import describe_serving
 from tgi_trio.router.adapters.registry import AdapterRegistry
 from tgi_trio.router.http.wire.sockets import bind_sockets, tls_context
 from tgi_trio.router.images.image_model import ImageModel, find_image_model
+from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.loading_progress import show_loading
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.rank_desk import RankDesk
+from tgi_trio.router.shards.shard_calls import ShardCalls
 from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
 from tgi_trio.router.shards.supervisor import Started, Supervisor, Watch
 from tgi_trio.router.telemetry.metrics import Metrics
@@ -49,7 +51,7 @@ log = logging.getLogger(__name__)
 
 HUB_SECONDS = 5.0  # that a start may wait for what the hub says of a model, beside the loading
 # Pixels reach a shard through memory of its own machine.
-ELSEWHERE = "the shard is on another machine than the router (--remote-ranks)"
+ELSEWHERE = "the shard is on another machine than the router (--shard, --remote-ranks)"
 # They are computed on rank 0, and prompts begin on another.
 STAGED = "the model is cut into stages (--pipeline-stages)"
 _SKIPPED = "tgi_request_skipped_tokens"
@@ -90,7 +92,7 @@ def bind(options: Options) -> Iterator[Listeners]:
     with (
         bind_sockets(options.addresses) as api,
         bind_sockets(options.metrics_addresses) as metrics,
-        bind_sockets(options.rank_addresses) as ranks,
+        bind_sockets(options.rank_addresses, "--rank-address") as ranks,
     ):
         yield Listeners(api, metrics, ranks)
 
@@ -217,13 +219,16 @@ def _most_adapters(settings: Settings) -> int:
     return min(settings.max_loaded_adapters, len(settings.lora_adapters))
 
 
-def _open_desk(settings: Settings, listeners: Listeners) -> RankDesk | None:
-    """Return where ranks of other machines are waited for, None where all of them run here."""
-    if not settings.remote_ranks or settings.cluster_secret_file is None:
+def _find_ranks(settings: Settings, listeners: Listeners) -> RankSource | None:
+    """Return where ranks of other machines come from, None where all of them run here."""
+    if not settings.ranks_elsewhere or settings.cluster_secret_file is None:
         return None
     secret = read_cluster_secret(settings.cluster_secret_file)
     size = settings.num_shard
-    return RankDesk(listeners.ranks, secret, range(size - settings.remote_ranks, size))
+    ranks = range(size - settings.ranks_elsewhere, size)
+    if settings.shard:
+        return ShardCalls(settings.shard, secret, ranks)
+    return RankDesk(listeners.ranks, secret, ranks)
 
 
 class Launcher:
@@ -244,7 +249,7 @@ class Launcher:
             max_input_tokens=settings.max_input_tokens, max_total_tokens=settings.max_total_tokens
         )
         self._image_model, self._unserved_images = find_images(settings.model_path)
-        alone = settings.remote_ranks == settings.num_shard
+        alone = settings.ranks_elsewhere == settings.num_shard
         unserved = ELSEWHERE if alone else STAGED if settings.pipeline_stages > 1 else None
         if self._image_model is not None and unserved is not None:
             log.warning("images are not served: %s", unserved)
@@ -258,11 +263,11 @@ class Launcher:
             settings.max_loaded_adapters,
             grows=settings.adapter_updates,
         )
-        self._desk = _open_desk(settings, listeners)
+        self._ranks = _find_ranks(settings, listeners)
         told = shard_settings(settings, tokenizer, self._arena)
         self._supervisor = Supervisor(
             self._metrics,
-            LocalGroup.starter(argv, told, settings.spin_us, self._desk),
+            LocalGroup.starter(argv, told, settings.spin_us, self._ranks),
             WarmupRequest(
                 max_prefill_tokens=settings.max_batch_prefill_tokens,
                 max_total_tokens=settings.max_total_tokens,
@@ -271,7 +276,7 @@ class Launcher:
             ),
             watch=Watch(settings.stall_timeout, settings.shard_restart_limit),
             adapters=self._adapters,
-            gather=None if self._desk is None else self._desk.wait_for_all,
+            gather=None if self._ranks is None else self._ranks.wait_for_all,
         )
 
     async def run(self, early: Sequence[int] = ()) -> None:
@@ -316,7 +321,8 @@ class Launcher:
                 self._settings.model_path,
                 bar_allowed=not self._settings.json_output,
             )
-            watching.start_soon(show)
+            if self._settings.ranks_elsewhere < self._settings.num_shard:  # some of it loads here
+                watching.start_soon(show)
             await nursery.start(supervisor.run)
             watching.cancel_scope.cancel()
 
@@ -332,8 +338,8 @@ class Launcher:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         supervisor, timeline = self._supervisor, self._timeline
-        if self._desk is not None:
-            await nursery.start(self._desk.run)
+        if self._ranks is not None:
+            await nursery.start(self._ranks.run)
         async with trio.open_nursery() as start:
             start.start_soon(self._start_supervisor, nursery)
             await supervisor.spawned.wait()  # from here on both sides load at once

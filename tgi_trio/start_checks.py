@@ -40,7 +40,7 @@ def check_start(settings: Settings) -> list[str]:
     Returns warnings, a sentence each. Raises ModelLoadError, ConfigurationError.
     """
     asked = bool(settings.cuda_graphs) or settings.cuda_memory_fraction != 1.0
-    if asked and (settings.device == "cpu" or not may_see_device()):
+    if asked and (settings.device == "cpu" or not _may_have_device(settings)):
         check_device_flags(settings.cuda_graphs, settings.cuda_memory_fraction)
     warnings = check_model(read_config(settings.model_path, settings.rope), settings)
     if settings.activations == 8:
@@ -70,10 +70,15 @@ def _check_rounding(settings: Settings) -> None:
         spec = model_spec(read_config(settings.model_path, settings.rope))
         # The shard may widen the dtype: no reason is looked for there.
         kernels = isinstance(spec, DecoderSpec) and find_unsupported(spec, "float32") is None
-    if kernels or settings.remote_ranks:  # other machines may have devices
+    if kernels or settings.ranks_elsewhere:  # other machines may have devices
         return
     if settings.device == "cpu" or not may_see_device():
         raise ConfigurationError(CPU_ROUNDING)
+
+
+def _may_have_device(settings: Settings) -> bool:
+    """Return whether a rank may see a device: other machines are not asked."""
+    return settings.ranks_elsewhere > 0 or may_see_device()
 
 
 def _check_drafter(settings: Settings, folder: Path) -> None:

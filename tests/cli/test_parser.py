@@ -55,6 +55,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "key": ("secret", "secret"),
     "url": ("https://a.example/b", "https://a.example/b"),
     "address": ("127.0.0.1:80", "127.0.0.1:80"),
+    "shard": ("tcp://[::1]:80", "tcp://[::1]:80"),
     "route": ("/a/b", "/a/b"),
     "collector": ("http://127.0.0.1:4317", "http://127.0.0.1:4317"),
 }

@@ -106,6 +106,25 @@ def test_dtype(given: str | None, checkpoint: str | None, expected: str) -> None
         ({"remote_ranks": -1}, "`remote_ranks` must be >= 0. Given: -1"),
         ({"remote_ranks": 2, "num_shard": 2}, "rank 0 of several runs here. Given: 2 of 2"),
         ({"remote_ranks": 1, "num_shard": 2}, "`remote_ranks` needs `cluster_secret_file`"),
+        ({"shard": ("tcp://a:1", "tcp://b:1"), "num_shard": 2}, "`shard` must be < `num_shard`"),
+        ({"shard": ("tcp://a:1",)}, "`shard` needs `cluster_secret_file`"),
+        (
+            {"shard": ("tcp://a:1", "tcp://a:1"), "num_shard": 3},
+            "`shard` names tcp://a:1 twice",
+        ),
+        ({"shard": ("tcp://a:1",), "remote_ranks": 1}, "`remote_ranks` does not go with `shard`"),
+        (
+            {"shard": ("tcp://a:1",), "rank_address": "0.0.0.0:1"},
+            "`rank_address` does not go with `shard`",
+        ),
+        (
+            {"shard": ("tcp://a:1",), "cluster_secret_file": Path("s"), "spin_us": 5},
+            "`spin_us` does not go with `shard`: it is for readers of memory",
+        ),
+        (
+            {"remote_ranks": 1, "cluster_secret_file": Path("s"), "image_memory": 5},
+            "`image_memory` does not go with `remote_ranks`: pixels of images reach a shard",
+        ),
         ({"rank_address": "unix:/r"}, "`rank_address` must be host:port or [host]:port. Given"),
         ({"sharded": True}, "`sharded` is true: say over how many ranks with `num_shard`"),
         (

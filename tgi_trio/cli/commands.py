@@ -18,6 +18,7 @@ from tgi_trio.cli.options import (
     QuantizeOptions,
     RankOptions,
     SchemaOptions,
+    ShardOptions,
 )
 from tgi_trio.settings.records import Options
 
@@ -79,6 +80,7 @@ _load: Final = partial(Flag, owner=BenchOptions, variable=False)
 _fetch: Final = partial(Flag, owner=DownloadOptions, variable=False)
 _keep: Final = partial(Flag, owner=ClusterOptions, variable=False)
 _place: Final = partial(Flag, owner=RankOptions, variable=False)
+_listen: Final = partial(Flag, owner=ShardOptions, variable=False)
 _round: Final = partial(Flag, owner=QuantizeOptions, variable=False)
 
 COMMANDS: Final[tuple[Command, ...]] = (
@@ -163,6 +165,24 @@ COMMANDS: Final[tuple[Command, ...]] = (
             ),
         ),
         RankOptions,
+    ),
+    Command(
+        "shard",
+        "wait on this machine for a router elsewhere (--shard), and compute for it",
+        (
+            (
+                "Flags",
+                (
+                    _listen("listen", "address", "where the router calls: its --shard"),
+                    Flag(
+                        "model-id", "model", "its model here", "the router's folder", ShardOptions
+                    ),
+                    *_of_serve("cluster-secret-file", "revision", "huggingface-hub-cache"),
+                    *_of_serve("trust-remote-code", "json-output", "logger-level"),
+                ),
+            ),
+        ),
+        ShardOptions,
     ),
     Command(
         "print-schema",

@@ -54,7 +54,7 @@ def choose_num_shard(
     Raises ConfigurationError for more ranks than devices. Without a device, with a torch that is
     made for CPUs, or with `device` cpu nothing changes: ranks share the processor then.
     """
-    here = (options.num_shard or 1) - options.remote_ranks
+    here = (options.num_shard or 1) - options.ranks_elsewhere
     if options.device == "cpu" or (not options.sharded and here <= 1):
         return options
     present = present_devices() if present is None else present

@@ -143,6 +143,13 @@ FLAGS: Final[tuple[tuple[str, tuple[Flag, ...]], ...]] = (
             Flag("pipeline-stages", "int", "runs of layers, one a rank, in place of parts of each"),
             Flag("remote-ranks", "int", "the last of them, which run on other machines"),
             Flag("rank-address", "address", "where those are waited for"),
+            Flag(
+                "shard",
+                "shard",
+                "tcp://host:port of a shard that listens on another machine; repeatable",
+                "here",
+                many=True,
+            ),
         ),
     ),
     (

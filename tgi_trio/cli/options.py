@@ -93,18 +93,31 @@ class ClusterOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOptions:
-    """`rank`."""
+class _Computing:
+    """What a machine is told that computes for a router elsewhere."""
 
-    leader: str | None = None  # host:port
-    rank: int | None = None
     cluster_secret_file: Path | None = None
-    model_id: str | None = None  # None: the folder that the leader has, which is here as well
+    model_id: str | None = None  # None: the folder that the router has, which is here as well
     revision: str | None = None
     huggingface_hub_cache: Path | None = None
     trust_remote_code: bool = False
     json_output: bool = False
     logger_level: str = "info"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(_Computing):
+    """`rank`."""
+
+    leader: str | None = None  # host:port
+    rank: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions(_Computing):
+    """`shard`."""
+
+    listen: str = "0.0.0.0:29400"  # host:port
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ _RANKS: Final = "--nodes-per-replica says over how many machines their ranks are
 # Flags of `serve` that say where one server, or a part of it, is; and why no cluster's has them.
 _PLACED: Final = {
     **dict.fromkeys(("hostname", "port", "ssl_certfile", "ssl_keyfile"), _FOUND),
-    **dict.fromkeys(("remote_ranks", "rank_address"), _RANKS),
+    **dict.fromkeys(("remote_ranks", "rank_address", "shard"), _RANKS),
 }
 
 

@@ -123,6 +123,17 @@ def _address(text: str) -> str:
     return text
 
 
+def _shard(text: str) -> str:
+    address = text.removeprefix("tcp://")
+    try:
+        if address == text or address.startswith("unix:"):
+            raise ValueError
+        _address(address)
+    except ValueError:
+        raise ValueError("expected tcp://host:port or tcp://[host]:port") from None
+    return text
+
+
 def _url(text: str) -> str:
     from tgi_trio.client.address import parse_address  # brings trio, which --help does not need
 
@@ -239,6 +250,7 @@ KINDS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "key": ("KEY", _key),
     "url": ("URL", _url),
     "address": ("ADDRESS", _address),
+    "shard": ("ADDRESS", _shard),
     "route": ("PATH", _route),
     "collector": ("URL", _collector),
     "object": ("JSON", _object),

@@ -128,8 +128,9 @@ class AsGiven(ShardOptions):
     stall_timeout: float = 60.0  # seconds without a step while there is work
     shard_restart_limit: int = 5  # starts that may fail in a row
     record_schedule: Path | None = None  # a trace of every scheduling decision goes there
-    remote_ranks: int = 0  # the last of `num_shard`, which run on other machines
+    remote_ranks: int = 0  # the last of `num_shard`, which run on other machines and call
     rank_address: str = "0.0.0.0:29400"  # where those are waited for
+    shard: tuple[str, ...] = ()  # tcp://host:port: the last of `num_shard`, which are called
     spin_us: int = 0  # microseconds a reader of a ring spins before it sleeps
 
     @property
@@ -142,6 +143,11 @@ class AsGiven(ShardOptions):
         """Return what to listen on, each as host:port, [host]:port or unix:path."""
         port = self.port if self.aip_http_port is None else self.aip_http_port
         return self.bind or (self._at(port),)
+
+    @property
+    def ranks_elsewhere(self) -> int:
+        """Return how many of the ranks run on other machines, the last of all."""
+        return len(self.shard) or self.remote_ranks
 
     @property
     def rank_addresses(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from tgi_trio.errors import ConfigurationError
 from tgi_trio.model.facts import ModelFacts
 from tgi_trio.model.speculators.recognise import count_guesses, find_kind
 from tgi_trio.settings.checks import check, number_of_shards
+from tgi_trio.settings.elsewhere import check_ranks_elsewhere
 from tgi_trio.settings.records import AsGiven, Options, Settings
 
 DEFAULT_POSITIONS: Final = 4096  # for a model that states no longest sequence
@@ -27,7 +28,7 @@ def resolve(options: Options, facts: ModelFacts) -> Settings:
     Raises ConfigurationError, naming the setting, when the options cannot work together.
     """
     check(options)
-    _check_remote_ranks(options)
+    check_ranks_elsewhere(options)
     _check_watermark(options, facts)
     max_input, max_total = _lengths(options, facts)
     max_prefill, budget, batch_size = _step_limits(options, facts)
@@ -118,23 +119,6 @@ def _check_watermark(options: Options, facts: ModelFacts) -> None:
         raise ConfigurationError(
             f"`watermark_gamma` {options.watermark_gamma} of {size} tokens is not one "
             "token: raise it"
-        )
-
-
-def _check_remote_ranks(options: Options) -> None:
-    size = number_of_shards(options)
-    if options.remote_ranks >= size and (options.remote_ranks, size) != (1, 1):
-        raise ConfigurationError(
-            "`remote_ranks` must be < `num_shard`, or both 1: rank 0 of several runs here. "
-            f"Given: {options.remote_ranks} of {size}"
-        )
-    if options.remote_ranks and options.cluster_secret_file is None:
-        raise ConfigurationError(
-            "`remote_ranks` needs `cluster_secret_file`, which the ranks' machines show as well"
-        )
-    if options.rank_address.startswith("unix:"):
-        raise ConfigurationError(
-            f"`rank_address` must be host:port or [host]:port. Given: {options.rank_address}"
         )
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,40 +13,24 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.router.shards.remote_support import (
+    REQUEST,
+    SECRET,
+    telling,
+    wait_for_file,
+    wait_until_gone,
+)
 from tgi_trio.cli.options import RankOptions
 from tgi_trio.cli.rank import find_place
 from tgi_trio.errors import ConfigurationError, PeerGone, ProtocolMismatch
 from tgi_trio.ipc import peering
 from tgi_trio.ipc.shard_settings import ShardSettings
-from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.router.shards.local_group import LocalGroup
 from tgi_trio.router.shards.rank_desk import RankDesk
 from tgi_trio.router.shards.rank_host import RankHost, RankPlace
+from tgi_trio.router.shards.rank_incarnation import OwnModel
 from tgi_trio.router.shards.rank_link import Beat, Ended, Join, RankLink
-
-SECRET = b"sixteen letters and more"
-REQUEST = WarmupRequest(64, 256, 4, 256)
-
-# A rank that says what it was told, and lives until it is killed.
-CHILD = """
-import sys, time
-from tgi_trio.ipc.death import start_shard_end
-from tgi_trio.ipc.shard_settings import ShardSettings
-end = start_shard_end(sys.argv[1])
-end.beat(7, 3)
-open(sys.argv[3] + str(ShardSettings.parse(sys.argv[2]).rank), "w").write(sys.argv[2])
-time.sleep(300)
-"""
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A model's folder, as far as anybody looks at it here."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return folder
 
 
 @asynccontextmanager
@@ -64,28 +46,12 @@ async def desk_of(*ranks: int) -> AsyncIterator[tuple[RankDesk, int]]:
 
 
 def place(port: int, rank: int = 1, secret: bytes = SECRET, model: Path | None = None) -> RankPlace:
-    return RankPlace("127.0.0.1", port, rank, secret, model)
-
-
-async def wait_for_file(path: Path) -> ShardSettings:
-    with trio.fail_after(60):
-        while not path.exists() or not path.read_text():
-            await trio.sleep(0.01)
-    return ShardSettings.parse(path.read_text())
-
-
-async def wait_until_gone(pid: int) -> None:
-    with trio.fail_after(60), pytest.raises(ProcessLookupError):
-        while True:
-            os.kill(pid, 0)
-            await trio.sleep(0.01)
+    return RankPlace("127.0.0.1", port, rank, secret, OwnModel(model))
 
 
 @pytest.mark.trio
 async def test_a_group_of_two_machines_lives_and_dies_together(tmp_path: Path, model: Path) -> None:
-    def argv(spec: str, settings: str) -> list[str]:
-        return [sys.executable, "-c", CHILD, spec, settings, str(tmp_path / "told")]
-
+    argv = telling(tmp_path / "told")
     settings = ShardSettings(model_path=model, world_size=2, tokenizer_file=Path("t.json"))
     async with desk_of(1) as (desk, port), trio.open_nursery() as nursery:
         nursery.start_soon(RankHost(place(port), argv).run)
@@ -132,7 +98,7 @@ async def test_a_rank_of_another_model_says_so(tmp_path: Path, model: Path) -> N
     other.mkdir()
     (other / "config.json").write_text("{}")
     none = tmp_path / "none"
-    argv = [sys.executable, "-c", "import time; time.sleep(300)"]
+    argv = ["sleep", "300"]
     settings = ShardSettings(model_path=model, world_size=3)
     async with desk_of(1, 2) as (desk, port), trio.open_nursery() as nursery:
         nursery.start_soon(RankHost(place(port, 1, model=other)).run)
@@ -211,10 +177,10 @@ async def test_a_machine_that_starts_anew_takes_its_place_again() -> None:
     """Half a caller is none, one that has left neither; the last is the one that counts."""
     async with desk_of(1) as (desk, port):
         host = RankHost(place(port))
-        first = await host._call("first", frames=False)
+        first = (await host._call("first", frames=False)).stream
         assert desk.missing == [1]
         await first.aclose()
-        streams = [await host._call("second", frames=frames) for frames in (True, False)]
+        streams = [(await host._call("second", frames=each)).stream for each in (True, False)]
         with trio.fail_after(60):
             await desk.wait_for_all()
         await streams[1].aclose()
@@ -248,7 +214,7 @@ def test_what_rank_needs_to_be_told(tmp_path: Path) -> None:
     secret.write_text(SECRET.decode())
     secret.chmod(0o600)
     told = RankOptions(leader="[::1]:29400", rank=2, cluster_secret_file=secret)
-    assert find_place(told) == RankPlace("::1", 29400, 2, SECRET)
+    assert find_place(told) == RankPlace("::1", 29400, 2, SECRET, OwnModel())
     for missing in (
         replace(told, leader=None),
         replace(told, rank=None),

@@ -28,8 +28,8 @@ from tgi_trio.ipc.startup import BLOCK_SIZE, WarmupRequest
 from tgi_trio.ipc.tcp import TcpSpec
 from tgi_trio.ipc.tcp_router_end import TcpRouterEnd
 from tgi_trio.router.http.wire.sockets import address_text
+from tgi_trio.router.shards.contact import RankSource
 from tgi_trio.router.shards.group import Group, Rank, StartGroup
-from tgi_trio.router.shards.rank_desk import RankDesk
 from tgi_trio.router.shards.remote_rank import RemoteRank
 from tgi_trio.router.shards.shard_instance import ShardArgv, ShardInstance
 
@@ -47,20 +47,20 @@ class LocalGroup:
 
     @staticmethod
     def starter(
-        argv: ShardArgv, settings: ShardSettings, spin_us: int = 0, desk: RankDesk | None = None
+        argv: ShardArgv, settings: ShardSettings, spin_us: int = 0, source: RankSource | None = None
     ) -> StartGroup:
         """Return what starts groups of `settings.world_size` ranks.
 
         `spin_us`: how long a reader of a ring stays awake, if there are cores to spare. The arena
-        of images is the router's own, one for all groups: rank 0 inherits its descriptor. `desk`:
+        of images is the router's own, one for all groups: rank 0 inherits its descriptor. `source`:
         where the last ranks come from, if some run on other machines; all of them are there.
         """
         affordable = affordable_spin_us(spin_us, shards=settings.world_size)
 
         def start(request: WarmupRequest, incarnation: int) -> AbstractContextManager[Group]:
-            if desk is not None and 0 in desk.ranks:
-                return LocalGroup.call_in(settings, request, incarnation, desk)
-            return LocalGroup.spawn(argv, settings, request, incarnation, affordable, desk)
+            if source is not None and 0 in source.ranks:
+                return LocalGroup.call_in(settings, request, incarnation, source)
+            return LocalGroup.spawn(argv, settings, request, incarnation, affordable, source)
 
         return start
 
@@ -73,14 +73,14 @@ class LocalGroup:
         request: WarmupRequest,
         incarnation: int,
         spin_us: int,
-        desk: RankDesk | None = None,
+        source: RankSource | None = None,
     ) -> Iterator[LocalGroup]:
         """Start every rank; leaving the block kills what is left. Main thread only."""
         with ExitStack() as stack:
             bell = stack.enter_context(ReplyBell())
             leading = Endpoints.create(0, incarnation, reply_bell=bell.fd, spin_us=spin_us)
             channels = [stack.enter_context(leading)]
-            here = settings.world_size - (len(desk.ranks) if desk else 0)
+            here = settings.world_size - (len(source.ranks) if source else 0)
             for rank in range(1, here):
                 follower = Endpoints.create(
                     rank, incarnation, request_bytes=_plan_ring_bytes(request), spin_us=spin_us
@@ -90,9 +90,9 @@ class LocalGroup:
             rendezvous, afar = -1, None
             specs = [channel.spec.text() for channel in channels[1:]]
             fds = [fd for channel in channels[1:] for fd in channel.spec.fds]
-            if desk is not None:
+            if source is not None:
                 afar = _start_afar(
-                    stack, desk, replace(settings, local_size=here), request, incarnation
+                    stack, source, replace(settings, local_size=here), request, incarnation
                 )
                 settings, rendezvous = afar.settings, afar.rendezvous
                 specs, fds = specs + afar.specs, fds + afar.fds
@@ -103,10 +103,10 @@ class LocalGroup:
                 own = replace(
                     settings,
                     rank=rank,
-                    local_rank=rank if desk else 0,
+                    local_rank=rank if source else 0,
                     followers=tuple(specs) if rank == 0 else (),
                     image_arena=settings.image_arena if rank == 0 else -1,
-                    rendezvous=rendezvous if rank == 0 or not desk else -1,
+                    rendezvous=rendezvous if rank == 0 or not source else -1,
                 )
                 inherited = [fd for fd in (own.rendezvous, own.image_arena) if fd >= 0]
                 inherited += fds if rank == 0 else []
@@ -121,15 +121,15 @@ class LocalGroup:
     @classmethod
     @contextmanager
     def call_in(
-        cls, settings: ShardSettings, request: WarmupRequest, incarnation: int, desk: RankDesk
+        cls, settings: ShardSettings, request: WarmupRequest, incarnation: int, source: RankSource
     ) -> Iterator[LocalGroup]:
         """Start a group of one rank, which is on another machine; leaving the block ends it."""
-        caller = desk.take(0)
+        contact = source.take(0)
         own = replace(settings, rank=0, image_arena=-1)
         largest = _plan_ring_bytes(request)
         with (
-            RemoteRank.start(caller, own, incarnation, largest) as rank,
-            closing(TcpRouterEnd(os.dup(caller.frames_fd), largest, rank.describe)) as end,
+            RemoteRank.start(contact, own, incarnation, largest) as rank,
+            closing(TcpRouterEnd(os.dup(contact.frames_fd), largest, rank.describe)) as end,
         ):
             yield cls([rank], end)
 
@@ -202,22 +202,22 @@ class _Afar:
 
 def _start_afar(
     stack: ExitStack,
-    desk: RankDesk,
+    source: RankSource,
     settings: ShardSettings,
     request: WarmupRequest,
     incarnation: int,
 ) -> _Afar:
-    """Start the ranks that have come to `desk`; closing `stack` ends them."""
-    callers = [desk.take(rank) for rank in desk.ranks]
-    meeting = stack.enter_context(_listen(callers[0].own_host))
+    """Start the ranks that `source` has; closing `stack` ends them."""
+    contacts = [source.take(rank) for rank in source.ranks]
+    meeting = stack.enter_context(_listen(contacts[0].own_host))
     afar = _Afar([], replace(settings, meeting=address_text(meeting)), meeting.fileno(), [], [])
     largest = _plan_ring_bytes(request)
-    for rank, caller in zip(desk.ranks, callers, strict=True):
+    for rank, contact in zip(source.ranks, contacts, strict=True):
         own = replace(afar.settings, rank=rank, tokenizer_file=None, image_arena=-1)
-        start = RemoteRank.start(caller, own, incarnation, largest)
+        start = RemoteRank.start(contact, own, incarnation, largest)
         afar.ranks.append(stack.enter_context(start))
-        afar.fds.append(caller.frames_fd)
-        afar.specs.append(TcpSpec(caller.frames_fd, rank, incarnation, largest).text())
+        afar.fds.append(contact.frames_fd)
+        afar.specs.append(TcpSpec(contact.frames_fd, rank, incarnation, largest).text())
     return afar
 
 

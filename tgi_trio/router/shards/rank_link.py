@@ -3,6 +3,7 @@
 A rank of another machine has two connections to the leader's. One carries frames between rank 0 and
 this rank, as a ring does. The other is this one: who is there, what to start, how it is doing, how
 it has ended. It lives as long as one incarnation of the rank, and whoever closes it ends that.
+Either machine may be the one that calls (`Join`, `Call`); all else is the same.
 
 Its messages are lines of JSON, the structs below: the table of all there are.
 """
@@ -24,6 +25,7 @@ from tgi_trio.ipc.peering import Side
 from tgi_trio.ipc.tcp import prepare_connection
 
 GREETING_S: Final = 10.0  # how long a peer may take to show who it is
+_CONNECT_S: Final = 10.0  # how long a machine may take to answer at all
 BEAT_S: Final = 0.5  # how often a rank's machine says how it is doing
 _LONGEST: Final = 2**20  # bytes of a line
 _CHUNK: Final = 2**16
@@ -35,6 +37,17 @@ class Join(msgspec.Struct, tag="join", frozen=True):
     rank: int
     session: str  # of both connections of one incarnation
     carries_frames: bool
+
+
+class Call(msgspec.Struct, tag="call", frozen=True):
+    """Leader, to a machine that listens: this connection is that of the rank that it runs."""
+
+    session: str  # as `Join` has it
+    carries_frames: bool
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True):
+    """Rank's machine: the connection of a `Call` is taken."""
 
 
 class Start(msgspec.Struct, tag="start", frozen=True):
@@ -62,12 +75,13 @@ class Ended(msgspec.Struct, tag="ended", frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """Leader: this rank is not wanted; nothing follows."""
+    """Whoever was called: this rank, or this leader, is not wanted; nothing follows."""
 
     why: str
+    for_now: bool = False  # whether it may be wanted later
 
 
-Message: TypeAlias = Join | Start | Beat | Ended | Refused
+Message: TypeAlias = Join | Call | Welcome | Start | Beat | Ended | Refused
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
@@ -125,6 +139,25 @@ class RankLink:
 
     def _gone(self) -> PeerGone:
         return PeerGone(self.peer, "its connection has closed")
+
+
+async def call(host: str, port: int, secret: bytes, message: Join | Call) -> RankLink:
+    """Call another machine, and say who calls once both know the secret; return the connection.
+
+    Raises OSError when nobody is there, and as `greet` does.
+    """
+    with trio.move_on_after(_CONNECT_S) as patience:
+        stream = await trio.open_tcp_stream(host, port)
+    if patience.cancelled_caught:
+        raise PeerGone(host, f"it has not answered for {_CONNECT_S:g} s")
+    try:
+        await greet(stream, secret, Side.CALLER, host)
+        link = RankLink(stream, host)
+        await link.say(message)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return link
 
 
 async def greet(stream: trio.SocketStream, secret: bytes, side: Side, peer: str) -> None:

@@ -14,7 +14,7 @@ from tgi_trio.ipc.control import Vitals
 from tgi_trio.ipc.frames import Phase
 from tgi_trio.ipc.shard_settings import ShardSettings
 from tgi_trio.ipc.tcp import GONE_S
-from tgi_trio.router.shards.rank_desk import Caller
+from tgi_trio.router.shards.contact import Contact
 from tgi_trio.router.shards.rank_link import Beat, Ended, RankLink, Start, config_digest
 
 log = logging.getLogger("tgi_trio.shard")
@@ -36,21 +36,21 @@ class RemoteRank:
     @classmethod
     @contextmanager
     def start(
-        cls, caller: Caller, settings: ShardSettings, incarnation: int, largest: int
+        cls, contact: Contact, settings: ShardSettings, incarnation: int, largest: int
     ) -> Iterator[RemoteRank]:
-        """Have the machine of `caller` run the rank of `settings`; leaving the block ends it.
+        """Have the machine of `contact` run the rank of `settings`; leaving the block ends it.
 
         Its frames' connection is rank 0's to use; here it is closed when the block is left.
         """
-        if caller.link is None:
-            raise ValueError("a caller with one connection only cannot be started")
+        if contact.link is None:
+            raise ValueError("a contact of one connection cannot be started")
         try:
-            rank = cls(caller.link, settings.rank, incarnation)
+            rank = cls(contact.link, settings.rank, incarnation)
             digest = config_digest(settings.model_path)
             rank._say_now(Start(settings.text(), incarnation, largest, digest))
             yield rank
         finally:
-            caller.close()
+            contact.close()
 
     def describe(self) -> str:
         """Return rank, machine, pid, phase and step, for error messages."""

@@ -16,10 +16,11 @@ from tgi_trio.errors import ConfigurationError
 UNIX = "unix:"
 
 
-def bind(addresses: Sequence[str]) -> list[socket.socket]:
+def bind(addresses: Sequence[str], flag: str = "") -> list[socket.socket]:
     """Bind each of `addresses`: `host:port`, `[host]:port` or `unix:path`. They do not listen yet.
 
-    Raises ConfigurationError, naming the flag, when an address cannot be had.
+    Raises ConfigurationError when an address cannot be had; it names the `flag` that they come
+    from, or those of a server's address.
     """
     sockets: list[socket.socket] = []
     try:
@@ -28,7 +29,7 @@ def bind(addresses: Sequence[str]) -> list[socket.socket]:
                 sockets.append(_bind_unix(address.removeprefix(UNIX)))
             else:
                 # Alone, `[::]` takes IPv4 as well; beside `0.0.0.0` it must not.
-                sockets.append(_bind_tcp(address, both_families=len(addresses) == 1))
+                sockets.append(_bind_tcp(address, len(addresses) == 1, flag))
     except BaseException:
         for opened in sockets:
             opened.close()
@@ -37,9 +38,9 @@ def bind(addresses: Sequence[str]) -> list[socket.socket]:
 
 
 @contextmanager
-def bind_sockets(addresses: Sequence[str]) -> Iterator[list[socket.socket]]:
+def bind_sockets(addresses: Sequence[str], flag: str = "") -> Iterator[list[socket.socket]]:
     """Keep `addresses` bound for the length of the block; raises ConfigurationError as `bind`."""
-    sockets = bind(addresses)
+    sockets = bind(addresses, flag)
     files = {
         path: _inode(path)
         for path in (sock.getsockname() for sock in sockets if sock.family == socket.AF_UNIX)
@@ -86,19 +87,21 @@ def tls_context(certfile: Path | str | None, keyfile: Path | str | None) -> ssl.
     return context
 
 
-def _bind_tcp(address: str, both_families: bool) -> socket.socket:
+def _bind_tcp(address: str, both_families: bool, flag: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if not (port.isascii() and port.isdecimal()) or int(port) > 65535:
-        raise ConfigurationError(f"cannot listen on {address}: --port must be 0 to 65535")
+        raise ConfigurationError(
+            f"cannot listen on {address}: {flag or '--port'} must be 0 to 65535"
+        )
     try:
         family, kind, protocol, _, found = socket.getaddrinfo(
             host or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigurationError(
-            f"cannot listen on {address}: {error}; --hostname and --bind take an address of this "
-            "machine, such as 0.0.0.0 or 127.0.0.1"
+            f"cannot listen on {address}: {error}; {flag or '--hostname and --bind'} can be an "
+            "address of this machine, such as 0.0.0.0 or 127.0.0.1"
         ) from error
     listener = socket.socket(family, kind, protocol)
     try:
@@ -108,16 +111,17 @@ def _bind_tcp(address: str, both_families: bool) -> socket.socket:
         listener.bind(found)
     except OSError as error:
         listener.close()
-        raise ConfigurationError(f"cannot listen on {address}: {_advice(error)}") from error
+        raise ConfigurationError(f"cannot listen on {address}: {_advice(error, flag)}") from error
     listener.setblocking(False)
     return listener
 
 
-def _advice(error: OSError) -> str:
+def _advice(error: OSError, flag: str) -> str:
+    ports, hosts = flag or "--port or --bind", flag or "--hostname and --bind"
     texts = {
-        errno.EADDRINUSE: "another program listens there; choose another with --port or --bind",
-        errno.EACCES: "ports below 1024 need privileges; choose a higher one with --port or --bind",
-        errno.EADDRNOTAVAIL: "this machine has no such address; see --hostname and --bind",
+        errno.EADDRINUSE: f"another program listens there; choose another with {ports}",
+        errno.EACCES: f"ports below 1024 need privileges; choose a higher one with {ports}",
+        errno.EADDRNOTAVAIL: f"this machine has no such address; see {hosts}",
     }
     return texts.get(error.errno or 0, os.strerror(error.errno or 0))
 

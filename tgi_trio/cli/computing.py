@@ -1,0 +1,59 @@
+"""What `rank` and `shard` have in common: a model of this machine, and a program that ends well."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from tgi_trio.cli.options import RankOptions, ShardOptions
+from tgi_trio.errors import TgiTrioError
+from tgi_trio.router.shards.rank_incarnation import OwnModel
+from tgi_trio.signals import SIGNALS, run_to_its_end
+
+
+def find_own_model(options: RankOptions | ShardOptions) -> OwnModel:
+    """Return the model of this machine; downloads what is not here. Raises ModelLoadError."""
+    if options.model_id is None:
+        return OwnModel(None, options.trust_remote_code)
+    from tgi_trio.hub import resolve_served  # heavy, and not always needed
+
+    found = resolve_served(
+        options.model_id,
+        options.revision,
+        cache_dir=options.huggingface_hub_cache,
+        trust_remote_code=options.trust_remote_code,
+        progress=not options.json_output,
+        own_tokenizer=False,
+    )
+    return OwnModel(found.model, options.trust_remote_code)
+
+
+def run_until_signalled(run: Callable[[], Awaitable[None]]) -> None:
+    """Run a program until SIGTERM or SIGINT; main thread only. Raises its first error of ours."""
+
+    async def main(early: Sequence[int]) -> None:
+        with trio.open_signal_receiver(*SIGNALS) as signals:
+            if early:
+                return
+            async with trio.open_nursery() as nursery:
+
+                async def obey() -> None:
+                    await anext(aiter(signals))
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(obey)
+                await run()
+
+    try:
+        run_to_its_end(main)
+    except BaseExceptionGroup as group:
+        ours, _ = group.split(TgiTrioError)
+        if ours is None:
+            raise
+        raise _first_leaf(ours) from group
+
+
+def _first_leaf(group: BaseExceptionGroup[TgiTrioError]) -> TgiTrioError:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first

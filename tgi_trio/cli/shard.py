@@ -1,0 +1,50 @@
+"""`python -m tgi_trio shard`: from flags to the program that computes for routers elsewhere."""
+
+from __future__ import annotations
+
+import trio
+
+from tgi_trio.cli.computing import find_own_model, run_until_signalled
+from tgi_trio.cli.files import check_cluster_secret
+from tgi_trio.cli.options import ShardOptions
+from tgi_trio.errors import ConfigurationError
+from tgi_trio.logs import say, say_record
+from tgi_trio.router.http.wire.sockets import address_text, bind_sockets
+from tgi_trio.router.shards.shard_host import ShardHost
+from tgi_trio.settings.cluster_secret import read_cluster_secret
+
+
+def run_shard(options: ShardOptions) -> None:
+    """Serve routers until SIGTERM or SIGINT; main thread only.
+
+    Raises ConfigurationError and ModelLoadError.
+    """
+    path = options.cluster_secret_file
+    if path is None:
+        raise ConfigurationError(
+            "--cluster-secret-file says which routers may use this shard: give it the same one"
+        )
+    if options.listen.startswith("unix:"):
+        raise ConfigurationError(
+            f"--listen must be host:port or [host]:port. Given: {options.listen}"
+        )
+    check_cluster_secret(path)
+    secret = read_cluster_secret(path)
+    with bind_sockets((options.listen,), flag="--listen") as listeners:
+        host = ShardHost(listeners, secret, find_own_model(options))
+        address = address_text(listeners[0])
+
+        async def run() -> None:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(host.run)
+                _tell(f"Waiting for a router at {address}", as_json=options.json_output)
+
+        run_until_signalled(run)
+
+
+def _tell(line: str, *, as_json: bool) -> None:
+    """Say what scripts wait for."""
+    if as_json:
+        say_record(line)
+    else:
+        say(line)

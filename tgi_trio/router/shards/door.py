@@ -1,0 +1,76 @@
+"""Where machines of the cluster call: nothing they say is looked at before they have proven
+that they know its secret."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import trio
+
+from tgi_trio.errors import PeerError
+from tgi_trio.ipc.peering import Side
+from tgi_trio.router.shards.rank_link import GREETING_S, Message, RankLink, greet
+
+log = logging.getLogger(__name__)
+
+_UNKNOWN: Final = 32  # callers at a time that have not yet shown who they are
+_PAUSE_S: Final = 0.1  # where one cannot be accepted
+
+# (its first message, its connection) -> whoever takes it has done so; raises PeerError for one that
+# is not wanted
+Receive = Callable[[Message, RankLink], Awaitable[None]]
+
+
+class Door:
+    """Lets callers in, and hands on those that know the secret."""
+
+    def __init__(self, listeners: Sequence[socket.socket], secret: bytes, receive: Receive) -> None:
+        """`listeners` are bound."""
+        self._listeners = listeners
+        self._secret = secret
+        self._receive = receive
+        self._unknown = trio.Semaphore(_UNKNOWN)
+        self._told = ""  # the last complaint: who is sent away may call again and again
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Let callers in until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for listener in self._listeners:
+                listener.listen(_UNKNOWN)
+                own = trio.SocketListener(trio.socket.from_stdlib_socket(listener.dup()))
+                nursery.start_soon(self._listen, own, nursery)
+            task_status.started()
+
+    async def _listen(self, listener: trio.SocketListener, nursery: trio.Nursery) -> None:
+        async with listener:
+            while True:
+                await self._unknown.acquire()
+                try:
+                    stream = await listener.accept()
+                    address = str(stream.socket.getpeername()[0])
+                except OSError as error:  # no descriptors are left, say
+                    self._unknown.release()
+                    log.warning("a caller cannot be let in: %s", error)
+                    await trio.sleep(_PAUSE_S)
+                    continue
+                nursery.start_soon(self._let_in, stream, address)
+
+    async def _let_in(self, stream: trio.SocketStream, peer: str) -> None:
+        """Learn who calls, and hand it on; whoever is none of ours is sent away."""
+        link = RankLink(stream, peer)
+        try:
+            try:
+                await greet(stream, self._secret, Side.CALLED, peer)
+            finally:
+                self._unknown.release()
+            with trio.fail_after(GREETING_S):
+                await self._receive(await link.hear(), link)
+            self._told = ""
+        except (PeerError, trio.TooSlowError) as error:
+            if str(error) != self._told:
+                log.warning("a caller is sent away: %s", error)
+            self._told = str(error)
+            await trio.aclose_forcefully(stream)

@@ -1,0 +1,130 @@
+"""Calls shards that listen on other machines (`python -m tgi_trio shard`), until they answer.
+
+One that is not there, or serves another router, is called again after a while: it may be starting,
+or starting anew, or the other router may be this one's forerunner.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from tgi_trio.errors import ConfigurationError, PeerError, PeerGone, ProtocolMismatch
+from tgi_trio.router.shards.contact import Contact
+from tgi_trio.router.shards.rank_link import GREETING_S, Call, RankLink, Refused, Welcome, call
+
+log = logging.getLogger(__name__)
+
+SCHEME: Final = "tcp://"
+_PAUSES: Final = (0.1, 2.0)  # seconds between two calls: at first, and at most
+
+
+def split_shard(address: str) -> tuple[str, int]:
+    """Return host and port of `tcp://host:port` or `tcp://[host]:port`."""
+    host, _, port = address.removeprefix(SCHEME).rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class ShardCalls:
+    """A `RankSource` that calls the machines of the ranks."""
+
+    def __init__(self, addresses: Sequence[str], secret: bytes, ranks: Sequence[int]) -> None:
+        """`addresses`: tcp://host:port of the shards that are to be `ranks`, in this order."""
+        self.ranks = tuple(ranks)
+        self._addresses = dict(zip(ranks, addresses, strict=True))
+        self._secret = secret
+        self._contacts: dict[int, Contact] = {}
+        self._answered: set[int] = set()  # the ranks whose machines have been ours before
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep contacts until cancelled."""
+        task_status.started()
+        try:
+            await trio.sleep_forever()
+        finally:
+            for contact in self._contacts.values():
+                contact.close()
+
+    async def wait_for_all(self) -> None:
+        """Return when every rank can be taken.
+
+        Raises ConfigurationError, in a group, for a machine that can never be one of ours: what is
+        there speaks otherwise. One that has been ours is called again even so: it may be half-way
+        through an upgrade.
+        """
+        while missing := [rank for rank in self.ranks if not self._is_there(rank)]:
+            async with trio.open_nursery() as nursery:
+                for rank in missing:
+                    nursery.start_soon(self._call_until_there, rank)
+
+    def take(self, rank: int) -> Contact:
+        """Return a rank's contact, no longer ours; raises KeyError for one that is missing."""
+        return self._contacts.pop(rank)
+
+    def _is_there(self, rank: int) -> bool:
+        contact = self._contacts.get(rank)
+        if contact is not None and not contact.connected:  # it has left while others were called
+            self._contacts.pop(rank).close()
+            contact = None
+        return contact is not None
+
+    async def _call_until_there(self, rank: int) -> None:
+        address = self._addresses[rank]
+        told, (pause, longest) = "", _PAUSES
+        while True:
+            try:
+                self._contacts[rank] = await self._call(address)
+            except ProtocolMismatch as error:
+                why = error.problem
+                if rank not in self._answered:
+                    raise ConfigurationError(f"--shard {address}: {why}") from error
+            except PeerError as error:
+                why = error.problem
+            except OSError as error:
+                why = f"it cannot be reached: {error}"
+            else:
+                log.info("the shard at %s has answered", address)
+                self._answered.add(rank)
+                return
+            if why != told:
+                log.warning("--shard %s: %s; it is called again until it answers", address, why)
+                told = why
+            await trio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def _call(self, address: str) -> Contact:
+        """Return both connections to a shard that has taken them; raises PeerError and OSError."""
+        host, port = split_shard(address)
+        contact = Contact(secrets.token_hex(16))
+        try:
+            for carries_frames in (False, True):
+                said = Call(contact.session, carries_frames)
+                link = await call(host, port, self._secret, said)
+                if carries_frames:
+                    contact.frames = link.stream
+                else:
+                    contact.link = link
+                await _hear_welcome(link)
+        except BaseException:
+            contact.close()
+            raise
+        return contact
+
+
+async def _hear_welcome(link: RankLink) -> None:
+    """Return when a connection is taken.
+
+    Raises PeerGone when it is not for now, ProtocolMismatch when it never will be.
+    """
+    with trio.move_on_after(GREETING_S) as patience:
+        answer = await link.hear()
+    if patience.cancelled_caught:
+        raise PeerGone(link.peer, f"it has not said for {GREETING_S:g} s whether it is free")
+    if isinstance(answer, Refused):
+        raise (PeerGone if answer.for_now else ProtocolMismatch)(link.peer, answer.why)
+    if not isinstance(answer, Welcome):
+        raise ProtocolMismatch(link.peer, f"said {answer} first")

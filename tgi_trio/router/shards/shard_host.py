@@ -1,0 +1,110 @@
+"""`python -m tgi_trio shard`: runs a shard for a router on another machine, which calls.
+
+It serves one router at a time. What it runs for one is a child, which ends with the connection;
+then the next router may call, or the same one again.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+import trio
+
+from tgi_trio.errors import PeerError, PeerGone, ProtocolMismatch, TgiTrioError
+from tgi_trio.router.shards.contact import Contact
+from tgi_trio.router.shards.door import Door
+from tgi_trio.router.shards.rank_incarnation import OwnModel, run_incarnation
+from tgi_trio.router.shards.rank_link import Call, Ended, Message, RankLink, Refused, Start, Welcome
+from tgi_trio.router.shards.shard_instance import ShardArgv, real_shard
+
+log = logging.getLogger(__name__)
+
+
+class ShardHost:
+    """The program: incarnations of a shard for whoever calls, one after the other."""
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        secret: bytes,
+        model: OwnModel,
+        argv: ShardArgv = real_shard,
+    ) -> None:
+        """`listeners` are bound."""
+        self._door = Door(listeners, secret, self._receive)
+        self._model = model
+        self._argv = argv
+        self._router: Contact | None = None  # the one that is served
+        self._called = trio.Event()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve routers until cancelled; main thread only."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._door.run)
+            task_status.started()
+            while True:
+                await self._called.wait()
+                self._called = trio.Event()
+                if (router := self._router) is not None and router.link is not None:
+                    await self._serve(router, router.link)
+
+    async def _receive(self, said: Message, link: RankLink) -> None:
+        """Take a router's connections; whoever else calls is told why not."""
+        if not isinstance(said, Call):
+            await _refuse(link, "a shard is here, and waits for a router that has --shard")
+        router = self._router
+        if not said.carries_frames:
+            if router is not None:
+                await _refuse(link, f"it serves a router on {_peer(router)}", for_now=True)
+            self._router = Contact(said.session, link)
+            self._called.set()
+        else:
+            if router is None or router.session != said.session or router.frames is not None:
+                await _refuse(link, "it has not been called for these frames", for_now=True)
+            router.frames = link.stream
+        await link.say(Welcome())
+
+    async def _serve(self, router: Contact, link: RankLink) -> None:
+        """Run what a router wants until either has ended; then the next one may call."""
+        log.info("a router on %s has called", link.peer)
+        told = False
+        try:
+            start = await link.hear()
+            if not isinstance(start, Start) or router.frames is None:
+                raise ProtocolMismatch(link.peer, f"said {start} first")
+            report = await self._run(start, link, router.frames)
+            log.info("%s", report)
+            await link.say(Ended(report))
+            told = True
+        except PeerError as error:
+            log.info("the router has left: %s", error)
+        finally:
+            if not told:
+                with suppress(PeerGone, OSError):  # it may be who has left
+                    link.say_now(Ended("the program that runs the shard was told to end."))
+            router.close()
+            self._router = None
+        log.info("waiting for a router")
+
+    async def _run(self, start: Start, link: RankLink, frames: trio.SocketStream) -> str:
+        """Return the report of an incarnation, or why it cannot be had."""
+        try:
+            return await run_incarnation(start, link, frames, self._model, self._argv)
+        except PeerError:
+            raise
+        except TgiTrioError as error:
+            return str(error)
+
+
+async def _refuse(link: RankLink, why: str, *, for_now: bool = False) -> NoReturn:
+    """Tell a caller why it is not wanted, and raise that as a PeerError."""
+    await link.say(Refused(why, for_now))
+    raise PeerError(link.peer, f"it is not wanted: {why}")
+
+
+def _peer(router: Contact) -> str:
+    return "another machine" if router.link is None else router.link.peer
