@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -23,15 +23,28 @@ def write_secret(folder: Path) -> Path:
     return path
 
 
-@contextmanager
 def running_rank(
     leader: str, rank: int, secret: Path, *, within: Sequence[str] = ()
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """Run `python -m tgi_trio rank` for the length of the block.
 
     `within`: what comes before the command, such as `ip netns exec NAME`.
     """
-    argv = [sys.executable, "-m", "tgi_trio", "rank", "--leader", leader, "--rank", str(rank)]
+    return _running(["rank", "--leader", leader, "--rank", str(rank)], secret, within)
+
+
+def running_shard(
+    address: str, secret: Path, *, within: Sequence[str] = ()
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    """Run `python -m tgi_trio shard` for the length of the block, as `running_rank` does."""
+    return _running(["shard", "--listen", address], secret, within)
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], secret: Path, within: Sequence[str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-m", "tgi_trio", *command]
     process = subprocess.Popen(
         [*within, *argv, "--cluster-secret-file", str(secret)],
         preexec_fn=partial(die_with_parent, os.getpid()),

@@ -7,15 +7,15 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.system.client import generate
-from tests.system.remote_rank import running_rank, write_secret
-from tests.system.server import ServerProcess, children, serving
+from tests.system.client import decode, generate, post_stream
+from tests.system.remote_rank import running_rank, running_shard, write_secret
+from tests.system.server import ServerProcess, children, serving, wait_gone
 from tgi_trio.testing.ports import held_port
 
 pytestmark = pytest.mark.system
@@ -70,6 +70,38 @@ def test_a_shard_that_is_on_another_machine_than_its_router(
             assert texts(server) == expected
 
 
+def test_a_shard_that_is_called_where_it_listens(demo: ServerProcess, tmp_path: Path) -> None:
+    """Its program is killed under a stream, which waits; then the router is, and nothing stays."""
+    secret = write_secret(tmp_path)
+    asked = {"max_new_tokens": 40, "do_sample": True, "seed": 3}
+    with held_port() as port, another_machine() as machine:
+        within = ("ip", "netns", "exec", machine.namespace) if machine.namespace else ()
+        address = f"{machine.far_host}:{port}"
+        flags = ("--shard", f"tcp://{address}", "--cluster-secret-file", str(secret))
+        with ExitStack() as first, serving(*flags, ready=False) as server:
+            program = first.enter_context(running_shard(address, secret, within=within))
+            server.wait_ready()
+            assert server.shards() == []
+            body = {"inputs": PROMPTS[0], "parameters": asked}
+            with post_stream(f"{server.url}/generate_stream", json=body) as reply:
+                lines = reply.iter_lines()
+                events = [next(event for line in lines if (event := decode(line)))]
+                program.kill()
+                program.wait()
+                with running_shard(address, secret, within=within) as second:
+                    events += [event for line in lines if (event := decode(line))]
+                    assert (
+                        events[-1]["generated_text"]
+                        == (generate(demo.url, PROMPTS[0], **asked)["generated_text"])
+                    )
+                    assert server.metric("tgi_shard_restarts") == 1
+                    computing = children(second.pid)
+                    assert computing
+                    server.process.kill()
+                    assert wait_gone(computing) == []
+                    assert second.poll() is None
+
+
 def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=60)
 
@@ -81,9 +113,10 @@ class Machine:
     namespace: str
     link: str  # this side of it
     host: str  # of this side
+    far_host: str  # of the other
 
 
-LOOPBACK = Machine("", "", "127.0.0.1")
+LOOPBACK = Machine("", "", "127.0.0.1", "127.0.0.1")
 
 
 @contextmanager
@@ -94,7 +127,7 @@ def another_machine() -> Iterator[Machine]:
         return
     number = os.getpid() % 10**6
     net = f"10.{64 + number % 64}.{number // 64 % 250}"
-    machine = Machine(f"tgi-trio-{number}", f"tt{number}a", f"{net}.1")
+    machine = Machine(f"tgi-trio-{number}", f"tt{number}a", f"{net}.1", f"{net}.2")
     name, far = machine.namespace, f"tt{number}b"
     within = ("ip", "-n", name)
     try:
