@@ -37,14 +37,21 @@ class FakeReplica:
         self.pause = 0.0  # seconds before each event
         self.tokens = 8
         self.seen: list[Seen] = []
+        self.taken = 0  # connections
         self.left = trio.Event()  # a client has hung up in the middle of an answer
         self.began = trio.Event()  # an event has been sent
         self.address = ""
+        self._streams: set[trio.SocketStream] = set()
         self._serving = trio.CancelScope()
 
     def die(self) -> None:
         """End as a killed process does: every connection is reset, nobody listens."""
         self._serving.cancel()
+
+    def hang_up(self) -> None:
+        """End every connection, as an impatient server does; new ones are taken."""
+        for each in self._streams:
+            each.socket.shutdown(socket.SHUT_RDWR)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
@@ -62,6 +69,8 @@ class FakeReplica:
     async def _connection(self, stream: trio.SocketStream) -> None:
         reset = struct.pack("ii", 1, 0)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        self.taken += 1
+        self._streams.add(stream)
         try:
             while (seen := await _read_request(stream)) is not None:
                 if self.silent.is_set():
@@ -74,6 +83,7 @@ class FakeReplica:
         except* _CutOffError:
             pass
         finally:
+            self._streams.discard(stream)
             stream.socket.close()
 
     async def _answer(self, stream: trio.SocketStream, seen: Seen) -> None:

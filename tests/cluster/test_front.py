@@ -104,6 +104,18 @@ async def test_a_whole_answer_is_asked_for_again_with_the_same_seed() -> None:
         assert json.loads(answer.body)["text"].startswith("<5 0><5 1>")
 
 
+async def test_a_connection_is_kept_for_the_next_request() -> None:
+    async with fake_replicas(1) as replicas, served_front(replicas.addresses) as front:
+        (replica,) = replicas.all
+        for _ in range(3):
+            assert (await front.ask("POST", "/generate_stream", BODY)).body == WHOLE
+            assert (await front.ask("POST", "/generate", BODY)).status == 200
+        assert replica.taken == 1  # that of the question how it is
+        replica.hang_up()  # of which the front learns when it asks the next time
+        assert (await front.ask("POST", "/generate_stream", BODY)).body == WHOLE
+        assert (replica.taken, front.count("lost")) == (2, 0)
+
+
 async def test_a_full_replica_is_passed_over_and_the_last_answer_is_passed_on() -> None:
     async with fake_replicas(3) as replicas, served_front(replicas.addresses) as front:
         replicas.all[0].status = 429

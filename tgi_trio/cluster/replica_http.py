@@ -7,6 +7,7 @@ httptools tells body from framing.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from dataclasses import dataclass, field
 
 import httptools
@@ -51,6 +52,7 @@ class AnswerReader:
     def __init__(self) -> None:
         self.head: AnswerHead | None = None
         self.whole = False
+        self.keep_alive = False  # the connection is good for another request
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
         self._size = 0  # bytes that came before the head was whole
@@ -70,11 +72,6 @@ class AnswerReader:
         self._body.clear()
         return body
 
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the connection is good for another request."""
-        return self.whole and self._parser.should_keep_alive()
-
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
         if self.head is None:
@@ -89,8 +86,9 @@ class AnswerReader:
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
-        """Called by the parser."""
+        """Called by the parser, which can say only here whether the connection stays."""
         self.whole = True
+        self.keep_alive = self._parser.should_keep_alive()
 
 
 class Connection:
@@ -142,7 +140,7 @@ class Connections:
     """All connections to one replica."""
 
     address: str  # host:port, [host]:port or unix:/path
-    idle: list[Connection] = field(default_factory=list)
+    idle: deque[Connection] = field(default_factory=deque)  # the longest idle first
     busy: set[Connection] = field(default_factory=set)
 
     async def take(self, fresh: bool = False) -> Connection:
@@ -166,8 +164,11 @@ class Connections:
         """Keep a connection for another request, or close it. Synchronous."""
         known = connection in self.busy
         self.busy.discard(connection)
+        now = trio.current_time()
+        while self.idle and now - self.idle[0].idle_since >= _LONGEST_IDLE:
+            self.idle.popleft().close()  # the last one is taken first: this one may never be
         if known and reusable and len(self.idle) < _MOST_KEPT:
-            connection.idle_since = trio.current_time()
+            connection.idle_since = now
             self.idle.append(connection)
         else:
             connection.close()
