@@ -25,7 +25,11 @@ from tgi_trio.shard.torch_backend.kernels import (
 )
 from tgi_trio.shard.torch_backend.kernels import routing as routing_kernel
 from tgi_trio.shard.torch_backend.kv_cache import EIGHT_BITS
-from tgi_trio.shard.torch_backend.layers.grouped_experts import tokens_of_a_program
+from tgi_trio.shard.torch_backend.layers.grouped_experts import (
+    router_tile,
+    router_warps,
+    tokens_of_a_program,
+)
 from tgi_trio.shard.torch_backend.layers.one_row import TILES
 from tgi_trio.shard.torch_backend.layers.residual import count_warps
 from tgi_trio.shard.torch_backend.torch_device import Generation
@@ -341,35 +345,42 @@ def _sampler() -> Iterator[Variant]:
 
 def _routing() -> Iterator[Variant]:
     """Mixtral, Phi-3.5-MoE, gpt-oss, Qwen 3, DeepSeek V2 and V3."""
-    kinds: tuple[tuple[str, int, int, int, int], ...] = (
-        ("softmax", 8, 2, 1, 1),
-        ("sparse-mixer", 16, 2, 1, 1),
-        ("softmax", 32, 4, 1, 1),
-        ("biased-softmax", 64, 6, 1, 1),
-        ("softmax", 128, 8, 1, 1),
-        ("grouped-softmax", 160, 6, 8, 3),
-        ("grouped-sigmoid", 256, 8, 8, 4),
+    kinds: tuple[tuple[str, int, int, int, int, int], ...] = (
+        ("softmax", 8, 2, 1, 1, 4096),
+        ("sparse-mixer", 16, 2, 1, 1, 4096),
+        ("softmax", 32, 4, 1, 1, 2880),
+        ("biased-softmax", 64, 6, 1, 1, 2560),
+        ("softmax", 128, 8, 1, 1, 2048),
+        ("grouped-softmax", 160, 6, 8, 3, 5120),
+        ("grouped-sigmoid", 256, 8, 8, 4, 7168),
     )
-    for routing, count, each, groups, used in kinds:
+    for routing, count, each, groups, used, inputs in kinds:
         logits = F32 if routing.startswith(("grouped", "biased")) else BF16
-        arguments = (BF16, I32, I32, I32, logits, F32, "i32", "fp32", "fp32")
+        constants = {
+            "EXPERTS": count,
+            "PER_TOKEN": each,
+            "ROUTING": routing,
+            "NORMALISE": routing != "sparse-mixer",
+            "GROUPS": groups,
+            "PADDED_GROUPS": groups,
+            "GROUPS_USED": used,
+            "HAS_BIAS": routing in ("grouped-sigmoid", "biased-softmax"),
+            "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1}.get(routing, 0),
+        }
         yield Variant(
             f"route_tokens {routing} {count}",
             routing_kernel.route_tokens,
-            arguments,
-            {
-                "EXPERTS": count,
-                "PADDED": 1 << (count - 1).bit_length(),
-                "PER_TOKEN": each,
-                "ROUTING": routing,
-                "NORMALISE": routing != "sparse-mixer",
-                "GROUPS": groups,
-                "PADDED_GROUPS": groups,
-                "GROUPS_USED": used,
-                "HAS_BIAS": routing in ("grouped-sigmoid", "biased-softmax"),
-                "SHARED": {"grouped-softmax": 2, "grouped-sigmoid": 1}.get(routing, 0),
-                "BLOCK": tokens_of_a_program(count),
-            },
+            (BF16, I32, I32, I32, logits, F32, "i32", "fp32", "fp32"),
+            constants
+            | {"PADDED": 1 << (count - 1).bit_length(), "BLOCK": tokens_of_a_program(count)},
+        )
+        tile = router_tile(count, inputs)
+        yield Variant(
+            f"ask_router {routing} {count}",
+            routing_kernel.ask_router,
+            (BF16, *(I32,) * 3, F32, I32, BF16, logits, logits, F32, "i32", "fp32", "fp32"),
+            constants | tile | {"HAS_ROUTER_BIAS": count == 32},
+            warps=router_warps(tile["PADDED"]),
         )
     for size, each, shared in ((2880, 4, 0), (2048, 8, 4), (7168, 8, 1)):
         yield Variant(

@@ -21,7 +21,7 @@ need_triton()
 
 from tgi_trio.shard.torch_backend.layers import grouped_experts  # noqa: E402
 from tgi_trio.shard.torch_backend.layers.grouped_experts import GroupedExperts  # noqa: E402
-from tgi_trio.shard.torch_backend.layers.grouped_matrices import PlainMatrices  # noqa: E402
+from tgi_trio.shard.torch_backend.layers.grouped_matrices import PlainMatrices, Routed  # noqa: E402
 
 HIDDEN, WIDTH = 24, 40
 ROUTINGS: dict[str, dict[str, Any]] = {
@@ -58,6 +58,11 @@ ROUTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+ASKED = (  # dtypes of tokens and router
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+)
 BIASED = ("grouped-sigmoid", "biased-softmax")
 
 
@@ -101,11 +106,7 @@ def test_it_chooses_what_torch_chooses(spec: ExpertsSpec, tokens: int) -> None:
         routed = made.route(logits, torch.float32)
         assert not made._counters.any()
         assert routed.counts.tolist() == chosen.flatten().bincount(minlength=spec.count).tolist()
-        ours = torch.zeros(tokens, spec.count, device=DEVICE)
-        for expert, count in enumerate(routed.counts.tolist()):
-            pairs = routed.pairs[expert, :count].long()
-            assert len(set(pairs.tolist())) == count
-            ours[pairs // spec.per_token, expert] = routed.weights.flatten()[pairs]
+        ours, _ = by_expert(routed, spec)
         theirs = torch.zeros_like(ours).scatter(1, chosen, weights)
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
@@ -119,6 +120,44 @@ def test_many_programs_share_the_lists(spec: ExpertsSpec, monkeypatch: pytest.Mo
     for expert, count in enumerate(routed.counts.tolist()):
         tokens = sorted((routed.pairs[expert, :count] // spec.per_token).tolist())
         assert tokens == (chosen == expert).any(1).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("tokens", [1, 37])
+def test_few_tokens_are_multiplied_with_the_router_where_they_are_routed(
+    spec: ExpertsSpec, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By programs that share experts and inputs, again and again; what was chosen is the same."""
+    for name, value in (("ROUTER_DEPTH", 16), ("_PART", 32)):
+        monkeypatch.setattr(grouped_experts, name, value)
+    inputs = 90  # three parts, the last of which is not whole
+    bias = some(spec.count, seed=3) if spec.routing in BIASED else None
+    made = experts(spec, bias, torch.float32)
+    for seed, (asking, wide) in enumerate(ASKED):
+        x = some(tokens, inputs, seed=seed, dtype=asking) / 4
+        own = some(spec.count, seed=7, dtype=wide) if seed else None
+        router = Linear(some(spec.count, inputs, seed=9, dtype=wide), own)
+        weights, chosen = by_expert(made.ask(x, router, torch.float32), spec)
+        assert not made._counters.any() and not made._arrived.any()
+        logits = router(x.to(wide))
+        theirs, expected = by_expert(made.route(logits, torch.float32), spec)
+        if wide is torch.bfloat16:  # sums of another order may be rounded to the next number
+            assert (chosen == expected).float().mean() > 0.9
+        else:
+            assert torch.equal(chosen, expected)
+            torch.testing.assert_close(weights, theirs, atol=1e-5, rtol=1e-4)
+
+
+def by_expert(routed: Routed, spec: ExpertsSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights and whether they are chosen, [T, experts] each, of lists of pairs."""
+    weights = torch.zeros(len(routed.weights), spec.count, device=DEVICE)
+    chosen = torch.zeros_like(weights, dtype=torch.bool)
+    for expert, count in enumerate(routed.counts.tolist()):
+        pairs = routed.pairs[expert, :count].long()
+        assert len(set(pairs.tolist())) == count
+        weights[pairs // spec.per_token, expert] = routed.weights.flatten()[pairs]
+        chosen[pairs // spec.per_token, expert] = True
+    assert (chosen.sum(1) == spec.per_token).all()
+    return weights, chosen
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -140,7 +179,7 @@ def test_a_mixture_says_what_its_experts_say_one_by_one(
         expected = host._one_by_one(x.float(), weights, chosen)
     tolerance = 1e-5 if dtype is torch.float32 else 0.02
     largest = float(expected.abs().max())
-    ours = made(x, logits).float()
+    ours = made(x, made.route(logits, x.dtype)).float()
     torch.testing.assert_close(ours, expected, atol=tolerance * largest, rtol=0.0)
 
 

@@ -49,7 +49,7 @@ DYNAMIC: dict[str, Any] = {"rope_parameters": SCALED, "max_position_embeddings":
 # A mixture has one more: the router, who goes where; the gate is part of a product.
 LAYERED = {
     **{"llama": 9, "qwen3": 9, "gemma2": 9, "gpt_neox": 10, "olmo2": 12},
-    **{"mixtral": 10, "qwen3_moe": 10, "gpt_oss": 10, "deepseek_v3": 12, "deepseek_v2": 13},
+    **{"mixtral": 9, "qwen3_moe": 9, "gpt_oss": 9, "deepseek_v3": 12, "deepseek_v2": 12},
 }
 ONE_MORE = {"num_hidden_layers": 3}
 PLAIN: dict[str, dict[str, int]] = {"deepseek_v3": {"first_k_dense_replace": 3}}  # no experts

@@ -54,8 +54,9 @@ def device(
     write_adapter(checkpoint("llama"), tmp_path / "adapter")
     from tgi_trio.shard.torch_backend import device_adapters
     from tgi_trio.shard.torch_backend.attention import paged
-    from tgi_trio.shard.torch_backend.layers import coded_linear
+    from tgi_trio.shard.torch_backend.layers import coded_linear, grouped_experts
 
+    monkeypatch.setattr(grouped_experts, "FEW_TOKENS", 16)
     monkeypatch.setattr(coded_linear, "_PROGRAMS", 4)
     monkeypatch.setattr(device_adapters, "FEW_TOKENS", 16)
     monkeypatch.setattr(paged, "_PROGRAMS", 8)  # so that few rows are divided, and many are not

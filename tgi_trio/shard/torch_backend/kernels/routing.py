@@ -1,5 +1,8 @@
 """Which experts each token goes to, and all (token, expert) pairs by expert, in one launch.
 
+Few tokens are multiplied with the router in the same launch (`ask_router`); of many, a library has
+made the logits (`route_tokens`).
+
 A program has some tokens. It chooses their experts, takes room for its pairs in each expert's list
 by an atomic addition, and writes them there. The program that is done last hands the lists' lengths
 on and leaves the counters at zero, as it found them, so nothing has to be cleared in between.
@@ -45,13 +48,119 @@ def route_tokens(
     there = (token < tokens) & (expert < EXPERTS)
     at = token.to(tl.int64) * EXPERTS + expert
     logit = tl.load(logits + at, mask=there, other=0.0).to(tl.float32)
+    choose_experts(
+        weights, pairs, counts, counters, logit, bias, token, tokens, scale, jitter,
+        EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, GROUPS, PADDED_GROUPS, GROUPS_USED,
+        HAS_BIAS, SHARED,
+    )
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def ask_router(
+    weights,  # as for `route_tokens`, up to `counters`
+    pairs,
+    counts,
+    counters,
+    sums,  # float32 [blocks of tokens, PARTS, TOKENS, PADDED]: what programs tell each other
+    arrived,  # int32 [blocks of tokens], 0 before and after: programs that have
+    x,  # [T, INPUTS], of any dtype: they become the router's numbers
+    router,  # [EXPERTS, INPUTS]
+    router_bias,  # [EXPERTS], read with HAS_ROUTER_BIAS
+    bias,  # float32 [EXPERTS] for the choice, read with HAS_BIAS
+    tokens,
+    scale,
+    jitter,
+    INPUTS: tl.constexpr,
+    PARTS: tl.constexpr,  # programs that share the inputs
+    PART: tl.constexpr,  # inputs of one, a multiple of DEPTH
+    DEPTH: tl.constexpr,  # inputs looked at together
+    TOKENS: tl.constexpr,  # of a program
+    COLUMNS: tl.constexpr,  # experts of a program
+    HAS_ROUTER_BIAS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,  # the next power of two, at least COLUMNS
+    PER_TOKEN: tl.constexpr,
+    ROUTING: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    GROUPS_USED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """Multiply tokens with the router, and route them where the last of a block's programs ends.
+
+    The programs of a block of tokens have some experts and a part of the inputs each. Parts are
+    added up in their order, so the logits do not depend on who comes last.
+    """
+    block = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(2)
+    row = tl.arange(0, TOKENS)
+    token = block * TOKENS + row
+    there, wanted = token < tokens, column < EXPERTS
+    rows = x + token.to(tl.int64)[:, None] * INPUTS
+    columns = router + column.to(tl.int64)[None, :] * INPUTS
+    total = tl.zeros([TOKENS, COLUMNS], tl.float32)
+    for low in range(0, PART, DEPTH):
+        depth = part * PART + low + tl.arange(0, DEPTH)
+        inside = depth < INPUTS
+        a = tl.load(rows + depth[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+        b = tl.load(columns + depth[:, None], mask=inside[:, None] & wanted[None, :], other=0.0)
+        total = tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
+    first = sums + (block.to(tl.int64) * PARTS * TOKENS + row[:, None]) * PADDED
+    tl.store(first + part * TOKENS * PADDED + column[None, :], total)
+    tl.debug_barrier()  # all of a program's sums come before it says that it has arrived
+    if tl.atomic_add(arrived + block, 1) == tl.num_programs(1) * PARTS - 1:
+        tl.store(arrived + block, 0)
+        expert = tl.arange(0, PADDED)
+        logit = tl.zeros([TOKENS, PADDED], tl.float32)
+        for i in range(PARTS):
+            logit += tl.load(first + i * TOKENS * PADDED + expert[None, :])
+        if HAS_ROUTER_BIAS:
+            own = tl.load(router_bias + expert, mask=expert < EXPERTS, other=0.0)
+            logit += own.to(tl.float32)[None, :]
+        logit = logit.to(router.dtype.element_ty).to(tl.float32)
+        choose_experts(
+            weights, pairs, counts, counters, logit, bias, token[:, None], tokens, scale, jitter,
+            EXPERTS, PADDED, PER_TOKEN, ROUTING, NORMALISE, GROUPS, PADDED_GROUPS, GROUPS_USED,
+            HAS_BIAS, SHARED,
+        )
+
+
+@triton.jit
+def choose_experts(
+    weights,
+    pairs,
+    counts,
+    counters,
+    logit,  # float32 [tokens, PADDED]
+    bias,
+    token,  # [tokens, 1]
+    tokens,
+    scale,
+    jitter,
+    EXPERTS: tl.constexpr,
+    PADDED: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    ROUTING: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    GROUPS_USED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """Choose the experts of some tokens by their logits, and list their pairs."""
+    expert = tl.arange(0, PADDED)[None, :]
+    there = (token < tokens) & (expert < EXPERTS)
     logit = tl.where(expert < EXPERTS, logit, float("-inf"))
     odds, score = find_odds(logit, bias, expert, EXPERTS, ROUTING, HAS_BIAS)
     if GROUPS > GROUPS_USED:
         score = bar_groups(score, expert, EXPERTS // GROUPS, GROUPS, PADDED_GROUPS, GROUPS_USED,
                            ROUTING == "grouped-sigmoid")
-    place = tl.full([BLOCK, PADDED], -1, tl.int32)
-    for i in tl.static_range(PER_TOKEN):
+    place = tl.full(logit.shape, -1, tl.int32)
+    for i in range(PER_TOKEN):  # not unrolled, as all here: it takes a compiler seconds
         hit = expert == tl.argmax(score, 1)[:, None]
         if ROUTING == "sparse-mixer":
             odds = tl.where(hit, weigh_close(logit, score, jitter), odds)
@@ -123,7 +232,7 @@ def bar_groups(
     own = expert // EACH
     group = tl.arange(0, PADDED_GROUPS)[None, :]
     worth = tl.full([score.shape[0], PADDED_GROUPS], float("-inf"), tl.float32)
-    for i in tl.static_range(GROUPS):
+    for i in range(GROUPS):
         inside = tl.where(own == i, score, float("-inf"))
         best = tl.max(inside, 1)
         if TWO:
@@ -131,7 +240,7 @@ def bar_groups(
             best += tl.max(tl.where(expert == first, float("-inf"), inside), 1)
         worth = tl.where(group == i, best[:, None], worth)
     used = tl.zeros(score.shape, tl.int1)
-    for _ in tl.static_range(USED):
+    for _ in range(USED):
         best = tl.argmax(worth, 1)[:, None]
         used = used | (own == best)
         worth = tl.where(group == best, float("-inf"), worth)

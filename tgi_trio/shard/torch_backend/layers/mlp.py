@@ -96,39 +96,38 @@ class ExpertsMlp:
 
     def __call__(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """Map [T, hidden] to [T, hidden]; `routed_by` of the same shape is what chooses experts."""
-        logits, doors = self._ask(x if routed_by is None else routed_by, x)
+        asking, doors = x if routed_by is None else routed_by, self._doors(x)
         shared = None if self.shared is None else self.shared(x)
-        out = self._routed(x if self.entry is None else self.entry(x), logits, doors)
+        out = self._routed(x if self.entry is None else self.entry(x), asking, doors)
         if self.exit is not None:
             out = self.exit(out)
         if shared is None:
             return out
         return out + (shared if doors is None else torch.sigmoid(doors) * shared)
 
-    @property
-    def routes_in_float32(self) -> bool:
-        """Whether the router's input becomes float32, whatever the rest is computed in."""
-        return self.router.weight.dtype is torch.float32
+    def widens(self, tokens: int) -> bool:
+        """Return whether the router wants what so many tokens ask it in float32, made for it."""
+        asks = self.grouped is not None and self.grouped.asks(tokens)
+        return self.router.weight.dtype is torch.float32 and not asks
 
     def find(self, x: torch.Tensor, routed_by: torch.Tensor) -> torch.Tensor | ExpertParts:
         """Return the same, not added up yet where that can be done as it is added to `x`."""
         if self.grouped is None or self.shared is not None or self.exit is not None:
             return self(x, routed_by)
-        return self.grouped.find(x, *self._ask(routed_by, x))
+        routed = self.grouped.ask(routed_by, self.router, x.dtype)
+        return self.grouped.find(x, routed, self._doors(x))
 
-    def _ask(
-        self, routed_by: torch.Tensor, x: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the router's logits [T, experts], and how far what is shared is let in [T, 1]."""
-        logits = self.router(routed_by.to(self.router.weight.dtype))
-        return logits, None if self.shared_router is None else self.shared_router(x)
+    def _doors(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return how far what is shared is let in, [T, 1]; None: all of it."""
+        return None if self.shared_router is None else self.shared_router(x)
 
     def _routed(
-        self, x: torch.Tensor, logits: torch.Tensor, doors: torch.Tensor | None
+        self, x: torch.Tensor, asking: torch.Tensor, doors: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return what the chosen experts make of `x`, and the shared one that is among them."""
+        """Return what the experts that `asking` is sent to make of `x`, and what is shared."""
         if self.grouped is not None:
-            return self.grouped(x, logits, doors)
+            return self.grouped(x, self.grouped.ask(asking, self.router, x.dtype), doors)
+        logits = self.router(asking.to(self.router.weight.dtype))
         weights, chosen = route(logits, self.spec, self.choice_bias)
         if self.expert_scale is not None:
             weights = weights * self.expert_scale[chosen]

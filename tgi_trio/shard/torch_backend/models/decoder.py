@@ -297,7 +297,7 @@ class Decoder:
     ) -> tuple[torch.Tensor, torch.Tensor | ExpertParts]:
         """Return the sum, and what `mlp` finds in its norm, and `beside` in itself."""
         if self.ranks is None and beside is None and isinstance(mlp, ExpertsMlp):
-            if mlp.routes_in_float32:
+            if mlp.widens(len(x)):
                 x, inner, wide = add_normalise_and_widen(x, addends, norm)
                 return x, mlp.find(inner, wide)
             x, inner = add_and_normalise(x, addends, norm)
