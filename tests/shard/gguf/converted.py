@@ -74,7 +74,10 @@ def convert(
     extra = EXTRA.get(name)
     for renamed, content in extra(stored, config) if extra else ():
         found[names.get_name(renamed, try_suffixes=ENDINGS) or renamed] = content
-    return {f"{name}.{key}": value for key, value in said.items()}, found
+    whole = {f"{name}.{key}": value for key, value in said.items()}
+    if name == "apertus":
+        whole |= xielu(stored, config["num_hidden_layers"])
+    return whole, found
 
 
 def _stacked(stored: Mapping[str, Array]) -> Tensors:
@@ -454,6 +457,119 @@ def modify_falcon_h1(own: str, array: Array, config: Config) -> Tensors:
     yield from modify_mamba2(own, array, config)
 
 
+# -- Mistral 3 and 4, Llama 4, Apertus, MiMo -------------------------------------------------------
+
+
+def describe_mistral3(config: Config) -> dict[str, Any]:
+    rope = config["rope_parameters"]
+    return common(config) | {
+        "rope.dimension_count": config["head_dim"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
+def describe_mistral4(config: Config) -> dict[str, Any]:
+    rope, rotary = config["rope_parameters"], config["qk_rope_head_dim"]
+    return common(config) | {
+        "attention.head_count_kv": 1,
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": config["kv_lora_rank"],
+        "attention.key_length": config["kv_lora_rank"] + rotary,
+        "attention.value_length": config["kv_lora_rank"],
+        "attention.key_length_mla": config["qk_nope_head_dim"] + rotary,
+        "attention.value_length_mla": config["v_head_dim"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+        "rope.dimension_count": rotary,
+        "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+        "attention.temperature_length": rope["original_max_position_embeddings"],
+    }
+
+
+def describe_llama4(config: Config) -> dict[str, Any]:
+    return common(config) | {
+        "feed_forward_length": config["intermediate_size_mlp"],
+        "expert_feed_forward_length": config["intermediate_size"],
+        "interleave_moe_layer_step": config["interleave_moe_layer_step"],
+        "rope.dimension_count": config["head_dim"],
+    }
+
+
+def describe_mimo2(config: Config) -> dict[str, Any]:
+    rope, heads = config["rope_parameters"], config["num_key_value_heads"]
+    windowed = [int(kind == "sliding_attention") for kind in config["layer_types"]]
+    return common(config) | {
+        "attention.head_count_kv": [2 * heads if each else heads for each in windowed],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": windowed,
+        "attention.value_length": config["v_head_dim"],
+        "attention.value_scale": config["attention_value_scale"],
+        "expert_count": config["n_routed_experts"],
+        "expert_feed_forward_length": config["moe_intermediate_size"],
+        "expert_gating_func": 2,
+        "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
+        "rope.dimension_count": int(
+            config["head_dim"] * rope["full_attention"]["partial_rotary_factor"]
+        ),
+    }
+
+
+def modify_mistral3(own: str, array: Array, config: Config) -> Tensors:
+    """Rows of queries and keys that turn together lie side by side."""
+    counts = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    for part, count in counts.items():
+        if f".{part}." in own:
+            halves = array.reshape(config[count], 2, -1, *array.shape[1:])
+            array = halves.swapaxes(1, 2).reshape(array.shape)
+    yield own, array
+
+
+def modify_mistral4(own: str, array: Array, config: Config) -> Tensors:
+    """Gates and ups of all experts stay in one tensor."""
+    if own.endswith("kv_b_proj.weight"):
+        yield from _halves_of_latents(own, array, config["num_attention_heads"], config)
+        return
+    yield own + ("" if own.endswith(".weight") else ".weight"), array
+
+
+def modify_llama4(own: str, array: Array, config: Config) -> Tensors:
+    if own.endswith("gate_up_proj"):
+        halves = np.split(array.swapaxes(1, 2), 2, axis=1)
+        for part, half in zip(("gate", "up"), halves, strict=True):
+            yield own.replace("gate_up_proj", f"{part}_proj.weight"), half
+        return
+    if own.endswith("experts.down_proj"):
+        own, array = f"{own}.weight", array.swapaxes(1, 2)
+    yield own, array
+
+
+def modify_apertus(own: str, array: Array, config: Config) -> Tensors:
+    """The activation's numbers are metadata, see `xielu`."""
+    if ".act_fn." not in own:
+        yield own, array
+
+
+def xielu(stored: Mapping[str, Array], layers: int) -> dict[str, list[float]]:
+    """Return what is said of Apertus' activations, in keys without an architecture."""
+    return {
+        f"xielu.{number}": [
+            float(stored[f"model.layers.{i}.mlp.act_fn.{number}"].item()) for i in range(layers)
+        ]
+        for number in ("alpha_p", "alpha_n", "beta", "eps")
+    }
+
+
+def modify_mimo2(own: str, array: Array, config: Config) -> Tensors:
+    own = own.replace("e_score_correction_bias", "e_score_correction.bias")
+    yield own + (".weight" if own.endswith("sink_bias") else ""), array
+
+
 Extra = Callable[[Mapping[str, Array], Config], Tensors]
 EXTRA: dict[str, Extra] = {"gemma3n": extra_gemma3n, "gemma4": extra_gemma4}
 MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
@@ -469,4 +585,9 @@ MODELS: dict[str, tuple[Callable[[Config], dict[str, Any]], Modify]] = {
     "jamba": (describe_jamba, modify_mamba1),
     "mamba": (describe_mamba, modify_mamba1),
     "mamba2": (describe_mamba2, modify_mamba2),
+    "mistral3": (describe_mistral3, modify_mistral3),
+    "mistral4": (describe_mistral4, modify_mistral4),
+    "llama4": (describe_llama4, modify_llama4),
+    "apertus": (common, modify_apertus),
+    "mimo2": (describe_mimo2, modify_mimo2),
 }

@@ -35,6 +35,13 @@ from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE, GEMMA4_E, GEMMA4_MOE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+PLAIN_ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
+LLAMA4 = {  # what no file states is as llama.cpp has it
+    "num_hidden_layers": 4,
+    "attention_chunk_size": 8192,
+    "floor_scale": 8192,
+    "no_rope_layer_interval": 4,
+}
 FALCON_NORM = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
 NEMOTRON_LATENT = {"layers_block_type": ["mamba", "moe", "attention"], "moe_latent_size": 16}
 # Architecture, with what tells cases of one apart -> our family, and what its checkpoint is given.
@@ -59,6 +66,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {}),
     "mamba falcon": ("falcon_mamba", {}),
     "mamba2": ("mamba2", {}),
+    "mistral3": ("ministral3", {}),
+    "mistral4": ("mistral4", {}),
+    "llama4": ("llama4_text", LLAMA4),
+    "apertus": ("apertus", {"rope_parameters": PLAIN_ROTARY}),
+    "mimo2": ("mimo_v2_flash", {"routed_scaling_factor": 1.0}),
 }
 
 

@@ -9,6 +9,7 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_kin import with_yarn
 from tgi_trio.model.families.llama_like import llama_spec
+from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import (
     DecoderSpec,
@@ -74,7 +75,7 @@ def mistral4(config: ModelConfig) -> DecoderSpec | None:
     return deepseek_spec(
         config,
         experts,
-        names.MISTRAL4,
+        names.MISTRAL4_APART if config.get(EXPERTS_APART) else names.MISTRAL4,
         sparse=sparse,
         rank=256,
         query_rank=1024,

@@ -8,6 +8,7 @@ from typing import Final
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.llama_like import attention_bias, llama_spec
+from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.reading import rotary
 from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, LayerSpec, QueryScale, RotarySpec
 
@@ -19,6 +20,8 @@ _KEEPING_LENGTHS: Final = ("default", "linear", "dynamic", "llama3")
 def llama4(config: ModelConfig) -> DecoderSpec:
     head_dim = int(config.get("head_dim", 128))
     turning = rotary(config, head_dim, theta=500000.0, interleaved=True)
+    divided = turning.kind == "divided" and turning.parameters.get("attention_factor") == 1.0
+    keeps_lengths = divided or turning.kind in _KEEPING_LENGTHS
     experts = ExpertsSpec(
         count=int(config.get("num_local_experts", 16)),
         per_token=int(config.get("num_experts_per_tok", 1)),
@@ -33,17 +36,17 @@ def llama4(config: ModelConfig) -> DecoderSpec:
         config,
         head_dim=head_dim,
         turning=turning,
-        names=names.LLAMA4,
+        names=names.LLAMA4_APART if config.get(EXPERTS_APART) else names.LLAMA4,
         kv_heads=int(config.get("num_key_value_heads", 8)),
         mlp_width=int(config.get("intermediate_size_mlp", 16384)),
         query_key_norm="bare" if config.get("use_qk_norm", True) else "none",
-        norm_after_rotary=turning.kind not in _KEEPING_LENGTHS,
+        norm_after_rotary=not keeps_lengths,
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
         **attention_bias(config),
     )
     count = len(spec.layers)
     turned, mixtures = _turned(config, count), _mixtures(config, count)
-    chunk = int(config.get("attention_chunk_size", 8192) or 0)
+    chunk = int(config.values.get("attention_chunk_size", 8192) or 0)
     kinds = config.get("layer_types") or [
         "chunked_attention" if own else "full_attention" for own in turned
     ]

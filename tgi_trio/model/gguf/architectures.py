@@ -5,6 +5,7 @@ A new one is a function that puts its metadata into the words of a family, and a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,7 +22,14 @@ from tgi_trio.model.gguf import (
 )
 from tgi_trio.model.gguf.deepseek import deepseek2
 from tgi_trio.model.gguf.files import GgufModel
-from tgi_trio.model.gguf.stated import Values, expert_width, read_count, read_experts
+from tgi_trio.model.gguf.stated import (
+    Values,
+    expert_width,
+    read_count,
+    read_experts,
+    read_number,
+    read_query_scale,
+)
 
 # The metadata, and what `config.py` made of its common keys -> what differs from that.
 Convert = Callable[[GgufModel, Values], Values]
@@ -43,6 +51,7 @@ class Architecture:
     # And of what mixes tokens where a layer does not attend -> its part of the mixer's name.
     mixer: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)  # of others -> the name in a layer
+    listed: Mapping[str, str] = field(default_factory=dict)  # lists in the metadata -> the same
     by_layer: tuple[str, ...] = ()  # of our numbers, those that may differ, 0 for layers without
     without: tuple[str, ...] = ()  # and those that the model has none of
     narrow_values: bool = False  # values may be shorter than keys
@@ -123,6 +132,45 @@ def _query_scalar(values: Values, largest: int) -> float:
 
 def _phi3(model: GgufModel, values: Values) -> Values:
     return {"model_type": "phi3", "sliding_window": model.get("attention.sliding_window", 0)}
+
+
+def _mistral3(model: GgufModel, values: Values) -> Values:
+    """Ministral 3, whose queries are scaled by their position where the file says how far."""
+    if model.get("expert_count"):
+        raise ValueError("it has experts, which no model of its family has")
+    return {"model_type": "ministral3", "sliding_window": None} | read_query_scale(
+        model, values, sharper=read_number(model, "rope.scaling.yarn_log_multiplier", 0.0)
+    )
+
+
+def _llama4(model: GgufModel, values: Values) -> Values:
+    """Llama 4, whose chunks and scales no file states; the largest does not norm its heads."""
+    experts = read_experts(model, read_count(model, "interleave_moe_layer_step") - 1)
+    every = model.get("attention.sliding_window") == 0  # then all see all, and know positions
+    layers = values["num_hidden_layers"]
+    return {
+        "model_type": "llama4_text",
+        EXPERTS_APART: True,
+        "num_local_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "intermediate_size": read_count(model, "expert_feed_forward_length"),
+        "intermediate_size_mlp": values["intermediate_size"],
+        "interleave_moe_layer_step": read_count(model, "interleave_moe_layer_step"),
+        "use_qk_norm": experts["num_experts"] != 128,
+        "attn_temperature_tuning": not every,
+    } | ({"no_rope_layers": [1] * layers, "attention_chunk_size": None} if every else {})
+
+
+def _apertus(model: GgufModel, values: Values) -> Values:
+    for key in _XIELU:
+        numbers = model.metadata.get(key)
+        if not isinstance(numbers, list) or len(numbers) < values["num_hidden_layers"]:
+            raise ValueError(f"its {key} names not all layers")
+        if key not in model.lists or not all(map(math.isfinite, numbers)):
+            raise ValueError(f"its {key} cannot be {numbers}")
+    return {"model_type": "apertus", "mlp_bias": False} | (
+        {} if values.get("rope_scaling") else {"rope_scaling": {"rope_type": "default"}}
+    )
 
 
 def _granite(model: GgufModel, values: Values) -> Values:
@@ -299,6 +347,9 @@ _DEEPSEEK: Final[Roles] = {
 _KV_HEADS: Final = ("num_key_value_heads",)  # 0 in layers that do not attend
 _ONE_PART: Final = (*_KV_HEADS, "intermediate_size")  # and in those without an MLP
 _NO_HEADS: Final = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+_XIELU: Final = {
+    f"xielu.{number}": f"mlp.act_fn.{number}" for number in ("alpha_p", "alpha_n", "beta", "eps")
+}
 _LFM2: Final[Roles] = {"token_embd_norm": ("final_norm",)}  # so named in older files
 _CONVOLUTION: Final = {
     "shortconv.conv": "conv",
@@ -317,6 +368,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "llama": Architecture(_llama, side_by_side=True),
     "baichuan": Architecture(_baichuan, side_by_side=True),
     "smollm3": Architecture(_plain("smollm3"), side_by_side=True),
+    "mistral3": Architecture(_mistral3, side_by_side=True),
+    "llama4": Architecture(_llama4),
+    "apertus": Architecture(_apertus, listed=_XIELU),
     "arcee": Architecture(_plain("arcee"), side_by_side=True),
     "seed_oss": Architecture(_seed_oss, roles=_NORM_BEFORE_MLP),
     "nemotron": Architecture(_nemotron, norms_plus_one=True),
@@ -396,7 +450,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "lfm2moe": Architecture(
         convolutions.lfm2moe, by_layer=_KV_HEADS, roles=_LFM2, mixer=_CONVOLUTION
     ),
+    "mimo2": Architecture(balanced.mimo2, by_layer=("num_key_value_heads",), narrow_values=True),
     "deepseek2": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
+    "mistral4": Architecture(deepseek2, latent=True, roles=_DEEPSEEK),
     "gpt2": Architecture(gpt_like.gpt2),
     "starcoder": Architecture(gpt_like.starcoder),
     "gptneox": Architecture(gpt_like.gptneox),

@@ -10,6 +10,7 @@ from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
     expert_width,
+    read_by_layer,
     read_count,
     read_experts,
     read_first_sparse,
@@ -65,6 +66,49 @@ def hunyuan_moe(model: GgufModel, values: Values) -> Values:
         "intermediate_size": width,
         "num_experts": experts["num_experts"],
         "moe_topk": experts["num_experts_per_tok"],
+    }
+
+
+def mimo2(model: GgufModel, values: Values) -> Values:
+    """MiMo-V2, whose layers with a window have twice as many heads of K and V."""
+    _check_sigmoid(model)
+    layers = read_own_layers(model, values)
+    windowed = read_by_layer(model, "attention.sliding_window_pattern", layers)
+    heads = read_by_layer(model, "attention.head_count_kv", layers)
+    own = heads[windowed.index(0)] if 0 in windowed else heads[0] // 2
+    if heads != [2 * own if each else own for each in windowed]:
+        raise ValueError(f"its {model.architecture}.attention.head_count_kv cannot be {heads}")
+    sparse = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in range(layers)]
+    if True not in sparse:
+        raise ValueError("it has no experts")
+    layer, part = sparse.index(True), values["partial_rotary_factor"]
+    experts = read_experts(model, layer)
+    thetas = {
+        "full_attention": values.get("rope_theta", 5e6),
+        "sliding_attention": model.get("rope.freq_base_swa", 1e4),
+    }
+    kinds = ["sliding_attention" if each else "full_attention" for each in windowed]
+    return {
+        "model_type": "mimo_v2_flash",
+        "num_hidden_layers": layers,
+        "num_key_value_heads": own,
+        "v_head_dim": read_count(model, "attention.value_length"),
+        "sliding_window": read_count(model, "attention.sliding_window"),
+        "layer_types": kinds,
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "n_routed_experts": experts["num_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "moe_intermediate_size": expert_width(model, layer=layer),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": read_number(model, "expert_weights_scale", 1.0) or 1.0,
+        "n_group": read_count(model, "expert_group_count", default=1),
+        "topk_group": read_count(model, "expert_group_used_count", default=1),
+        "attention_value_scale": read_number(model, "attention.value_scale", 0.707),
+        "rope_scaling": None,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": part}
+            for kind, theta in thetas.items()
+        },
     }
 
 

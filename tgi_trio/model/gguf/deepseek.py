@@ -1,9 +1,10 @@
-"""DeepSeek V2 and V3, one architecture there: its metadata in the words of either family."""
+"""DeepSeek V2 and V3, one architecture there, and Mistral 4, which is made like them."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from tgi_trio.model.families.mixtures import EXPERTS_APART
 from tgi_trio.model.gguf.files import GgufModel
 from tgi_trio.model.gguf.stated import (
     Values,
@@ -11,6 +12,7 @@ from tgi_trio.model.gguf.stated import (
     read_experts,
     read_first_sparse,
     read_number,
+    read_query_scale,
 )
 
 _SOFTMAX, _SIGMOID = 1, 2  # of `expert_gating_func`
@@ -19,7 +21,7 @@ _GROUPS_OF_256_EXPERTS: Final = (8, 4)
 
 
 def deepseek2(model: GgufModel, values: Values) -> Values:
-    """Return the config of either, told by what experts are weighed with.
+    """Return the config of one of them, told by what experts are weighed with.
 
     Raises ValueError for a variant of which neither family is.
     """
@@ -46,8 +48,6 @@ def _experts(model: GgufModel, values: Values) -> Values:
     if gating not in (_SOFTMAX, _SIGMOID):
         raise ValueError(f"its {model.architecture}.expert_gating_func is {gating!r}")
     newer, normalised = gating == _SIGMOID, bool(model.get("expert_weights_norm", False))
-    if normalised and not newer:
-        raise ValueError("the weights of its experts are normalised behind a softmax")
     dense = read_first_sparse(model, values)
     counts = read_experts(model, dense)
     usual = _GROUPS_OF_256_EXPERTS if newer and counts["num_experts"] == 256 else (1, 1)
@@ -55,8 +55,12 @@ def _experts(model: GgufModel, values: Values) -> Values:
     used = read_count(model, "expert_group_used_count", default=usual[1])
     if not 0 < used <= groups or counts["num_experts"] % groups:
         raise ValueError(f"its {counts['num_experts']} experts cannot be {used} of {groups} groups")
+    if normalised and not newer and groups > 1:
+        raise ValueError("the weights of its experts are normalised behind a softmax of groups")
+    older = "mistral4" if normalised else "deepseek_v2"
     return counts | {
-        "model_type": "deepseek_v3" if newer else "deepseek_v2",
+        "model_type": "deepseek_v3" if newer else older,
+        EXPERTS_APART: True,
         "n_routed_experts": counts["num_experts"],
         "n_shared_experts": read_count(model, "expert_shared_count"),
         "moe_intermediate_size": read_count(model, "expert_feed_forward_length"),
@@ -74,8 +78,5 @@ def _rotary(model: GgufModel, values: Values) -> Values:
 
     The file has a tenth of that number.
     """
-    scaling = values.get("rope_scaling")
     sharper = 10 * read_number(model, "rope.scaling.yarn_log_multiplier", 0.0)
-    if scaling is None or not sharper:
-        return {}
-    return {"rope_scaling": scaling | {"mscale": sharper, "mscale_all_dim": sharper}}
+    return read_query_scale(model, values, sharper=sharper)

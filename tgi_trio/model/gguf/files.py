@@ -22,6 +22,7 @@ class GgufModel:
 
     metadata: Mapping[str, Any]  # of the first file
     tensors: Mapping[str, tuple[Path, TensorInfo]]
+    lists: Mapping[str, range]  # of float32: where each number begins in the first file
 
     @property
     def architecture(self) -> str:
@@ -79,4 +80,4 @@ def read_model(files: list[Path], *, vocabulary: bool = False) -> GgufModel:
         raise ModelLoadError(
             f"{files[0]} says that there are {stated!r} tensors, and there are {len(tensors)}."
         )
-    return GgufModel(headers[0].metadata, tensors)
+    return GgufModel(headers[0].metadata, tensors, headers[0].lists)

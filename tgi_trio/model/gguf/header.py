@@ -54,6 +54,7 @@ class Header:
 
     metadata: Mapping[str, Any]  # numbers, strings, and lists of either
     tensors: Mapping[str, TensorInfo]
+    lists: Mapping[str, range]  # of float32: where each number begins in the file
 
 
 def read_header(path: Path, *, vocabulary: bool = False) -> Header:
@@ -144,11 +145,14 @@ def _number(kind: int) -> struct.Struct:
 def _read(cursor: _Cursor, size: int, vocabulary: bool) -> Header:
     tensor_count, key_count = _read_counts(cursor)
     metadata: dict[str, Any] = {}
+    lists: dict[str, range] = {}
     for _ in range(key_count):
         name, kind = cursor.string(), cursor.take(_U32)
         if name in metadata:
             raise ValueError(f"its key {name!r} is there twice")
         metadata[name] = cursor.value(kind, vocabulary or not name.startswith(_VOCABULARY))
+        if isinstance(metadata[name], list) and all(type(one) is float for one in metadata[name]):
+            lists[name] = range(cursor.place - 4 * len(metadata[name]), cursor.place, 4)
     infos: dict[str, tuple[BlockType, tuple[int, ...], int]] = {}
     for _ in range(tensor_count):
         name, info = _read_tensor(cursor)
@@ -164,7 +168,7 @@ def _read(cursor: _Cursor, size: int, vocabulary: bool) -> Header:
     }
     _check_overlaps(tensors)
     kept = {name: value for name, value in metadata.items() if value is not None}
-    return Header(kept, tensors)
+    return Header(kept, tensors, lists)
 
 
 def _read_counts(cursor: _Cursor) -> tuple[int, int]:

@@ -115,3 +115,18 @@ def read_factors(model: GgufModel, name: str, turned: int) -> list[float] | None
     with file.open("rb") as opened:
         opened.seek(info.first)
         return list(struct.unpack(f"<{turned // 2}f", opened.read(info.end - info.first)))
+
+
+def read_query_scale(model: GgufModel, values: Values, *, sharper: float) -> Values:
+    """Return the rotary scaling with what it does to queries and to longer contexts.
+
+    `sharper`: how much more sharply these are read. Queries are scaled by their position where the
+    file says how far, by steps of the length that was trained for.
+    """
+    scaling = values.get("rope_scaling")
+    if scaling is None:
+        return {}
+    said = {"mscale": sharper, "mscale_all_dim": sharper} if sharper else {}
+    if beta := read_number(model, "attention.temperature_scale", 0.0):
+        said["llama_4_scaling_beta"] = beta
+    return {"rope_scaling": scaling | said}

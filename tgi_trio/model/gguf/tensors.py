@@ -118,6 +118,11 @@ def read_gguf_tensors(files: list[Path], config: ModelConfig) -> dict[str, Store
         stored = StoredTensor(file, info.kind.name, shape, info.first, info.end, change)
         for own, part in _named(name, stored, architecture, spec.names):
             tensors[own] = _with_axes(part, needed.get(own))
+    for key, own in architecture.listed.items():  # `config.py` has seen to their lengths
+        for index in range(len(spec.layers)):
+            first = model.lists[key][index]
+            name = f"{spec.names.layer.format(index)}{own}"
+            tensors[name] = StoredTensor(files[0], "F32", (1,), first, first + 4)
     return tensors
 
 
