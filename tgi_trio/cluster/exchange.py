@@ -80,6 +80,23 @@ class Exchange:
         self._hear()
         return part
 
+    async def follow(self, take: Callable[[bytes], bool]) -> None:
+        """Give `take` the parts of the body as they come, until it returns False or all are given.
+
+        Raises ReplicaLost and what `take` raises. It must not block.
+        """
+        reader, hear = self._reader, self._hear
+
+        def feed(data: bytes) -> bool:
+            hear()
+            return take(reader.feed(data)) and not reader.whole
+
+        early, self._early = self._early, b""
+        if self._connection is None:
+            raise ReplicaLost("nothing was asked")
+        if take(early) and not reader.whole:
+            await self._connection.follow(feed)
+
     async def rest(self) -> bytes:
         """Return the whole body. Raises ReplicaLost and AnswerTooLarge."""
         body = bytearray()

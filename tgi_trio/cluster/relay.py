@@ -167,11 +167,15 @@ class Relay:
     async def _write_events(self, exchange: Exchange, body: EventBody) -> None:
         """Write what one replica sends, to its end or the client's. Raises as its parts do."""
         cut, write = self._cutter.cut, body.write
-        while not (exchange.whole or body.failed):
-            events = cut(await exchange.next())
+
+        def take(part: bytes) -> bool:
+            events = cut(part)
             if events:
                 write(events)
                 self._given = True
+            return not body.failed
+
+        await exchange.follow(take)
         write(self._cutter.finish())
 
     async def _resume(self) -> None:

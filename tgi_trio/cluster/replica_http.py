@@ -1,25 +1,28 @@
 """HTTP/1.1 as a front speaks it to a replica: kept connections, and answers read as they come.
 
-A token of each stream passes here, so an answer is read from the socket that trio's wraps, and
-httptools tells body from framing.
+A token of each stream passes here, so an answer is read from the socket that trio's wraps, that of
+a stream by `Pump`, and httptools tells body from framing.
 """
 
 from __future__ import annotations
 
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import httptools
 import trio
 
 from tgi_trio.cluster.news import LONGEST_NAME
+from tgi_trio.cluster.pump import current_pump
 from tgi_trio.router.http.wire.headers import Header, header_block
 from tgi_trio.router.http.wire.transport import inner_socket
 
 UNIX = "unix:"
 CONNECT_SECONDS = 1.0  # a replica that does not take a connection within so long is passed over
 
+_HUNG_UP = "it hung up in the middle of an answer"
 _MOST_RECEIVED = 1 << 16  # bytes taken from the socket at once
 _LONGEST_HEAD = 1 << 16  # bytes of an answer's head
 _MOST_KEPT = 64  # idle connections to one replica
@@ -99,6 +102,7 @@ class Connection:
         self.idle_since = 0.0  # trio clock, seconds
         self._stream = stream
         self._plain: socket.socket | None = inner_socket(stream.socket)
+        self._pump = current_pump()
 
     async def send(self, request: bytes) -> None:
         """Send a request. Raises ReplicaLost."""
@@ -114,7 +118,7 @@ class Connection:
         except (OSError, ValueError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ReplicaLost(f"its connection broke: {error}") from None
         if not data:
-            raise ReplicaLost("it hung up in the middle of an answer")
+            raise ReplicaLost(_HUNG_UP)
         return data
 
     async def _receive(self) -> bytes:
@@ -130,8 +134,35 @@ class Connection:
             except BlockingIOError:
                 continue
 
+    async def follow(self, take: Callable[[bytes], bool]) -> None:
+        """Give `take` what comes until it returns False. Raises ReplicaLost and what `take` raises.
+
+        It is called between two turns of trio's loop: it must not block.
+        """
+        plain, pump = self._plain, self._pump
+        if plain is None or pump is None:
+            while take(await self.receive()):
+                pass
+            return
+
+        def take_some() -> bool:
+            try:
+                data = plain.recv(_MOST_RECEIVED)
+            except BlockingIOError:
+                return True
+            if not data:
+                raise ReplicaLost(_HUNG_UP)
+            return take(data)
+
+        try:
+            await pump.drain(plain, take_some)
+        except (OSError, trio.ClosedResourceError) as error:
+            raise ReplicaLost(f"its connection broke: {error}") from None
+
     def close(self) -> None:
         """Hang up; who waits for bytes is told that it is lost. Synchronous, idempotent."""
+        if self._plain is not None and self._pump is not None:
+            self._pump.notify_closing(self._plain)
         self._stream.socket.close()
 
 

@@ -1,0 +1,147 @@
+"""Sockets that are read without a turn of trio's loop.
+
+A token comes every few milliseconds, and all that a front does for it is to read it and to write
+it. A turn of trio's loop for that, with a task to wake, costs more than both, most of all from
+caches that have gone cold since the last token. So while streams are under way the front waits
+itself: before trio waits for its sockets, `Pump` waits for trio's and the streams', in an epoll set
+that has trio's as one of its members. What has come for a stream is taken on the spot; trio gets
+its turn as soon as there is anything for it: one of its sockets, a deadline, a task that was woken.
+
+While streams are under way `trio.testing.wait_all_tasks_blocked` may not return.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import trio
+
+_AT_ONCE: Final = 64  # sockets that one look at the set tells of
+
+
+class Pump(trio.abc.Instrument):
+    """Takes what comes for streams, between two turns of trio's loop."""
+
+    def __init__(self, trios: select.epoll, runnable: deque[Any]) -> None:
+        """`trios`: what trio waits with; `runnable`: its tasks that wait for their turn."""
+        self._trios = trios.fileno()
+        self._runnable = runnable
+        self._token = trio.lowlevel.current_trio_token()
+        self._set = select.epoll()
+        self._set.register(self._trios, select.EPOLLIN)
+        self._drains: dict[int, _Drain] = {}  # by the socket's number
+
+    async def drain(self, sock: socket.socket, take: Callable[[], bool]) -> None:
+        """Call `take` whenever `sock` has something to read, until it returns False.
+
+        Raises what `take` raises, which must not block, and ClosedResourceError when the socket is
+        closed here meanwhile (`notify_closing`).
+        """
+        number, drain = sock.fileno(), _Drain(take)
+        self._add(number, drain)
+        try:
+            await drain.ended.wait()
+        finally:
+            self._remove(number, drain)
+        if drain.error is not None:
+            raise drain.error
+
+    def notify_closing(self, sock: socket.socket) -> None:
+        """End the drain of a socket that is about to be closed, if there is one."""
+        drain = self._drains.get(sock.fileno())
+        if drain is not None:
+            drain.error = trio.ClosedResourceError("the socket was closed here")
+            self._end(sock.fileno(), drain)
+
+    def _add(self, number: int, drain: _Drain) -> None:
+        if number < 0:
+            raise trio.ClosedResourceError("the socket was closed here")
+        self._set.register(number, select.EPOLLIN)
+        if not self._drains:
+            trio.lowlevel.add_instrument(self)
+        self._drains[number] = drain
+
+    def _remove(self, number: int, drain: _Drain) -> None:
+        if self._drains.get(number) is not drain:
+            return  # it has ended, and the number may be another's by now
+        del self._drains[number]
+        self._set.unregister(number)
+        if not self._drains:
+            trio.lowlevel.remove_instrument(self)
+
+    def _end(self, number: int, drain: _Drain) -> None:
+        self._remove(number, drain)
+        drain.ended.set()
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Wait for streams and for trio, at most `timeout` seconds. Called by trio."""
+        until = time.monotonic() + timeout
+        left = timeout
+        while True:
+            events = self._set.poll(left, _AT_ONCE)
+            trios = False
+            for number, _ in events:
+                if number == self._trios:
+                    trios = True
+                else:
+                    self._take(number)
+            if trios or timeout <= 0:
+                return  # trio does not wait
+            left = until - time.monotonic()
+            if self._runnable or left <= 0:
+                break
+        # Trio would wait as long again, but for this, which writes to a socket that is trio's own.
+        self._token.run_sync_soon(_nothing, idempotent=True)
+
+    def _take(self, number: int) -> None:
+        drain = self._drains.get(number)
+        if drain is None:
+            return
+        try:
+            if drain.take():
+                return
+        except Exception as error:  # it is raised where the drain is waited for
+            drain.error = error
+        self._end(number, drain)
+
+
+class _Drain:
+    """One socket that is read."""
+
+    __slots__ = ("ended", "error", "take")
+
+    def __init__(self, take: Callable[[], bool]) -> None:
+        self.take = take
+        self.ended = trio.Event()
+        self.error: Exception | None = None
+
+
+def _nothing() -> None:
+    """Run in trio's loop, so that it turns."""
+
+
+_PUMP: Final = trio.lowlevel.RunVar[Pump | None]("pump")
+
+
+def current_pump() -> Pump | None:
+    """Return the pump of this run of trio; None where trio is not built as it is known here."""
+    try:
+        return _PUMP.get()
+    except LookupError:
+        pump = _make_pump()
+        _PUMP.set(pump)
+        return pump
+
+
+def _make_pump() -> Pump | None:
+    runner = getattr(trio.lowlevel.current_task(), "_runner", None)
+    runnable = getattr(runner, "runq", None)
+    trios = getattr(getattr(runner, "io_manager", None), "_epoll", None)
+    if type(runnable) is not deque or type(trios) is not select.epoll:
+        return None
+    return Pump(trios, runnable)
