@@ -153,6 +153,32 @@ def test_sentence_pieces_are_merged_by_their_scores(tmp_path: Path) -> None:
         assert ours.decode(expected) == text
 
 
+def test_sentence_pieces_are_merged_by_their_merges(tmp_path: Path) -> None:
+    """As Gemma 4's files have them, without scores and a space before every text."""
+    theirs = sentence_pieces()
+    theirs.normalizer = tokenizers.normalizers.Replace(" ", "\u2581")
+    said = json.loads(theirs.to_str())["model"]
+    vocabulary = said["vocab"]
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    changes = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in said["merges"]],
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    folder = gguf_folder(tiny(tmp_path, changes), tmp_path / "cache")
+    ours = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in (*CORPUS, "a  b", " lead", "two\n\nlines", "\U0001f642 \u65e5\u672c"):
+        expected = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text, add_special_tokens=False).ids == expected
+        assert ours.encode(text).ids == [1, *expected]
+        assert ours.decode(expected) == text
+
+
 def test_texts_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
     changes = {
         "tokenizer.ggml.tokens": ["<s>", "</s>", "a", "<|im_end|>", "<|end|>"],
@@ -165,7 +191,7 @@ def test_texts_end_at_every_token_that_ends_a_turn(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Changes, Changes, str]] = {
-    "architecture": ({"general.architecture": "mamba"}, {}, "architecture 'mamba', which is not"),
+    "architecture": ({"general.architecture": "bert"}, {}, "architecture 'bert', which is not"),
     "no architecture": ({"general.architecture": None}, {}, "architecture ''"),
     "no layers stated": ({"llama.block_count": None}, {}, "has no llama.block_count"),
     "2^31 layers": ({"llama.block_count": (1 << 31) - 1}, {}, "block_count"),
@@ -324,12 +350,21 @@ KEYS = (
     "expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count",
     "expert_shared_count", "expert_feed_forward_length", "expert_gating_func",
     "expert_weights_norm", "expert_weights_scale", "leading_dense_block_count",
-    "nextn_predict_layers", "interleave_moe_layer_step", "shortconv.l_cache",
+    "nextn_predict_layers", "interleave_moe_layer_step", "shortconv.l_cache", "ssm.conv_kernel",
+    "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size", "kda.head_dim",
+    "ssm.dt_b_c_rms", "full_attention_interval", "attention.recurrent_layers", "block_count",
+    "attention.shared_kv_layers", "attention.key_length_swa", "rope.dimension_count_swa",
+    "rope.freq_base_swa", "embedding_length_per_layer_input", "activation_sparsity_scale",
+    "altup.num_inputs", "altup.active_idx", "final_logit_softcapping", "attention.key_length",
+    "attention.value_length", "attention.value_scale", "attention.temperature_scale",
+    "feed_forward_length", "attention.head_count",
 )  # fmt: skip
 NAMES = (
     "attn_qkv.weight", "attn_qkv.bias", "attn_norm_2.weight", "attn_q_norm.weight",
     "ffn_up_exps.weight", "ffn_up_shexp.weight", "attn_k_b.weight", "attn_v_b.weight",
-    "exp_probs_b.bias",
+    "exp_probs_b.bias", "ffn_gate_inp.weight", "ffn_gate_up_exps.weight", "ssm_in.weight",
+    "ssm_conv1d.weight", "ssm_a", "ssm_norm.weight", "laurel_l.weight", "ffn_latent_down.weight",
+    "attn_q_a.weight", "ssm_in.bias", "attn_q.bias",
 )  # fmt: skip
 
 

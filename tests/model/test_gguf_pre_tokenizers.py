@@ -35,6 +35,15 @@ EXPRESSIONS = {
         f"{LEAD}{CAPITALS}*{SMALL}+{ENDINGS}|{LEAD}{CAPITALS}+{SMALL}*{ENDINGS}"
         rf"|\p{{N}}{{1,3}}|{REST}"
     ],
+    "qwen35": [
+        r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+        r"|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "kimi-k2": [
+        rf"\p{{Han}}+|{LEAD}(?:(?!\p{{Han}}){CAPITALS})*(?:(?!\p{{Han}}){SMALL})+{ENDINGS}"
+        rf"|{LEAD}(?:(?!\p{{Han}}){CAPITALS})+(?:(?!\p{{Han}}){SMALL})*{ENDINGS}"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
     "seed-coder": [
         r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+"
         r"|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"

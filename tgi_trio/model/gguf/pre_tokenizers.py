@@ -46,6 +46,11 @@ _GPT2: Final = _bytes(cuts=True)
 _SINGLE_DIGITS: Final = _sequence({"type": "Digits", "individual_digits": True}, _GPT2)
 _LLAMA3: Final = _sequence(_split(_words_and_digits(r"\p{N}{1,3}")), _bytes(cuts=False))
 _QWEN2: Final = _sequence(_split(_words_and_digits(r"\p{N}")), _bytes(cuts=False))
+# Marks belong to the letters before them.
+_QWEN35: Final = _splits(
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 # GPT-2's own words, where something else comes before them or behind.
 _GPT2_WORDS: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _FALCON: Final = _splits(r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]")
@@ -84,6 +89,12 @@ def _words_by_case(digits: str, endings: str) -> str:
 
 
 _GPT4O: Final = _splits(_words_by_case(r"\p{N}{1,3}", f"{_CONTRACTIONS}?"))
+_KIMI: Final = _splits(
+    rf"\p{{Han}}+"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_CAPITALS}&&[^\p{{Han}}]]*[{_SMALL}&&[^\p{{Han}}]]+{_CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_CAPITALS}&&[^\p{{Han}}]]+[{_SMALL}&&[^\p{{Han}}]]*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+)
 _TEKKEN: Final = _splits(_words_by_case(r"\p{N}", ""))
 _SEED: Final = _splits(
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
@@ -106,17 +117,19 @@ _KINDS: Final = (
     (PreTokenizer(_SINGLE_DIGITS), "smollm starcoder refact command-r codeshell"),
     (
         PreTokenizer(_LLAMA3, whole_words_first=True, begins_with_bos=True),
-        "llama3 llama-v3 llama-bpe",
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 lfm2 pixtral",
     ),
     (PreTokenizer(_LLAMA3), "dbrx smaug-bpe glm4 chatglm-bpe"),
     (PreTokenizer(_QWEN2, _NFC), "qwen2 deepseek-r1-qwen"),
+    (PreTokenizer(_QWEN35, _NFC), "qwen35"),
     (PreTokenizer(_QWEN2), "stablelm2"),
     (PreTokenizer(_FALCON), "falcon"),
     (PreTokenizer(_BLOOM), "bloom poro-chat gpt3-finnish"),
     (PreTokenizer(_DEEPSEEK_CODER), "deepseek-coder"),
     (PreTokenizer(_DEEPSEEK_2), "deepseek-llm"),
     (PreTokenizer(_DEEPSEEK_3), "deepseek-v3"),
-    (PreTokenizer(_GPT4O), "gpt-4o"),
+    (PreTokenizer(_GPT4O), "gpt-4o llama4"),
+    (PreTokenizer(_KIMI), "kimi-k2"),
     (PreTokenizer(_SEED), "seed-coder"),
     (PreTokenizer(_TEKKEN, whole_words_first=True, begins_with_bos=True), "tekken"),
 )

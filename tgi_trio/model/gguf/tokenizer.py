@@ -1,8 +1,9 @@
 """tokenizer.json and tokenizer_config.json of a GGUF file's vocabulary.
 
-Two kinds of vocabulary are read, which `tokenizer.ggml.model` tells apart: "gpt2", byte-level BPE
-with its merges, and "llama", SentencePiece's BPE with a score for every piece. Others are refused
-by name: --tokenizer-name takes the tokenizer of the original model for them.
+Three kinds of vocabulary are read, which `tokenizer.ggml.model` tells apart: "gpt2", byte-level BPE
+with its merges, "llama", SentencePiece's BPE with a score for every piece, and "gemma4", the same
+with merges. Others are refused by name: --tokenizer-name takes the tokenizer of the original model
+for them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ADVICE: Final = "name the original model's tokenizer with --tokenizer-name"
 # them by their text, too.
 _ENDS: Final = frozenset(
     "<|eot_id|> <|eom_id|> <|im_end|> <|end|> <end_of_turn> <|endoftext|> <|end_of_text|> <EOT> "
-    "<|return|> <|call|>".split()
+    "<|return|> <|call|> <turn|> <|eot|>".split()
 )
 
 
@@ -75,11 +76,14 @@ def make_tokenizer(vocabulary: Vocabulary, file: Path) -> Json:
         if kind == "gpt2":
             made = _byte_level(vocabulary)
         elif kind == "llama":
-            made = _sentence_pieces(vocabulary)
+            made = _sentence_pieces(vocabulary, _merges(vocabulary), leading=True)
+        elif kind == "gemma4":
+            pairs = _stated_merges(vocabulary, _ids(vocabulary))
+            made = _sentence_pieces(vocabulary, pairs, leading=False)
         else:
             raise ValueError(
-                f"its tokenizer is of the kind {kind!r}; read are 'gpt2' and 'llama'. For others, "
-                f"{_ADVICE}"
+                f"its tokenizer is of the kind {kind!r}; read are 'gpt2', 'llama' and 'gemma4'. "
+                f"For others, {_ADVICE}"
             )
         return {
             "version": "1.0",
@@ -176,11 +180,7 @@ def _byte_level(vocabulary: Vocabulary) -> Json:
             f"its texts are cut in the way {name!r} (tokenizer.ggml.pre), which is not known here; "
             f"{_ADVICE}"
         )
-    merges = vocabulary.get("merges", [])  # of single bytes alone there are none
-    if not isinstance(merges, list):
-        raise ValueError("its tokenizer.ggml.merges are no list")
     ids = _ids(vocabulary)
-    pairs = [_pair(str(merge), ids) for merge in merges]
     return {
         "normalizer": found.normalizer,
         "pre_tokenizer": found.pre_tokenizer,
@@ -189,9 +189,17 @@ def _byte_level(vocabulary: Vocabulary) -> Json:
             "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True,
         },
         "model": _model(
-            ids, [pair for pair in pairs if pair], ignore_merges=found.whole_words_first
+            ids, _stated_merges(vocabulary, ids), ignore_merges=found.whole_words_first
         ),
     }  # fmt: skip
+
+
+def _stated_merges(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[list[str]]:
+    merges = vocabulary.get("merges", [])  # of single bytes alone there are none
+    if not isinstance(merges, list):
+        raise ValueError("its tokenizer.ggml.merges are no list")
+    pairs = (_pair(str(merge), ids) for merge in merges)
+    return [pair for pair in pairs if pair]
 
 
 def _pair(merge: str, ids: Mapping[str, int]) -> list[str]:
@@ -202,15 +210,11 @@ def _pair(merge: str, ids: Mapping[str, int]) -> list[str]:
     return [left, right] if {left, right, left + right} <= ids.keys() else []
 
 
-def _sentence_pieces(vocabulary: Vocabulary) -> Json:
-    scores = vocabulary.get("scores")
-    if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
-        raise ValueError("its tokenizer.ggml.scores are not as many as its tokens")
-    if not all(isinstance(score, (int, float)) for score in scores):
-        raise ValueError("its tokenizer.ggml.scores are not numbers")
+def _sentence_pieces(vocabulary: Vocabulary, merges: list[list[str]], *, leading: bool) -> Json:
+    """`leading`: a space is put before a text, where the file does not say."""
     ids = _ids(vocabulary)
     unknown = vocabulary.role("unknown")
-    leading = bool(vocabulary.get("add_space_prefix", True))
+    leading = bool(vocabulary.get("add_space_prefix", leading))
     replaced = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     prepended = [{"type": "Prepend", "prepend": _SPACE}] if leading else []
     stripped = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if leading else []
@@ -229,7 +233,7 @@ def _sentence_pieces(vocabulary: Vocabulary) -> Json:
         },
         "model": _model(
             ids,
-            _merges(vocabulary, scores),
+            merges,
             unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,
             byte_fallback=_BYTE in vocabulary.types,
@@ -237,11 +241,17 @@ def _sentence_pieces(vocabulary: Vocabulary) -> Json:
     }
 
 
-def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[list[str]]:
+def _merges(vocabulary: Vocabulary) -> list[list[str]]:
     """Return the merges that join pieces in the order of their scores, as SentencePiece does.
 
-    What it joins first is the pair whose whole has the best score.
+    What it joins first is the pair whose whole has the best score. Raises ValueError where there
+    are none.
     """
+    scores = vocabulary.get("scores")
+    if not isinstance(scores, list) or len(scores) != len(vocabulary.tokens):
+        raise ValueError("its tokenizer.ggml.scores are not as many as its tokens")
+    if not all(isinstance(score, (int, float)) for score in scores):
+        raise ValueError("its tokenizer.ggml.scores are not numbers")
     pieces = {
         text: token_id
         for token_id, (text, kind) in enumerate(
