@@ -128,9 +128,9 @@ of bfloat16 (without `--dtype`) and exactly the file's up to its rounding. Mistr
 window is not in such a file, so sequences see all of themselves, as they do in llama.cpp; nor is
 the approximation of GELU, which is that of the family. Baichuan 2's head is normalised, as its
 checkpoints' is, whether its file's was or not. Of a model that sees, its file has the text alone
-(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`), so it is shown no images. The chunks
-of Llama 4, and how it scales queries, are those of the published models; layers that guess the
-token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
+(`qwen2vl`, `qwen3vl`, `qwen35`, `gemma4`, `mistral3`, `llama4`), so it is shown no images. The
+chunks of Llama 4, and how it scales queries, are those of the published models; layers that guess
+the token after the next are left unread. Qwen 3.5's value heads lie in another order than in its
 checkpoints, and are computed in it: ranks hold the last matrix of its delta rules as plain numbers.
 Of the newer families these are not read: DeepSeek V3.2 and GLM 5, Hunyuan 3, OLMo hybrid,
 RecurrentGemma, LFM3; GPT-J and OPT, llama.cpp does not write.
