@@ -24,6 +24,7 @@ from tests.shard.torch_backend.models_support import (
     run,
     sequences,
 )
+from tgi_trio.errors import ModelLoadError
 from tgi_trio.model.delta_rule_matrices import delta_rule_refs
 from tgi_trio.model.gguf.folder import gguf_folder
 from tgi_trio.model.matrices import run_of
@@ -161,3 +162,48 @@ def test_columns_in_several_runs_are_one_matrix() -> None:
     np.testing.assert_array_equal(joined.rows(slice(1, 3)).dequantised(), expected[1:3])
     np.testing.assert_array_equal(joined.columns(slice(1, 6)).dequantised(), expected[:, 1:6])
     np.testing.assert_array_equal(joined.columns(slice(3, 5)).dequantised(), expected[:, 3:5])
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "heads that share no keys": ("qwen35", {"ssm.group_count": 3}, "4 heads cannot share 3 keys"),
+    "no heads of a state": ("qwen35moe", {"ssm.time_step_rank": 0}, "time_step_rank cannot be 0"),
+    "no state": ("qwen3next", {"ssm.state_size": None}, "has no qwen3next.ssm.state_size"),
+    "all layers guess": ("qwen35", {"nextn_predict_layers": 5}, "nextn_predict_layers is 5"),
+    "kinds of few layers": ("qwen35", {"attention.recurrent_layers": [1]}, "names not all layers"),
+    "another choice": ("kimi-linear", {"expert_gating_func": 1}, "chosen as 1 says"),
+    "all of a key turns": ("kimi-linear", {"rope.dimension_count": 16}, "turns 16 of 16"),
+    "every layer shares": ("gemma3n", {"attention.shared_kv_layers": 4}, "shared_kv_layers is 4"),
+    "a bound that is none": (
+        "gemma3n", {"activation_sparsity_scale": [float("nan")] * 4}, "sparsity_scale cannot be",
+    ),
+    "heads of a kind": (
+        "gemma4 of few", {"attention.head_count_kv": [2, 1, 4, 1]}, "differs among layers",
+    ),
+    "widths by layer": ("gemma4", {"feed_forward_length": [128, 64]}, "cannot be .128, 64."),
+    "mamba with heads": ("mamba", {"attention.head_count": 4}, "states num_attention_heads"),
+    "a state in halves": ("mamba2", {"ssm.time_step_rank": 7}, "7 heads cannot share a state"),
+    "no rule": ("jamba", {"attention.head_count_kv": [2, 2, 0]}, "no rule by which"),
+    "no multiple": ("jamba", {"ssm.inner_size": 100}, "100 is no multiple of 64"),
+    "heads beside windows": ("mimo2", {"attention.head_count_kv": [2, 3]}, "cannot be .2, 3."),
+    "no activation": ("apertus", {"/xielu.beta": None}, "xielu.beta names not all layers"),
+    "endless activation": ("apertus", {"/xielu.eps": [float("inf")] * 2}, "xielu.eps cannot be"),
+    "too many experts": ("llama4", {"expert_used_count": 5}, "5 of 4 experts"),
+    "experts in Ministral": ("mistral3", {"expert_count": 4}, "has experts"),
+    "groups behind a softmax": (
+        "mistral4", {"expert_group_count": 2, "expert_group_used_count": 1}, "softmax of groups",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_by_name(
+    checkpoint: Callable[..., Path], tmp_path: Path, case: str
+) -> None:
+    model, changes, reason = REFUSED[case]
+    name, _, said, arrays = made(checkpoint, model)
+    for key, value in changes.items():
+        said[key[1:] if key.startswith("/") else f"{name}.{key}"] = value
+    said = {key: value for key, value in said.items() if value is not None}
+    write(tmp_path / "model.gguf", name, said, arrays)
+    with pytest.raises(ModelLoadError, match=reason):
+        gguf_folder(tmp_path / "model.gguf", tmp_path / "cache", tokenizer=False)
