@@ -35,6 +35,7 @@ class Measurer:
     def __init__(self, libraries: Libraries, file: Path, threads: int, stack: ExitStack) -> None:
         self._libraries, self._file, self._threads, self._stack = libraries, file, threads, stack
         self._held: tuple[list[int], Context] | None = None
+        self._behind = 0  # tokens of each sequence behind its prompt
 
     def measure(self, case: Case) -> float:
         """Return milliseconds of a decode step or of a prefill, the median."""
@@ -51,15 +52,31 @@ class Measurer:
 
     def _decode_ms(self, contexts: list[int], steps: int) -> float:
         context, times = self._context(contexts, room=steps + 2), []
-        for sequence, length in enumerate(contexts):
-            context.forget(sequence, length)
-        for step in range(steps + 2):
+        self._go_back(context, contexts, steps + 2)
+        for step in range(self._behind, self._behind + steps + 2):
             tokens = [
                 Token(5 + step + sequence, length + step, sequence, wanted=True)
                 for sequence, length in enumerate(contexts)
             ]
             times.append(_timed(context, tokens))
+        self._behind += steps + 2
         return statistics.median(times[2:]) * 1e3
+
+    def _go_back(self, context: Context, contexts: list[int], room: int) -> None:
+        """Forget what is behind the prompts.
+
+        States cannot: sequences go on while there is `room`, and are computed again then.
+        """
+        try:
+            for sequence, length in enumerate(contexts):
+                context.forget(sequence, length)
+        except RuntimeError:
+            if max(contexts) + self._behind + room <= _tokens(contexts, room):
+                return
+            for sequence, length in enumerate(contexts):
+                context.forget(sequence, 0)
+                context.compute(prompt(sequence, length))
+        self._behind = 0
 
     def _context(self, contexts: list[int], room: int) -> Context:
         """Return a context that holds these sequences."""
@@ -67,12 +84,12 @@ class Measurer:
             return self._held[1]
         self._stack.close()
         self._held = None
-        tokens = -(-(max(contexts) + room) // 256) * 256
+        self._behind = 0
         context = self._stack.enter_context(
             Context(
                 self._libraries,
                 self._file,
-                tokens=tokens,
+                tokens=_tokens(contexts, room),
                 sequences=len(contexts),
                 threads=self._threads,
             )
@@ -81,6 +98,11 @@ class Measurer:
             context.compute(prompt(sequence, length))
         self._held = contexts, context
         return context
+
+
+def _tokens(contexts: list[int], room: int) -> int:
+    """Return how long sequences may be that have these prompts."""
+    return -(-(max(contexts) + room) // 256) * 256
 
 
 def _timed(context: Context, tokens: list[Token]) -> float:

@@ -35,7 +35,17 @@ _LAYER = {
     "mlp.gate_proj_exps": "ffn_gate_exps",
     "mlp.up_proj_exps": "ffn_up_exps",
     "mlp.down_proj_exps": "ffn_down_exps",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
 }
+# Tensors with names of their own, and what they are called.
+_WHOLE = {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}
+_ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen3_5_text": "qwen35"}
 _EXPERTS = ".mlp.experts."
 _OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -69,12 +79,51 @@ def with_stacked_experts(tensors: Iterator[tuple[str, Any]]) -> Iterator[tuple[s
         yield name, np.stack([stack[i] for i in range(len(stack))])
 
 
-def renamed(name: str) -> str:
+def renamed(name: str, config: dict[str, Any]) -> str:
     """Return llama.cpp's name of a tensor."""
     if name in _OUTSIDE:
         return _OUTSIDE[name]
     _, _, layer, *part, kind = name.split(".")
-    return f"blk.{layer}.{_LAYER['.'.join(part)]}.{kind}"
+    if whole := _WHOLE.get(".".join([*part, kind])):
+        return f"blk.{layer}.{whole}"
+    role = _LAYER[".".join(part)]
+    if is_hybrid(config) and role == "ffn_norm":
+        role = "post_attention_norm"
+    return f"blk.{layer}.{role}.{kind}"
+
+
+def is_hybrid(config: dict[str, Any]) -> bool:
+    """Return whether some layers have a delta rule in the place of attention."""
+    return "linear_num_key_heads" in config
+
+
+def vector(name: str, bits: Any, config: dict[str, Any]) -> Any:
+    """Return a vector or kernel of a hybrid as llama.cpp wants it, of others as it is.
+
+    Norms have the one that is added to them, rates of decay are no logarithms.
+    """
+    values = to_float32(bits)
+    if not is_hybrid(config):
+        return values
+    if name.endswith("A_log"):
+        return -np.exp(values)
+    if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
+        return values + np.float32(1)
+    return values.squeeze()
+
+
+def add_states(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Write the numbers of delta rules. llama.cpp wants as many values to a head as keys."""
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if keys != heads:
+        raise SystemExit("to_gguf: value heads that share a key are not among our shapes")
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(keys)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_inner_size(heads * config["linear_value_head_dim"])
+    writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
 
 
 def rotary_pairs_side_by_side(weight: Any, heads: int) -> Any:
@@ -110,8 +159,11 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any], numbers: str) ->
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(dim)
     writer.add_value_length(dim)
-    writer.add_rope_dimension_count(dim)
-    writer.add_rope_freq_base(config["rope_theta"])
+    rope = config.get("rope_parameters", config)
+    writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if is_hybrid(config):
+        add_states(writer, config)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     if "num_experts" in config:
@@ -147,8 +199,8 @@ def add_tensor(
     writer: gguf.GGUFWriter, name: str, bits: Any, config: dict[str, Any], numbers: str
 ) -> None:
     """Add a matrix as BF16 or Q8_0, a vector and a router as float32, as llama.cpp wants them."""
-    if bits.ndim == 1 or name.endswith("mlp.gate.weight"):
-        writer.add_tensor(renamed(name), to_float32(bits))
+    if bits.ndim == 1 or name.endswith(("mlp.gate.weight", "conv1d.weight")):
+        writer.add_tensor(renamed(name, config), vector(name, bits, config))
         return
     if bits.ndim == 3:
         name = name.replace("_proj", "_proj_exps")
@@ -160,12 +212,13 @@ def add_tensor(
     raw = np.ascontiguousarray(bits).view(np.uint8)
     if numbers != "BF16":
         raw = gguf.quants.quantize(to_float32(bits), kind)
-    writer.add_tensor(renamed(name), raw, raw_dtype=kind)
+    writer.add_tensor(renamed(name, config), raw, raw_dtype=kind)
 
 
 def main(checkpoint: Path, output: Path, numbers: str) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(output, config["model_type"].replace("_", ""))
+    kind = config["model_type"]
+    writer = gguf.GGUFWriter(output, _ARCHITECTURES.get(kind, kind))
     add_config(writer, config, numbers)
     add_tokenizer(writer, checkpoint, config)
     for name, bits in with_stacked_experts(tensors(checkpoint / "model.safetensors")):
