@@ -146,6 +146,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek2-groups": ("deepseek_v2", {"rope_parameters": DEEPSEEK}),
     "deepseek2-old": ("deepseek_v2", {"q_lora_rank": None}),
     "deepseek3": ("deepseek_v3", {}),
+    "deepseek2-flash": ("glm4_moe_lite", {}),
     "gpt2": ("gpt2", {}),
     "starcoder": ("gpt_bigcode", {}),
     "gptneox": ("gpt_neox", {}),
@@ -167,6 +168,7 @@ ARCHITECTURE = {
     "deepseek2-groups": "deepseek2",
     "deepseek2-old": "deepseek2",
     "deepseek3": "deepseek2",
+    "deepseek2-flash": "deepseek2",
     "gptneox-serial": "gptneox",
     "gpt-oss-yarn": "gpt-oss",
     "exaone4-windows": "exaone4",
@@ -332,7 +334,10 @@ def latent_metadata(config: dict[str, Any], case: str) -> dict[str, Any]:
             "value_length_mla": config["v_head_dim"],
         }
     said |= {f"attention.{key}": value for key, value in lengths.items()}
-    if config["model_type"] == "deepseek_v3":
+    kinds = config.get("mlp_layer_types")
+    if kinds:
+        said["leading_dense_block_count"] = kinds.index("sparse")
+    if config["model_type"] != "deepseek_v2":
         said |= {"expert_gating_func": 2, "expert_weights_norm": config["norm_topk_prob"]}
     scaling = config["rope_parameters"]
     if scaling["rope_type"] == "yarn":
