@@ -14,6 +14,7 @@ from tgi_trio.router.request import Request, Timings
 from tgi_trio.router.shards.supervisor import Supervisor
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.thoughts.derive import Thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer
 from tgi_trio.router.text.tools.probe import CallStyle
@@ -69,9 +70,11 @@ class EngineFacade:
         """Take `count` permits without waiting; raises Overloaded or Unavailable."""
         return self._engine.permit(count)
 
-    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
-        """Queue a validated request; raises Overloaded."""
-        return self._engine.submit(request, timings)
+    def submit(
+        self, request: Request, timings: Timings | None = None, output: OutputText | None = None
+    ) -> TokenStream:
+        """Queue a validated request; raises Overloaded. `output` as `Engine.submit` has it."""
+        return self._engine.submit(request, timings, output)
 
     def health(self) -> tuple[bool, str]:
         """Return whether requests are being served, and why not.

@@ -22,6 +22,7 @@ from tgi_trio.router.request import FinishReason, Outcome, Request, Timings, Tok
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
 from tgi_trio.router.text.chat_template import ChatTemplate
+from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.thoughts.derive import Thoughts, derive_thoughts
 from tgi_trio.router.text.tokenizer import Tokenizer, TokenizerPool
 from tgi_trio.router.text.tokenizer_files import TokenizerConfig
@@ -126,18 +127,19 @@ class FakeEngine:
         finally:
             self.permits -= count
 
-    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
+    def submit(
+        self, request: Request, timings: Timings | None = None, output: OutputText | None = None
+    ) -> TokenStream:
         now = trio.current_time()
         timings = timings or Timings(received=now)
         timings.queued = timings.started = now
         self.submitted.append(request)
-        output = output_text(self.tokenizer, request)
+        output = output or output_text(self.tokenizer, request)
         id = len(self.submitted)
         stream = TokenStream(id, request, output, timings, self.leave)
         prompt = self.tokenizer.decode(request.prompt_ids)
         ids = [*self.tokenizer.encode_ids(self.answer(prompt), False).tolist(), 1]
         self._ids[id] = iter(ids[len(request.emitted) :])
-        stream.replay()
         self.live[id] = stream
         self._work.set()
         return stream

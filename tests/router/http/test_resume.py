@@ -17,7 +17,9 @@ from tests.router.http.thinking import let_think
 from tests.router.http.told import Told
 from tgi_trio.errors import ServerEnding
 from tgi_trio.router.http.call import HttpSettings
+from tgi_trio.router.http.resume import SLICE
 from tgi_trio.router.http.wire.server import ServerSettings
+from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.tools.call_formats import HERMES
 
 pytestmark = pytest.mark.trio
@@ -116,6 +118,40 @@ async def test_a_stream_goes_on_wherever_it_was_cut(monkeypatch, name):
             else:
                 both = whole.client(cut) + Told(rest.body).client()
                 assert sorted_choices(both) == sorted_choices(whole.client()), cut
+
+
+async def test_long_streams_are_replayed_in_pieces(monkeypatch):
+    """However many there are, a turn of the loop has one piece of one of them."""
+    here: list[int] = []  # in this turn
+    turns: list[int] = []
+
+    class Turns(trio.abc.Instrument):
+        def after_io_wait(self, timeout: float) -> None:
+            turns.append(len(here))
+            here.clear()
+
+    push = OutputText.push
+
+    def counted(*args: Any) -> Any:
+        here.append(1)
+        return push(*args)
+
+    monkeypatch.setattr(OutputText, "push", counted)
+    found = engine("Some more. " * 300)
+    ids = found.tokenizer.encode_ids("Some more. " * 300, False).tolist()[: 3 * SLICE + 5]
+    done = f"0:{','.join(map(str, ids))};1:{','.join(map(str, ids))}!"
+    body = {"prompt": "a", "n": 2, "max_tokens": len(ids) + 2, "stream": True}
+    trio.lowlevel.add_instrument(Turns())
+    async with served(found, HTTP) as server, trio.open_nursery() as nursery:
+
+        async def client() -> None:
+            answer = await asked(server, TEXT, body, x_tgi_emitted=done)
+            assert answer.body.count(b":i 0:") == 3, answer.body
+
+        for _ in range(3):
+            nursery.start_soon(client)
+    assert sum(turns) == 6 * len(ids) + 3 * 2
+    assert max(turns) == SLICE
 
 
 def sorted_choices(body: bytes) -> dict[bytes, list[bytes]]:

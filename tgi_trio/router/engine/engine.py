@@ -33,6 +33,7 @@ from tgi_trio.router.scheduling.scheduler import (
 )
 from tgi_trio.router.telemetry.metrics import Metrics
 from tgi_trio.router.text.answer_text import output_text
+from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -134,8 +135,12 @@ class Engine:
         """How many are here, from before their validation to their end."""
         return self._permits
 
-    def submit(self, request: Request, timings: Timings | None = None) -> TokenStream:
+    def submit(
+        self, request: Request, timings: Timings | None = None, output: OutputText | None = None
+    ) -> TokenStream:
         """Queue a validated request and return its stream; never awaits.
+
+        `output`: what has taken the tokens that the request has from another server, if any.
 
         Raises Overloaded when the queue's bounds are reached.
         """
@@ -145,10 +150,9 @@ class Engine:
         self.scheduler.add(id, request, now)
         timings = timings or Timings(received=now)
         timings.queued = now
-        output = output_text(self._tokenizer, request)
+        output = output or output_text(self._tokenizer, request)
         stream = TokenStream(id, request, output, timings, self.leave)
         self._streams[id] = stream
-        stream.replay()
         self._metrics.inc("tgi_request_accepted")
         self._metrics.observe("tgi_request_max_new_tokens", request.stopping.max_new_tokens)
         self._dispatch()

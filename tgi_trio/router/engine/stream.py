@@ -8,7 +8,6 @@ in exactly one terminal state (see `END`), and the engine counts that once.
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -72,7 +71,7 @@ class TokenStream:
         self.prompt_logprobs: list[float] = []  # set by the engine as the prefill reports them
         # Alternatives of each, where they are asked for.
         self.prompt_tops: list[Sequence[tuple[int, float]]] = []
-        self.generated = 0  # tokens delivered so far
+        self.generated = len(request.emitted)  # tokens delivered so far, here or elsewhere
         self.cached_tokens = 0  # prompt tokens from the prefix cache; set by the engine
         self._leave = leave
         self._outcome: Outcome | None = None
@@ -148,14 +147,6 @@ class TokenStream:
             if output.stopped and not end:
                 return FinishReason.STOP_SEQUENCE
         return _REASONS[finish] if finish else None
-
-    def replay(self) -> None:
-        """Deliver the tokens that the client has from another server; their news are forgotten.
-
-        Called by the engine only, before anything else is delivered.
-        """
-        if self.request.emitted:
-            self.deliver([self.output.push(id, math.nan) for id in self.request.emitted], None)
 
     def deliver(self, tokens: list[Token], end: Outcome | BaseException | None) -> None:
         """Hand over tokens and perhaps the end. Called by the engine only."""

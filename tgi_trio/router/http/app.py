@@ -166,6 +166,7 @@ class HttpRequest(TrioASGIHTTPConnection):
             path=path or {},
             generations=self.generations,
             all_stats=self.all_stats,
+            turns=self.app.turns,
         )
 
     def _leave(self) -> None:
@@ -318,6 +319,7 @@ class Application(QuartTrio):
         self.tracer = tracer
         self.cors = Cors(self.http.cors_allow_origin)
         self.request_ids = RequestIds()
+        self.turns = trio.Lock()
         self.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is answered before routing
         self.url_map.merge_slashes = False
         self.shortcuts: dict[tuple[str, str], Route] = {}

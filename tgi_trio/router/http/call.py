@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import trio
+
 from tgi_trio.router.adapters.registry import ServedAdapter
 from tgi_trio.router.http.engine_api import EngineApi
 from tgi_trio.router.http.messages.body_images import UNCUT, CutBody
@@ -62,6 +64,7 @@ class Call:
     acquired: ServedAdapter | None = None  # that all its prompts have, see `validate_request`
     all_stats: list[RequestStats] = field(default_factory=list)  # of those that ended well
     front: Front | None = None  # what a front says of it, see `dispatch.answer`
+    turns: trio.Lock = field(default_factory=trio.Lock)  # of all that replay, see `resume_stream`
 
     @property
     def ids(self) -> random.Random:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tgi_trio.router.images.image_reader import ImageReader
     from tgi_trio.router.telemetry.metrics import Metrics
     from tgi_trio.router.text.chat_template import ChatTemplate
+    from tgi_trio.router.text.output import OutputText
     from tgi_trio.router.text.thoughts.derive import Thoughts
     from tgi_trio.router.text.tokenizer import Tokenizer
     from tgi_trio.router.text.tools.probe import CallStyle
@@ -93,8 +94,13 @@ class EngineApi(Protocol):
     def permit(self, count: int = 1) -> AbstractContextManager[None]:
         """Take permits without waiting, to be held for the whole generation; raises Overloaded."""
 
-    def submit(self, request: Request, timings: Timings | None = None) -> TokenStreamApi:
-        """Queue a request; raises Overloaded."""
+    def submit(
+        self, request: Request, timings: Timings | None = None, output: OutputText | None = None
+    ) -> TokenStreamApi:
+        """Queue a request; raises Overloaded.
+
+        `output`: what has taken the tokens that the request has from another server, if any.
+        """
 
     def health(self) -> tuple[bool, str]:
         """Return whether generation makes progress, and if not why."""

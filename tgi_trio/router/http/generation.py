@@ -33,6 +33,7 @@ from tgi_trio.router.http.sse import EventBody, StreamLimits
 from tgi_trio.router.http.wire.headers import Header
 from tgi_trio.router.request import Outcome, Request, Timings, Token
 from tgi_trio.router.telemetry.request_stats import RequestStats
+from tgi_trio.router.text.output import OutputText
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,14 @@ class Result:
         return sum(token.logprob for token in self.tokens) / max(len(self.tokens), 1)
 
 
-def submit(call: Call, request: Request) -> TokenStreamApi:
-    """Queue a request for as long as the call lasts; raises Overloaded."""
+def submit(call: Call, request: Request, output: OutputText | None = None) -> TokenStreamApi:
+    """Queue a request for as long as the call lasts; raises Overloaded.
+
+    `output` as `EngineApi.submit` has it.
+    """
     timings = Timings(received=call.received)
     call.generations.append(timings)
-    return call.resources.enter_context(call.engine.submit(request, timings))
+    return call.resources.enter_context(call.engine.submit(request, timings, output))
 
 
 async def collect_results(
@@ -105,7 +109,7 @@ async def collect_results(
     ]
 
 
-def stream_events(
+async def stream_events(
     call: Call,
     requests: Sequence[Request],
     events: Sequence[Events],
@@ -123,12 +127,19 @@ def stream_events(
     )
     body = EventBody(limits, producers=len(requests))
     asked: Sequence[Request | None] = requests
+    outputs: Sequence[OutputText | None] = [None] * len(requests)
     if call.front is not None:
         engine = call.engine
         vocab_size = engine.validator.vocab_size
-        resumed = resume_stream(call.front, engine.tokenizer, vocab_size, requests, events, last)
-        asked, events, last = resumed.requests, resumed.events, resumed.last
-    streams = [None if request is None else submit(call, request) for request in asked]
+        resumed = await resume_stream(
+            call.front, call.turns, engine.tokenizer, vocab_size, requests, events, last
+        )
+        asked, outputs = resumed.requests, resumed.outputs
+        events, last = resumed.events, resumed.last
+    streams = [
+        None if request is None else submit(call, request, output)
+        for request, output in zip(asked, outputs, strict=True)
+    ]
     for stream, render in zip(streams, events, strict=True):
         if stream is None:
             body.finish(b"", last)

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
 import msgspec
+import trio
 
 from tgi_trio.router.http.messages.events import Events
 from tgi_trio.router.http.messages.problems import Problem, Refused
 from tgi_trio.router.request import FinishReason, Outcome, Request, Token
 from tgi_trio.router.text.answer_text import output_text
+from tgi_trio.router.text.output import OutputText
 from tgi_trio.router.text.tokenizer import Tokenizer
 
 FRONT: Final = b"x-tgi-front"  # the cluster's secret
@@ -35,6 +37,7 @@ _HEADERS: Final = (FRONT, SEED, BEGAN, EMITTED, WAITED)
 _NUMBER = re.compile(rb"[0-9]{1,20}")
 _CHOICE = re.compile(rb"([0-9]{1,6}):([0-9,]*)(!?)")
 _IDS = msgspec.json.Decoder(tuple[Annotated[int, msgspec.Meta(lt=1 << 31)], ...])
+SLICE: Final = 128  # tokens that a turn of trio's loop replays: some 0.5 ms
 _SEEDS: Final = 1 << 64
 # Between the seeds of two prompts of one call; those of a prompt's choices follow each other.
 _APART: Final = 1 << 32
@@ -137,12 +140,14 @@ class ResumedStream:
     """The generations of a stream that goes on."""
 
     requests: list[Request | None]  # None: it has ended
-    events: list[Events]
+    outputs: list[OutputText]  # which have taken what was emitted
+    events: list[Events]  # which have as well
     last: Callable[[], bytes]  # what follows the end of the last one
 
 
-def resume_stream(
+async def resume_stream(
     front: Front,
+    turns: trio.Lock,
     tokenizer: Tokenizer,
     vocab_size: int,
     requests: Sequence[Request],
@@ -151,19 +156,35 @@ def resume_stream(
 ) -> ResumedStream:
     """Return the generations with what a front's client has got of them.
 
-    Raises Refused (400) for what cannot have been generated.
+    Streams that go on at the same time have `turns`, so that a turn of trio's loop replays no more
+    than `SLICE` tokens of all of them. Raises Refused (400) for what cannot have been generated.
     """
     for choice, said in front.said.items():
         _check(choice, said, requests, vocab_size)
-    told: list[Events] = []
-    going_on: list[Request | None] = []
+    resumed = ResumedStream([], [], [], lambda: _tell(last(), b"0:!"))
     for i, (request, render) in enumerate(zip(requests, events, strict=True)):
         said = front.said.get(i, _NOTHING)
+        output = output_text(tokenizer, request)
+        held = await _replay(turns, output, render, said)
         if said.ended:
-            _end_again(tokenizer, request, render, said.ids)
-        going_on.append(None if said.ended else replace(request, emitted=said.ids))
-        told.append(ToldEvents(render, i, len(said.ids)))
-    return ResumedStream(going_on, told, lambda: _tell(last(), b"0:!"))
+            _end_again(request, output, render, held, len(said.ids))
+        resumed.requests.append(None if said.ended else replace(request, emitted=said.ids))
+        resumed.outputs.append(output)
+        resumed.events.append(ToldEvents(render, i))
+    return resumed
+
+
+async def _replay(turns: trio.Lock, output: OutputText, render: Events, said: Said) -> list[Token]:
+    """Have both take the tokens that the client has, and forget what comes of it.
+
+    Returns the last one where it is for the end of the generation to take.
+    """
+    whole = len(said.ids) - 1 if said.ended and said.ids else len(said.ids)
+    for start in range(0, whole, SLICE):
+        async with turns:
+            for id in said.ids[start : min(start + SLICE, whole)]:
+                render.step([output.push(id, math.nan)])
+    return [output.push(id, math.nan) for id in said.ids[whole:]]
 
 
 def _check(choice: int, said: Said, requests: Sequence[Request], vocab_size: int) -> None:
@@ -183,20 +204,20 @@ def _check(choice: int, said: Said, requests: Sequence[Request], vocab_size: int
         )
 
 
-def _end_again(tokenizer: Tokenizer, request: Request, render: Events, ids: Sequence[int]) -> None:
+def _end_again(
+    request: Request, output: OutputText, render: Events, last: list[Token], count: int
+) -> None:
     """Have `render` count a generation whose events its client has.
 
     How many tokens of its prompt were cached is not known here: none, for all that is.
     """
-    output = output_text(tokenizer, request)
-    tokens = [output.push(id, math.nan) for id in ids]
     tail = output.finish()
     render.end(
-        tokens,
+        last,
         Outcome(
             reason=FinishReason.STOP_SEQUENCE,
             text=output.generated_text,
-            generated_tokens=len(tokens),
+            generated_tokens=count,
             prompt_tokens=len(request.prompt_ids),
             cached_tokens=0,
             seed=None,
@@ -213,11 +234,9 @@ class ToldEvents:
     what it has the ids of passes on all or nothing of a token.
     """
 
-    def __init__(self, events: Events, choice: int, replayed: int) -> None:
-        """`replayed`: so many tokens come first whose events the client has."""
+    def __init__(self, events: Events, choice: int) -> None:
         self._events = events
         self._choice = b"%d:" % choice
-        self._replayed = replayed
         self._ids: list[int] = []  # of tokens that have brought no event yet
 
     def step(self, tokens: list[Token]) -> bytes:
@@ -234,9 +253,6 @@ class ToldEvents:
     def _take(self, token: Token) -> bytes:
         """Return the events of one token: a stream may be cut between any two tokens."""
         events = self._events.step([token])
-        if self._replayed:
-            self._replayed -= 1
-            return b""
         self._ids.append(token.id)
         return self._told(events) if events else b""
 

@@ -67,7 +67,7 @@ async def chat_completions(call: Call) -> Reply:
         def last() -> bytes:
             return (chat_usage_event(envelope, usage) if include_usage else b"") + DONE
 
-        return event_stream(call, stream_events(call, requests, events, last), len(prompt))
+        return event_stream(call, await stream_events(call, requests, events, last), len(prompt))
 
     keep = shown.logprobs is not None or shown.token_ids or not prepared.plain
     results = await collect_results(call, requests, keep_tokens=keep)

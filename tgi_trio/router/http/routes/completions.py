@@ -75,7 +75,7 @@ async def completions(call: Call) -> Reply:
             whole = UsageCount.total(usages)
             return (completion_usage_event(envelope, whole) if include_usage else b"") + DONE
 
-        return event_stream(call, stream_events(call, requests, events, last), characters)
+        return event_stream(call, await stream_events(call, requests, events, last), characters)
 
     keep = shown.logprobs is not None or shown.token_ids or candidates > count
     results = await collect_results(call, requests, keep_tokens=keep)

@@ -39,7 +39,7 @@ async def messages(call: Call) -> Reply:
     end = AnswerEnd(len(one.prompt_ids), one.stopping.max_new_tokens < request.max_tokens)
     if request.stream:
         events = MessageEvents(id, model, prepared.reader(), end)
-        return event_stream(call, stream_events(call, [one], [events]), len(prepared.prompt))
+        return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
     results = await collect_results(call, [one], keep_tokens=True)
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
     body = message(id, model, prepared.reader(), tokens, outcome, end)

@@ -182,7 +182,7 @@ async def _stream(call: Call, request: AnyRequest, parameters: schema.GeneratePa
             await validate_request(call, find_images(call, query), asked, parameters)
             for query in queries
         ]
-        body = stream_events(call, requests, events)
+        body = await stream_events(call, requests, events)
     except TgiTrioError as error:
         if call.front is not None and isinstance(error, (Overloaded, Unavailable, Refused)):
             raise  # the front asks another replica

@@ -53,7 +53,7 @@ async def responses(call: Call) -> Reply:
     items = ItemWriter(box, carried, call.ids, _told_tokens(call, request))
     if request.stream:
         events = ResponseEvents(writer, items, prepared.reader(), unix_now)
-        return event_stream(call, stream_events(call, [one], [events]), len(prepared.prompt))
+        return event_stream(call, await stream_events(call, [one], [events]), len(prepared.prompt))
     results = await collect_results(call, [one], keep_tokens=True)
     ((tokens, outcome),) = [(result.tokens, result.outcome) for result in results]
     body = response(writer, items, prepared.reader(), tokens, outcome, unix_now)
