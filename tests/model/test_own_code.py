@@ -48,7 +48,7 @@ def test_a_type_that_nobody_knows_needs_the_flag(tmp_path: Path) -> None:
     assert runnable_code(config) == own_code(config)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "baichuan", "zamba2"])
+@pytest.mark.parametrize("model_type", ["llama", "baichuan", "zamba"])
 def test_a_known_type_needs_no_code(tmp_path: Path, model_type: str) -> None:
     config = write(tmp_path, model_type=model_type, auto_map=AUTO_MAP)
     assert check(config, trusted=False) == []
@@ -59,9 +59,7 @@ def test_a_known_type_needs_no_code(tmp_path: Path, model_type: str) -> None:
 
 def test_the_warning_is_of_code_that_is_run(tmp_path: Path) -> None:
     files = ("configuration_x.py", "modeling_x.py")
-    (warning,) = check(
-        write(tmp_path, *files, model_type="zamba2", auto_map=AUTO_MAP), trusted=True
-    )
+    (warning,) = check(write(tmp_path, *files, model_type="zamba", auto_map=AUTO_MAP), trusted=True)
     assert "is run in the shard" in warning
     (warning,) = check(write(tmp_path, *files, model_type="llama", auto_map=AUTO_MAP), trusted=True)
     assert "changes nothing for the model: type 'llama' is computed here" in warning

@@ -36,6 +36,7 @@ from tgi_trio.model.spec import (
     OwnInputsSpec,
     QueryScale,
     RotarySpec,
+    SharedBlock,
     StreamsSpec,
 )
 from tgi_trio.shard.backend import load_runner
@@ -52,6 +53,7 @@ RECORDS = (
     OwnInputsSpec,
     QueryScale,
     RotarySpec,
+    SharedBlock,
     StreamsSpec,
     ShortConvolution,
     DeltaRule,

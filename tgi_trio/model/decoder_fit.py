@@ -140,6 +140,11 @@ CLAIMS: Final[Claims] = {
     "OwnInputsSpec.rows": ANY,
     "OwnInputsSpec.image_token": ANY,
     "LayerSpec.names": ANY,
+    "LayerSpec.shared": ANY,
+    "SharedBlock.layer": ANY,
+    "SharedBlock.use": ANY,
+    "SharedBlock.rank": ANY,
+    "SharedBlock.attention_rank": ANY,
     "RotarySpec.dim": ANY,
     "RotarySpec.theta": ANY,
     "RotarySpec.kind": only(

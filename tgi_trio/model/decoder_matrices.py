@@ -32,6 +32,7 @@ from tgi_trio.model.matrices import (
 )
 from tgi_trio.model.mixer_matrices import mixer_refs
 from tgi_trio.model.mlp_matrices import beside_refs, dense_mlp_refs, experts_refs, layer_matrix
+from tgi_trio.model.shared_matrices import shared_refs
 from tgi_trio.model.spec import DecoderSpec, IndexSpec, LatentSpec, LayerSpec
 from tgi_trio.model.stream_matrices import (
     layer_streams_refs,
@@ -106,6 +107,13 @@ NAMES: Final[Claims] = {
     "Names.streams_out": ANY,
     "Names.streams": ANY,
     "Names.detour": ANY,
+    "Names.block": ANY,
+    "Names.block_exit": ANY,
+    "Names.mixer_norm": ANY,
+    "Names.query_change": ANY,
+    "Names.key_change": ANY,
+    "Names.value_change": ANY,
+    "Names.gate_up_change": ANY,
 }
 
 
@@ -141,22 +149,25 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         spec = replace(spec, names=layer.names)
     names = spec.names
     prefix, experts, mixer = names.layer.format(index), layer.experts, layer.mixer
+    shared, block = layer.shared, prefix  # where attention, MLP and their norms lie
+    if shared is not None:
+        block = names.layer.format(shared.layer) + names.block
     mlp: MlpRefs | ExpertsRefs | None = None
     if layer.feeds:
         if experts and not layer.beside:
-            mlp = experts_refs(spec, prefix, experts)
+            mlp = experts_refs(spec, block, experts)
         else:
-            mlp = dense_mlp_refs(spec, prefix, layer.mlp_width or spec.mlp_width)
+            mlp = dense_mlp_refs(spec, block, layer.mlp_width or spec.mlp_width)
 
-    def norm(name: str, there: bool) -> NormRef | None:
-        return _norm(spec, prefix, name, hidden) if there else None
+    def norm(name: str, there: bool, size: int = hidden) -> NormRef | None:
+        return _norm(spec, block, name, size) if there else None
 
     mixes = layer.attends or mixer is not None
     return LayerRefs(
-        attention=_attention(spec, prefix, layer) if layer.attends else None,
+        attention=_attention(spec, block, layer) if layer.attends else None,
         mixer=mixer_refs(mixer, prefix + names.mixer, hidden) if mixer else None,
         mlp=mlp,
-        attention_norm=norm(names.attention_norm, mixes),
+        attention_norm=norm(names.attention_norm, mixes, _attention_inputs(spec, layer)),
         mlp_norm=norm(names.mlp_norm, layer.feeds),
         attention_post_norm=norm(names.attention_post_norm, mixes),
         mlp_post_norm=norm(names.mlp_post_norm, layer.feeds),
@@ -164,6 +175,7 @@ def layer_refs(spec: DecoderSpec, index: int) -> LayerRefs:
         own_input=own_input_refs(spec, prefix, spec.own_inputs) if spec.own_inputs else None,
         streams=layer_streams_refs(spec, prefix, spec.streams) if spec.streams else None,
         scale=VectorRef(prefix + names.layer_scale, 1) if names.layer_scale else None,
+        shared=shared_refs(spec, shared, prefix, block) if shared else None,
     )
 
 
@@ -189,12 +201,18 @@ def _attention(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> AttentionRef
     )
 
 
+def _attention_inputs(spec: DecoderSpec, layer: LayerSpec) -> int:
+    """Return the features that attention reads."""
+    return 2 * spec.hidden_size if layer.shared else spec.hidden_size
+
+
 def _qkv(spec: DecoderSpec, prefix: str, layer: LayerSpec) -> LinearRef:
     """Return the rows of query, key and value heads, and of gates if there are any.
 
     Queries alone where K and V are another layer's, no values where those are the keys.
     """
-    names, sizes, hidden, biased = spec.names, spec.sizes(layer), spec.hidden_size, spec.qkv_bias
+    names, sizes, biased = spec.names, spec.sizes(layer), spec.qkv_bias
+    hidden = _attention_inputs(spec, layer)
     heads, kv_heads, size = spec.heads, sizes.kv_heads, sizes.dim
     if spec.qkv_layout == "separate":
         kinds: list[tuple[str, Split, int, int]] = [(names.query, "heads", heads, size)]

@@ -146,6 +146,11 @@ CLAIMS: Final[Claims] = {
     "OwnInputsSpec.image_token": ANY,
     "LayerSpec.experts": ANY,
     "LayerSpec.names": ANY,
+    "LayerSpec.shared": only(None, refusal="layers share blocks of attention and MLP"),
+    "SharedBlock.layer": ANY,  # of what is refused, as the next ones
+    "SharedBlock.use": ANY,
+    "SharedBlock.rank": ANY,
+    "SharedBlock.attention_rank": ANY,
     "ExpertsSpec.count": Claim(
         lambda n: n <= MOST_EXPERTS, f"there are more than {MOST_EXPERTS} experts"
     ),

@@ -313,6 +313,24 @@ MixerRefs: TypeAlias = ConvolutionRefs | DeltaRuleRefs | Mamba2Refs | Mamba1Refs
 
 
 @dataclass(frozen=True, slots=True)
+class LowRankRefs:
+    """Products of low rank: what `down` says, in equal parts, goes through one of `ups` each."""
+
+    down: LinearRef
+    ups: tuple[LinearRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRefs:
+    """What a layer has of its own that uses a `SharedBlock`."""
+
+    qkv: LowRankRefs | None  # added to queries, keys and values
+    inner: LowRankRefs  # to gates and ups
+    exit: LinearRef
+    mixer_norm: NormRef
+
+
+@dataclass(frozen=True, slots=True)
 class LayerRefs:
     """One layer. Norms are None where the family has none there."""
 
@@ -327,6 +345,7 @@ class LayerRefs:
     own_input: OwnInputRefs | None = None
     streams: LayerStreamsRefs | None = None
     scale: VectorRef | None = None  # [1]
+    shared: SharedRefs | None = None  # then `attention` and `mlp` are other layers', too
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,14 @@ class Names:
     streams: str = ""  # of a layer
     detour: str = ""
     mixer: str = ""  # of a layer; its kind says what follows, see `mixer_matrices.py`
+    # See `SharedBlock`; "{}" = number of the use.
+    block: str = ""  # of the layer where its weights lie, which the other names follow
+    block_exit: str = ""  # of the layer that uses it, as the next
+    mixer_norm: str = ""
+    query_change: str = ""
+    key_change: str = ""
+    value_change: str = ""
+    gate_up_change: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +252,20 @@ class StreamsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """A block of attention and MLP that several layers use (Zamba2, Zyphra 2024).
+
+    It reads the hidden state and, behind it, what the first layer got. What it says joins, through
+    a linear of the layer, what the layer's mixer reads. Every use adds products of low rank to it.
+    """
+
+    layer: int  # where its weights lie
+    use: int  # its number among the uses of all blocks
+    rank: int  # of what is added to gates and ups
+    attention_rank: int  # the same of queries, keys and values; 0: nothing
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """What may differ from layer to layer."""
 
@@ -265,6 +287,7 @@ class LayerSpec:
     sparsity: float = 0.0  # what part of an MLP's gates is cut, were they normally distributed
     beside: bool = False  # experts are beside an MLP, not in its place
     names: Names | None = None  # of its weights, where they are not those of the others
+    shared: SharedBlock | None = None  # what its attention and its MLP are
 
 
 @dataclass(frozen=True, slots=True)

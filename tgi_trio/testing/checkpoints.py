@@ -333,8 +333,11 @@ def _fill(name: str, parameter: torch.Tensor, generator: torch.Generator, minus_
     noise = torch.randn(parameter.shape, generator=generator)
     if parameter.dim() >= 2:
         embedding = any(part in name for part in ("emb", "wte", "wpe", "shared"))
+        embedding = embedding and "shared_transformer" not in name  # Zamba2's blocks
         if "Attention.q." in name:  # T5 keeps the scale of its scores in these weights
             noise = noise / 4.0
+        if "shared_transformer" in name:  # nothing goes past Zamba2's blocks
+            noise = noise / 2.0
         parameter.copy_(noise if embedding else noise * (2.0 / parameter.shape[-1] ** 0.5))
     elif "norm" in name or "ln_" in name or name.endswith(_SCALES):
         centre = 0.0 if name.endswith("bias") or minus_one else 1.0

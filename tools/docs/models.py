@@ -79,9 +79,13 @@ them, on a GPU without recorded graphs. Ranks divide channels and heads; where a
 groups of heads than there are ranks, neighbours share one, and its norm is over what all of them
 read. Recurrences are float32; what layers add up has the model's dtype, where `transformers` keeps
 Mamba's in float32 (`residual_in_fp32`). Falcon H1 with biases behind what it scales, and Nemotron 3
-with biases around compressed experts, run through transformers, as does Zamba2: its blocks of
-attention and MLP are shared by many layers, each with changes of low rank, and read the embedding
-beside the hidden state.
+with biases around compressed experts, run through transformers.
+
+Zamba2's blocks of attention and MLP (`model/shared_matrices.py`, `layers/shared_block.py`) are used
+by many layers, each with changes of low rank; they read the embedding beside the hidden state, and
+what they say joins what the layer's Mamba reads. A block's weights are held once. Torch computes
+it; it is not cut into stages, and adapters are merged. Steps of time are bounded in prompts and
+decodes alike, where `transformers` bounds them in prompts alone.
 
 gpt-oss is computed with its sinks, windows, limited gates and biases; its experts' one tensor for
 all is read as one for each (`model/stacked_experts.py`). Another `swiglu_alpha` than 1.702 runs

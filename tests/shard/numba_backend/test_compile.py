@@ -85,7 +85,7 @@ def test_a_compiled_kernel_is_known_by_its_file() -> None:
 def test_a_model_that_the_kernels_do_not_fit_is_no_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "zamba2", "vocab_size": 10}')
+    (tmp_path / "config.json").write_text('{"model_type": "zamba", "vocab_size": 10}')
     assert ahead.main([str(tmp_path)]) == 1
     assert "the model runs through transformers" in capsys.readouterr().err
 

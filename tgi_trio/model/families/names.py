@@ -396,6 +396,26 @@ JAMBA = replace(
     expert_down="down_proj",
 )
 
+ZAMBA2 = replace(LLAMA, final_norm="model.final_layernorm", mixer="mamba")
+
+# Of its layers that use a block, which lies in the first layer that does.
+ZAMBA2_HYBRID = replace(
+    ZAMBA2,
+    mlp_norm="pre_ff_layernorm",
+    gate="",
+    up="",
+    gate_up="feed_forward.gate_up_proj",
+    down="feed_forward.down_proj",
+    mixer="mamba_decoder.mamba",
+    mixer_norm="mamba_decoder.input_layernorm",
+    block="shared_transformer.",
+    block_exit="linear",
+    query_change="self_attn.linear_q_adapter_list.{}",
+    key_change="self_attn.linear_k_adapter_list.{}",
+    value_change="self_attn.linear_v_adapter_list.{}",
+    gate_up_change="feed_forward.gate_up_proj_adapter_list.{}",
+)
+
 # Every layer is a mixer behind a norm.
 MAMBA = Names(
     base="backbone.",

@@ -27,6 +27,7 @@ from tgi_trio.model.families import (
     mixtures,
     sparse,
     state_spaces,
+    zamba,
 )
 from tgi_trio.model.families.told_by_files import fit_checkpoint
 from tgi_trio.model.spec import DecoderSpec
@@ -93,6 +94,7 @@ FAMILIES: dict[str, SpecFunction] = {
     "qwen3_5_moe_text": linear_attention.qwen3_5_moe,
     "kimi_linear": linear_attention.kimi_linear,
     "recurrent_gemma": griffin.recurrent_gemma,
+    "zamba2": zamba.zamba2,
     "olmo_hybrid": linear_attention.olmo_hybrid,
     "smollm3": llama_kin.smollm3,
     "seed_oss": llama_kin.seed_oss,

@@ -122,6 +122,8 @@ def wrap_linears(decoder: Decoder, wrap: Callable[[Site, Linear], Linear]) -> No
     """Put what `wrap` returns in the place of every linear that adapters may change."""
     for index, layer in enumerate(decoder.layers):
         attention = layer.attention
+        if layer.shared is not None:
+            continue
         if attention is not None and attention.latent is None:
             attention.qkv = wrap(Site(index, "qkv"), attention.qkv)
             attention.output = wrap(Site(index, "output"), attention.output)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = (
     *("lfm2", "lfm2_moe", "lfm3", "qwen3_5_text", "kimi_linear", "nemotron_h"),
-    *("jamba", "mamba", "mamba2", "falcon_h1", "olmo_hybrid", "recurrent_gemma"),
+    *("jamba", "mamba", "mamba2", "falcon_h1", "olmo_hybrid", "recurrent_gemma", "zamba2"),
 )
 NEW = 12
 PROMPTS = [prompt for prompt in prompts(9) if len(prompt) > 2]

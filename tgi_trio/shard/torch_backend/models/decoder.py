@@ -206,12 +206,17 @@ class Decoder:
                 return self._mix(index, normed, tables, attention, batch, states)
 
             return run_streamed(self.streams, self.layers, x, own, mix, self._all_reduce)
+        first = x  # what the first layer gets
         addends: Addends | None = None
         tapped: dict[int, torch.Tensor] = {}
         for i in range(len(self.layers)):
             if i in self.taps:  # beside what the layer adds up itself, which stays as it is
                 tapped[i] = add_and_normalise(x, addends, None)[0]
-            x, addends = self._layer(i, x, addends, tables, attention, batch, states)
+            if self.layers[i].shared is None:
+                x, addends = self._layer(i, x, addends, tables, attention, batch, states)
+            else:
+                x = add_and_normalise(x, addends, None)[0]
+                addends = self._use_block(i, x, first, tables, attention, batch, states)
             x, addends = self._leave_layer(
                 self.layers[i], x, addends, None if own is None else own[i]
             )
@@ -287,6 +292,30 @@ class Decoder:
             )
         return x, addends
 
+    def _use_block(
+        self,
+        index: int,
+        x: torch.Tensor,
+        first: torch.Tensor,
+        tables: RotaryTables,
+        attention: AttentionBackend,
+        batch: Any,
+        states: StepStates | None,
+    ) -> Addends:
+        """Return what is to be added to `x` [T, hidden]: what the mixer says of it and of what a
+        block of several layers makes of it and of `first`, what the first layer got.
+        """
+        layer, steps = self.layers[index], self._head_steps[index]
+        own, mlp, use = layer.attention, layer.mlp, layer.shared
+        norm, mlp_norm = layer.attention_norm, layer.mlp_norm
+        if own is None or mlp is None or use is None or norm is None or mlp_norm is None:
+            raise ValueError(f"layer {index} uses a block that lacks parts")
+        both = norm(torch.cat((x, first), dim=-1))
+        attended = self._all_reduce(self._attend(own, steps, both, tables, attention, batch))
+        said = self._all_reduce(mlp(mlp_norm(attended)))
+        mixed = self._all_reduce(self._keep(index, use.join(x, said), states))
+        return Addends(mixed, norm=layer.attention_post_norm, scale=self.spec.residual_scale)
+
     def _feed_forward(
         self,
         mlp: Mlp,
@@ -341,10 +370,15 @@ class Decoder:
             scale = self.spec.attention_scale
             parts.append(attended if scale == 1.0 else attended * scale)
         if layer.mixer is not None:
-            if states is None:
-                raise ValueError(f"layer {index} keeps states, and the step has none")
-            parts.append(layer.mixer.mix(normed, states.layers[index], states.steps))
+            parts.append(self._keep(index, normed, states))
         return self._all_reduce(parts[0] if len(parts) == 1 else sum(parts[1:], parts[0]))
+
+    def _keep(self, index: int, x: torch.Tensor, states: StepStates | None) -> torch.Tensor:
+        """Return this rank's part of what a layer's mixer makes of `x` [T, hidden]."""
+        mixer = self.layers[index].mixer
+        if mixer is None or states is None:
+            raise ValueError(f"layer {index} keeps states, and the step has none")
+        return mixer.mix(x, states.layers[index], states.steps)
 
     def _attend(
         self,

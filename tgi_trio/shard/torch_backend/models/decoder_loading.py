@@ -18,9 +18,11 @@ from tgi_trio.model.matrices import (
     LatentRefs,
     LayerRefs,
     LayerStreamsRefs,
+    LowRankRefs,
     MlpRefs,
     OwnInputRefs,
     OwnInputsRefs,
+    SharedRefs,
     StreamsRefs,
 )
 from tgi_trio.model.spec import (
@@ -31,6 +33,7 @@ from tgi_trio.model.spec import (
     LayerSpec,
     OwnInputsSpec,
     RotarySpec,
+    SharedBlock,
     StreamsSpec,
 )
 from tgi_trio.model.split import check_gates, even_share, kv_head_share
@@ -43,10 +46,11 @@ from tgi_trio.shard.torch_backend.layers.beside import ExpertsBeside
 from tgi_trio.shard.torch_backend.layers.index import TokenIndex
 from tgi_trio.shard.torch_backend.layers.latent import LatentProjections
 from tgi_trio.shard.torch_backend.layers.linear import Linear
-from tgi_trio.shard.torch_backend.layers.mlp import ExpertsMlp, Mlp
+from tgi_trio.shard.torch_backend.layers.mlp import DenseMlp, ExpertsMlp, Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput, OwnInputs
 from tgi_trio.shard.torch_backend.layers.rotary import Rotary
+from tgi_trio.shard.torch_backend.layers.shared_block import SharedLinear, SharedUse
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams, Streams
 from tgi_trio.shard.torch_backend.models.decoder import Decoder, Ranks
 from tgi_trio.shard.torch_backend.models.layer import Attention, Layer
@@ -102,6 +106,8 @@ class DecoderLoader(WeightLoader):
         # None: every layer has its own.
         self.act = None if spec.names.activation else activation(spec.activation)
         self.rotaries: list[RotarySpec] = []
+        # Blocks that several layers use, by the layer where their weights lie.
+        self.blocks: dict[int, tuple[Attention, DenseMlp]] = {}
 
     def decoder(self) -> Decoder:
         spec, outer = self.spec, outer_refs(self.spec)
@@ -193,10 +199,17 @@ class DecoderLoader(WeightLoader):
         mixer = None
         if refs.mixer is not None and layer.mixer is not None:
             mixer = load_mixer(self, refs.mixer, layer.mixer, self.ranks)
+        attention: Attention | None = None
+        mlp: Mlp | None = None
+        if refs.shared is not None and layer.shared is not None:
+            attention, mlp = self.block(index, layer, layer.shared, refs, refs.shared)
+        else:
+            attention = self.attention(index, layer, refs.attention) if refs.attention else None
+            mlp = self.mlp(refs.mlp, layer) if refs.mlp else None
         return Layer(
-            attention=self.attention(index, layer, refs.attention) if refs.attention else None,
+            attention=attention,
             mixer=mixer,
-            mlp=self.mlp(refs.mlp, layer) if refs.mlp else None,
+            mlp=mlp,
             attention_norm=self.optional_norm(refs.attention_norm),
             mlp_norm=self.optional_norm(refs.mlp_norm),
             attention_post_norm=self.optional_norm(refs.attention_post_norm),
@@ -205,7 +218,49 @@ class DecoderLoader(WeightLoader):
             own_input=self.own_input(refs.own_input),
             streams=self.layer_streams(refs.streams, self.spec.streams),
             scale=self.source.vector(refs.scale.name, 1) if refs.scale else None,
+            shared=self.shared_use(refs.shared),
         )
+
+    def block(
+        self,
+        index: int,
+        layer: LayerSpec,
+        shared: SharedBlock,
+        refs: LayerRefs,
+        own: SharedRefs,
+    ) -> tuple[Attention, DenseMlp]:
+        """Return attention and MLP of a layer that uses a block; its weights are read once."""
+        counted = shared.layer not in self.blocks
+        assert refs.attention is not None  # `layer_refs` reads the same spec
+        if counted:
+            assert isinstance(refs.mlp, MlpRefs)
+            mlp = load_dense_mlp(self, refs.mlp, self.act)
+            self.blocks[shared.layer] = self.attention(index, layer, refs.attention), mlp
+        attention, mlp = self.blocks[shared.layer]
+        changed = replace(
+            attention,
+            shape=self.attention_shape(index, layer, refs.attention),
+            qkv=self.shared_linear(attention.qkv, own.qkv, counted=counted),
+            output=self.shared_linear(attention.output, None, counted=counted),
+        )
+        return changed, DenseMlp(
+            self.shared_linear(mlp.up, own.inner, counted=counted),
+            self.shared_linear(mlp.down, None, counted=counted),
+            mlp.act,
+        )
+
+    def shared_linear(
+        self, base: Linear, refs: LowRankRefs | None, *, counted: bool
+    ) -> SharedLinear:
+        """Return a linear of a block, with what a layer adds to it."""
+        down = self.linear(refs.down) if refs else None
+        ups = [self.linear(up) for up in refs.ups] if refs else []
+        return SharedLinear(base, down, ups, counted=counted)
+
+    def shared_use(self, refs: SharedRefs | None) -> SharedUse | None:
+        if refs is None:
+            return None
+        return SharedUse(self.linear(refs.exit), self.norm(refs.mixer_norm))
 
     def beside(self, refs: BesideRefs | None, spec: ExpertsSpec | None) -> ExpertsBeside | None:
         if refs is None or spec is None:

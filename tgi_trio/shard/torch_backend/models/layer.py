@@ -14,6 +14,7 @@ from tgi_trio.shard.torch_backend.layers.linear import Linear
 from tgi_trio.shard.torch_backend.layers.mlp import Mlp
 from tgi_trio.shard.torch_backend.layers.norm import Norm
 from tgi_trio.shard.torch_backend.layers.own_inputs import OwnInput
+from tgi_trio.shard.torch_backend.layers.shared_block import SharedUse
 from tgi_trio.shard.torch_backend.layers.streams import LayerStreams
 from tgi_trio.shard.torch_backend.states.steps import MixerLayer
 
@@ -64,9 +65,10 @@ class Layer:
     own_input: OwnInput | None = None
     streams: LayerStreams | None = None
     scale: torch.Tensor | None = None  # [1]: what leaves the layer is multiplied by it
+    shared: SharedUse | None = None  # then attention and MLP are a block that others use, too
 
-    def _around(self) -> tuple[ExpertsBeside | OwnInput | LayerStreams | None, ...]:
-        return self.beside, self.own_input, self.streams
+    def _around(self) -> tuple[ExpertsBeside | OwnInput | LayerStreams | SharedUse | None, ...]:
+        return self.beside, self.own_input, self.streams, self.shared
 
     def pack(self) -> None:
         """Pack every large linear for this machine; see `Linear.pack`."""
