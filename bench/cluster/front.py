@@ -2,13 +2,13 @@
 
     python -m bench.cluster.front --json bench/out/front.json
 
-The replicas are whole servers whose shards have no model. Of one replica some streams are asked
-for through the front and as many directly, at the same time: a step's tokens leave the replica
-together, so what an event comes later than its direct twin is what the front adds to it. First
-bytes are asked for in turns, over a new connection each. Then one of two replicas is killed under
-streams, all of which must go on at the other; two replicas are asked for what one was; and, for as
-long as `--busy-for` says, processes that do nothing but compute stand in everybody's way, and no
-replica may be taken for dead.
+The replicas are whole servers whose shards have no model. Of one replica some streams are asked for
+through the front and as many directly, in turns, each time beside one more that is direct: a step's
+tokens leave the replica together, so how much later than that one's the others' events come tells
+what the front adds. First bytes are asked for in turns, over a new connection each. Then one of two
+replicas is killed under streams, all of which must go on at the other; two replicas are asked for
+what one was; and, for as long as `--busy-for` says, processes that do nothing but compute stand in
+everybody's way, and no replica may be taken for dead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -116,37 +116,49 @@ def fronted(
         yield stack.enter_context(serving(command, port, output=subprocess.DEVNULL)), replicas
 
 
-def nearest(times: Sequence[float], moment: float) -> float:
-    """Return the one of sorted `times` that is nearest."""
-    place = bisect_left(times, moment)
-    return min(times[max(place - 1, 0) : place + 1], key=lambda each: abs(each - moment))
+def lags(replica: Server, port: int, count: int, tokens: int) -> list[float]:
+    """Return how much later events of `count` streams came than that of a direct one, ms.
 
-
-def added_per_token(front: Server, replica: Server, count: int, tokens: int) -> dict[str, Any]:
-    """Return what an event comes later by through the front, and the front's CPU for it."""
-    began = cpu_seconds(front.pid)
-    # In turns: a step's tokens leave the replica one after another, in the order of admission.
-    pairs = [(ask(replica.port, tokens), ask(front.port, tokens)) for _ in range(count)]
-    direct, through = ([pair[side] for pair in pairs] for side in (0, 1))
-    read([*direct, *through])
-    used = cpu_seconds(front.pid) - began
+    Its event is the first that a step brings, in the order of admission.
+    """
+    first = ask(replica.port, tokens)
+    streams = [ask(port, tokens) for _ in range(count)]
+    read([first, *streams])
     # The first tokens are left out, since they come of steps of their own; so are tokens after the
-    # direct twins' ends.
-    ends = min(stream.at[-1] for stream in direct)
-    twins = [stream.at for stream in direct]
-    later = [
-        (moment - median(nearest(twin, moment) for twin in twins)) * 1e3
-        for stream in through
+    # end of the direct stream. An event may be read a little before its step's first one.
+    early = STEP_MS / 4e3
+    return [
+        (moment - first.at[bisect_right(first.at, moment + early) - 1]) * 1e3
+        for stream in streams
         for moment in stream.at[2:]
-        if moment < ends
+        if first.at[0] < moment < first.at[-1]
     ]
-    found = Summary.of(later)
-    events = sum(len(stream.at) for stream in through)
+
+
+def added_per_token(
+    front: Server, replica: Server, count: int, tokens: int, turns: int
+) -> dict[str, Any]:
+    """Return what an event comes later by through the front, and the front's CPU for it.
+
+    As many streams are read directly and through the front, in turns: at the same time they would
+    wait for each other, since replica, front and client share the cores.
+    """
+    direct: list[float] = []
+    through: list[float] = []
+    used = 0.0
+    for _ in range(turns):
+        direct += lags(replica, replica.port, count, tokens)
+        began = cpu_seconds(front.pid)
+        through += lags(replica, front.port, count, tokens)
+        used += cpu_seconds(front.pid) - began
+    ours, theirs = Summary.of(through), Summary.of(direct)
     return {
         "streams": count,
-        "added p50 ms": found.p50,
-        "added p99 ms": found.p99,
-        "front CPU ms a token": used / events * 1e3,
+        "direct p50 ms": theirs.p50,
+        "direct p99 ms": theirs.p99,
+        "added p50 ms": ours.p50 - theirs.p50,
+        "added p99 ms": ours.p99 - theirs.p99,
+        "front CPU ms a token": used / (turns * count * tokens) * 1e3,
     }
 
 
@@ -269,6 +281,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--killed-under", type=int, nargs="+", default=[8, 128], help="streams")
     parser.add_argument("--tokens", type=int, default=200, help="of a stream")
+    parser.add_argument("--turns", type=int, default=3, help="of direct streams and the front's")
     parser.add_argument("--requests", type=int, default=60, help="for first bytes, of each kind")
     parser.add_argument(
         "--answers", type=int, default=80, help="of one replica and of two; 0: none"
@@ -288,7 +301,7 @@ def main() -> None:
         with fronted(1) as (front, (replica,)):
             first_bytes(front, replica, 3)  # what is made once
             for count in options.streams:
-                found = added_per_token(front, replica, count, options.tokens)
+                found = added_per_token(front, replica, count, options.tokens, options.turns)
                 results["per token"].append(found)
                 bar.update()
             results["first byte"].append(first_bytes(front, replica, options.requests))
