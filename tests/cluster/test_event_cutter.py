@@ -49,6 +49,16 @@ def test_where_bytes_are_cut_makes_no_difference(cuts: list[int]) -> None:
     assert cut.finish() == b""
 
 
+def test_an_event_at_a_time_is_as_good_as_all_at_once() -> None:
+    cut = cutter()
+    assert [cut.cut(each + b"\n\n") for each in STREAM.split(b"\n\n")[:-1]] == [
+        *(b"", b'data: {"role":"assistant"}\n\ndata: {"text":"a :i 0:9"}\n\n', b":\n\n", b""),
+        b'event: delta\ndata: {"text":"b"}\n\nevent: done\ndata: {"text":"b"}\n\n',
+        *(b'data: {"text":"c"}\n\n', b"", b"", b'data: {"usage":1}\n\ndata: [DONE]\n\n'),
+    ]
+    assert cut.emitted == b"0:17,4,8!;1:5,6!"
+
+
 def test_ids_of_half_an_event_are_not_kept() -> None:
     cut = cutter()
     assert cut.cut(b":i 0:1\ndata: a\n\n:i 0:2\ndata: b\n") == b"data: a\n\n"

@@ -49,6 +49,11 @@ class EventCutter:
 
         Raises BadStream for too much that has to be held back, and for ids that cannot be read.
         """
+        if data.startswith(MARK) and self._told and not (self._rest or self._held):
+            line, _, event = data.partition(b"\n")
+            if event.find(_END) == len(event) - len(_END) >= 0:  # one event, as most reads bring
+                self._note(line[len(MARK) :])
+                return event
         if self._rest:
             data = self._rest + data
         end = data.rfind(_END) + len(_END)
@@ -89,12 +94,15 @@ class EventCutter:
         """Keep what a line says, e.g. `0:17,4` or, as the last of a choice, `0:17!`."""
         choice, colon, ids = line.strip().partition(b":")
         last = ids.endswith(b"!")
-        ids = ids.removesuffix(b"!")
-        readable = not ids or ids.replace(b",", b"").isdigit()
-        if not (choice.isdigit() and colon and readable):
+        if last:
+            ids = ids[:-1]
+        readable = ids.isdigit() or (colon and (not ids or ids.replace(b",", b"").isdigit()))
+        if not (readable and choice.isdigit()):
             raise BadStream(f"ids that cannot be read: {line[:80]!r}")
-        known = self._ids.setdefault(choice, bytearray())
-        if known and ids:
+        known = self._ids.get(choice)
+        if known is None:
+            known = self._ids[choice] = bytearray()
+        elif known and ids:
             known += b","
         known += ids
         if last:
