@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tgi_trio.errors import ModelLoadError
@@ -42,14 +43,41 @@ class Stage:
         """The rank that goes on with this one's."""
         return (self.rank + 1) % self.size
 
-    def layers(self, count: int) -> range:
-        """Return its run of `count` layers; what cannot be shared out is the first stages'.
+    def layers(self, work: Sequence[int], head: int) -> range:
+        """Return its run of layers, each of so much `work`; the last stage has the `head` as well.
 
-        So rank 0, which has the head as well, never has more than another.
+        A pipeline is as fast as its slowest stage, so that one has as little as can be; what cannot
+        be shared out is the first stages'.
         """
-        each, more = divmod(count, self.size)
-        start = self.index * each + min(self.index, more)
-        return range(start, start + each + (self.index < more))
+        ends = _cut(work, head, self.size)
+        return range(ends[self.index - 1] if self.index else 0, ends[self.index])
+
+
+def _cut(work: Sequence[int], head: int, size: int) -> list[int]:
+    """Return where the run of each of `size` stages ends; each has a layer at least."""
+    low, high = max(*work, work[-1] + head), sum(work) + head
+    while low < high:  # bisected: with more room per stage there are never more stages
+        middle = (low + high) // 2
+        ends = _fill(work, size, middle)
+        if sum(work[ends[-2] if size > 1 else 0 :]) + head <= middle:
+            high = middle
+        else:
+            low = middle + 1
+    return _fill(work, size, low)
+
+
+def _fill(work: Sequence[int], size: int, most: int) -> list[int]:
+    """Return where runs end if each but the last is given layers up to `most`, from the first on.
+
+    Layers for the stages behind are left over; the last gets whatever is.
+    """
+    ends, end = [], 0
+    for left in reversed(range(1, size)):
+        room = most
+        while end < len(work) - left and (room := room - work[end]) >= 0:
+            end += 1
+        ends.append(end)
+    return [*ends, len(work)]
 
 
 def check_stages(spec: DecoderSpec | T5Spec, stages: int) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from tests.shard.ranks.rank_processes import ranks_of
 from tests.shard.torch_backend.models_support import (
@@ -21,6 +24,9 @@ from tests.shard.torch_backend.models_support import (
 )
 from tgi_trio.errors import ModelLoadError
 from tgi_trio.ipc.startup import WarmupRequest
+from tgi_trio.model.config import read_config
+from tgi_trio.model.families.registry import decoder_spec
+from tgi_trio.model.layer_work import head_work, layer_work
 from tgi_trio.model.stages import Stage
 from tgi_trio.testing.tiny_families import GEMMA3N_SPARSE
 
@@ -29,22 +35,65 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "runs"),
+    ("work", "head", "runs"),
     [
-        (4, 2, {1: [0, 1], 0: [2, 3]}),
-        (5, 2, {1: [0, 1, 2], 0: [3, 4]}),
-        (8, 3, {1: [0, 1, 2], 2: [3, 4, 5], 0: [6, 7]}),
+        ([1] * 4, 0, {1: [0, 1], 0: [2, 3]}),
+        ([1] * 5, 0, {1: [0, 1, 2], 0: [3, 4]}),
+        ([1] * 8, 0, {1: [0, 1, 2], 2: [3, 4, 5], 0: [6, 7]}),
+        ([1] * 8, 4, {1: [0, 1, 2, 3, 4, 5], 0: [6, 7]}),
+        ([1] * 3, 9, {1: [0], 2: [1], 0: [2]}),
     ],
 )
-def test_rank_0_is_the_last_stage_and_never_has_more(
-    count: int, size: int, runs: dict[int, list[int]]
+def test_rank_0_is_the_last_stage_and_has_the_head_as_well(
+    work: list[int], head: int, runs: dict[int, list[int]]
 ) -> None:
+    size = len(runs)
     for rank, run_of in runs.items():
-        assert list(Stage(rank, size).layers(count)) == run_of
+        assert list(Stage(rank, size).layers(work, head)) == run_of
     stages = sorted((Stage(rank, size) for rank in range(size)), key=lambda each: each.index)
     assert [each.rank for each in stages] == list(runs)
     assert [each.is_first for each in stages] == [True] + [False] * (size - 1)
     assert all(b.before == a.rank and a.after == b.rank for a, b in pairwise(stages))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 30), st.data())
+def test_no_other_cut_has_a_slowest_stage_that_is_faster(
+    work: list[int], head: int, data: st.DataObject
+) -> None:
+    size = data.draw(st.integers(1, len(work)))
+    by_place = sorted((Stage(rank, size) for rank in range(size)), key=lambda each: each.index)
+    runs = [each.layers(work, head) for each in by_place]
+    assert [layer for run in runs for layer in run] == list(range(len(work)))
+    assert all(runs)
+
+    def slowest(ends: tuple[int, ...]) -> int:
+        sums = [sum(work[start:end]) for start, end in pairwise((0, *ends, len(work)))]
+        return max(*sums[:-1], sums[-1] + head, 0)
+
+    every = combinations(range(1, len(work)), size - 1)
+    assert slowest(tuple(run.stop for run in runs[:-1])) == min(map(slowest, every))
+
+
+def test_the_work_of_a_layer_is_what_a_token_is_multiplied_by(checkpoint: Checkpoint) -> None:
+    """Counted by transformers: every parameter that is a matrix, and of experts a token's."""
+    for family in ("llama", "gpt2", "qwen3_moe"):
+        folder = checkpoint(family)
+        spec = decoder_spec(read_config(folder))
+        assert spec is not None
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        config = model.config
+        layers = model.get_submodule("transformer.h" if family == "gpt2" else "model.layers")
+        for layer, work in zip(layers, layer_work(spec), strict=True):
+            sizes = {name: each for name, each in layer.named_parameters() if each.dim() > 1}
+            share = 1.0
+            if family == "qwen3_moe":
+                share = config.num_experts_per_tok / config.num_experts
+            counted = [
+                each.numel() * (share if ".experts." in f".{name}" else 1)
+                for name, each in sizes.items()
+            ]
+            assert work == sum(counted)
+        assert head_work(spec) == config.vocab_size * config.hidden_size
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "granitemoehybrid", "qwen3_moe"])

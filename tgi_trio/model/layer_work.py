@@ -1,0 +1,49 @@
+"""How many weights a token is multiplied by, part by part: what a step's time goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from tgi_trio.model.decoder_matrices import layer_refs, outer_refs
+from tgi_trio.model.matrices import ExpertsRefs, MatrixRef
+from tgi_trio.model.spec import DecoderSpec
+
+
+def layer_work(spec: DecoderSpec) -> list[int]:
+    """Return it for each layer; of experts, those that a token goes to."""
+    return [_work(spec, index) for index in range(len(spec.layers))]
+
+
+def head_work(spec: DecoderSpec) -> int:
+    """Return it for the head."""
+    return _count(_matrices(outer_refs(spec).head))
+
+
+def _work(spec: DecoderSpec, index: int) -> int:
+    layer, experts = layer_refs(spec, index), spec.layers[index].experts
+    work = _count(_matrices(layer))
+    if experts is None:
+        return work
+    mixtures = (layer.mlp, None if layer.beside is None else layer.beside.experts)
+    routed = [part.experts for part in mixtures if isinstance(part, ExpertsRefs)]
+    each = _count(_matrices(tuple(routed)))
+    return work - each + each * experts.per_token // experts.count
+
+
+def _count(matrices: Iterator[MatrixRef]) -> int:
+    """Return the numbers in matrices; of those that several parts have a share of, once."""
+    return sum({each.name: each.rows * each.columns for each in matrices}.values())
+
+
+def _matrices(part: Any) -> Iterator[MatrixRef]:
+    """Yield the matrices in a part of a description, however deep they lie."""
+    if isinstance(part, MatrixRef):
+        yield part
+    elif isinstance(part, tuple):
+        for each in part:
+            yield from _matrices(each)
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _matrices(getattr(part, field.name))
