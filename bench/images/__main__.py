@@ -36,6 +36,7 @@ from bench.images.asking import (
     MB,
     Pace,
     chat,
+    chat_in_words,
     count_tokens,
     hostile_pictures,
     make_picture,
@@ -141,10 +142,12 @@ async def cost_of(
     whole = (cpu_seconds(server.pid) - cpu) / args.images
     found.windows.append((began, time.monotonic()))
 
-    rng, cpu = random.Random(int(1e3 * size)), cpu_seconds(server.pid)
-    for _ in range(args.images):
-        body = {"prompt": random_ids(rng, tokens), "max_tokens": 1, "temperature": 0}
-        await post(client, "/v1/completions", orjson.dumps(body))
+    words = await chat_in_words(client, tokens, "once")
+    said, cpu = words["messages"][0]["content"], cpu_seconds(server.pid)
+    for number in range(args.images):
+        content = f"{number}{said}"
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+        await post(client, "/v1/chat/completions", orjson.dumps(body))
     text = (cpu_seconds(server.pid) - cpu) / args.images
 
     body_bytes, cpu = orjson.dumps(chat(picture)), cpu_seconds(server.pid)
@@ -170,20 +173,17 @@ def random_ids(rng: random.Random, count: int) -> list[int]:
 
 async def decode_round(client: Client, args: argparse.Namespace, number: int) -> float:
     """Return the mean gap between tokens of image prompts over that of texts as long."""
-    picture, rng = make_picture(MB // 10) + b"d", random.Random(number)
-    body = chat(picture)
+    body = chat(make_picture(MB // 10) + b"d")
     tokens = await count_tokens(client, {**body, "max_tokens": 1})
-    text = {"prompt": random_ids(rng, tokens), "temperature": 0}
-    await stream(client, "/v1/completions", text, 2)  # both are known now, and only decode
+    # Also a chat: what an answer's events cost is the same.
+    text = await chat_in_words(client, tokens, str(number))
 
     async def mean_gap(images: bool) -> float:
         paces: list[Pace] = []
 
         async def one() -> None:
-            if images:
-                paces.append(await stream(client, "/v1/chat/completions", body, args.tokens))
-            else:
-                paces.append(await stream(client, "/v1/completions", text, args.tokens))
+            asked = body if images else text
+            paces.append(await stream(client, "/v1/chat/completions", asked, args.tokens))
 
         async with trio.open_nursery() as nursery:
             for _ in range(args.streams):

@@ -44,6 +44,20 @@ def chat(picture: bytes, before: str = "", **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": parts}], "temperature": 0, **more}
 
 
+async def chat_in_words(client: Client, tokens: int, first: str) -> dict[str, Any]:
+    """Return a chat without pictures whose prompt has `tokens` tokens, or one less.
+
+    `first`: a word with which it begins, for one that nobody has asked before.
+    """
+    words = [first]
+    while True:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": " ".join(words)}]}
+        missing = tokens - await count_tokens(client, {**body, "max_tokens": 1})
+        if missing <= 1:
+            return {**body, "temperature": 0}
+        words += ["cat"] * (missing // 2)  # a word takes two
+
+
 async def post(
     client: Client, path: str, body: bytes, kind: str = "application/json"
 ) -> tuple[int, bytes]:
