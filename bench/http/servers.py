@@ -108,7 +108,7 @@ class BenchEngine:
         """Admit everything."""
         yield
 
-    def submit(self, request: Any, timings: Any = None) -> Any:
+    def submit(self, request: Any, timings: Any = None, output: Any = None) -> Any:
         """Return a stream."""
         self._next_id += 1
         timings.queued = timings.started = timings.received

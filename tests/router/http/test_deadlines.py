@@ -82,7 +82,7 @@ async def test_bad_values_are_refused(path, more, header, text):
 @pytest.mark.parametrize("path", ROUTES)
 async def test_a_request_that_cannot_be_in_time_is_told_when_to_come_back(path):
     class Late(FakeEngine):
-        def submit(self, request, timings=None):
+        def submit(self, request, timings=None, output=None):
             raise Overloaded("The request's deadline cannot be met", retry_after=7.2)
 
     async with served(Late()) as server:

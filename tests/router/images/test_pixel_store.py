@@ -20,6 +20,7 @@ from tgi_trio.router.images.layouts.layout import ImageSize
 from tgi_trio.router.images.pixel_store import PixelStore
 from tgi_trio.router.images.places import FreeSpace, align
 from tgi_trio.router.images.prompt_image import PromptImage
+from tgi_trio.router.images.spool import Compressed
 
 UNIT = 64  # bytes: the least that a place takes
 
@@ -56,15 +57,16 @@ class Decoder:
         self.failures = 0  # of the next images
 
     @asynccontextmanager
-    async def decode(self, data: bytes | bytearray) -> AsyncIterator[Pixels]:
-        self.decoded[bytes(data)] += 1
+    async def decode(self, data: Compressed) -> AsyncIterator[Pixels]:
+        assert isinstance(data, bytes)
+        self.decoded[data] += 1
         await trio.sleep(1.0)
         if data == b"broken":
             raise ValidationError("invalid image: broken")
         if self.failures:
             self.failures -= 1
             raise Overloaded("too many images wait to be decoded")
-        yield Pixels(bytes(data[:1]), int(data[1:]) * UNIT)
+        yield Pixels(data[:1], int(data[1:]) * UNIT)
 
 
 def image(name: str) -> PromptImage:
@@ -237,13 +239,14 @@ def test_whoever_pins_gets_a_place_with_its_own_pixels(
         store.on_ready(tell)
 
         async def live(letter: str, delay: int, held: int) -> None:
-            one = image(f"{letter}{1 + 'abcdef'.index(letter) % units}")
+            name = f"{letter}{1 + 'abcdef'.index(letter) % units}"
+            one = image(name)
             await trio.sleep(delay)
-            await looked_at(store, one.data.decode())
+            await looked_at(store, name)
             while (place := store.pin(one)) is None:
                 await ready.setdefault(one.key, trio.Event()).wait()
             await trio.sleep(held)
-            assert bytes(memory.view(place)) == one.data[:1] * one.nbytes
+            assert bytes(memory.view(place)) == letter.encode() * one.nbytes
             store.check()
             store.unpin(one)
             store.check()
