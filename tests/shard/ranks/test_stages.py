@@ -83,7 +83,7 @@ def test_the_work_of_a_layer_is_what_a_token_is_multiplied_by(checkpoint: Checkp
         model = AutoModelForCausalLM.from_pretrained(folder)
         config = model.config
         layers = model.get_submodule("transformer.h" if family == "gpt2" else "model.layers")
-        for layer, work in zip(layers, layer_work(spec), strict=True):
+        for layer, work in zip(layers.children(), layer_work(spec), strict=True):
             sizes = {name: each for name, each in layer.named_parameters() if each.dim() > 1}
             share = 1.0
             if family == "qwen3_moe":
