@@ -25,6 +25,7 @@ from tgi_trio.router.sandbox import Answer, Sandbox, SandboxCannotStart, Sandbox
 
 _BASE_MEMORY: Final = 128 * 2**20  # bytes a child may take, whatever the image
 _PIXEL_MEMORY: Final = 16  # bytes for each pixel: as decoded, as an array, and as resized
+_TEXT_MEMORY: Final = 4  # for each byte of the largest image: its base64, twice, and itself
 _BASE_S: Final = 4.0  # seconds of CPU time, likewise
 _PIXEL_S: Final = 5e-7
 _SLOWDOWN: Final = 5.0  # how much longer than its CPU time an image may take on a busy machine
@@ -83,10 +84,12 @@ class DecodedImage:
 class ImageDecoder:
     """Decodes images. Processes start when they are needed first."""
 
-    def __init__(self, settings: DecoderSettings, workers: int, spool: Spool) -> None:
-        """`workers`: processes at most; they read encoded images in `spool`."""
+    def __init__(
+        self, settings: DecoderSettings, workers: int, spool: Spool, largest: int = 0
+    ) -> None:
+        """`workers`: processes at most; they read encoded images in `spool`, of `largest` bytes."""
         self._cpu = _BASE_S + _PIXEL_S * settings.max_pixels
-        memory = _BASE_MEMORY + _PIXEL_MEMORY * settings.max_pixels
+        memory = _BASE_MEMORY + _PIXEL_MEMORY * settings.max_pixels + _TEXT_MEMORY * largest
         limits = (str(self._cpu), str(_SLOWDOWN * self._cpu), str(memory))
         argv = [sys.executable, "-m", "tgi_trio.images.decoding", settings.dump(), *limits]
         argv.append(str(spool.fd))

@@ -46,7 +46,7 @@ class ImageService:
         """
         settings = model.decoder_settings(flags.max_image_pixels)
         self._spool = Spool()
-        self._decoder = ImageDecoder(settings, workers, self._spool)
+        self._decoder = ImageDecoder(settings, workers, self._spool, flags.max_image_fetch_size)
         self.store = PixelStore(arena, self._decoder.decode, workers)
         if fetcher is None:
             limits = FetchLimits(flags.max_image_fetch_size)
