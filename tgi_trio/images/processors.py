@@ -31,8 +31,10 @@ class Processor:
 # By family; `model.image_families` says which families of models have which.
 PROCESSORS: Final[Mapping[str, Processor | Callable[[Mapping[str, Any]], Tiler]]] = {
     "cohere2": tile_cohere2,
+    "deepseek_vl": Processor("deepseek_vl", "DeepseekVL"),
     "gemma3": Processor("gemma3", "Gemma3", {"do_pan_and_scan": False}),
     "gemma4": Processor("gemma4", "Gemma4"),
+    "glm4v": Processor("glm4v", "Glm4v"),
     "idefics2": Processor("idefics2", "Idefics2"),
     "idefics3": Processor("idefics3", "Idefics3"),
     "internvl": Processor("got_ocr2", "GotOcr2", {"crop_to_patches": True}),

@@ -37,20 +37,28 @@ class ImageFamily:
     halves: bool = False  # pixels are normalised in bfloat16, whatever the tower computes in
 
 
+_GLM: Final = ImageFamily("glm", "glm4v", turns=True)
 _QWEN: Final = ImageFamily("qwen", "qwen2_vl", turns=True)
 
 # By `model_type` of config.json.
 IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "aya_vision": ImageFamily("aya", "internvl"),
     "cohere2_vision": ImageFamily("cohere2", "cohere2"),
+    "deepseek_vl": ImageFamily("deepseek_vl", "deepseek_vl"),
     "gemma3": ImageFamily("gemma3", "gemma3", sight="image"),
     "gemma4": ImageFamily("gemma4", "gemma4", sight="image"),  # if its config.json says so
+    "glm46v": _GLM,
+    "glm4v": _GLM,
+    "glm4v_moe": _GLM,
+    "glm_ocr": _GLM,
     "idefics2": ImageFamily("idefics2", "idefics2", text_part="text_model"),
     "idefics3": ImageFamily("idefics3", "idefics3", text_part="text_model"),
     "internvl": ImageFamily("internvl", "internvl"),
+    "lighton_ocr": ImageFamily("lighton_ocr", "pixtral"),
     "llama4": ImageFamily("llama4", "llama4", projector="multi_modal_projector", halves=True),
     "llava": ImageFamily("llava", "llava"),
     "llava_next": ImageFamily("llava_next", "llava_next"),
+    "llava_next_video": ImageFamily("llava_next", "llava_next"),
     "mistral3": ImageFamily("pixtral", "pixtral"),
     "paligemma": ImageFamily("paligemma", "siglip", sight="prompt"),
     "pixtral": ImageFamily("pixtral", "pixtral"),  # calls itself llava
@@ -61,6 +69,7 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
     "smolvlm": ImageFamily("idefics3", "smolvlm", text_part="text_model"),
+    "vipllava": ImageFamily("llava", "llava"),
 }
 
 _BY_LAYERS: Final = "attends to images by layers of their own, which are not computed here"

@@ -70,6 +70,7 @@ _COHERE2: dict[str, Any] = {
     "logit_scale": 1.0,  # transformers' newer wholes forget to multiply by it
 }
 _CLIP = _EYES | {"model_type": "clip_vision_model"}
+_PIXTRAL = _EYES | {"model_type": "pixtral", "head_dim": 8}
 _SIGLIP = _EYES | {"model_type": "siglip_vision_model"}
 
 # What a family's text and eyes have that differs; of the text its type, where families choose it.
@@ -78,6 +79,8 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cohere2_vision": (_COHERE2, _SIGLIP),
     "gemma3": ({"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 24}, _SIGLIP),
     "gemma4": (tiny_families.GEMMA4 | tiny_families.GEMMA4_E, _GEMMA4_EYES),
+    "deepseek_vl": ({"model_type": "llama"}, _SIGLIP),
+    "glm46v": ({"model_type": "glm4v_text", "rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
     "glm4v": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 16}),
     "glm4v_moe": (
         {
@@ -101,11 +104,13 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             **{"projector_input_dim": 16, "projector_output_dim": 16},
         },
     ),
+    "lighton_ocr": ({"model_type": "qwen3", "head_dim": 16}, _PIXTRAL),
     "llava": ({"model_type": "mistral", "sliding_window": None}, _CLIP),
     "llava_next": ({"model_type": "llama"}, _CLIP),
+    "llava_next_video": ({"model_type": "llama"}, _CLIP),
     "mistral3": (
         {"model_type": "mistral", "sliding_window": None},
-        _EYES | {"model_type": "pixtral", "head_dim": 8},
+        _PIXTRAL,
     ),
     "mllama": (
         {
@@ -123,7 +128,7 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "paligemma": ({"model_type": "gemma2", "head_dim": 16}, _SIGLIP),
     "pixtral": (
         {"model_type": "mistral", "sliding_window": None},
-        _EYES | {"model_type": "pixtral", "head_dim": 8},
+        _PIXTRAL,
     ),
     "qwen2_5_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES),
     "qwen2_vl": ({"rope_parameters": _THREE_POSITIONS}, _QWEN_EYES | {"hidden_size": 64}),
@@ -145,18 +150,22 @@ _FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         _QWEN_EYES,
     ),
     "smolvlm": ({"model_type": "llama"}, _EYES),
+    "vipllava": ({"model_type": "llama"}, _CLIP),
 }
 _PERCEIVER = {
     **{"resampler_n_latents": 2, "resampler_depth": 1, "resampler_n_heads": 2},
     "num_key_value_heads": 1,
 }
+_PINPOINTS = {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]}
 _BESIDE: dict[str, dict[str, Any]] = {  # of the whole
     "cohere2_vision": {"alignment_intermediate_size": 64},
     "gemma3": {"mm_tokens_per_image": 4},
     "idefics2": {"perceiver_config": _PERCEIVER | {"hidden_size": 64, "resampler_head_dim": 8}},
-    "llava_next": {"image_grid_pinpoints": [[16, 32], [32, 16], [32, 32]]},
+    "llava_next": _PINPOINTS,
+    "llava_next_video": _PINPOINTS,
     "paligemma": {"projection_dim": 64},
     "pixtral": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    "vipllava": {"vision_feature_layer": [-1, 0]},
 }
 _TYPES = {"pixtral": "llava"}  # of the whole, where it is not the family's name
 _MINUS_ONE_NORMS = ("gemma", "gemma2", "gemma3_text")  # of texts

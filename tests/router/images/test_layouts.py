@@ -148,6 +148,28 @@ FAMILIES = {
         pixels={"size": {"shortest_edge": 65536, "longest_edge": 16777216}, "patch_size": 16},
         tokens=QWEN,
     ),
+    "deepseek_vl": Family(
+        "deepseek_vl", "DeepseekVLImageProcessorPil", "DeepseekVLProcessor",
+        options={"num_image_tokens": 9}, tokens={"image_token": "<image_placeholder>"},
+    ),
+    "glm4v": Family(
+        "glm4v", "Glm4vImageProcessorPil", "Glm4vProcessor",
+        pixels={"size": {"shortest_edge": 12544, "longest_edge": 1_000_000}},
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "glm46v": Family(
+        "glm46v", "Glm46VImageProcessorPil", "Glm46VProcessor",
+        tokens={"image_token": "<|image|>", "video_token": "<|video|>"},
+    ),
+    "lighton_ocr": Family(
+        "pixtral", "PixtralImageProcessorPil", "LightOnOcrProcessor",
+        pixels={"size": {"longest_edge": 700}, "patch_size": 14},
+        options={"patch_size": 14, "spatial_merge_size": 2},
+        tokens={
+            **{"image_token": "<|image_pad|>", "image_break_token": "[IMG_BREAK]"},
+            "image_end_token": "[IMG_END]",
+        },
+    ),
     "gemma3": Family(
         "gemma3", "Gemma3ImageProcessorPil", "Gemma3Processor",
         {"mm_tokens_per_image": 256}, tokens=GEMMA3,
@@ -169,10 +191,12 @@ FAMILIES = {
 }  # fmt: skip
 
 
+UNCOUNTED = {"idefics2", "idefics2/split", "deepseek_vl"}  # processors that do not tell
 # Where processors are that share another family's image processor.
 WHOLES = {
     "AyaVisionProcessor": "aya_vision",
     "InternVLProcessor": "internvl",
+    "LightOnOcrProcessor": "lighton_ocr",
     "PaliGemmaProcessor": "paligemma",
 }
 
@@ -258,10 +282,14 @@ def theirs(name: str) -> Any:
         pixels = _class(file, family.image_processor)
     else:
         pixels = partial(TorchProcessor, family.module, family.image_processor)
-    if family.module == "pixtral":
+    if family.processor == "PixtralProcessor":
         return Pixtral(pixels(**family.pixels), known, **family.options)
     module = WHOLES.get(family.processor, family.module)
-    extra = {"video_processor": None} if module in ("qwen2_vl", "gemma4", "internvl") else {}
+    extra = (
+        {"video_processor": None}
+        if module in ("qwen2_vl", "gemma4", "internvl", "glm4v", "glm46v")
+        else {}
+    )
     if module == "gemma4":
         extra["feature_extractor"] = None
     whole = _class(f"{module}.processing_{module}", family.processor)
@@ -283,7 +311,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return "refused"
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"idefics2", "idefics2/split"}))
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - UNCOUNTED))
 @given(size=SIZES)
 @example(size=ImageSize(1, 1))
 @example(size=ImageSize(4096, 1))
@@ -300,13 +328,15 @@ def test_counts_are_those_of_the_processor(name: str, size: ImageSize) -> None:
         if name.startswith("llama4"):
             return llama4_tokens(processor, size)["num_image_tokens"][0]
         found = processor._get_num_multimodal_tokens(image_sizes=[size])
+        if not found["num_image_tokens"][0]:
+            raise ValueError("an image of no features")
         return found["num_image_tokens"][0]
 
     def counted() -> int:
         text = layout.expand(size)
         features = layout.count_features(size)
         assert text.count(layout.feature_token) == features
-        if name.startswith(("gemma3", "gemma4", "qwen", "llava", "pali")):
+        if name.startswith(("gemma3", "gemma4", "qwen", "llava", "pali", "glm", "lighton")):
             return features
         return len(processor.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -325,6 +355,8 @@ def test_prompts_are_those_of_the_processor(name: str, sizes: list[tuple[int, in
     parts = ["", *[" Here\n" for _ in sizes]]
     if name == "paligemma":
         parts = [""] * len(parts)
+    if name == "lighton_ocr":  # which sees nothing in the smallest
+        sizes = [(height + 28, width + 28) for height, width in sizes]
     images = [pil.fromarray(np.zeros((*size, 3), np.uint8)) for size in sizes]
 
     def expected() -> Any:
@@ -343,7 +375,8 @@ def test_every_row_of_the_table_is_tried() -> None:
     tried = {name.partition("/")[0] for name in FAMILIES}
     # By transformers' own classes.
     same = dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl_moe"), "qwen3_vl")
-    same["qwen2_5_vl"] = "qwen2_vl"
+    same |= {"qwen2_5_vl": "qwen2_vl", "glm4v_moe": "glm4v", "glm_ocr": "glm46v"}
+    same |= {"vipllava": "llava", "llava_next_video": "llava_next"}  # and by the same files
     assert {same.get(name, name) for name in IMAGE_FAMILIES} <= tried
 
 

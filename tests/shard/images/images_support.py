@@ -27,10 +27,26 @@ from tgi_trio.testing.wrapped_checkpoints import make_wrapped
 
 IMAGE_TOKEN = 100
 TILED = ("aya_vision", "cohere2_vision", "internvl", "llama4")
-CAUSAL = (*TILED, "idefics2", "idefics3", "llava", "llava_next", "mistral3", "pixtral", "smolvlm")
+WHOLE = ("deepseek_vl", "gemma3", "llava", "paligemma", "vipllava")  # one of a size
+GLM = ("glm46v", "glm4v", "glm4v_moe", "glm_ocr")
+CAUSAL = (
+    *TILED,
+    "deepseek_vl",
+    "lighton_ocr",
+    "vipllava",
+    "llava_next_video",
+    "idefics2",
+    "idefics3",
+    "llava",
+    "llava_next",
+    "mistral3",
+    "pixtral",
+    "smolvlm",
+)
 HYBRIDS = ("qwen3_5", "qwen3_5_moe")
 QWEN = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", *HYBRIDS)
-FAMILIES = (*CAUSAL, "gemma3", "gemma4", "paligemma", *QWEN)
+GRIDS = (*GLM, *QWEN)
+FAMILIES = (*CAUSAL, "gemma3", "gemma4", "paligemma", *GRIDS)
 PROCESSOR = {
     **{"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True},
     **{"image_mean": [0.48, 0.45, 0.40], "image_std": [0.26, 0.27, 0.28]},
@@ -71,9 +87,9 @@ def picture(family: str, seed: int) -> Picture:
     match family:
         case _ if family in TILED:  # two tiles, and the whole
             return Picture({"pixel_values": pixels(3, 3, 16, 16)}, 3)
-        case "llava":
+        case _ if family in WHOLE:
             return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
-        case "llava_next":  # a whole and two halves, and what parts their rows
+        case "llava_next" | "llava_next_video":  # a whole and two halves, and what parts their rows
             sizes = np.array([[14, 30]])
             bundle = {"pixel_values": pixels(1, 3, 3, 16, 16), "image_sizes": sizes}
             return Picture(bundle, 4 + 8 + 2)
@@ -93,9 +109,7 @@ def picture(family: str, seed: int) -> Picture:
             patches = pixels(1, 32, 48)
             patches[:, 24:] = 0
             return Picture({"pixel_values": patches, "image_position_ids": places}, 6)
-        case "gemma3" | "paligemma":
-            return Picture({"pixel_values": pixels(1, 3, 16, 16)}, 4)
-        case _ if family in QWEN:  # patches of two frames, merged two by two
+        case _ if family in GRIDS:  # patches of two frames, merged two by two
             grid = np.array([[1, 4, 6]])
             return Picture({"pixel_values": pixels(24, 2 * 3 * 16), "image_grid_thw": grid}, 6)
         case "pixtral":
@@ -303,7 +317,7 @@ class Golden:
             inputs["token_type_ids"] = (torch.arange(kinds.shape[1]) >= len(prompt.ids))[
                 None
             ].long()
-        elif family in (*QWEN, "gemma4"):
+        elif family in (*GRIDS, "gemma4"):
             inputs["mm_token_type_ids"] = kinds
         return inputs
 

@@ -6,6 +6,7 @@ Towers are transformers' own, the text is computed by us.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -76,11 +77,18 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
     check(own, runner, recorder, budget)
 
 
+GLM = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]}}
+
+
 @pytest.mark.parametrize(
     ("family", "sizes"),
-    [("idefics3", {}), ("qwen3_5", {"linear_key_head_dim": 32, "linear_value_head_dim": 32})],
+    [
+        ("idefics3", {}),
+        ("glm4v", GLM),
+        ("qwen3_5", {"linear_key_head_dim": 32, "linear_value_head_dim": 32}),
+    ],
 )
-def test_the_cpu_kernels(model: Maker, family: str, sizes: dict[str, int]) -> None:
+def test_the_cpu_kernels(model: Maker, family: str, sizes: dict[str, Any]) -> None:
     own = model(family, head_dim=32, **sizes)
     with cpu_runner(own.folder) as (runner, recorder):
         check(own, runner, recorder)

@@ -10,8 +10,8 @@ from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families import names
 from tgi_trio.model.families.deepseek import deepseek_spec
 from tgi_trio.model.families.llama_like import llama_spec
-from tgi_trio.model.reading import rotary
-from tgi_trio.model.spec import DecoderSpec, ExpertsSpec
+from tgi_trio.model.reading import rotary, with_sections
+from tgi_trio.model.spec import DecoderSpec, ExpertsSpec, RotarySpec
 
 
 def _glm(config: ModelConfig, *, head_dim: int, partial: float, biased: bool) -> DecoderSpec:
@@ -34,12 +34,12 @@ def glm4(config: ModelConfig) -> DecoderSpec:
 
 
 def glm4v(config: ModelConfig) -> DecoderSpec:
-    """The text of GLM-4.1V, to which each token has one position."""
-    return _glm(config, head_dim=_head_dim(config), partial=1.0, biased=True)
+    """The text of GLM-4.1V and GLM-4.6V."""
+    return _turn_by_images(_glm(config, head_dim=_head_dim(config), partial=1.0, biased=True))
 
 
 def glm_ocr(config: ModelConfig) -> DecoderSpec:
-    return _glm(config, head_dim=_head_dim(config), partial=1.0, biased=False)
+    return _turn_by_images(_glm(config, head_dim=_head_dim(config), partial=1.0, biased=False))
 
 
 def glm4_moe(config: ModelConfig, *, biased: bool = False) -> DecoderSpec:
@@ -65,7 +65,7 @@ def glm4_moe(config: ModelConfig, *, biased: bool = False) -> DecoderSpec:
 
 
 def glm4v_moe(config: ModelConfig) -> DecoderSpec:
-    return glm4_moe(config, biased=True)
+    return _turn_by_images(glm4_moe(config, biased=True))
 
 
 def glm4_moe_lite(config: ModelConfig) -> DecoderSpec:
@@ -83,6 +83,16 @@ def glm4_moe_lite(config: ModelConfig) -> DecoderSpec:
         value_dim=256,
         norm_eps=1e-5,
     )
+
+
+def _turn_by_images(spec: DecoderSpec) -> DecoderSpec:
+    """Return a text whose tokens of images have three positions."""
+
+    def turn(rotary: RotarySpec | None) -> RotarySpec | None:
+        return None if rotary is None else with_sections(rotary, (8, 12, 12), alternate=False)
+
+    layers = (replace(layer, rotary=turn(layer.rotary)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
 
 
 def _experts(

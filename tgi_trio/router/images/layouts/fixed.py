@@ -59,6 +59,12 @@ def lay_out_paligemma(settings: ImageSettings) -> PaligemmaLayout:
     return PaligemmaLayout("<image>", "<image>", found)
 
 
+def lay_out_deepseek(settings: ImageSettings) -> FixedLayout:
+    """DeepSeek-VL: the patches of a square that the image is padded to."""
+    found = read_int(settings.processor, "num_image_tokens", 576)
+    return FixedLayout("<image_placeholder>", "<image_placeholder>", found)
+
+
 def patch_size(settings: ImageSettings) -> int:
     """Return the side of the tower's patches, in pixels."""
     return read_int(settings.processor, "patch_size", settings.vision.get("patch_size"))

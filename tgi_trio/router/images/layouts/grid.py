@@ -1,4 +1,4 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen 3.5: as many features as the image has merged patches."""
+"""Qwen2-VL to Qwen 3.5 and GLM-4.1V to 4.6V: as many features as the image has merged patches."""
 
 from __future__ import annotations
 
@@ -39,23 +39,58 @@ class GridLayout(PlainFinish):
 
         Raises ValidationError for an image that is too long and narrow.
         """
-        unit = self.unit
-        steep = max(size) / min(size)
-        if steep > _STEEPEST:
-            raise ValidationError(
-                f"invalid image: one side is {steep:.0f} times as long as the other, and this "
-                f"model takes {_STEEPEST}"
-            )
-        rows, columns = round(size.height / unit), round(size.width / unit)
-        if rows * columns * unit**2 > self.most:
-            shrink = sqrt(size.pixels / self.most)
-            rows = max(1, floor(size.height / shrink / unit))
-            columns = max(1, floor(size.width / shrink / unit))
-        elif rows * columns * unit**2 < self.least:
-            grow = sqrt(self.least / size.pixels)
-            rows = ceil(size.height * grow / unit)
-            columns = ceil(size.width * grow / unit)
-        return ImageSize(rows, columns)
+        return _fit(size, self.unit, self.least, self.most)
+
+
+@dataclass(frozen=True)
+class GlmLayout(GridLayout):
+    """Bounds are of all frames together, which a picture is repeated for; no side is too short."""
+
+    frames: int = 2
+    placeholder: str = "<|image|>"
+    feature_token: str = "<|image|>"
+    around = ("<|begin_of_image|>", "<|end_of_image|>")
+
+    def count_units(self, size: ImageSize) -> ImageSize:
+        """Return rows and columns of merged patches: transformers' `smart_resize` of GLM-4.1V.
+
+        Raises ValidationError for an image that is too long and narrow.
+        """
+        grow = max(self.unit / size.height, self.unit / size.width)
+        if grow > 1:
+            size = ImageSize(int(size.height * grow), int(size.width * grow))
+        return _fit(size, self.unit, self.least, self.most, self.frames)
+
+
+def _fit(size: ImageSize, unit: int, least: int, most: int, frames: int = 1) -> ImageSize:
+    steep = max(size) / min(size)
+    if steep > _STEEPEST:
+        raise ValidationError(
+            f"invalid image: one side is {steep:.0f} times as long as the other, and this "
+            f"model takes {_STEEPEST}"
+        )
+    rows, columns = round(size.height / unit), round(size.width / unit)
+    if frames * rows * columns * unit**2 > most:
+        shrink = sqrt(frames * size.pixels / most)
+        rows = max(1, floor(size.height / shrink / unit))
+        columns = max(1, floor(size.width / shrink / unit))
+    elif frames * rows * columns * unit**2 < least:
+        grow = sqrt(least / (frames * size.pixels))
+        rows = ceil(size.height * grow / unit)
+        columns = ceil(size.width * grow / unit)
+    return ImageSize(rows, columns)
+
+
+def lay_out_glm(settings: ImageSettings) -> GlmLayout:
+    """Return the layout of a GLM that sees; raises ModelLoadError."""
+    found = settings.image_processor
+    size = settings.size("size", {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000})
+    return GlmLayout(
+        unit=read_int(found, "patch_size", 14) * read_int(found, "merge_size", 2),
+        least=read_int(size, "shortest_edge"),
+        most=read_int(size, "longest_edge"),
+        frames=read_int(found, "temporal_patch_size", 2),
+    )
 
 
 def lay_out_qwen(settings: ImageSettings) -> GridLayout:

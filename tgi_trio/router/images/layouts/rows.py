@@ -1,4 +1,4 @@
-"""Pixtral and Mistral 3: rows of features, each with a token that ends it."""
+"""Pixtral and Mistral 3: rows of features, each with a token that ends it; LightOn OCR has none."""
 
 from __future__ import annotations
 
@@ -51,9 +51,48 @@ class RowLayout(PlainFinish):
         return ImageSize((size.height - 1) // self.unit + 1, (size.width - 1) // self.unit + 1)
 
 
+@dataclass(frozen=True)
+class PlainRowLayout(RowLayout):
+    """Features alone; what is less than a merged patch at an edge is none."""
+
+    merged: int = 28  # pixels, the side of a merged patch; `unit` is what the image is resized by
+    placeholder: str = "<|image_pad|>"
+    feature_token: str = "<|image_pad|>"
+
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        return {}
+
+    def expand(self, size: ImageSize) -> str:
+        return self.feature_token * self.count_features(size)
+
+    def count_units(self, size: ImageSize) -> ImageSize:
+        rows, columns = (
+            side * self.unit // self.merged for side in RowLayout.count_units(self, size)
+        )
+        if not rows * columns:
+            raise ValidationError(
+                f"invalid image: it is smaller than {self.merged} pixels, of which this model "
+                "makes a token"
+            )
+        return ImageSize(rows, columns)
+
+
 def lay_out_pixtral(settings: ImageSettings) -> RowLayout:
     """Return the layout of a `pixtral` or `mistral3` model; raises ModelLoadError."""
     merge = settings.config.get("spatial_merge_size") or 1
     merge = read_int(settings.processor, "spatial_merge_size", merge)
     longest = read_int(settings.size("size", {}), "longest_edge", 1024)
     return RowLayout(patch_size(settings) * merge, longest)
+
+
+def lay_out_lighton(settings: ImageSettings) -> PlainRowLayout:
+    """Return the layout of a `lighton_ocr` model; raises ModelLoadError."""
+    found = settings.image_processor.get("patch_size", 16)
+    side = found.get("height") if isinstance(found, Mapping) else found
+    merge = read_int(settings.processor, "spatial_merge_size", 2)
+    return PlainRowLayout(
+        unit=read_int({"patch_size": side}, "patch_size"),
+        longest=read_int(settings.size("size", {}), "longest_edge", 1024),
+        merged=read_int(settings.processor, "patch_size", 14) * merge,
+    )
