@@ -77,7 +77,10 @@ def test_gemma4_that_sees_ahead_where_layers_have_windows(model: Maker, budget: 
     check(own, runner, recorder, budget)
 
 
-GLM = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]}}
+GLM = {
+    **{"num_attention_heads": 2, "num_key_value_heads": 1},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [4, 6, 6]},
+}
 
 
 @pytest.mark.parametrize(
