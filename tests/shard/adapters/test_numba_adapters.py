@@ -45,7 +45,8 @@ Checkpoint = Callable[..., Path]
 
 # Experts, states and latents are not adapted; of what few families have, the order of parallel
 # branches counts here, and of the newer ones, which are made of what others have, norms behind
-# sublayers.
+# sublayers. Phi's heads are narrow here: zeros lie behind what adapters add, too.
+SIZES = FITTING | {"phi": {"hidden_size": 320}}
 UNADAPTED = MIXTURES | RARE | HYBRIDS | NEWER | COMPRESSED
 ADAPTED = [
     *(FITTING.keys() - UNADAPTED.keys()),
@@ -56,7 +57,7 @@ ADAPTED = [
 @pytest.mark.parametrize("family", sorted(ADAPTED))
 def test_every_family(checkpoint: Checkpoint, tmp_path: Path, family: str) -> None:
     """Rows of two adapters and of none, in chunks, joining as others decode, on two threads."""
-    base = checkpoint(family, **FITTING[family])
+    base = checkpoint(family, **SIZES[family])
     folders = [write_adapter(base, tmp_path / str(r), seed=r, r=r) for r in (4, 3)]
     golden = PeftGolden(base, folders)
     with cpu_runner(base, max_lora_rank=4, cores=(0, 0)) as (runner, recorder):

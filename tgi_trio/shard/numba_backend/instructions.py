@@ -19,6 +19,7 @@ from tgi_trio.shard.numba_backend.weight_layout import LANES, Storage
 # longer (measured on an Emerald Rapids: 74 against 107 GFLOP/s), and rounds the activations.
 _FAST_DOT = ("znver",)
 _MOST_HEADS = 8  # that attend together: two blocks of scores for each fill half of the registers
+_FEW_HEADS = 3  # of 16 registers of half the size, two blocks of scores for each leave 4
 _MOST_ROWS = 12  # query heads of several tokens: two blocks of scores for each leave 8 registers
 _MOST_TOKENS = 4
 _VALUE_TILE = 16  # vectors of a tile of values
@@ -97,7 +98,9 @@ def variant_for(
     sizes = [kept_sizes(spec, layer) for layer in spec.layers if layer.attends]
     # Where nothing attends, as many others have it: the same kernels.
     group = math.gcd(*(spec.heads // own.kv_heads for own in sizes)) if sizes else 2
-    heads = next(n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0)
+    divisors = [n for n in range(min(group, _MOST_HEADS), 0, -1) if group % n == 0]
+    few = [n for n in divisors if 1 < n <= _FEW_HEADS]
+    heads = few[0] if few and not has("avx512f") else divisors[0]
     wide = bool(sizes) and heads * 4 <= _VALUE_TILE
     wide = wide and all(own.value_dim % (4 * LANES) == 0 for own in sizes)
     return Variant(
