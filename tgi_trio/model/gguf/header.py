@@ -150,9 +150,13 @@ def _read(cursor: _Cursor, size: int, vocabulary: bool) -> Header:
         name, kind = cursor.string(), cursor.take(_U32)
         if name in metadata:
             raise ValueError(f"its key {name!r} is there twice")
-        metadata[name] = cursor.value(kind, vocabulary or not name.startswith(_VOCABULARY))
-        if isinstance(metadata[name], list) and all(type(one) is float for one in metadata[name]):
-            lists[name] = range(cursor.place - 4 * len(metadata[name]), cursor.place, 4)
+        begin = cursor.place + _U32.size + _U64.size  # of a list's elements
+        value = cursor.value(kind, vocabulary or not name.startswith(_VOCABULARY))
+        metadata[name] = value
+        if isinstance(value, list) and all(type(each) is float for each in value):
+            places = range(begin, cursor.place, 4)
+            if len(places) == len(value):  # not of float64
+                lists[name] = places
     infos: dict[str, tuple[BlockType, tuple[int, ...], int]] = {}
     for _ in range(tensor_count):
         name, info = _read_tensor(cursor)
