@@ -108,11 +108,13 @@ def test_what_json_does_not_escape_so_is_no_base64(spool: Spool, written: bytes)
 
 @given(st.text(alphabet="AZaz09+/= \\u003d\n-_", max_size=13))
 def test_base64_is_what_the_standard_library_takes_for_it(text: str) -> None:
-    """`binascii`, where it is strict, save that its last letter may have bits of no byte."""
+    """`binascii`, where it is strict, save that it lets `=` stand behind whole groups."""
     written = json.dumps(text).encode()[1:-1]
     try:
         expected: bytes | None = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
+        expected = None
+    if len(text) % 4 or text.endswith("==="):
         expected = None
     try:
         found: bytes | None = decode_text(written, 1000)
