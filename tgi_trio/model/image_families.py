@@ -73,11 +73,21 @@ IMAGE_FAMILIES: Final[Mapping[str, ImageFamily]] = {
 }
 
 _BY_LAYERS: Final = "attends to images by layers of their own, which are not computed here"
+_BY_TIMM: Final = "has a tower of the package timm, which is not built here"
+_BY_TORCHVISION: Final = "has its pixels made by torchvision alone in transformers"
 # Why others are shown no images. Of one that is not listed: its tower is not built.
 _UNSERVED: Final[Mapping[str, str]] = {
-    "gemma3n": "has a tower of the package timm, which is not built here",
+    "deepseek_vl_hybrid": "sees an image in two sizes, by two towers",
+    "fast_vlm": _BY_TIMM,
+    "gemma3n": _BY_TIMM,
+    "gemma4_unified": _BY_TORCHVISION,
     "idefics": _BY_LAYERS,
+    "kimi_k25": _BY_TORCHVISION,
+    "lfm2_vl": _BY_TORCHVISION,
+    "llava_onevision": "writes an image otherwise where a prompt has several",
     "mllama": _BY_LAYERS,
+    "ovis2": "has features for the marks around an image as well",
+    "perception_lm": _BY_TORCHVISION,
 }
 
 
