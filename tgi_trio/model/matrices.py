@@ -71,6 +71,11 @@ class Cut:
     rows: slice
     columns: tuple[slice, ...]
 
+    @property
+    def width(self) -> int:
+        """How many columns there are."""
+        return sum(len(range(self.matrix.columns)[span]) for span in self.columns)
+
 
 @dataclass(frozen=True, slots=True)
 class LinearRef:
