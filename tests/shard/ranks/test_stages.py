@@ -116,6 +116,7 @@ def test_two_stages_say_what_one_process_says(checkpoint: Checkpoint, family: st
     [
         ("llama", {}, 9, "layers cannot be cut into 9 stages; choose a smaller"),
         ("gemma3n_text", GEMMA3N_SPARSE, 2, "need more of others than a hidden state"),
+        ("zamba2", {}, 2, "need more of others than a hidden state"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(
