@@ -15,7 +15,7 @@ import torch
 from bench.harness.checkpoints import SHAPES as SMALL_SHAPES
 from tgi_trio.model.config import ModelConfig
 from tgi_trio.model.families.registry import decoder_spec
-from tgi_trio.model.matrices import Cut, LinearRef, Share
+from tgi_trio.model.matrices import LinearRef, Share
 from tgi_trio.shard.checkpoint.formats.plain import PlainMatrix
 from tgi_trio.shard.checkpoint.rounding.choose import ENCODINGS
 from tgi_trio.shard.checkpoint.rounding.encoding import round_matrix
@@ -104,7 +104,7 @@ class RandomWeights(WeightSource):
     def weight(self, linear: LinearRef, share: Share) -> torch.Tensor:
         cuts = list(linear.cuts(share))
         rows = sum(len(range(cut.matrix.rows)[cut.rows]) for cut in cuts)
-        columns = count_columns(cuts[0])
+        columns = cuts[0].width
         made = torch.empty((rows, columns), dtype=self.dtype, device=self.device)
         return made.normal_(std=columns**-0.5)
 
@@ -116,7 +116,7 @@ class RandomWeights(WeightSource):
 
     def _codes(self, linear: LinearRef, share: Share, outputs: int) -> Codes:
         cut = next(linear.cuts(share))
-        slab = rounded_slab(count_columns(cut), self.rounded)
+        slab = rounded_slab(cut.width, self.rounded)
         return replicate(slab.to(self.device), -(-outputs // _SLAB), outputs)
 
     def multiplies_codes(self, linear: LinearRef, share: Share) -> bool:
@@ -143,10 +143,6 @@ class RandomWeights(WeightSource):
 
     def kv_scales(self, names: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[float, float]:
         return (1.0, 1.0)
-
-
-def count_columns(cut: Cut) -> int:
-    return sum(len(range(cut.matrix.columns)[span]) for span in cut.columns)
 
 
 @functools.cache  # a layer has few widths, and all layers have the same

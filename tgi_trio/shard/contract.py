@@ -85,8 +85,13 @@ class StepPlan:
     prefills: NDArray[np.bool_] | None = None
     # [T] which row of the step before chooses this token, whose id is not known yet and 0 in
     # `token_ids`; -1: it is known. Set by a batch that plans ahead of a step's result. None: all
-    # are known.
+    # are known. A guess has that of its row: the runner knows what comes behind the row's last
+    # token.
     inputs: NDArray[np.int32] | None = None
+    # The step before has guesses that nobody has judged yet: rows are further than `positions`
+    # says by as many as were right, and with them `kv_slots` and `context_lengths`. The runner
+    # moves them; `loop/following.py` does so here once the step before has been settled.
+    moves: bool = False
     features: PlacedFeatures | None = None  # of images' tokens, in the places of their embeddings
     # [3, T] time, row and column of each token. None: each is the token's position.
     rotary_positions: NDArray[np.int64] | None = None
@@ -141,11 +146,24 @@ def fill_inputs(plan: StepPlan) -> None:
     """Put the tokens into a plan that the step before has chosen, once that has been settled."""
     if plan.inputs is None:
         return
+    if plan.drafts is not None:
+        _leave_out_guesses(plan)  # the runner alone knew them
     for i in np.flatnonzero(plan.inputs >= 0).tolist():
         row = plan.rows[int(np.searchsorted(plan.query_starts, i, side="right")) - 1]
         at = int(plan.positions[i])
         plan.token_ids[i] = row.token_ids[at] if at < row.length else 0  # it failed there
     plan.inputs = None
+
+
+def _leave_out_guesses(plan: StepPlan) -> None:
+    """Reduce a plan of decodes to their last known tokens."""
+    kept = plan.query_starts[:-1]
+    plan.token_ids, plan.positions = plan.token_ids[kept], plan.positions[kept]
+    plan.kv_slots = plan.kv_slots[kept]
+    plan.inputs = None if plan.inputs is None else plan.inputs[kept]
+    plan.context_lengths = (plan.positions + 1).astype(np.int32)
+    plan.query_starts = np.arange(len(kept) + 1, dtype=np.int32)
+    plan.drafts = None
 
 
 def cut_plan(plan: StepPlan, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> StepPlan:
@@ -379,6 +397,24 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class FollowingDrafter(Drafter, Protocol):
+    """One whose guesses the runner makes where it chooses: a step may follow before it is read."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether that is so here; else nothing of the following is called."""
+        ...
+
+    def follow(self, rows: ListLike[DraftRow], spare: int) -> dict[int, int]:
+        """Return how many guesses rows get in such a step, by place; their last ones are open."""
+        ...
+
+    def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
+        """Take in how many of a sequence's `count` guesses in a step were right."""
+        ...
+
+
 class LoadedAdapter(Protocol):
     """A LoRA adapter that has been read and packed, and takes part in no step yet."""
 
@@ -446,7 +482,9 @@ class Runner(Protocol):
     def runs_ahead(self, plan: StepPlan) -> bool:
         """Return whether the step after `plan` may be launched before `plan` has been read.
 
-        So may `plan` itself, with tokens that only the runner knows (`StepPlan.inputs`).
+        So may `plan` itself, with tokens that only the runner knows (`StepPlan.inputs`). With
+        guesses: where the runner judges them by itself, moves rows by what was right and knows
+        the next ones (`StepPlan.moves`).
         """
         ...
 

@@ -17,6 +17,7 @@ from tgi_trio.shard.torch_backend.kernels import (
     counting,
     editing,
     filling,
+    following,
     fused,
     grouped,
     listing,
@@ -307,6 +308,18 @@ def _latent_keys() -> Iterator[Variant]:
 
 def _sampler() -> Iterator[Variant]:
     yield Variant("fill_tokens", filling.fill_tokens, (I64, I64, I32, I64, "i32"), {"BLOCK": 256})
+    yield Variant(
+        "judge_guesses",
+        following.judge_guesses,
+        (I64, I32, I64, F64, I64, I64, I32, I64, "i32"),
+        {"MOST": 5},
+    )
+    yield Variant(
+        "move_rows",
+        following.move_rows,
+        (*(I64,) * 3, I32, F64, I32, I32, F64, I32, I32, I32, I64, "i32"),
+        {"PAGE": 16},
+    )
     yield Variant(
         "count_tokens",
         counting.count_tokens,

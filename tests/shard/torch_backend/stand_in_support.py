@@ -108,6 +108,7 @@ class Said:
     decodes: list[Counts] = field(default_factory=list)  # of steps without a prefill
     steps: int = 0
     drafts: int = 0  # guesses that were computed
+    moved: int = 0  # steps that followed guesses which nobody had read
 
 
 def drive(
@@ -165,22 +166,32 @@ def drive(
             settle(*flying)
             flying = None
             continue
+        if plan is None and flying is not None and batch.rows:
+            settle(*flying)  # rows that may be at the end of their blocks
+            flying = None
+            continue
+        read = int(flying is not None)
         pending = None if plan is None else runner.launch(plan)
         if flying is not None:
             settle(*flying)
             flying = None
         if plan is None or pending is None:
             break
+        if plan.moves:
+            said.moved += 1
+            batch.settle_positions(plan)
         said.steps += 1
         said.drafts += plan.counts.draft_tokens
         pending.proceed()
-        if runner.runs_ahead(plan) and drafter is None:
+        guessed = plan.drafts is not None and batch.is_followed(plan)
+        if (drafter is None or guessed) and runner.runs_ahead(plan):
             batch.expect(plan)
             flying = (plan, pending)
         else:
             settle(plan, pending)
+            read += 1
         if device is not None:
-            assert not counts.waits and counts.event_waits <= 1, counts
+            assert not counts.waits and counts.event_waits <= max(1, read), counts
         if not plan.counts.prefill_tokens:
             said.decodes.append(counts)
     said.tokens = [row.token_ids[row.prompt_length : row.length].tolist() for row in rows]

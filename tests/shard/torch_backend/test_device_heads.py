@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.shard.speculation.heads_support import HEADS, Watched, medusa, mlp_speculator
 from tests.shard.torch_backend.device_kinds import KINDS, REPLAYS
@@ -17,6 +19,7 @@ from tests.shard.torch_backend.models_support import prompts
 from tgi_trio.shard.contract import Pending, Runner, StepPlan, StepResult
 from tgi_trio.shard.speculation.draft_model import ModelDrafter
 from tgi_trio.shard.speculation.payoff import Payoff
+from tgi_trio.shard.torch_backend.device_drafting import DeviceDrafting
 
 need_triton()
 
@@ -30,7 +33,7 @@ from tgi_trio.testing.stand_in_device import StandInDevice  # noqa: E402
 from tgi_trio.testing.stand_in_driver import Counts  # noqa: E402
 
 TEXTS = prompts(3, longest=20)
-HIDDEN, VOCAB = 64, 512
+HIDDEN, VOCAB, NEW = 64, 512, 12
 WRITERS: dict[str, Callable[..., Path]] = {
     "medusa": partial(medusa, layers=1, own=True),
     "medusa with the model's head": partial(medusa, layers=2, own=False),
@@ -143,3 +146,34 @@ def test_a_smaller_model_goes_on_from_guesses_that_nobody_has_read(
         count = min(len(own), len(other))
         assert own[:count] == other[:count]
     assert sum(bool(own) for own, _ in both) > 3
+
+
+def test_steps_follow_guesses_that_nobody_has_read(
+    checkpoint: Callable[..., Path],
+    device: StandInDevice,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device judges them, moves rows by what was right, and goes on from what it guessed."""
+    folder, asked = checkpoint("llama"), KINDS["plain"]
+    expected = drive(start(folder, "cpu"), TEXTS, asked, NEW)
+    heads = WRITERS["medusa"](tmp_path / "heads", folder, HIDDEN, VOCAB)
+    told = torch.arange(VOCAB)  # what is said behind each token, but for every fourth
+    behind = [pair for said in expected.tokens for pair in pairwise(said)]
+    for i, (token, after) in enumerate(behind):
+        told[token] = after if i % 4 else (after + 1) % VOCAB
+    table = told.to("cuda:0")
+
+    def guess(self: DeviceDrafting, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        columns = [found[:, 0].clamp(0, VOCAB - 1).long()]
+        for _ in range(self.most):
+            columns.append(table.index_select(0, columns[-1]))
+        return torch.stack(columns[1:], dim=1)
+
+    monkeypatch.setattr(DeviceDrafting, "guess", guess)
+    runner = start(folder, "cuda:0", (4, 12), draft_model=heads, speculate=HEADS)
+    ours = drive(runner, TEXTS, asked, NEW, device=device, drafter=runner.drafter(HEADS))
+    assert ours.tokens == expected.tokens
+    assert ours.moved >= 3 and ours.steps < expected.steps - 3
+    for counts in ours.decodes:
+        assert counts.replays == 1 and not counts.launches, counts

@@ -26,6 +26,7 @@ from tgi_trio.shard.contract import (
     StepResult,
 )
 from tgi_trio.shard.images.held_image import place_features
+from tgi_trio.shard.loop.following import Followers, settle_positions
 from tgi_trio.shard.loop.lone import decodes_alone, plan_alone
 from tgi_trio.shard.loop.micro_batches import find_others
 from tgi_trio.shard.loop.row_table import UNKNOWN, RowTable
@@ -159,6 +160,9 @@ class Batch:
         if self._steady is not None and not self._may_be_steady(n):
             self._steady = None
         steady, expected = self._steady, self._settler.expected
+        if expected is not None and expected.drafts is not None:
+            self._steady = None
+            return self._follow_guesses(expected, token_budget)
         if steady is not None and steady.is_current(table, token_budget, expected):
             self.counts = steady.counts
             return steady.plan(table, expected)
@@ -200,6 +204,20 @@ class Batch:
         if len(chosen) == 0:
             return None
         return self._go_on(self._flatten(chosen, taken, prefill, drafts), n)
+
+    def _follow_guesses(self, before: StepPlan, token_budget: int) -> StepPlan | None:
+        """Return the step behind one whose guesses nobody has judged; None: it must be read."""
+        followers = Followers.find(self._table, before, token_budget)
+        if followers is None or self._guessing is None:
+            return None
+        spare = min(token_budget, self._draft_budget) - len(followers.places)
+        plan = followers.plan(self._table, self._guessing.follow, spare)
+        self.counts = plan.counts
+        return plan
+
+    def settle_positions(self, plan: StepPlan) -> None:
+        """Put a plan's rows where they are, once the step before it has been settled."""
+        settle_positions(plan, self._block_size)
 
     def _plan_alone(self, token_budget: int) -> StepPlan:
         """Return the next step of the only row, which decodes."""
@@ -277,6 +295,16 @@ class Batch:
     def guesses_rest(self) -> bool:
         """Whether the next step gets no guesses, though all tokens before it be known."""
         return self._guessing is None or self._guessing.is_resting(len(self))
+
+    def is_followed(self, plan: StepPlan) -> bool:
+        """Return whether a step may follow the plan at once, if the runner allows it.
+
+        One without guesses, or one whose guesses the runner judges and makes by itself: guesses of
+        the host are for rows whose last token is known.
+        """
+        if self.guesses_rest:
+            return True
+        return plan.drafts is not None and self._guessing is not None and self._guessing.follows
 
     def _may_be_steady(self, rows: int) -> bool:
         """Return whether the next step of so many decodes is one without guesses for certain."""

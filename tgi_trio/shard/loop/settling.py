@@ -28,11 +28,11 @@ class Settler:
     def expect(self, plan: StepPlan) -> None:
         """Move the plan's rows by what is known before its tokens are: one for who samples.
 
-        The next plan may be made then. A plan with guesses cannot be expected: how many are right
-        is not known. Raises ValueError for one, and while another is expected.
+        The next plan may be made then. Guesses count as wrong meanwhile: rows may be further.
+        Raises ValueError for guesses that go through states, and while another is expected.
         """
-        if plan.drafts is not None or self.expected is not None:
-            raise ValueError("a step with guesses, or a second one, cannot be expected")
+        if self.expected is not None or (plan.drafts is not None and plan.state_writes is not None):
+            raise ValueError("guesses through states, or a second step, cannot be expected")
         if plan.taken is None:
             raise ValueError("only a plan of this batch can be expected")
         table, places = self._table, self._table.places(plan)

@@ -308,8 +308,7 @@ class Worker:
         if self._micro_batches > 1:
             self._take_along(flight)
             return
-        # Guesses are for rows whose last token is known: what may have some follows no other step.
-        followed = self._batch.guesses_rest
+        followed = self._batch.is_followed(plan)
         if not self._runner.runs_ahead(plan) or (self._flight is None and not followed):
             self._settle(flight)
             return
@@ -317,6 +316,7 @@ class Worker:
         if not self._land(followed=True):
             self._step -= 1  # it has not been
             return
+        self._batch.settle_positions(plan)
         if pending is not None and _proceed(pending):
             flight.pending = pending
             if followed:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from tgi_trio.ipc.shard_output import warn
-from tgi_trio.shard.contract import Drafter, DraftRow, StepPlan, StepResult
+from tgi_trio.shard.contract import Drafter, DraftRow, FollowingDrafter, StepPlan, StepResult
 from tgi_trio.shard.speculation.payoff import Payoff
 from tgi_trio.shard.speculation.record import take_rest
 
@@ -20,6 +20,10 @@ class Guessing:
         """`clock`: nanoseconds."""
         self.payoff = Payoff()
         self._drafter: Drafter | None = drafter
+        # The same, where steps may follow others whose guesses are not judged yet.
+        self._following: FollowingDrafter | None = None
+        if isinstance(drafter, FollowingDrafter) and drafter.follows:
+            self._following = drafter
         self._clock = clock
         self._drafting_ns = 0  # for the plan that is yet to be settled
         self._drafting_processor_ns = 0  # the same, of this thread's time on a processor
@@ -42,7 +46,7 @@ class Guessing:
         except Exception:  # whatever a backend raises: nobody needs guesses
             traceback.print_exc(file=sys.stderr)
             warn("what guesses has failed: tokens come one by one from now on")
-            self._drafter = None
+            self._drafter = self._following = None
             return {}
         self._drafting_ns = self._clock() - began
         self._drafting_processor_ns = time.thread_time_ns() - processor
@@ -50,6 +54,20 @@ class Guessing:
             self._rest = take_rest(row.sequence for row in rows)
             self._resting = len(rows)
         return counts
+
+    @property
+    def follows(self) -> bool:
+        """Whether steps may follow others whose guesses are not judged yet."""
+        return self._following is not None
+
+    def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        """Return how many guesses rows get in such a step, by place; none where they do not pay."""
+        self._drafting_ns = self._drafting_processor_ns = 0
+        if self._following is None or self._takes_rest(len(rows)):
+            return {}
+        if spare <= 0 or not self.payoff.allows(len(rows)):
+            return {}
+        return self._following.follow(rows, spare)
 
     def is_resting(self, rows: int) -> bool:
         """Return whether the next step of so many decodes gets no guesses."""
@@ -74,6 +92,7 @@ class Guessing:
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """Take in how a plan did. Steps that prefill, or that raised, say nothing of decodes."""
+        self._judge(plan, result)
         if plan.counts.prefill_tokens or result.raised or not plan.counts.decode_rows:
             return
         drafted = plan.drafts is not None
@@ -87,3 +106,12 @@ class Guessing:
             took_ns=took,
             drafting_ns=drafting,
         )
+
+    def _judge(self, plan: StepPlan, result: StepResult) -> None:
+        """Tell who cannot see for itself how many guesses were right."""
+        if plan.drafts is None or self._following is None or result.raised:
+            return
+        counts = zip(plan.rows, plan.drafts.tolist(), result.choices.counts.tolist(), strict=True)
+        for row, count, tokens in counts:
+            if count and tokens:
+                self._following.judge(row, count, tokens - 1)

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tgi_trio.model.speculators.spec import HeadsSpec, MedusaSpec, MlpSpec
-from tgi_trio.shard.contract import DraftRow
+from tgi_trio.shard.contract import DraftRow, ShardSequence
 from tgi_trio.shard.speculation.arithmetic import Arithmetic, Ids, Rows
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.speculation.medusa import guess_medusa
 from tgi_trio.shard.speculation.mlp import guess_mlp
-from tgi_trio.shard.speculation.record import judge_record, write_guesses
+from tgi_trio.shard.speculation.record import judge_record, record_of, write_guesses
 from tgi_trio.shard.speculation.sharing import share_room
 
 Guess = Callable[[Any, Arithmetic, Rows, Ids, int], list[Ids]]
@@ -71,6 +71,24 @@ class HeadsDrafter:
             record = records[row.sequence.id]
             counts[row.place] = write_guesses(row.sequence, record, own, count, self._eos_ids)
         return {place: count for place, count in counts.items() if count}
+
+    @property
+    def follows(self) -> bool:
+        """See `FollowingDrafter`: where steps guess themselves, tokens by their own numbers."""
+        return self._arithmetic is None and self._token_map is None
+
+    def follow(self, rows: Sequence[DraftRow], spare: int) -> dict[int, int]:
+        """See `FollowingDrafter`: records are judged as steps are settled, not here."""
+        records = {row.sequence.id: record_of(row.sequence, self._most) for row in rows}
+        shared = share_room(rows, spare, allowed=lambda one: records[one.id].allowed)
+        for record in records.values():
+            if not record.allowed:
+                record.rest -= 1
+        return {row.place: count for row, count in shared}
+
+    def judge(self, sequence: ShardSequence, count: int, right: int) -> None:
+        """See `FollowingDrafter`."""
+        record_of(sequence, self._most).note(count, right, self._most)
 
     def _guess(self, hidden: Rows, tokens: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         if self._arithmetic is None:

@@ -39,15 +39,25 @@ class Record:
         Twice as many, up to `limit`, after all were right, else those + 1. After the second
         failure in a row it rests, and twice as long after each further one.
         """
-        count = len(self.guesses)
         same = map(eq, self.guesses, known)
-        right = sum(takewhile(bool, same))
+        self.note(len(self.guesses), sum(takewhile(bool, same)), limit)
+
+    def note(self, count: int, right: int, limit: int) -> None:
+        """Do the same where it is known how many of the last guesses were right."""
         if self._adapts:
             self._most = min(limit, 2 * count if right == count else right + 1)
         self._failures = 0 if right else self._failures + 1
         longest = LONGEST_REST if self._adapts else LONGEST_DEAR_REST
         self.rest = min(longest, 2**self._failures - 2) if self._failures else 0
         self.guesses = []
+
+
+def record_of(sequence: ShardSequence, most: int) -> Record:
+    """Return the record of a sequence whose drafter does not adapt, as it is."""
+    record = sequence.state.get(_STATE)
+    if not isinstance(record, Record):
+        record = sequence.state[_STATE] = Record(most, adapts=False)
+    return record
 
 
 def judge_record(sequence: ShardSequence, most: int, *, adapts: bool = True) -> Record:

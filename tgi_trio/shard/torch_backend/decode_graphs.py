@@ -40,6 +40,7 @@ from tgi_trio.shard.torch_backend.step_features import StepFeatures
 from tgi_trio.shard.torch_backend.token_source import TokenSource
 
 if TYPE_CHECKING:  # it imports Triton
+    from tgi_trio.shard.torch_backend.device_chain import DeviceChain, Links
     from tgi_trio.shard.torch_backend.sampling.device_sampler import (
         DeviceSampler,
         Found,
@@ -93,6 +94,7 @@ class Ends:
     tokens: TokenSource
     logits: Callable[[torch.Tensor], torch.Tensor]
     sampler: DeviceSampler | None = None  # None: another rank chooses
+    chain: DeviceChain | None = None  # None: no step follows guesses that nobody has read
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Chosen:
     found: Found | None  # None: it has chosen nothing yet
     hidden: torch.Tensor | None = None  # [R, features] of the scores, for those who guess on
     size: int = 0  # of the recording that has made the scores; 0: none has
+    ids: torch.Tensor | None = None  # int64 [R] that it computed, where steps are chained
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ class _Recorded:
     tokens: torch.Tensor  # uint8: token ids, positions, lengths, inputs, and slots of states
     batch: Any  # the attention's own
     asked: Reserved | None  # the sampler's own
+    links: Links | None  # the chain's own
     plain: _Step
     adapted: _Step | None  # where adapters are served
     masked: _MaskedChoice | None
@@ -213,11 +217,14 @@ class DecodeGraphs:
         """Compute a step of decodes whose tokens another rank chooses; False: no graph fits."""
         return self.forward(plan, lengths) is not None
 
-    def choose(self, plan: StepPlan, lengths: Array, told: Told | None) -> Chosen | None:
+    def choose(
+        self, plan: StepPlan, lengths: Array, told: Told | None, links: Sequence[Array] = ()
+    ) -> Chosen | None:
         """Compute a step of decodes and choose all its rows' tokens; None: no graph fits.
 
         `told`: what `DeviceSampler.ask` returns for as many choices as `size_of` says; None:
-        nothing is chosen, and the scores are as the model left them.
+        nothing is chosen, and the scores are as the model left them. `links`: what
+        `DeviceChain.arrays` returns; none: it follows nothing.
         """
         recorded, sampler = self._find(plan), self._sampler
         if recorded is None or sampler is None or recorded.asked is None:
@@ -227,12 +234,15 @@ class DecodeGraphs:
         if step.chosen is None:
             return None
         sampler.refill(recorded.asked, told or recorded.asked.idle)
+        if recorded.links is not None and self._ends is not None and self._ends.chain is not None:
+            self._ends.chain.refill(recorded.links, links)
         step.graph.replay()
         found = None
         if told is not None and step.chosen.found is not None:
             found = step.chosen.found.first(rows, lists=told.widest > 0)
         hidden = None if self._hidden is None else self._hidden[:rows]
-        return Chosen(step.chosen.scores[:rows], found, hidden, recorded.size)
+        ids = None if step.chosen.ids is None else step.chosen.ids[:rows]
+        return Chosen(step.chosen.scores[:rows], found, hidden, recorded.size, ids)
 
     def choose_masked(self, size: int, told: Told, masks: Masks) -> Found:
         """Choose with masks from the scores of the last step, of the graph for `size` decodes.
@@ -298,6 +308,8 @@ class DecodeGraphs:
         batch = self._attention.reserve(plan, cache)
         ends, sampler = self._ends, self._sampler
         asked = sampler.reserve(size) if sampler else None
+        chain = None if ends is None else ends.chain
+        links = None if chain is None else chain.reserve(size)
         made: list[Chosen] = []
 
         def record() -> _Step:
@@ -307,12 +319,19 @@ class DecodeGraphs:
 
         def compute() -> torch.Tensor:
             known = ends.tokens.fill_in(ids, inputs) if ends else ids
+            if chain is not None and links is not None and asked is not None:
+                places = self._attention.places(batch)
+                chain.move(known, positions, places, links, asked.asked.uniforms)
             hidden = self._compute(known, positions, lengths, self._attention, batch, states)
             logits = ends.logits(hidden) if ends else None
             if sampler is not None and asked is not None and logits is not None:
                 scores = self._own_scores(logits)
                 hidden = self._own_hidden(hidden)
-                made[:] = [Chosen(scores, sampler.choose(scores, asked.asked, hidden=hidden))]
+                found = sampler.choose(scores, asked.asked, hidden=hidden)
+                made[:] = [Chosen(scores, found, ids=known)]
+                if chain is not None and links is not None and found.guesses is not None:
+                    targets = asked.asked.targets
+                    chain.judge(found.tokens, known, targets, links, found.guesses)
             return hidden
 
         plain, adapted, masked = record(), None, None
@@ -321,7 +340,7 @@ class DecodeGraphs:
         if self._adapters is not None:
             with self._adapters.recording(size):
                 adapted = record()
-        return _Recorded(size, tokens, batch, asked, plain, adapted, masked)
+        return _Recorded(size, tokens, batch, asked, links, plain, adapted, masked)
 
     def _record_masked(
         self, scores: torch.Tensor, sampler: DeviceSampler, asked: Reserved

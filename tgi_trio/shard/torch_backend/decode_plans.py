@@ -63,6 +63,8 @@ def as_decodes(plan: StepPlan) -> StepPlan | None:
         context_lengths=(plan.positions + 1).astype(np.int32),
         block_tables=np.repeat(plan.block_tables, counts, axis=0),
         samples=plan.samples,
+        inputs=plan.inputs,
+        moves=plan.moves,
         rotary_positions=plan.rotary_positions,
     )
 

@@ -23,7 +23,7 @@ class DeviceDrafting:
     def __init__(self, heads: TorchHeads, most: int, vocab_size: int) -> None:
         """Guess `most` tokens behind every choice, or as many as there are heads."""
         self._heads = heads.on_device()
-        self._most = min(most, heads.spec.heads)
+        self.most = min(most, heads.spec.heads)
         self._last_token = vocab_size - 1
 
     def guess(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
@@ -36,6 +36,6 @@ class DeviceDrafting:
         guess, spec = GUESSES[type(self._heads.spec)], self._heads.spec
         parts = []
         for own, chosen in zip(hidden.split(_ROWS), tokens.split(_ROWS), strict=True):
-            columns = guess(spec, self._heads, own, chosen, self._most)
+            columns = guess(spec, self._heads, own, chosen, self.most)
             parts.append(torch.stack(columns, dim=1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -40,6 +40,7 @@ from tgi_trio.shard.torch_backend.token_source import TokenSource
 from tgi_trio.shard.torch_backend.torch_device import has_triton
 
 if TYPE_CHECKING:
+    from tgi_trio.shard.torch_backend.device_chain import DeviceChain
     from tgi_trio.shard.torch_backend.device_steps import DeviceSteps
     from tgi_trio.shard.torch_backend.sampling.device_sampler import DeviceSampler
 
@@ -103,7 +104,7 @@ def device_parts(
             drafting = None if guesses is None else guesses.drafting(config.vocab_size)
             chooser = _device_sampler(sampler, config, device, drafting)
         chosen = None if chooser is None else chooser.chosen
-        ends = Ends(TokenSource(chosen, ranks), model.logits, chooser)
+        ends = Ends(TokenSource(chosen, ranks), model.logits, chooser, _chain(chooser, ranks))
     graphs = None
     if capturable is None:
         tell_no_graphs(sizes, "its steps cannot be recorded")
@@ -130,7 +131,16 @@ def device_parts(
 
     masks = ChoiceMasks(config.vocab_size, sampler.grammars, sampler.watermark, permutation)
     last = None if guesses is None else guesses.last
-    return graphs, DeviceSteps(computes, chooser, masks, graphs, last)
+    return graphs, DeviceSteps(computes, chooser, masks, graphs, last, ends.chain)
+
+
+def _chain(chooser: DeviceSampler | None, ranks: Ranks | None) -> DeviceChain | None:
+    """Return what chains steps with guesses, where heads guess behind choices and are alone."""
+    if chooser is None or chooser.drafting is None or ranks is not None:
+        return None
+    from tgi_trio.shard.torch_backend.device_chain import DeviceChain
+
+    return DeviceChain(chooser.chosen, chooser.drafting.most)
 
 
 def _row_choice(model: DeviceModel, seconds: Seconds) -> Callable[[], None]:

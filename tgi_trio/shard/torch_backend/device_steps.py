@@ -23,6 +23,7 @@ from tgi_trio.shard.machine.accelerator import record_event
 from tgi_trio.shard.speculation.hidden import LastStep
 from tgi_trio.shard.torch_backend.decode_graphs import Chosen, DecodeGraphs
 from tgi_trio.shard.torch_backend.decode_plans import as_decodes
+from tgi_trio.shard.torch_backend.device_chain import DeviceChain
 from tgi_trio.shard.torch_backend.kv_cache import KVCache
 from tgi_trio.shard.torch_backend.launched_step import LaunchedStep
 from tgi_trio.shard.torch_backend.prompt_logprobs import PromptLogprobs, PromptSpan
@@ -56,11 +57,15 @@ class DeviceSteps:
         masks: ChoiceMasks,
         graphs: DecodeGraphs | None,
         last: LastStep | None = None,
+        chain: DeviceChain | None = None,
     ) -> None:
         """`graphs` record what `computes` does, and the choice with it.
 
-        `last` is told what was guessed behind the choices of each step, where `sampler` guesses.
+        `last` is told what was guessed behind the choices of each step, where `sampler` guesses;
+        `chain` is what `graphs` record of steps that follow one another with guesses.
         """
+        self._chain = chain
+        self._judged = False  # the last step was a recording that has judged its guesses
         self._last = last
         self._computes = computes
         self._sampler = sampler
@@ -70,6 +75,21 @@ class DeviceSteps:
     def serve(self, plan: StepPlan) -> bool:
         """Return whether the device has room for the plan's choices."""
         return fits_device(plan)
+
+    def chains(self, plan: StepPlan) -> bool:
+        """Return whether the next step may follow guesses that nobody has read, as may this one.
+
+        Only recordings judge them, and only where choices depend on nothing but their scores.
+        """
+        decodes = None if self._graphs is None or self._chain is None else as_decodes(plan)
+        if self._graphs is None or decodes is None or plan.rotary_positions is not None:
+            return False
+        if self._graphs.size_of(decodes) is None or self._masks.are_wanted(plan.rows):
+            return False
+        settings = self._sampler.settings(plan.rows)
+        plain = not settings.counted.any() and not any(row.min_remaining for row in plan.rows)
+        # Lists of tokens and biases may be longer than recordings have room for.
+        return plain and not settings.listed.any() and not any(map(len, settings.biases))
 
     def launch(
         self,
@@ -87,7 +107,10 @@ class DeviceSteps:
         sampled = np.flatnonzero(plan.samples)
         choosing = Choosing.of(plan, sampled)
         masked = self._masks.are_wanted(choosing.rows)
+        followed, self._judged = self._judged, False
         chosen = self._replay(plan, lengths, choosing, masked)
+        if plan.moves and not (followed and self._judged):
+            raise RuntimeError("a step has moved rows, and no recording to move them in")
         spans: dict[int, PromptSpan] = {}
         if chosen is None:
             hidden = self._computes.hidden(plan, lengths, cache, pool)
@@ -104,6 +127,8 @@ class DeviceSteps:
         else:
             if chosen is not None and chosen.found is not None:
                 step.take(chosen.found)
+                if plan.moves and chosen.ids is not None:
+                    step.computed = chosen.ids.to("cpu", non_blocking=True)
             step.finish()
         return step
 
@@ -151,7 +176,12 @@ class DeviceSteps:
             return None
         told = None if masked else self._sampler.ask(choosing, size)
         if told is not None and self._sampler.fits(told):
-            return self._graphs.choose(decodes, lengths, told)
+            links: list[Array] = []
+            if self._chain is not None:
+                settings = self._sampler.settings(choosing.rows)
+                links = self._chain.arrays(plan, choosing, settings)
+                self._judged = True
+            return self._graphs.choose(decodes, lengths, told, links)
         chosen = self._graphs.choose(decodes, lengths, None)
         if chosen is None or masked:
             return chosen

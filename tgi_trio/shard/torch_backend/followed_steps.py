@@ -50,6 +50,10 @@ class FollowedSteps:
         """Return whether rank 0 chooses the plan's tokens on its device."""
         return fits_device(plan)
 
+    def chains(self, plan: StepPlan) -> bool:
+        """Return whether it may follow guesses that nobody has read: not over several ranks."""
+        return False
+
     def launch(
         self,
         plan: StepPlan,

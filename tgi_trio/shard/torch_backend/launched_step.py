@@ -30,6 +30,7 @@ class LaunchedStep:
     later: Callable[[LaunchedStep], None] | None = None  # chooses, once tokens before are known
     faults: dict[int, str] = field(default_factory=dict)  # by choice: nothing is chosen for it
     found: Found | None = None  # pinned
+    computed: torch.Tensor | None = None  # pinned: see `Choosing`
     done: torch.Event | None = None
 
     def proceed(self) -> None:
@@ -59,6 +60,8 @@ class LaunchedStep:
         tops: dict[int, Alternatives] = {}
         if self.found.listed is not None:
             tops = list_best(self.choosing, self.found.listed.numpy())
+        if self.computed is not None:
+            self.choosing.computed = self.computed.numpy()
         found = self.found.tokens.numpy()
         choices = read_choices(self.choosing, found, tops, self.faults, self.vocab_size)
         if self.note is not None and self.found.guesses is not None:

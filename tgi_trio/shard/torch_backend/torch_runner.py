@@ -284,7 +284,11 @@ class TorchRunner:
         return self._steps.launch(plan, lengths, self._cache, self.prompt_logprobs, self._pool)
 
     def runs_ahead(self, plan: StepPlan) -> bool:
-        return self._steps is not None and plan.drafts is None and self._steps.serve(plan)
+        if self._steps is None or not self._steps.serve(plan):
+            return False
+        if plan.drafts is None and not plan.moves:
+            return True
+        return not self.model.needs_lengths and self._steps.chains(plan)
 
     def drafter(self, most: int) -> Drafter | None:
         if not self._info.draft_budget:

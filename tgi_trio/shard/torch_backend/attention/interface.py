@@ -134,6 +134,16 @@ def attend_latents_apart(
     return attention.attend(layer, query, key, key, batch)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodePlaces:
+    """Where a batch of decodes that stays where it is says what each of them reads and writes."""
+
+    slots: torch.Tensor  # int64 [T] where new K and V go
+    contexts: torch.Tensor  # int32 [T]
+    tables: torch.Tensor  # int32: rows of `width` block numbers
+    width: torch.Tensor  # int32 [1]
+
+
 class CapturableAttention(AttentionBackend, Protocol):
     """A backend whose work on a batch of decodes can be recorded once and replayed.
 
@@ -147,4 +157,8 @@ class CapturableAttention(AttentionBackend, Protocol):
 
     def refill(self, batch: Any, plan: StepPlan) -> None:
         """Make `batch`, reserved for as many decodes with tables no narrower, that of `plan`."""
+        ...
+
+    def places(self, batch: Any) -> DecodePlaces:
+        """Return what may be moved on the device before a reserved batch is attended to."""
         ...

@@ -15,7 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from tgi_trio.shard.contract import StepPlan
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, CapturableAttention
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionLayer,
+    CapturableAttention,
+    DecodePlaces,
+)
 from tgi_trio.shard.torch_backend.attention.latent_kernel import attend_latents
 from tgi_trio.shard.torch_backend.attention.paged_kernel import attend_tile, merge_parts
 from tgi_trio.shard.torch_backend.attention.projecting import write_latent_keys, write_projected
@@ -108,6 +112,10 @@ class PagedAttention(CapturableAttention):
         """See CapturableAttention."""
         assert batch.memory is not None  # it comes from `reserve`
         self._staging.fill(batch.memory, [*_fixed(plan), plan.block_tables])
+
+    def places(self, batch: PagedBatch) -> DecodePlaces:
+        """See CapturableAttention."""
+        return DecodePlaces(batch.slots, batch.contexts, batch.tables, batch.width)
 
     def _batch(
         self,

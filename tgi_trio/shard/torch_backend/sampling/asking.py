@@ -30,6 +30,8 @@ class Choosing:
     # [C] which row of the step before chooses the row's last token; -1: the sequence has it.
     # Set to None once it does.
     unknown: NDArray[np.int32] | None = None
+    # int64 [C] the tokens that were computed, guesses among them, where only the device knew them.
+    computed: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, plan: StepPlan, sampled: NDArray[np.int64]) -> Choosing:
@@ -54,10 +56,13 @@ class Choosing:
     def __len__(self) -> int:
         return len(self.owners)
 
-    def guesses(self, choice: int) -> NDArray[np.int32]:
+    def guesses(self, choice: int) -> NDArray[np.int32] | NDArray[np.int64]:
         """Return the guesses that a choice takes for right."""
+        ahead = int(self.aheads[choice])
+        if self.computed is not None:
+            return self.computed[choice + 1 - ahead : choice + 1]
         row = self.rows[self.owners[choice]]
-        guesses: NDArray[np.int32] = row.token_ids[row.length :][: int(self.aheads[choice])]
+        guesses: NDArray[np.int32] = row.token_ids[row.length :][:ahead]
         return guesses
 
 

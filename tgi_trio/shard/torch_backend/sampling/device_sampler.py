@@ -137,6 +137,8 @@ class ReservedMasks:
 class GuessesOn(Protocol):
     """Guesses what comes behind choices; see `device_drafting.py`."""
 
+    most: int  # tokens
+
     def guess(self, hidden: torch.Tensor, found: torch.Tensor) -> torch.Tensor: ...
 
 

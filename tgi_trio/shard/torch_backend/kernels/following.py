@@ -1,0 +1,77 @@
+"""Guesses judged where they were chosen for, and rows moved by what was right."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+# Sizes are not specialised: a new one must not make Triton compile another variant.
+@triton.jit(do_not_specialize=["count"])
+def judge_guesses(
+    chosen,  # int64 [rows], written: each row's last token
+    moved,  # int32 [rows], written: how many of its guesses were right
+    guessed,  # int64 [rows, MOST], written: what comes behind its last token
+    found,  # float64 [C, 3]: token, log-probability, fault
+    ids,  # int64 [C]: the token behind which each choice is made; guesses for all but a row's first
+    targets,  # int64 [C]: row, -1: nobody's
+    aheads,  # int32 [C]: how many guesses of its row a choice takes for right
+    guesses,  # int64 [C, MOST]: behind every choice
+    count,  # C
+    MOST: tl.constexpr,  # guesses of a row
+):
+    """Go through a row's choices up to the first wrong guess; one program a choice."""
+    first = tl.program_id(0)
+    row = tl.load(targets + first)
+    if (row >= 0) & (tl.load(aheads + first) == 0):
+        right = tl.full([], 0, tl.int32)
+        token = tl.load(found + 3 * first)
+        for i in range(MOST):
+            after = first + i + 1
+            there = after < count
+            ahead = tl.load(aheads + after, mask=there, other=0)
+            fault = tl.load(found + 3 * after + 2, mask=there, other=1.0)
+            guess = tl.load(ids + after, mask=there, other=-1)
+            goes_on = (right == i) & (ahead == i + 1) & (fault == 0.0)
+            goes_on = goes_on & (guess.to(tl.float64) == token)
+            token = tl.where(goes_on, tl.load(found + 3 * after, mask=there, other=0.0), token)
+            right += goes_on.to(tl.int32)
+        fine = tl.load(found + 3 * first + 2) == 0.0
+        tl.store(chosen + row, tl.where(fine, token, 0.0).to(tl.int64))
+        tl.store(moved + row, right)
+        for i in range(MOST):
+            guess = tl.load(guesses + (first + right).to(tl.int64) * MOST + i)
+            tl.store(guessed + row * MOST + i, guess)
+
+
+@triton.jit(do_not_specialize=["most"])
+def move_rows(
+    ids,  # int64 [T]: guesses are written
+    positions,  # int64 [T], moved as the next three
+    slots,  # int64 [T]
+    contexts,  # int32 [T]
+    uniforms,  # float64 [T]
+    follows,  # int32 [T]: row of the step before, -1: a token stays where it is
+    aheads,  # int32 [T]: which of its row's guesses a token is, 0: none
+    numbers,  # float64 [T, most + 1]: the uniform number of each place a token may move to
+    tables,  # int32 [T, width]: blocks of each token's row
+    width,  # int32 [1]
+    moved,  # int32 [rows], as `guessed` left by the step before
+    guessed,  # int64 [rows, most]
+    most,  # guesses of a row
+    PAGE: tl.constexpr,
+):
+    """Move a token by the guesses of its row that were right; one program a token."""
+    token = tl.program_id(0)
+    row = tl.load(follows + token)
+    if row >= 0:
+        right = tl.load(moved + row)
+        ahead = tl.load(aheads + token)
+        if ahead > 0:
+            tl.store(ids + token, tl.load(guessed + row * most + ahead - 1))
+        place = tl.load(positions + token) + right
+        block = tl.load(tables + token.to(tl.int64) * tl.load(width) + place // PAGE)
+        tl.store(positions + token, place)
+        tl.store(slots + token, block.to(tl.int64) * PAGE + place % PAGE)
+        tl.store(contexts + token, (place + 1).to(tl.int32))
+        tl.store(uniforms + token, tl.load(numbers + token * (most + 1) + right))
