@@ -35,7 +35,11 @@ from tgi_trio.ipc.startup import WarmupRequest
 from tgi_trio.shard.backend import load_runner
 from tgi_trio.shard.contract import StepPlan
 from tgi_trio.shard.machine import accelerator, device
-from tgi_trio.shard.torch_backend.attention.interface import AttentionLayer, CapturableAttention
+from tgi_trio.shard.torch_backend.attention.interface import (
+    AttentionLayer,
+    CapturableAttention,
+    DecodePlaces,
+)
 from tgi_trio.shard.torch_backend.decode_graphs import (
     Compute,
     DecodeGraphs,
@@ -74,6 +78,10 @@ class FixedAttention(CapturableAttention):
         width = plan.block_tables.shape[1]
         batch["tables"].fill_(10**6)  # what a plan does not name must not be read
         batch["tables"][:, :width].copy_(torch.from_numpy(plan.block_tables))
+
+    def places(self, batch: Batch) -> DecodePlaces:
+        width = torch.tensor([batch["tables"].shape[1]], dtype=torch.int32)
+        return DecodePlaces(batch["slots"], batch["contexts"], batch["tables"], width)
 
     def attend(
         self,
