@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from tgi_trio.router.request import FinishReason, Token
 from tgi_trio.router.scheduling import Scheduler
 from tgi_trio.router.scheduling.shard_commands import Progress
 from tgi_trio.router.telemetry.metrics import Metrics
+from tgi_trio.router.text.answer_text import output_text
 from tgi_trio.testing.fake_model import FakeSettings, continuation
 
 
@@ -75,10 +77,12 @@ async def test_a_stream_goes_on_with_what_another_engine_gave(tmp_path: Path) ->
             text = stream.outcome.text
         emitted = tuple(whole[:5])
         request = make_request(bench.tokenizer, "hello", 12, emitted=emitted)
-        with bench.engine.submit(request) as stream:
+        output = output_text(bench.tokenizer, request)
+        replayed = [output.push(id, math.nan) for id in emitted]
+        with bench.engine.submit(request, output=output) as stream:
             again = await collect(stream)
             outcome = stream.outcome
-        assert [(t.id, t.text) for t in again] == [(t.id, t.text) for t in tokens]
+        assert [(t.id, t.text) for t in [*replayed, *again]] == [(t.id, t.text) for t in tokens]
         assert outcome.text == text
         assert outcome.generated_tokens == 12 and outcome.prompt_tokens == 5
         assert stream.timings.started is not None and stream.timings.first_token is not None
