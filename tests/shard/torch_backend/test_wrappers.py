@@ -170,12 +170,22 @@ def test_what_is_no_part_of_any_sense_is_refused(wrapped: Any, tmp_path: Path) -
         check_checkpoint(config, model_spec(config))
 
 
+# Of families whose default sections do not make up a head of their default size.
+SECTIONS = {"glm4v_moe_text": [2, 4, 4], "glm4v_text": [16, 24, 24]}
+
+
 @pytest.mark.parametrize("kind", sorted(DEFAULTS))
 def test_sizes_that_the_nested_config_leaves_out(tmp_path: Path, kind: str) -> None:
     """As LLaVA's folders on the hub do: they are those of the type's own class."""
     from transformers import AutoConfig
 
-    said = {"num_local_experts": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    said: dict[str, Any] = {
+        "num_local_experts": 2,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
+    if kind in SECTIONS:
+        said["rope_parameters"] = {"rope_type": "default", "mrope_section": SECTIONS[kind]}
     content = {"model_type": "llava", "text_config": {"model_type": kind, **said}}
     (tmp_path / "config.json").write_text(json.dumps(content))
     read, theirs = read_config(tmp_path), AutoConfig.for_model(kind)
