@@ -5,7 +5,8 @@ from __future__ import annotations
 # By module: the command line, as a shell would read it. CHECKPOINTS is a folder with a checkpoint
 # of the shape `tiny` and its GGUF file, NEW one that is not there yet.
 SMALL: dict[str, str] = {
-    "bench.cluster.front": "--streams 1 --killed-under 2 --tokens 16 --requests 2",
+    "bench.cluster.front": "--streams 1 --killed-under 2 --tokens 16 --turns 1 --requests 2"
+    " --answers 8",
     "bench.cluster.routing": "--replicas 4 --seconds 20",
     "bench.device": "--dry-run",
     "bench.harness.checkpoints": "tiny NEW",
