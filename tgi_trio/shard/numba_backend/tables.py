@@ -5,11 +5,12 @@ Addresses are int64; sizes are in elements unless they say bytes.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, unique
 
 import numpy as np
 
 
+@unique
 class Code(IntEnum):
     """What an operation does."""
 
@@ -46,8 +47,8 @@ class Code(IntEnum):
     # Of what keeps a state per sequence, see `kernels/states/`:
     CONVOLVE = 16  # each channel with those of the tokens before
     RECUR = 17  # matrices of heads, which every token changes and reads
-    SCAN = 30  # numbers of channels, which each have a decay of their own
-    BLEND = 31  # a number of each channel, with what enters it
+    SCAN = 32  # numbers of channels, which each have a decay of their own
+    BLEND = 33  # a number of each channel, with what enters it
     # Of latents, see `kernels/latents.py`:
     COMPRESS = 18  # what queries are compressed to is normed
     TURN = 19  # queries are parted; what turns is turned, and latents go to the cache
@@ -104,6 +105,7 @@ ACTIVATIONS = {
 }
 
 
+@unique
 class Buffer(IntEnum):
     """Where operations leave their results for the next: one row per token of the step."""
 
