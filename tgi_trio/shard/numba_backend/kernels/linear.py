@@ -88,7 +88,12 @@ def linear(variant, rank, step, op, counter, sums):
     if tiles <= 1 and step.threads > 1:
         shared = op.outputs // PANEL // step.threads // _SHARED
     panel, end = end_of_share(rank - 1, step, op), end_of_share(rank, step, op) - shared
-    at_once = lesser(rows, ROWS)  # rows whose deltas are made together
+    # Rows whose deltas are made together: whole tiles, for one of six rows would begin among those
+    # of one 64 and end among those of the next.
+    most = np.int64(ROWS)
+    if not op.multiply:
+        most = np.int64(ROWS // variant.rows * variant.rows)
+    at_once = lesser(rows, most)
     group, group_end = panel, panel  # panels that have them
     while True:
         if panel >= end:
@@ -107,16 +112,16 @@ def linear(variant, rank, step, op, counter, sums):
         while row < rows:
             inputs, deltas = source + row * stride, np.int64(0)
             if op.expand:
-                if row % ROWS == 0 and (rows > ROWS or panel < group or panel >= group_end):
+                if row % most == 0 and (rows > most or panel < group or panel >= group_end):
                     group, group_end = panel, panel + 1
-                    if rows <= ROWS:
+                    if rows <= most:
                         group_end = greater(group_end, lesser(end, panel + DELTAS // rows))
                     call_adapter_kernel(
                         op.expand, step.runs, step.run_of, op.site, op.offset // PANEL + panel,
-                        group_end - group, row, lesser(rows - row, ROWS), step.buffers[LOW],
+                        group_end - group, row, lesser(rows - row, most), step.buffers[LOW],
                         step.low_stride, sums + ROWS * 4 * PANEL, 0,
                     )  # fmt: skip
-                deltas = (panel - group) * at_once + row % ROWS
+                deltas = (panel - group) * at_once + row % most
                 deltas = sums + (ROWS + deltas) * 4 * PANEL
             if op.multiply:
                 taken = multiply_quantised(op, rows, row, inputs, stride, weights, sums)
