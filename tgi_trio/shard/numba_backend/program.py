@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -152,7 +153,7 @@ class Program:
         """Bytes of a slot of states over all layers; 0: none are kept."""
         return int(self.operations[: self.end]["state_bytes"].sum())
 
-    @property
+    @cached_property  # each step asks
     def by_length(self) -> bool:
         """Whether rotary frequencies hang on how long a sequence is."""
         turning = (layer.rotary for layer in self.spec.layers if layer.rotary is not None)
