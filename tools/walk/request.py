@@ -43,10 +43,16 @@ def trace_request(*flags: str) -> list[tuple[str, str]]:
             began = time.monotonic_ns()
             stream(port)
             ended = time.monotonic_ns()
-        calls = [
-            (moment, process, file)
+        noted = {
+            process: json.loads((Path(folder) / f"{process}.json").read_text())
             for process in (ROUTER, SHARD)
-            for moment, file in json.loads((Path(folder) / f"{process}.json").read_text())
-            if began <= moment <= ended
-        ]
+        }
+    # An idle shard looks around now and then: its first turn is to be a whole one.
+    began = min(moment for moment, _ in noted[ROUTER] if moment >= began)
+    calls = [
+        (moment, process, file)
+        for process, own in noted.items()
+        for moment, file in own
+        if began <= moment <= ended
+    ]
     return list(dict.fromkeys((process, file) for _, process, file in sorted(calls)))
